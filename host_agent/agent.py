@@ -1,0 +1,367 @@
+"""The host agent: joins a job and all-reduces arrays through the aggregator, from one thread of its own.
+
+    with HostAgent.join("127.0.0.1:50099", job="demo", rank=0, world_size=2) as agent:
+        total = agent.allreduce(x)                       # waits
+        handle = agent.allreduce(y, op="mean", async_op=True)
+        handle.wait()
+
+Calls are queued in the order they are made, from any thread, and every rank of the job must make the same ones in the same order. The
+agent's thread starts them, runs the compiled loop (loop.py) and reports them done. Results have the same bits on every rank.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Callable
+
+import numpy as np
+
+from switchml import worker as rules
+from switchml.errors import (AggregatorLost, CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow,
+                             SwitchMLError, UnsupportedTensor)
+from switchml.io import libc, udp
+
+from . import loop as compiled
+from . import tensors
+
+log = logging.getLogger("host_agent")
+
+_TICK_S = 0.25
+_STALL_S = 1.0
+_HISTORIES = 4096
+"""Tensor shapes whose exponents are remembered."""
+
+
+@dataclass
+class _Call:
+    """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number once started."""
+
+    source: int
+    target: int
+    numel: int
+    dtype: str
+    divisor: int
+    on_done: Callable[[BaseException | None], None]
+    deadline: float
+    index: int = 0
+    number: int = -1
+    keep: object = None
+
+
+@dataclass
+class Handle:
+    """An all-reduce under way."""
+
+    _done: threading.Event = field(default_factory=threading.Event)
+    _error: BaseException | None = None
+    _result: object = None
+
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None):
+        """The reduced array; raises what went wrong, or CollectiveTimeout if it is not done in `timeout_s` (it then goes on)."""
+        if not self._done.wait(timeout_s):
+            raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class HostAgent:
+    """One rank of one job. Make it with `HostAgent.join`."""
+
+    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str):
+        info = session.info
+        self.job, self.rank, self.world_size = job, rank, world_size
+        self._session, self._socket = session, sock
+        self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
+                                    payload_bytes=info.payload_bytes)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._loop = compiled.Loop(
+            self._worker.state, udp.new_udp_io(sock), udp.new_packets(udp.RECEIVE_PACKETS), udp.new_packets(2 * info.slots + 64),
+            np.zeros(2 * info.slots + 64, np.int32), np.array([self._wake], np.int64),
+            np.array([udp.endpoint(*info.data_address)], np.uint64))
+        self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
+        self._queue: collections.deque[_Call] = collections.deque()
+        self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._closing = False
+        self._calls = 0
+        self._bytes = 0
+        self._busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{rank}", daemon=True)
+        self._thread.start()
+        session.events(self._on_event)
+
+    # -- joining and leaving --
+
+    @classmethod
+    def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
+             peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
+             tls_ca: str | None = None) -> HostAgent:
+        """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
+
+        Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
+        packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
+        each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
+        Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
+        """
+        from switchml.controller import client
+
+        address = address or os.environ.get("SWITCHML_AGGREGATOR")
+        if not address:
+            raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
+        host = address.rpartition(":")[0].strip("[]")
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sock.bind((bind_ip or _own_address(host, job, rank), 0))
+            buffer_bytes = libc.grow_buffers(sock, 4 << 20)
+            session = client.join(
+                address, job=job, rank=rank, world_size=world_size, data_address=sock.getsockname(), slots=slots, payload_bytes=payload_bytes,
+                receive_buffer_bytes=buffer_bytes, timeout_s=timeout_s, peer_timeout_s=peer_timeout_s, tls_ca=tls_ca,
+                **({} if secret is None else {"secret": secret}))
+        except BaseException:
+            sock.close()
+            raise
+        return cls(session, sock, rank=rank, world_size=world_size, job=job)
+
+    def __enter__(self) -> HostAgent:
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave the job and free everything; calls that are still under way fail. May be called twice."""
+        if self._close(JobError(f"rank {self.rank} left job '{self.job}'")):
+            self._session.leave()
+
+    def abort(self, error: BaseException) -> None:
+        """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
+        self._fail(error)
+
+    def _close(self, error: BaseException) -> bool:
+        with self._lock:
+            if self._closing:
+                return False
+            self._closing = True
+        self._fail(error)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._socket.close()
+        os.close(self._wake)
+        return True
+
+    # -- all-reduce --
+
+    def allreduce(self, x, op: str = "sum", async_op: bool = False, out=None, timeout_s: float | None = None):
+        """Sum or mean of `x` over all ranks, with the same bits on each.
+
+        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any strides, left as it is. The
+        result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`). Returns it, or with `async_op` a Handle whose `wait()` does.
+        Until then neither `x` nor `out` may be changed or used in another call. Integer means truncate toward zero.
+        Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost, RanksDisagree; CollectiveTimeout after
+        `timeout_s` seconds without the result, and then the job is over for this rank.
+        """
+        if op not in ("sum", "mean"):
+            raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
+        call = tensors.prepare(x, out)
+        handle = Handle()
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    handle._result = call.finish()
+                except BaseException as problem:
+                    error = problem
+            handle._error = error
+            handle._done.set()
+
+        self.allreduce_address(call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call)
+        return handle if async_op else handle.wait()
+
+    def allreduce_address(self, source: int, target: int, numel: int, dtype: str, op: str, on_done: Callable[[BaseException | None], None],
+                          *, timeout_s: float | None = None, keep: object = None) -> None:
+        """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
+
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `on_done(None or error)` is called once, from the agent's thread, and must
+        not wait for another call of this agent. The memory must stay alive until then (`keep` is held).
+        """
+        if dtype in tensors.HALVES:
+            widened = tensors.widen_at(source, target, numel, dtype)
+            inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)
+            source = target = widened.address
+            dtype, keep = "float32", (keep, widened)
+        elif dtype not in rules.FORMATS:
+            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join([*rules.FORMATS, *tensors.HALVES])}")
+        if numel == 0:
+            on_done(self._error)
+            return
+        deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        call = _Call(source, target, numel, dtype, self.world_size if op == "mean" else 1, on_done, deadline, keep=keep)
+        with self._lock:
+            error = self._error
+            if error is None:
+                call.index = self._calls
+                self._calls += 1
+                self._queue.append(call)
+                os.eventfd_write(self._wake, 1)
+        if error is not None:
+            on_done(error)
+
+    def stats(self) -> dict[str, float]:
+        """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits, spurious, repeats; RTT and
+        RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time that calls were under way."""
+        me = self._worker.me
+        counted = {name: int(me[name]) for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats")}
+        return counted | {"rtt_s": int(me["srtt"]) / 1e9, "rto_s": int(me["rto"]) / 1e9, "window": int(me["window"]), "calls": self._calls,
+                          "bytes": self._bytes, "busy_s": self._busy_s,
+                          "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0}
+
+    # -- the agent's thread --
+
+    def _run(self) -> None:
+        reported, since = 0, 0.0
+        while True:
+            with self._lock:
+                if self._error is not None:
+                    break
+                self._start_queued()
+            if self._running and not since:
+                since = time.monotonic()
+            why = compiled.run(self._loop, reported, int(_TICK_S * 1e9) if self._running else -1)
+            reported = int(self._worker.me["completed"])
+            if why == compiled.WOKEN:
+                _drain(self._wake)
+            elif why == compiled.FAILED:
+                self._fail(self._disagreement())
+            if why == compiled.TASK_DONE or self._running:
+                self._report()
+            if since and not self._running:
+                self._busy_s += time.monotonic() - since
+                since = 0.0
+            if why == compiled.TICK:
+                self._check_progress()
+        calls = list(self._running.values())
+        with self._lock:
+            calls += self._queue
+            self._queue.clear()
+        self._running.clear()
+        for call in calls:
+            _call_back(call, self._error)
+
+    def _start_queued(self) -> None:
+        while self._queue and self._worker.outstanding < rules.TASKS:
+            call = self._queue.popleft()
+            call.number = self._worker.start(call.source, call.target, call.numel, call.dtype, call.divisor, self._history(call))
+            self._running[call.number] = call
+
+    def _history(self, call: _Call) -> np.ndarray | None:
+        """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is known."""
+        if call.dtype not in ("float32", "float64"):
+            return None
+        key = (call.dtype, call.numel)
+        if key not in self._histories:
+            if len(self._histories) == _HISTORIES:
+                if any((c.dtype, c.numel) == next(iter(self._histories)) for c in self._running.values()):
+                    return None
+                self._histories.popitem(last=False)
+            per_chunk = int(self._worker.me["lanes"]) // rules.LANES[rules.FORMATS[call.dtype]]
+            self._histories[key] = np.full(min(int(self._worker.me["slots"]), -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8)
+        self._histories.move_to_end(key)
+        return self._histories[key]
+
+    def _report(self) -> None:
+        tasks = self._worker.state.tasks
+        for number in [n for n in self._running if tasks[n % rules.TASKS]["state"] == rules.DONE]:
+            call, task = self._running.pop(number), tasks[number % rules.TASKS]
+            self._bytes += call.numel * rules.ITEM_BYTES[task["fmt"]]
+            error = None
+            if task["misfits"]:
+                error = SumOverflow(f"{task['misfits']} of {call.numel} sums do not fit {call.dtype}; use a wider dtype")
+            _call_back(call, error)
+
+    def _check_progress(self) -> None:
+        if not self._running:
+            return
+        now = time.monotonic()
+        call = next(iter(self._running.values()))
+        stalled = now - int(self._worker.me["progress_at"]) / 1e9
+        missing = self._worker.missing_ranks() if stalled >= _STALL_S else ()
+        late = [c for c in self._running.values() if c.deadline <= now]
+        if late:
+            whom = f"; it waits for rank {_listed(missing)}" if missing else ""
+            self._fail(CollectiveTimeout(f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing))
+        elif stalled >= _STALL_S and now >= getattr(self, "_next_warning", 0.0):
+            whom = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
+            log.warning("job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, call.index, stalled, whom)
+            self._next_warning = now + min(max(1.0, stalled), 30.0)
+
+    def _disagreement(self) -> JobError:
+        me = self._worker.me
+        what = {rules.ERROR_MIXED: "the ranks' contributions differ in dtype", rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
+                rules.ERROR_AHEAD: "a chunk needs another exponent than was agreed"}[int(me["error"])]
+        return RanksDisagree(f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in the "
+                             "same order")
+
+    def _on_event(self, event) -> None:
+        """From the session's thread: what happened to the others."""
+        kind = type(event).__name__
+        if kind == "AggregatorLost":
+            self._fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
+        elif kind in ("PeerLost", "PeerLeft"):
+            self._fail(PeerLost(f"job '{self.job}': rank {_listed(event.ranks)} lost: {event.reason}", tuple(event.ranks)))
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is None:
+                self._error = error
+                os.eventfd_write(self._wake, 1)
+
+
+def _call_back(call: _Call, error: BaseException | None) -> None:
+    try:
+        call.on_done(error)
+    except Exception:
+        log.exception("all-reduce %d: its completion callback failed", call.index)
+
+
+def _drain(wake: int) -> None:
+    try:
+        os.eventfd_read(wake)
+    except BlockingIOError:
+        pass  # somebody's write was read together with an earlier one
+
+
+def _listed(ranks) -> str:
+    return ", ".join(str(rank) for rank in ranks)
+
+
+def _text(address: tuple[str, int]) -> str:
+    return f"{address[0]}:{address[1]}"
+
+
+def _own_address(host: str, job: str, rank: int) -> str:
+    """Where this rank receives: on loopback an address of its own, else the local address that routes to `host`."""
+    try:
+        remote = socket.gethostbyname(host)
+    except OSError as error:
+        raise ConfigError(f"aggregator host {host!r}: {error.strerror or error}") from None
+    if remote.startswith("127."):
+        return f"127.0.{1 + sum(job.encode()) % 254}.{rank % 254 + 1}"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((remote, 9))
+        return probe.getsockname()[0]
+
+
+__all__ = ["Handle", "HostAgent", "SwitchMLError"]

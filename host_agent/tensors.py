@@ -1,0 +1,100 @@
+"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and what to do when it is done.
+
+NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers). Half-precision values
+travel as float32 and are rounded once at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from switchml.bfloat16 import narrow, widen
+from switchml.errors import UnsupportedTensor
+from switchml.memory import u16_at
+
+HALVES = ("float16", "bfloat16")
+_NATIVE = ("float32", "float64", "int32", "int64")
+
+
+@dataclass
+class Prepared:
+    """`source` and `target`: addresses of `numel` elements of `dtype`. `finish()` returns what the caller gets."""
+
+    source: int
+    target: int
+    numel: int
+    dtype: str
+    result: object
+    keep: object
+
+    def finish(self):
+        return self.result
+
+
+def prepare(x, out=None) -> Prepared:
+    """Look at `x` and `out` once, and copy what can't be read in place. Raises UnsupportedTensor."""
+    if hasattr(x, "data_ptr"):
+        return _prepare_torch(x, out)
+    x = np.asarray(x)
+    if x.dtype.name not in (*_NATIVE, "float16") or not x.dtype.isnative:
+        raise UnsupportedTensor(f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte order")
+    if out is None:
+        out = np.empty(x.shape, x.dtype)
+    elif not isinstance(out, np.ndarray) or out.shape != x.shape or out.dtype != x.dtype:
+        raise UnsupportedTensor(f"out: expected an array of shape {x.shape} and dtype {x.dtype.name}")
+    if not out.flags.c_contiguous or not out.flags.writeable:
+        raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
+    source = np.ascontiguousarray(x)
+    return Prepared(source.ctypes.data, out.ctypes.data, x.size, x.dtype.name, out, (source, out))
+
+
+def _prepare_torch(x, out) -> Prepared:
+    dtype = str(x.dtype).removeprefix("torch.")
+    if dtype not in (*_NATIVE, *HALVES):
+        raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*_NATIVE, *HALVES))}")
+    if x.device.type != "cpu" or x.layout != getattr(type(x), "_strided", x.layout) or x.is_sparse:
+        raise UnsupportedTensor(f"{'sparse' if x.is_sparse else x.device.type} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)")
+    x = x.detach()
+    if out is None:
+        out = x.new_empty(x.shape)
+    elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
+        raise UnsupportedTensor(f"out: expected a contiguous tensor of shape {tuple(x.shape)} and dtype {dtype}")
+    source = x.contiguous()
+    return Prepared(source.data_ptr(), out.data_ptr(), x.numel(), dtype, out, (source, out))
+
+
+@dataclass
+class Widened:
+    """float32 copies of half-precision values, and where the narrowed result goes."""
+
+    values: np.ndarray
+    target: np.ndarray
+    dtype: str
+
+    @property
+    def address(self) -> int:
+        return self.values.ctypes.data
+
+
+def widen_at(source: int, target: int, numel: int, dtype: str) -> Widened:
+    """float32 values of `numel` float16 or bfloat16 numbers at `source`."""
+    halves = u16_at(source, numel)
+    if dtype == "float16":
+        values = halves.view(np.float16).astype(np.float32)
+    else:
+        values = np.empty(numel, np.float32)
+        widen(halves, values.view(np.uint32))
+    return Widened(values, u16_at(target, numel), dtype)
+
+
+def narrow_then(widened: Widened, error: BaseException | None, on_done) -> None:
+    """Round the float32 result to where it belongs, then pass the news on."""
+    if error is None:
+        if widened.dtype == "float16":
+            with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
+                widened.target.view(np.float16)[:] = widened.values
+        else:
+            narrow(widened.values.view(np.uint32), widened.target)
+    on_done(error)

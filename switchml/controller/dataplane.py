@@ -1,0 +1,69 @@
+"""What a control plane asks of whatever adds the packets up: the software aggregator now, a P4 switch by Thrift or P4Runtime later.
+
+Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are kept is the driver's own business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..counters import COUNTERS, REFUSED
+
+__all__ = ["COUNTERS", "REFUSED", "Dataplane", "JobCounters", "JobSpec"]
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job as the data plane sees it.
+
+    `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1. `addresses[rank]` is (IPv4, UDP port):
+    where the rank's packets come from and its results go to; in v1 the port is 0 (any) and an entry is None until that rank has called UdpSession.
+    `tag`, `isn` as in docs/protocol.md section 2 (0 in v1). `wire` as in packet.py.
+    """
+
+    job_id: int
+    protocol: int
+    workers: int
+    slots: int
+    payload_bytes: int
+    addresses: tuple[tuple[str, int] | None, ...]
+    tag: int = 0
+    isn: int = 0
+    wire: int = 0
+
+
+@dataclass(frozen=True)
+class JobCounters:
+    """`ranks[rank][name]` for the names in COUNTERS, and how many slots have a round under way."""
+
+    ranks: tuple[dict[str, int], ...]
+    slots_in_use: int
+    missing: tuple[int, ...] = field(default=())
+    """Ranks that an open round waits for (union over open rounds that began at least a second ago)."""
+
+
+class Dataplane(Protocol):
+    """A driver. Methods may be called from any thread and return when the change is in force."""
+
+    address: tuple[str, int]
+    """Where agents send their packets: IPv4 and UDP port."""
+    slot_capacity: int
+    """Slots that all v2 jobs together may have."""
+    receive_buffer_bytes: int
+    """What the data socket can hold unread; bounds the window advised to agents (0: no bound)."""
+
+    def start_job(self, spec: JobSpec) -> None:
+        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is left."""
+
+    def set_address(self, job_id: int, rank: int, address: tuple[str, int]) -> None:
+        """v1 only: a rank's address became known."""
+
+    def stop_job(self, job_id: int) -> None:
+        """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
+
+    def counters(self, job_id: int) -> JobCounters:
+        """Raises KeyError for an unknown job."""
+
+    def refused(self) -> dict[str, int]:
+        """The counters named in REFUSED."""

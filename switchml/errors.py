@@ -1,0 +1,68 @@
+"""Every error that this project raises on purpose.
+
+SwitchMLError
+ ├── ConfigError            an option or argument that makes no sense (also a ValueError)
+ ├── PacketError            bytes that are not a packet of ours (also a ValueError)
+ ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
+ ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
+ ├── JoinError              the aggregator refused this rank, or could not be reached
+ └── JobError               a job that had started can't go on (also a RuntimeError)
+      ├── PeerLost          another rank died, left early or stopped answering: `.ranks`
+      ├── AggregatorLost    the aggregator went away
+      ├── RanksDisagree     the ranks did not call the same all-reduce
+      └── CollectiveTimeout an all-reduce did not finish in the time it was given: `.ranks`
+
+A message says what was wrong, what was expected, and where to look.
+"""
+
+
+class SwitchMLError(Exception):
+    """Base of every error below."""
+
+
+class ConfigError(SwitchMLError, ValueError):
+    """An option or argument that makes no sense."""
+
+
+class PacketError(SwitchMLError, ValueError):
+    """Bytes that are not a packet of ours."""
+
+
+class UnsupportedTensor(SwitchMLError, TypeError):
+    """A dtype, device or memory layout that can't be all-reduced."""
+
+
+class SumOverflow(SwitchMLError, OverflowError):
+    """An integer sum that does not fit its type."""
+
+
+class JoinError(SwitchMLError):
+    """The aggregator refused this rank, or could not be reached."""
+
+
+class JobError(SwitchMLError, RuntimeError):
+    """A job that had started can't go on."""
+
+
+class PeerLost(JobError):
+    """Another rank died, left early or stopped answering; `ranks` lists which."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+
+
+class AggregatorLost(JobError):
+    """The aggregator went away."""
+
+
+class RanksDisagree(JobError):
+    """The ranks did not call the same all-reduce."""
+
+
+class CollectiveTimeout(JobError, TimeoutError):
+    """An all-reduce did not finish in the time it was given; `ranks` lists whom it waited for."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.ranks = tuple(ranks)

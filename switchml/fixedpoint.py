@@ -1,0 +1,295 @@
+"""Numbers on the wire: tensors to integer lanes with block exponents, and sums of lanes back to tensors.
+
+The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds nothing, and
+a block's result depends on its values and its canonical exponent alone: every rank gets the same bits, whatever the network did.
+Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with SwitchML's cpu_exponent_quantizer
+(scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and defines zeros, subnormals, infinities and NaN.
+
+A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4).
+"""
+
+import math
+
+import numpy as np
+from numba import njit
+
+from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u32_at, u64_at
+from .packet import CODE_BIAS, CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO
+
+FLOAT32, FLOAT64, INT32, INT64 = range(4)
+FORMATS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64}
+LANES = (1, 3, 2, 4)
+"""Lanes an element takes, by format."""
+ITEM_BYTES = (4, 8, 4, 8)
+
+LOWEST, HIGHEST = -126, 128
+"""Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
+GRID = 4
+"""Canonical exponents of int32 lanes are this far apart."""
+_FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 16
+
+POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
+"""What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one lane."""
+
+_LANES = np.array(LANES, np.int64)
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+
+
+def guard_bits(workers: int) -> int:
+    """L: bits to leave free so that the sum of `workers` lanes fits int32."""
+    return (workers - 1).bit_length()
+
+
+@njit(cache=True, nogil=True)
+def canonical(code, fmt):
+    """The exponent code that all ranks must use for a block whose values need `code` (-128..126)."""
+    if fmt >= INT32:
+        return CODE_INTEGER
+    if fmt == FLOAT64:
+        return code
+    exponent = code + CODE_BIAS
+    exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
+    return exponent - CODE_BIAS
+
+
+@njit(cache=True, nogil=True)
+def _power_of_two(exponent):
+    """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
+    return np.int64((exponent + 1023) << 52)
+
+
+@njit(cache=True, nogil=True)
+def _exp2(exponent, scratch):
+    scratch.view(np.int64)[0] = _power_of_two(exponent)
+    return scratch[0]
+
+
+@njit(cache=True, nogil=True)
+def _code32(bits):
+    """Exponent code of the largest magnitude, given as float32 bits without the sign."""
+    if bits >= 0x7F800000:
+        return CODE_UNKNOWN
+    if bits == 0:
+        return CODE_ZERO
+    return max(LOWEST, (bits >> 23) - 126) - CODE_BIAS
+
+
+@njit(cache=True, nogil=True)
+def _code64(bits):
+    if bits >= 0x7FF0000000000000:
+        return CODE_UNKNOWN
+    if bits == 0:
+        return CODE_ZERO
+    exponent = (bits >> 52) - 1022
+    if bits >> 52 == 0:  # subnormal: 2^-1074 times an integer
+        exponent = -1074
+        while bits:
+            bits >>= 1
+            exponent += 1
+    return (exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID - 128
+
+
+@njit(cache=True, nogil=True)
+def need_of(fmt, address, count, finite_only):
+    """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
+    if fmt == FLOAT32:
+        words = u32_at(address, count)
+        top = np.uint32(0)
+        for i in range(count):
+            bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
+            top = max(top, bits)
+        if finite_only and top >= 0x7F800000:
+            top = np.uint32(0)
+            for i in range(count):
+                bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
+                if bits < 0x7F800000:
+                    top = max(top, bits)
+        return _code32(np.int64(top))
+    if fmt == FLOAT64:
+        longs = u64_at(address, count)
+        most = np.int64(0)
+        for i in range(count):
+            magnitude = np.int64(longs[i] & np.uint64(0x7FFFFFFFFFFFFFFF))
+            if not finite_only or magnitude < 0x7FF0000000000000:
+                most = max(most, magnitude)
+        return _code64(most)
+    return CODE_ZERO
+
+
+@njit(cache=True, nogil=True)
+def _encode32(address, count, lanes, exponent, guard, scratch):
+    """Finite float32 to lanes at 2^(31 - guard - exponent).
+
+    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of them may have.
+    """
+    shift = 31 - guard - exponent
+    x = f32_at(address, count)
+    limit = np.float32(np.int64(1) << (31 - guard)) - np.float32(1.0)
+    if shift <= 127:
+        scale = np.float32(_exp2(shift, scratch))
+        for i in range(count):
+            lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(x[i] * scale), limit))))
+    else:
+        wide = _exp2(shift, scratch)
+        for i in range(count):
+            lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(np.float64(x[i]) * wide), np.float64(limit)))))
+
+
+@njit(cache=True, nogil=True)
+def _encode32_finite(address, count, lanes, exponent, guard, scratch):
+    """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
+    x = f32_at(address, count)
+    scale = _exp2(31 - guard - exponent, scratch)
+    limit = np.float64(np.float32(np.int64(1) << (31 - guard)) - np.float32(1.0))
+    for i in range(count):
+        value = np.float64(x[i])
+        lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(value * scale), limit)))) if np.isfinite(value) else np.uint32(0)
+
+
+@njit(cache=True, nogil=True)
+def _encode64(address, count, lanes, code, guard, scratch):
+    """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
+    x = f64_at(address, count)
+    bits = 31 - guard
+    shift = bits - ((code + 128) * _FLOAT64_GRID + _FLOAT64_LOWEST)
+    half = shift // 2
+    scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
+    radix = _exp2(bits, scratch)
+    for i in range(count):
+        rest = x[i] * scale_a * scale_b if np.isfinite(x[i]) else 0.0
+        for limb in range(3):
+            whole = np.trunc(rest)
+            lanes[3 * i + limb] = bswap32(np.uint32(np.int32(whole)))
+            rest = (rest - whole) * radix
+
+
+@njit(cache=True, nogil=True)
+def _encode_int(address, count, lanes, limbs):
+    """int32 or int64 to 16-bit limbs, most significant (signed) first."""
+    if limbs == 2:
+        x = i32_at(address, count)
+        for i in range(count):
+            value = np.int64(x[i])
+            lanes[2 * i] = bswap32(np.uint32(value >> 16))
+            lanes[2 * i + 1] = bswap32(np.uint32(value & 0xFFFF))
+    else:
+        y = i64_at(address, count)
+        for i in range(count):
+            value = y[i]
+            lanes[4 * i] = bswap32(np.uint32(value >> 48))
+            lanes[4 * i + 1] = bswap32(np.uint32((value >> 32) & 0xFFFF))
+            lanes[4 * i + 2] = bswap32(np.uint32((value >> 16) & 0xFFFF))
+            lanes[4 * i + 3] = bswap32(np.uint32(value & 0xFFFF))
+
+
+@njit(cache=True, nogil=True)
+def encode(fmt, address, count, lanes_address, lanes, used, guard, finite_only, scratch):
+    """Write `count` elements at `address` as big-endian int32 lanes; lanes past them become 0.
+
+    `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be finite and
+    need no more than `used`. `scratch` float64[1] is working space.
+    """
+    out = u32_at(lanes_address, lanes)
+    if fmt == FLOAT32:
+        if finite_only:
+            _encode32_finite(address, count, out, used + CODE_BIAS, guard, scratch)
+        else:
+            _encode32(address, count, out, used + CODE_BIAS, guard, scratch)
+    elif fmt == FLOAT64:
+        _encode64(address, count, out, used, guard, scratch)
+    else:
+        _encode_int(address, count, out, _LANES[fmt])
+    for i in range(count * _LANES[fmt], lanes):
+        out[i] = 0
+
+
+@njit(cache=True, nogil=True)
+def classify(fmt, address, count, lanes_address, lanes):
+    """Lanes of a CLASSIFY round: the first lane of each element that is not finite says what it is."""
+    out = u32_at(lanes_address, lanes)
+    for i in range(lanes):
+        out[i] = 0
+    for i in range(count):
+        value = np.float64(f32_at(address, count)[i]) if fmt == FLOAT32 else f64_at(address, count)[i]
+        if np.isnan(value):
+            out[i * _LANES[fmt]] = bswap32(np.uint32(NOT_A_NUMBER))
+        elif np.isinf(value):
+            out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
+
+
+@njit(cache=True, nogil=True)
+def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
+    """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward zero).
+
+    Returns how many integer sums did not fit their type (those elements are left wrapped).
+    """
+    sums = u32_at(lanes_address, count * _LANES[fmt])
+    misfits = 0
+    if fmt == FLOAT32:
+        x = f32_at(address, count)
+        shift = used + CODE_BIAS + guard - 31
+        if -120 <= shift <= 96:
+            scale = np.float32(_exp2(shift, scratch))
+            for i in range(count):
+                x[i] = np.float32(np.int32(bswap32(sums[i]))) * scale
+        else:
+            wide = _exp2(shift, scratch)
+            for i in range(count):
+                x[i] = np.float32(np.float64(np.int32(bswap32(sums[i]))) * wide)
+        if divisor != 1:
+            n = np.float32(divisor)
+            for i in range(count):
+                x[i] = x[i] / n
+    elif fmt == FLOAT64:
+        y = f64_at(address, count)
+        bits = 31 - guard
+        inverse = _exp2(-bits, scratch)
+        shift = (used + 128) * _FLOAT64_GRID + _FLOAT64_LOWEST - bits
+        half = shift // 2
+        scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
+        for i in range(count):
+            high, middle, low = np.int32(bswap32(sums[3 * i])), np.int32(bswap32(sums[3 * i + 1])), np.int32(bswap32(sums[3 * i + 2]))
+            total = ((low * inverse + middle) * inverse + high) * scale_a * scale_b
+            y[i] = total / divisor if divisor != 1 else total
+    elif fmt == INT32:
+        z = i32_at(address, count)
+        for i in range(count):
+            whole = (np.int64(np.int32(bswap32(sums[2 * i]))) << 16) + np.int64(np.int32(bswap32(sums[2 * i + 1])))
+            misfits += whole < -0x80000000 or whole > 0x7FFFFFFF
+            z[i] = np.int32(_truncating_division(whole, divisor))
+    else:
+        w = i64_at(address, count)
+        for i in range(count):
+            carry = np.int64(0)
+            value = np.int64(0)
+            for limb in range(3):
+                part = np.int64(np.int32(bswap32(sums[4 * i + 3 - limb]))) + carry
+                value |= (part & 0xFFFF) << (16 * limb)
+                carry = part >> 16
+            top = np.int64(np.int32(bswap32(sums[4 * i]))) + carry
+            misfits += top < -0x8000 or top > 0x7FFF
+            w[i] = _truncating_division(value | (top << 48), divisor)
+    return misfits
+
+
+@njit(cache=True, nogil=True)
+def _truncating_division(value, divisor):
+    quotient = value // divisor
+    if quotient < 0 and quotient * divisor != value:
+        quotient += 1
+    return quotient
+
+
+@njit(cache=True, nogil=True)
+def apply_classes(fmt, classes, address, count):
+    """Put NaN and infinities over the decoded elements at `address`, as the summed `classes` (uint32 lanes, native order) say."""
+    for i in range(count):
+        counts = np.int64(classes[i * _LANES[fmt]])
+        if counts == 0:
+            continue
+        positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
+        value = math.nan if nan or (positive and negative) else math.inf if positive else -math.inf
+        if fmt == FLOAT32:
+            f32_at(address, count)[i] = np.float32(value)
+        else:
+            f64_at(address, count)[i] = value

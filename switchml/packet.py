@@ -1,0 +1,169 @@
+"""The wire: what a SwitchML packet is, as constants, NumPy dtypes, pack and unpack.
+
+Two protocols share the first ten bytes (docs/protocol.md): v1 is p4lang/p4app-switchML's SwitchML-UDP (headers.p4, types.p4 and
+dpdk_backend.h there), v2 is ours. This module knows bytes only: what they do to a slot is `pool.py`'s subject.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import PacketError
+
+UDP_PORT = 0xBEE0
+"""Where an aggregator listens (p4app-switchML: udp dst port 0xBEE0 with mask 0xFFF0)."""
+UDP_PORT_MASK = 0xFFF0
+UDP_PORTS = range(UDP_PORT, UDP_PORT + 16)
+
+HEADER_BYTES = 10
+"""SwitchML header (8) and the two exponents (2)."""
+BITMAP_BYTES = 32
+"""Payload of a wait packet: one bit for each of up to 256 ranks."""
+
+SIZE_CODES = {1: 256, 3: 1024}
+"""Size code to payload bytes. Codes 0 (128 bytes) and 2 (512) exist in v1's enum, and its switch drops them."""
+SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
+MAX_PACKET_BYTES = HEADER_BYTES + 1024
+
+V1_TYPE = 1
+V1_SET_BIT = 0x8000
+V1_SLOT_MASK = 0x3FFF
+V1_SLOTS = 8192
+"""Slots of the reference switch: register_size 16384 = 8192 slots x 2 sets (configuration.p4)."""
+V1_MAX_WORKERS = 32
+
+CONTRIBUTION = 0x8
+RESULT = 0xC
+WAIT = 0xF
+WIRE_INT32, WIRE_INT16, WIRE_INT8 = 0, 1, 2
+"""Lane width; added to CONTRIBUTION or RESULT it gives the type nibble."""
+R_FLAG = 0x08
+"""Byte 0: in a contribution, this is a retransmission; in a result, this answers one."""
+FLAG_OVERFLOW = 1
+FLAG_MIXED = 2
+V2_MAX_WORKERS = 256
+
+CODE_ZERO = -128
+"""Exponent code of a block of zeros; the identity of max."""
+CODE_UNKNOWN = 127
+"""`ahead`: not known yet. `need`: a value is not finite. `used`: a CLASSIFY round."""
+CODE_INTEGER = 125
+"""`used` of integer tensors; no canonical exponent has it."""
+CODE_BIAS = 2
+"""Exponent code = exponent - CODE_BIAS."""
+
+V1_HEADER = np.dtype([("type_size", "u1"), ("job_number", "u1"), ("tsi", ">u4"), ("pool_index", ">u2"), ("e0", "i1"), ("e1", "i1")])
+V2_HEADER = np.dtype([("type_size", "u1"), ("ahead", "i1"), ("seq", ">u4"), ("tag", ">u2"), ("need", "i1"), ("used", "i1")])
+assert V1_HEADER.itemsize == V2_HEADER.itemsize == HEADER_BYTES
+
+WIRE_DTYPES = {WIRE_INT32: np.dtype(">i4"), WIRE_INT16: np.dtype(">i2"), WIRE_INT8: np.dtype("i1")}
+
+
+def _payload(values, dtype: np.dtype) -> tuple[int, bytes]:
+    """(size code, bytes) of `values`; raises PacketError if they don't fill a packet of 256 or 1024 bytes."""
+    data = np.ascontiguousarray(values, dtype=dtype).tobytes()
+    if len(data) not in SIZE_CODE_OF:
+        raise PacketError(f"payload of {len(data)} bytes: expected one of {sorted(SIZE_CODE_OF)}")
+    return SIZE_CODE_OF[len(data)], data
+
+
+@dataclass(frozen=True)
+class V1Packet:
+    """One SwitchML-UDP v1 packet. `tsi` holds the four bytes read as big-endian; `values` is int32[64] or int32[256]."""
+
+    job_number: int
+    tsi: int
+    slot: int
+    set: int
+    e0: int
+    e1: int
+    values: np.ndarray
+
+    def pack(self) -> bytes:
+        size, data = _payload(self.values, WIRE_DTYPES[WIRE_INT32])
+        header = np.zeros(1, V1_HEADER)
+        header[0] = ((V1_TYPE << 4) | size, self.job_number, self.tsi, (self.set << 15) | (self.slot & V1_SLOT_MASK), self.e0, self.e1)
+        return header.tobytes() + data
+
+    @classmethod
+    def unpack(cls, data: bytes) -> V1Packet:
+        """Raises PacketError if `data` is not a v1 packet whose length fits its size code."""
+        header, payload = _split(data, V1_HEADER)
+        if int(header["type_size"]) >> 4 != V1_TYPE:
+            raise PacketError(f"message type {int(header['type_size']) >> 4}: expected {V1_TYPE} (v1)")
+        index = int(header["pool_index"])
+        return cls(int(header["job_number"]), int(header["tsi"]), index & V1_SLOT_MASK, index >> 15, int(header["e0"]),
+                   int(header["e1"]), np.frombuffer(payload, WIRE_DTYPES[WIRE_INT32]).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class V2Packet:
+    """One v2 contribution or result. `used` holds the flags in a result; `values` are int32, int16 or int8 lanes by `wire`."""
+
+    kind: int
+    seq: int
+    tag: int
+    need: int
+    used: int
+    ahead: int
+    values: np.ndarray
+    wire: int = WIRE_INT32
+    r: bool = False
+
+    def pack(self) -> bytes:
+        size, data = _payload(self.values, WIRE_DTYPES[self.wire])
+        return pack_v2_header(self.kind | self.wire, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used) + data
+
+    @classmethod
+    def unpack(cls, data: bytes) -> V2Packet:
+        """Raises PacketError if `data` is not a contribution or result whose length fits its size code."""
+        header, payload = _split(data, V2_HEADER)
+        first = int(header["type_size"])
+        kind, wire = (first >> 4) & 0xC, (first >> 4) & 0x3
+        if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES:
+            raise PacketError(f"message type {first >> 4}: expected a v2 contribution (8-10) or result (12-14)")
+        values = np.frombuffer(payload, WIRE_DTYPES[wire])
+        return cls(kind, int(header["seq"]), int(header["tag"]), int(header["need"]), int(header["used"]), int(header["ahead"]),
+                   values.astype(values.dtype.newbyteorder("=")), wire, bool(first & R_FLAG))
+
+
+@dataclass(frozen=True)
+class WaitPacket:
+    """The aggregator has a rank's contribution and waits for `missing` (sorted ranks)."""
+
+    seq: int
+    tag: int
+    missing: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
+        bits[list(self.missing)] = 1
+        return pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + np.packbits(bits, bitorder="little").tobytes()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> WaitPacket:
+        """Raises PacketError if `data` is not a wait packet."""
+        if len(data) != HEADER_BYTES + BITMAP_BYTES or data[0] != WAIT << 4:
+            raise PacketError(f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a wait packet")
+        header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
+        bits = np.unpackbits(np.frombuffer(data[HEADER_BYTES:], np.uint8), bitorder="little")
+        return cls(int(header["seq"]), int(header["tag"]), tuple(int(r) for r in np.flatnonzero(bits)))
+
+
+def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, used: int) -> bytes:
+    """The ten bytes; `kind` is the whole type nibble."""
+    header = np.zeros(1, V2_HEADER)
+    header[0] = ((kind << 4) | (R_FLAG if r else 0) | size, ahead, seq & 0xFFFFFFFF, tag, need, used)
+    return header.tobytes()
+
+
+def _split(data: bytes, layout: np.dtype):
+    if len(data) < HEADER_BYTES:
+        raise PacketError(f"{len(data)} bytes: shorter than the {HEADER_BYTES}-byte header")
+    header = np.frombuffer(data[:HEADER_BYTES], layout)[0]
+    code = int(header["type_size"]) & 7
+    if SIZE_CODES.get(code) != len(data) - HEADER_BYTES:
+        raise PacketError(f"size code {code} with {len(data) - HEADER_BYTES} bytes of payload: expected 1 with 256 or 3 with 1024")
+    return header, data[HEADER_BYTES:]

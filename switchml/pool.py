@@ -1,0 +1,339 @@
+"""The slots: what an aggregator does with one packet of one worker.
+
+Two rules, one for each protocol of docs/protocol.md (sections 1 and 3), as compiled kernels over plain arrays. They know no socket,
+no clock and no other job: the software aggregator, the packet-level emulator and the tests call the same functions. `Pool` and
+`PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
+
+A result packet lives, ready to send, in the row where its sums were made: ROW_HEADER bytes into a row starts the 10-byte header,
+so that the lanes behind it are aligned. Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from . import packet as wire_format
+from .counters import COUNTERS
+from .errors import ConfigError
+from .memory import be16, be32, bswap16, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u16_at, u32_at
+
+ROW_HEADER = 54
+ROW_BYTES = 64 + 1024
+"""One result packet with its lanes 64-byte aligned."""
+
+CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
+ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
+"""What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST in the row."""
+
+(ACCEPTED, COMPLETED, ANSWERED, DUPLICATES, WAITS, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT,
+ RECEIVED_PACKETS, RECEIVED_BYTES, SENT_PACKETS, SENT_BYTES, RETRANSMISSIONS, OVERFLOWS, MIXED) = range(len(COUNTERS))
+
+JOB = np.dtype([("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True)
+"""What a rule must know of a job; one record."""
+
+SLOT = np.dtype([("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2")], align=True)
+"""One version of one v2 slot; version v of slot i is row 2*i + v."""
+
+SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
+"""One set of one v1 slot, numbered as above."""
+
+_HEADER = wire_format.HEADER_BYTES
+_BITMAP = wire_format.BITMAP_BYTES
+_WAIT_SIZE = _HEADER + _BITMAP
+
+
+@njit(cache=True, nogil=True)
+def add_int32(sums, values, lanes):
+    """sums += values over big-endian int32 at two addresses; wraps. Returns 1 if a lane overflowed, else 0."""
+    a, b = u32_at(sums, lanes), u32_at(values, lanes)
+    overflow = np.uint32(0)
+    for i in range(lanes):
+        x, y = bswap32(a[i]), bswap32(b[i])
+        total = np.uint32(x + y)
+        overflow |= np.uint32((x ^ total) & (y ^ total))
+        a[i] = bswap32(total)
+    return np.int64(overflow >> np.uint32(31))
+
+
+@njit(cache=True, nogil=True)
+def add_int16(sums, values, lanes):
+    """The same for big-endian int16."""
+    a, b = u16_at(sums, lanes), u16_at(values, lanes)
+    overflow = np.uint16(0)
+    for i in range(lanes):
+        x, y = bswap16(a[i]), bswap16(b[i])
+        total = np.uint16(x + y)
+        overflow |= np.uint16((x ^ total) & (y ^ total))
+        a[i] = bswap16(total)
+    return np.int64(overflow >> np.uint16(15))
+
+
+@njit(cache=True, nogil=True)
+def add_int8(sums, values, lanes):
+    """The same for int8."""
+    a, b = u8_at(sums, lanes), u8_at(values, lanes)
+    overflow = np.uint8(0)
+    for i in range(lanes):
+        total = np.uint8(a[i] + b[i])
+        overflow |= np.uint8((a[i] ^ total) & (b[i] ^ total))
+        a[i] = total
+    return np.int64(overflow >> np.uint8(7))
+
+
+@njit(cache=True, nogil=True)
+def _add(wire, sums, values, payload):
+    if wire == wire_format.WIRE_INT32:
+        return add_int32(sums, values, payload // 4)
+    if wire == wire_format.WIRE_INT16:
+        return add_int16(sums, values, payload // 2)
+    return add_int8(sums, values, payload)
+
+
+@njit(cache=True, nogil=True)
+def reset_slots(job, slots, seen):
+    """Slots as a job finds them at its start (docs/protocol.md, section 3). `slots` SLOT[2S], `seen` uint64[2S, 4]."""
+    count = job.slots
+    for i in range(count):
+        for version in range(2):
+            slot = slots[2 * i + version]
+            slot.seq = (job.isn + i - (2 - version) * count) & 0xFFFFFFFF
+            slot.count = job.workers
+            slot.need = slot.ahead = slot.used = wire_format.CODE_ZERO
+            slot.flags = 0
+    seen[:] = 0
+
+
+@njit(cache=True, nogil=True)
+def _write_header(row, kind, payload, r, ahead, seq, tag, need, last):
+    size = 3 if payload == 1024 else 1 if payload == 256 else 0
+    row[0] = (kind << 4) | (wire_format.R_FLAG if r else 0) | size
+    row[1] = ahead & 0xFF
+    put_be32(row, 2, seq)
+    put_be16(row, 6, tag)
+    row[8] = need & 0xFF
+    row[9] = last & 0xFF
+
+
+@njit(cache=True, nogil=True)
+def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
+    """One datagram of `rank` at `address`, under the rule of section 3.
+
+    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, ROW_BYTES], `counters` int64[n, len(COUNTERS)],
+    `reply` uint8[>= 1034]. Returns (action, row): the row holds the result of a MULTICAST, `reply` what UNICAST and WAITING send.
+    """
+    mine = counters[rank]
+    mine[RECEIVED_PACKETS] += 1
+    mine[RECEIVED_BYTES] += length
+    data = u8_at(address, max(length, 1))
+    size = 3 if job.payload == 1024 else 1
+    if length != _HEADER + job.payload or (data[0] & ~wire_format.R_FLAG) != ((wire_format.CONTRIBUTION | job.wire) << 4 | size):
+        mine[REFUSED_FORMAT] += 1
+        return DROP, 0
+    if be16(data, 6) != job.tag:
+        mine[REFUSED_TAG] += 1
+        return DROP, 0
+    retransmission = (data[0] & wire_format.R_FLAG) != 0
+    if retransmission:
+        mine[RETRANSMISSIONS] += 1
+
+    seq = be32(data, 2)
+    index = seq & (job.slots - 1)
+    version = (seq // job.slots) & 1
+    row = 2 * index + version
+    slot, other = slots[row], slots[2 * index + 1 - version]
+    word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
+    payload_at = rows[row].ctypes.data + ROW_HEADER + _HEADER
+    distance = serial_difference(seq, slot.seq)
+
+    if distance < 0:
+        mine[STALE] += 1
+        return DROP, row
+    if distance == 2 * job.slots and serial_difference(seq, other.seq) == job.slots and other.count == job.workers:
+        mine[ACCEPTED] += 1
+        slot.seq = seq
+        slot.count = 1
+        slot.flags = 0
+        slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
+        seen[row, :] = 0
+        seen[row, word] = bit
+        kept, fresh = u8_at(payload_at, job.payload), u8_at(address + _HEADER, job.payload)
+        kept[:] = fresh
+    elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
+        mine[REFUSED_WINDOW] += 1
+        return DROP, row
+    elif seen[row, word] & bit == 0:
+        mine[ACCEPTED] += 1
+        slot.count += 1
+        seen[row, word] |= bit
+        slot.ahead = max(slot.ahead, signed8(data[1]))
+        slot.need = max(slot.need, signed8(data[8]))
+        if slot.used != signed8(data[9]):
+            slot.flags |= wire_format.FLAG_MIXED
+        if _add(job.wire, payload_at, address + _HEADER, job.payload):
+            slot.flags |= wire_format.FLAG_OVERFLOW
+    elif slot.count == job.workers:
+        mine[ANSWERED] += 1
+        answer = rows[row]
+        for i in range(_HEADER + job.payload):
+            reply[i] = answer[ROW_HEADER + i]
+        reply[0] |= wire_format.R_FLAG
+        return UNICAST, row
+    else:
+        mine[DUPLICATES] += 1
+        if not retransmission:
+            return DROP, row
+        mine[WAITS] += 1
+        _write_header(reply, wire_format.WAIT, 0, False, 0, seq, job.tag, 0, 0)
+        for i in range(_BITMAP):
+            reply[_HEADER + i] = 0
+        for r in range(job.workers):
+            if seen[row, r >> 6] & (np.uint64(1) << np.uint64(r & 63)) == 0:
+                reply[_HEADER + (r >> 3)] |= 1 << (r & 7)
+        return WAITING, row
+
+    if slot.count < job.workers:
+        return CONSUME, row
+    mine[COMPLETED] += 1
+    if slot.flags & wire_format.FLAG_OVERFLOW:
+        mine[OVERFLOWS] += 1
+    if slot.flags & wire_format.FLAG_MIXED:
+        mine[MIXED] += 1
+    _write_header(rows[row, ROW_HEADER:], wire_format.RESULT | job.wire, job.payload, False, slot.ahead, seq, job.tag, slot.need, slot.flags)
+    return MULTICAST, row
+
+
+@njit(cache=True, nogil=True)
+def receive_v1(job, slots, rows, counters, reply, rank, address, length):
+    """One datagram of `rank`, under the rule of section 1. `slots` SLOT_V1[16384]; the rest as in `receive_v2`.
+
+    A packet may have 256 or 1024 bytes of payload whatever the job says: the size code decides, as in the reference switch.
+    """
+    mine = counters[rank]
+    mine[RECEIVED_PACKETS] += 1
+    mine[RECEIVED_BYTES] += length
+    data = u8_at(address, max(length, 1))
+    size = data[0] & 7
+    payload = 256 if size == 1 else 1024 if size == 3 else -1
+    if payload < 0 or length != _HEADER + payload or data[0] >> 4 != wire_format.V1_TYPE:
+        mine[REFUSED_FORMAT] += 1
+        return DROP, 0
+
+    pool_index = be16(data, 6)
+    version, index = pool_index >> 15, pool_index & wire_format.V1_SLOT_MASK
+    if index >= wire_format.V1_SLOTS:
+        mine[REFUSED_WINDOW] += 1
+        return DROP, 0
+    row = 2 * index + version
+    slot, other = slots[row], slots[2 * index + 1 - version]
+    bit = np.uint32(1) << np.uint32(rank)
+    first, seen = slot.bitmap == 0, (slot.bitmap & bit) != 0
+    slot.bitmap |= bit
+    other.bitmap &= ~bit
+    result = rows[row, ROW_HEADER:]
+
+    if seen:
+        if slot.count != 0:
+            mine[DUPLICATES] += 1
+            return DROP, row
+        mine[ANSWERED] += 1
+        for i in range(_HEADER + payload):
+            reply[i] = result[i]
+        _label_v1(reply, data, slot.e0, slot.e1)
+        return UNICAST, row
+
+    mine[ACCEPTED] += 1
+    slot.count = job.workers - 1 if slot.count == 0 else slot.count - 1
+    e0, e1 = signed8(data[8]), signed8(data[9])
+    payload_at = rows[row].ctypes.data + ROW_HEADER + _HEADER
+    if first:
+        slot.e0, slot.e1 = e0, e1
+        kept, fresh = u8_at(payload_at, payload), u8_at(address + _HEADER, payload)
+        kept[:] = fresh
+    else:
+        slot.e0, slot.e1 = max(slot.e0, e0), max(slot.e1, e1)
+        add_int32(payload_at, address + _HEADER, payload // 4)
+    if slot.count != 0:
+        return CONSUME, row
+    mine[COMPLETED] += 1
+    _label_v1(result, data, slot.e0, slot.e1)
+    return MULTICAST, row
+
+
+@njit(cache=True, nogil=True)
+def _label_v1(row, request, e0, e1):
+    """Ten bytes of a v1 reply: job, tsi and size of the packet that triggered it, pool index without bit 14."""
+    row[0] = (wire_format.V1_TYPE << 4) | (request[0] & 7)
+    for i in range(1, 8):
+        row[i] = request[i]
+    row[6] &= 0xBF
+    row[8], row[9] = e0 & 0xFF, e1 & 0xFF
+
+
+class Outcome(NamedTuple):
+    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or None."""
+
+    action: str
+    counter: str
+    packet: bytes | None
+
+
+class Pool:
+    """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in packet.py."""
+
+    def __init__(self, *, workers: int, slots: int, payload_bytes: int = 1024, wire: int = 0, tag: int = 0, isn: int = 0):
+        if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
+            raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
+        if slots < 1 or slots & (slots - 1):
+            raise ConfigError(f"{slots} slots: expected a power of two")
+        if payload_bytes not in wire_format.SIZE_CODE_OF or wire not in wire_format.WIRE_DTYPES:
+            raise ConfigError(f"payload of {payload_bytes} bytes, wire {wire}: expected 256 or 1024, and 0 to 2")
+        if isn % (2 * slots):
+            raise ConfigError(f"initial sequence number {isn}: expected a multiple of {2 * slots}")
+        self.job = np.zeros(1, JOB)
+        self.job[0] = (workers, slots, payload_bytes, wire, tag, isn)
+        self.slots = np.zeros(2 * slots, SLOT)
+        self.seen = np.zeros((2 * slots, 4), np.uint64)
+        self.rows = np.zeros((2 * slots, ROW_BYTES), np.uint8)
+        self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
+        self._reply = np.zeros(ROW_BYTES, np.uint8)
+        reset_slots(self.job[0], self.slots, self.seen)
+
+    def receive(self, rank: int, data: bytes) -> Outcome:
+        """Apply one packet of `rank`."""
+        before = self.counters[rank].copy()
+        buffer = np.frombuffer(data or b"\0", np.uint8)
+        action, row = receive_v2(self.job[0], self.slots, self.seen, self.rows, self.counters, self._reply, rank, buffer.ctypes.data, len(data))
+        moved = np.flatnonzero(self.counters[rank] != before)
+        verdicts = [COUNTERS[i] for i in moved if i in (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)]
+        size = _WAIT_SIZE if action == WAITING else _HEADER + int(self.job[0]["payload"])
+        return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, self.rows[row], self._reply, size))
+
+
+class PoolV1:
+    """The 8192 slots x 2 sets of one v1 session with n `workers` (1-32)."""
+
+    def __init__(self, *, workers: int, payload_bytes: int = 1024):
+        if not 1 <= workers <= wire_format.V1_MAX_WORKERS:
+            raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V1_MAX_WORKERS} in protocol v1")
+        rows = 2 * wire_format.V1_SLOTS
+        self.job = np.zeros(1, JOB)
+        self.job[0] = (workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0)
+        self.slots = np.zeros(rows, SLOT_V1)
+        self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
+        self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
+        self._reply = np.zeros(ROW_BYTES, np.uint8)
+
+    def receive(self, rank: int, data: bytes) -> Outcome:
+        """Apply one packet of `rank`."""
+        buffer = np.frombuffer(data or b"\0", np.uint8)
+        action, row = receive_v1(self.job[0], self.slots, self.rows, self.counters, self._reply, rank, buffer.ctypes.data, len(data))
+        return Outcome(ACTIONS[action], "", _reply_bytes(action, self.rows[row], self._reply, len(data)))
+
+
+def _reply_bytes(action: int, row: np.ndarray, reply: np.ndarray, size: int) -> bytes | None:
+    if action == MULTICAST:
+        return row[ROW_HEADER : ROW_HEADER + size].tobytes()
+    if action in (UNICAST, WAITING):
+        return reply[:size].tobytes()
+    return None

@@ -1,0 +1,453 @@
+"""What a worker does with one result: window, rounds, exponents, retransmission timer (docs/protocol.md, sections 4 to 6).
+
+Sans-IO: no socket and no clock in here. Packets and `now` go in; the slots whose packet is to be sent, and the next deadline, come
+out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are int64 nanoseconds of any
+monotonic clock.
+
+A tensor to be all-reduced is a task. Tasks are cut into chunks, numbered without end through the job's life (g below); chunk g
+lives in slot g mod S for one or more rounds. All arrays of a worker are fields of `Worker.state`, which kernels take as one tuple.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from . import packet as wire_format
+from .errors import ConfigError
+from .fixedpoint import (FLOAT64, FORMATS, INT32, ITEM_BYTES, LANES, apply_classes, canonical, classify, decode, encode, guard_bits,
+                         need_of)
+from .memory import be16, be32, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at
+from .packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO
+
+MICROSECOND = 1_000
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+INITIAL_RTO = 10 * MILLISECOND
+MINIMUM_RTO = MILLISECOND
+MAXIMUM_RTO = SECOND
+LEAST_VARIANCE = MILLISECOND // 2
+"""RTO = SRTT + max(4 RTTVAR, LEAST_VARIANCE); RFC 6298 with a grain fit for one switch between hosts."""
+LEAST_CAUTION, MOST_CAUTION = 16, 512
+"""RTO is multiplied by caution / 16, which needless retransmissions raise and RTT estimates bring down again."""
+SAMPLES = 8
+"""RTTs of which only the least counts. A result comes when the slowest rank has sent, so an RTT may hold a peer's whole recovery from a
+loss; an RTO made of such RTTs would make the next recovery slower still."""
+FIRST_PROBE, LAST_PROBE = 2 * MILLISECOND, 200 * MILLISECOND
+"""How long a rank leaves a round alone that the aggregator says it has: doubling from the first to the last."""
+LONGEST_PROBE = 200 * MILLISECOND
+"""A round is asked for again after RTO, or a quarter of the time that nothing has moved if that is longer, up to this. So a lost packet is
+made good at the pace of the path, and a peer that computes for seconds is not pestered."""
+PROBES = 8
+"""Rounds, the lowest first, that are resent when only the clock says so: a slow peer is no reason to send a whole window again."""
+LEAST_REORDERING = 200 * MICROSECOND
+"""A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC 8985)."""
+
+SPECULATE, EXACT, CLASSIFY = range(3)
+RUNNING, DONE = 1, 2
+"""Task states; 0 is a free record."""
+
+OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD = range(4)
+"""Why a worker stopped: `me.error`. The last: a peer's exponents contradict what was agreed."""
+
+TASKS = 1024
+"""All-reduces that may be under way at once; more wait in the agent."""
+
+PACKET_OFFSET = 54
+PACKET_ROW = 64 + 1024
+"""As in pool.py: the header starts so that the lanes are aligned."""
+
+ME = np.dtype([
+    ("rank", "i8"), ("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("lanes", "i8"), ("guard", "i8"), ("tag", "i8"), ("isn", "i8"),
+    ("window", "i8"), ("base", "i8"), ("next", "i8"), ("total", "i8"), ("first_task", "i8"), ("next_task", "i8"), ("error", "i8"),
+    ("error_chunk", "i8"), ("srtt", "i8"), ("rttvar", "i8"), ("rto", "i8"), ("caution", "i8"), ("cautioned_at", "i8"), ("earliest", "i8"), ("progress_at", "i8"),
+    ("newest", "i8"), ("completed", "i8"), ("sent", "i8"), ("received", "i8"), ("retransmitted", "i8"), ("refused", "i8"), ("waits", "i8"), ("spurious", "i8"),
+    ("repeats", "i8"), ("rtt_samples", "i8"), ("least_rtt", "i8"),
+], align=True)
+"""A worker's scalars. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so far.
+`first_task` … `next_task`: tasks under way (modulo TASKS). `newest`: latest sending time of a packet that got its result.
+`earliest`: when `timeouts` has something to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters."""
+
+SLOT = np.dtype([
+    ("chunk", "i8"), ("task", "i8"), ("round", "i8"), ("sent_at", "i8"), ("deadline", "i8"), ("retries", "i4"), ("mode", "i2"), ("used", "i2"),
+    ("need", "i2"), ("agreed", "i2"), ("next_need", "i2"), ("busy", "u1"), ("scanned", "u1"), ("waited", "u1"), ("classed", "u1"), ("done", "u1"),
+], align=True)
+"""One slot. `agreed`: `ahead` of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs."""
+
+TASK = np.dtype([
+    ("source", "u8"), ("target", "u8"), ("numel", "i8"), ("fmt", "i8"), ("divisor", "i8"), ("first", "i8"), ("chunks", "i8"), ("done", "i8"),
+    ("history", "u8"), ("history_length", "i8"), ("misfits", "i8"), ("state", "i8"),
+], align=True)
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `history`: address of int8 exponent codes by chunk."""
+
+_LANES = np.array(LANES, np.int64)
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+_HEADER = wire_format.HEADER_BYTES
+
+
+class State(NamedTuple):
+    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, lanes], uint8[32], float64[1]."""
+
+    me: np.ndarray
+    slots: np.ndarray
+    tasks: np.ndarray
+    packets: np.ndarray
+    classes: np.ndarray
+    missing: np.ndarray
+    scratch: np.ndarray
+
+
+@njit(cache=True, nogil=True)
+def _task_of(w, chunk, hint):
+    """Index of the task that has `chunk`, looking from task number `hint` on."""
+    number = hint
+    while chunk >= w.tasks[number % TASKS].first + w.tasks[number % TASKS].chunks:
+        number += 1
+    return number
+
+
+@njit(cache=True, nogil=True)
+def _elements(w, task, chunk):
+    """(source address, target address, count) of a task's chunk."""
+    per_chunk = w.me[0].lanes // _LANES[task.fmt]
+    start = (chunk - task.first) * per_chunk
+    offset = np.uint64(start * _ITEM_BYTES[task.fmt])
+    return task.source + offset, task.target + offset, min(per_chunk, task.numel - start)
+
+
+@njit(cache=True, nogil=True)
+def _scan(w, number, chunk):
+    task = w.tasks[number % TASKS]
+    source, _, count = _elements(w, task, chunk)
+    return need_of(task.fmt, source, count, False)
+
+
+@njit(cache=True, nogil=True)
+def _build_packet(w, index):
+    """Write the packet of a slot's present round: mode, used and need are set."""
+    me, slot = w.me[0], w.slots[index]
+    task = w.tasks[slot.task % TASKS]
+    source, _, count = _elements(w, task, slot.chunk)
+    row = w.packets[index, PACKET_OFFSET:]
+    lanes_at = row.ctypes.data + _HEADER
+    if slot.mode == CLASSIFY:
+        classify(task.fmt, source, count, lanes_at, me.lanes)
+    elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
+        lanes = u32_at(lanes_at, me.lanes)
+        lanes[:] = 0
+    else:
+        encode(task.fmt, source, count, lanes_at, me.lanes, slot.used, me.guard, slot.classed != 0, w.scratch)
+
+    if not slot.scanned and slot.chunk + me.slots < me.total:
+        after = _task_of(w, slot.chunk + me.slots, slot.task)
+        slot.next_need = _scan(w, after, slot.chunk + me.slots)
+        slot.scanned = 1
+    row[0] = (wire_format.CONTRIBUTION << 4) | (3 if me.payload == 1024 else 1)
+    row[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
+    put_be32(row, 2, me.isn + slot.round * me.slots + index)
+    put_be16(row, 6, me.tag)
+    row[8] = slot.need & 0xFF
+    row[9] = slot.used & 0xFF
+
+
+@njit(cache=True, nogil=True)
+def _send(w, index, now, out, n):
+    """Append a slot's new packet to the list of what to send."""
+    me, slot = w.me[0], w.slots[index]
+    slot.busy, slot.waited, slot.retries = 1, 0, 0
+    slot.sent_at, slot.deadline = now, now + me.rto
+    me.earliest = min(me.earliest, slot.deadline)
+    me.sent += 1
+    out[n] = index
+    return n + 1
+
+
+@njit(cache=True, nogil=True)
+def fill(w, now, out, n):
+    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new n."""
+    me = w.me[0]
+    while me.next < me.total and me.next < me.base + me.window:
+        chunk = me.next
+        index = chunk & (me.slots - 1)
+        slot = w.slots[index]
+        number = _task_of(w, chunk, me.first_task)
+        task = w.tasks[number % TASKS]
+        slot.need = slot.next_need if slot.scanned else _scan(w, number, chunk)
+        slot.chunk, slot.task = chunk, number
+        slot.scanned = slot.classed = slot.done = 0
+        if task.fmt >= INT32:
+            slot.mode, slot.used = EXACT, CODE_INTEGER
+        elif slot.agreed != CODE_UNKNOWN:
+            if slot.need > slot.agreed:
+                me.error, me.error_chunk = ERROR_AHEAD, chunk
+                return n
+            slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
+        else:
+            slot.mode = SPECULATE
+            slot.used = canonical(slot.need, task.fmt) if slot.need != CODE_UNKNOWN else CODE_ZERO
+            position = chunk - task.first
+            if position < task.history_length:
+                slot.used = max(slot.used, signed8(u8_at(task.history, task.history_length)[position]))
+        if me.next == me.base:
+            me.progress_at = now
+        me.next += 1
+        _build_packet(w, index)
+        n = _send(w, index, now, out, n)
+    return n
+
+
+@njit(cache=True, nogil=True)
+def _repeat(w, index, mode, used, now, out, n):
+    slot = w.slots[index]
+    w.me[0].repeats += 1
+    slot.mode, slot.used = mode, used
+    slot.round += 1
+    _build_packet(w, index)
+    return _send(w, index, now, out, n)
+
+
+@njit(cache=True, nogil=True)
+def _sample_rtt(me, rtt):
+    """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds.
+
+    Downwards both halve: the first times of a job, or of a tensor, hold the ranks' different starts. A time longer than the RTO is no
+    sample: it may be a stall, which must not teach patience. If the path itself has become slower, answers to needless retransmissions
+    tell (`_spurious`).
+    """
+    if me.rtt_samples and rtt > me.rto:
+        return
+    me.least_rtt = rtt if me.rtt_samples % SAMPLES == 0 else min(me.least_rtt, rtt)
+    me.rtt_samples += 1
+    if me.rtt_samples == 1:
+        me.srtt, me.rttvar = min(rtt, INITIAL_RTO), min(rtt, INITIAL_RTO) // 2
+    elif me.rtt_samples % SAMPLES == 0:
+        if me.least_rtt < me.srtt:
+            me.srtt, me.rttvar = (me.srtt + me.least_rtt) // 2, me.rttvar // 2
+        else:
+            me.rttvar += (me.least_rtt - me.srtt - me.rttvar) // 4
+            me.srtt += (me.least_rtt - me.srtt) // 8
+        me.caution -= (me.caution - LEAST_CAUTION + 7) // 8
+    else:
+        return
+    _set_rto(me)
+
+
+@njit(cache=True, nogil=True)
+def _set_rto(me):
+    rto = (me.srtt + max(4 * me.rttvar, LEAST_VARIANCE)) * me.caution // LEAST_CAUTION
+    me.rto = min(max(rto, MINIMUM_RTO), MAXIMUM_RTO)
+
+
+@njit(cache=True, nogil=True)
+def _spurious(me, now):
+    """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers come)."""
+    me.spurious += 1
+    if now - me.cautioned_at > me.rto:
+        me.cautioned_at = now
+        me.caution = min(me.caution + me.caution // 2, MOST_CAUTION)
+        _set_rto(me)
+
+
+@njit(cache=True, nogil=True)
+def _patience(me, now):
+    """How long to wait before a round is asked for again (ns)."""
+    return max(me.rto, min((now - me.progress_at) // 4, LONGEST_PROBE))
+
+
+@njit(cache=True, nogil=True)
+def _finish_chunk(w, index, now):
+    """A slot's chunk has its result in place: count it, and let the window's base move on."""
+    me, slot = w.me[0], w.slots[index]
+    task = w.tasks[slot.task % TASKS]
+    slot.done = 1
+    slot.round += 1
+    task.done += 1
+    if task.done == task.chunks:
+        task.state = DONE
+        me.completed += 1
+    me.progress_at = now
+    while me.base < me.next:
+        lowest = w.slots[me.base & (me.slots - 1)]
+        if lowest.chunk != me.base or not lowest.done:
+            break
+        me.base += 1
+    while me.first_task < me.next_task and w.tasks[me.first_task % TASKS].done == w.tasks[me.first_task % TASKS].chunks:
+        me.first_task += 1
+
+
+@njit(cache=True, nogil=True)
+def receive(w, address, length, now, out, n):
+    """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
+
+    After an error (`me.error`) the worker must not be used any more.
+    """
+    me = w.me[0]
+    data = u8_at(address, max(length, 1))
+    if length < _HEADER or be16(data, 6) != me.tag:
+        me.refused += 1
+        return n
+    seq = be32(data, 2)
+    index = seq & (me.slots - 1)
+    slot = w.slots[index]
+    distance = serial_difference(seq, me.isn + slot.round * me.slots + index)
+
+    if data[0] == wire_format.WAIT << 4 and length == _HEADER + wire_format.BITMAP_BYTES:
+        if distance == 0 and slot.busy:
+            me.waits += 1
+            slot.waited = 1
+            slot.deadline = now + 2 * _patience(me, now)
+            me.earliest = now
+            for i in range(wire_format.BITMAP_BYTES):
+                w.missing[i] = data[_HEADER + i]
+        return n
+
+    size = 3 if me.payload == 1024 else 1
+    if length != _HEADER + me.payload or (data[0] & ~wire_format.R_FLAG) != (wire_format.RESULT << 4 | size):
+        me.refused += 1
+        return n
+    me.received += 1
+    if distance != 0 or not slot.busy:
+        if data[0] & wire_format.R_FLAG and distance < 0:  # the first answer was on its way when we asked again
+            _spurious(me, now)
+        elif distance > 0:
+            me.refused += 1
+        return n
+
+    slot.busy = 0
+    me.earliest = now
+    if slot.retries == 0 and not slot.waited:
+        _sample_rtt(me, now - slot.sent_at)
+        me.newest = max(me.newest, slot.sent_at)
+    slot.agreed = signed8(data[1]) if slot.scanned else CODE_UNKNOWN
+    need, flags = signed8(data[8]), data[9]
+    task = w.tasks[slot.task % TASKS]
+    mixed, overflow = flags & wire_format.FLAG_MIXED != 0, flags & wire_format.FLAG_OVERFLOW != 0
+
+    if slot.mode == SPECULATE:
+        if need == CODE_UNKNOWN:
+            source, _, count = _elements(w, task, slot.chunk)
+            slot.need = need_of(task.fmt, source, count, True)
+            return _repeat(w, index, CLASSIFY, CODE_UNKNOWN, now, out, n)
+        if flags or slot.used != canonical(need, task.fmt):
+            return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
+    elif mixed or overflow:
+        me.error, me.error_chunk = ERROR_MIXED if mixed else ERROR_OVERFLOW, slot.chunk
+        return n
+    elif slot.mode == CLASSIFY:
+        sums, kept = u32_at(address + _HEADER, me.lanes), w.classes[index]
+        for i in range(me.lanes):
+            kept[i] = bswap32(sums[i])
+        slot.classed = 1
+        return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
+
+    _, target, count = _elements(w, task, slot.chunk)
+    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, me.guard, task.divisor, w.scratch)
+    if slot.classed:
+        apply_classes(task.fmt, w.classes[index], target, count)
+    position = slot.chunk - task.first
+    if position < task.history_length:
+        u8_at(task.history, task.history_length)[position] = slot.used & 0xFF
+    _finish_chunk(w, index, now)
+    return n
+
+
+@njit(cache=True, nogil=True)
+def timeouts(w, now, out, n):
+    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next deadline."""
+    me = w.me[0]
+    if now < me.earliest:
+        return n
+    reordering = max(me.srtt // 4, LEAST_REORDERING)
+    earliest = np.int64(0x7FFFFFFFFFFFFFFF)
+    probed = 0
+    for chunk in range(me.base, me.next):
+        index = chunk & (me.slots - 1)
+        slot = w.slots[index]
+        if not slot.busy:
+            continue
+        lost = me.newest - slot.sent_at > reordering << min(slot.retries, 3)
+        if lost or (probed < PROBES and slot.deadline <= now):
+            slot.retries += 1
+            slot.sent_at = now
+            slot.deadline = now + _patience(me, now)
+            w.packets[index, PACKET_OFFSET] |= wire_format.R_FLAG
+            me.retransmitted += 1
+            me.sent += 1
+            out[n] = index
+            n += 1
+        if probed < PROBES:
+            probed += 1
+            earliest = min(earliest, slot.deadline)
+    me.earliest = earliest
+    return n
+
+
+class Worker:
+    """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python callers.
+
+    `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024.
+    """
+
+    def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024):
+        if slots < 1 or slots & (slots - 1):
+            raise ConfigError(f"{slots} slots: expected a power of two")
+        window = slots if window is None else window
+        if not 1 <= window <= slots:
+            raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
+        lanes = payload_bytes // 4
+        self.state = State(np.zeros(1, ME), np.zeros(slots, SLOT), np.zeros(TASKS, TASK), np.zeros((slots, PACKET_ROW), np.uint8),
+                           np.zeros((slots, lanes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
+        me = self.state.me[0]
+        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, lanes=lanes, guard=guard_bits(workers),
+                                tag=tag, isn=isn, window=window, rto=INITIAL_RTO, caution=LEAST_CAUTION, earliest=np.iinfo(np.int64).max).items():
+            me[name] = value
+        self.state.slots["agreed"] = CODE_UNKNOWN
+        self._out = np.zeros(2 * slots + 64, np.int32)
+
+    @property
+    def me(self) -> np.void:
+        """The scalars and counters: a record of ME."""
+        return self.state.me[0]
+
+    @property
+    def outstanding(self) -> int:
+        """Tasks under way."""
+        return int(self.me["next_task"] - self.me["first_task"])
+
+    def start(self, source: int, target: int, numel: int, dtype: str, divisor: int = 1, history: np.ndarray | None = None) -> int:
+        """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
+
+        `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes of the first k
+        chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). All must stay alive until
+        the task is DONE. There must be fewer than TASKS tasks outstanding.
+        """
+        me, number, fmt = self.me, int(self.me["next_task"]), FORMATS[dtype]
+        per_chunk = int(me["lanes"]) // LANES[fmt]
+        chunks = -(-numel // per_chunk)
+        kept = 0 if history is None else min(len(history), chunks)
+        self.state.tasks[number % TASKS] = (source, target, numel, fmt, divisor, me["total"], chunks, 0,
+                                            history.ctypes.data if kept else 0, kept, 0, RUNNING)
+        me["total"] += chunks
+        me["next_task"] += 1
+        return number
+
+    def receive(self, datagrams: list[bytes], now: int) -> list[bytes]:
+        """Hand in what arrived; returns the packets to send now (retransmissions that are due and new ones included)."""
+        n = 0
+        for data in datagrams:
+            buffer = np.frombuffer(data or b"\0", np.uint8)
+            n = receive(self.state, buffer.ctypes.data, len(data), now, self._out, n)
+        n = fill(self.state, now, self._out, n)
+        n = timeouts(self.state, now, self._out, n)
+        size = _HEADER + int(self.me["payload"])
+        return [self.state.packets[i, PACKET_OFFSET : PACKET_OFFSET + size].tobytes() for i in self._out[:n]]
+
+    @property
+    def deadline(self) -> int:
+        """When `receive` must be called again if nothing arrives (ns; the largest int64 if nothing is under way)."""
+        return int(self.me["earliest"])
+
+    def missing_ranks(self) -> tuple[int, ...]:
+        """The ranks that the last wait packet named."""
+        return tuple(int(r) for r in np.flatnonzero(np.unpackbits(self.state.missing, bitorder="little")))
