@@ -1,0 +1,264 @@
+-- Wireshark and tshark dissector for both protocols of docs/protocol.md (v1 and v2 of SwitchML over UDP).
+--
+--   tshark -X lua_script:scripts/switchml.lua -i any -Y 'switchml.flags.overflow == 1'
+--   wireshark -X lua_script:scripts/switchml.lua trace.pcap
+-- (or copy this file to Wireshark's personal plugin folder)
+--
+-- UDP ports 48864-48879 are dissected; preference switchml.ports changes that, and "Decode As" works for single ports:
+--   tshark -X lua_script:scripts/switchml.lua -o switchml.ports:50000 ...
+--   tshark -X lua_script:scripts/switchml.lua -d udp.port==50000,switchml ...
+-- A v2 packet does not say how many slots its job has; with preference switchml.slots set, slot and version are shown.
+--
+-- Written for Lua 5.2 to 5.4 (Wireshark 3.6 and later): no bit operators, no bit library.
+
+local switchml = Proto("switchml", "SwitchML in-network aggregation")
+
+local HEADER_BYTES = 10
+local BITMAP_BYTES = 32
+local PAYLOAD_BYTES = { [0] = 128, [1] = 256, [2] = 512, [3] = 1024 }
+local SIZES = { [0] = "128 bytes (32 in a wait packet)", [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes" }
+local TYPES = {
+    [1] = "v1", [8] = "contribution int32", [9] = "contribution int16", [10] = "contribution int8",
+    [12] = "result int32", [13] = "result int16", [14] = "result int8", [15] = "wait",
+}
+local LANE_BYTES = { [1] = 4, [8] = 4, [9] = 2, [10] = 1, [12] = 4, [13] = 2, [14] = 1 }
+
+local f = {
+    version = ProtoField.uint8("switchml.version", "Protocol version"),
+    type = ProtoField.uint8("switchml.type", "Type", base.DEC, TYPES, 0xF0),
+    retransmission = ProtoField.bool("switchml.retransmission", "R: retransmission, or answer to one", 8, nil, 0x08),
+    size = ProtoField.uint8("switchml.size", "Payload size", base.DEC, SIZES, 0x07),
+    job = ProtoField.uint8("switchml.job", "Job number"),
+    tsi = ProtoField.uint32("switchml.tsi", "TSI (big-endian)", base.DEC_HEX),
+    pool_index = ProtoField.uint16("switchml.pool_index", "Pool index", base.HEX),
+    slot = ProtoField.uint32("switchml.slot", "Slot"),
+    set = ProtoField.uint8("switchml.set", "Set"),
+    e0 = ProtoField.int8("switchml.e0", "Exponent 0"),
+    e1 = ProtoField.int8("switchml.e1", "Exponent 1"),
+    ahead = ProtoField.int8("switchml.ahead", "Ahead"),
+    seq = ProtoField.uint32("switchml.seq", "Sequence number", base.DEC_HEX),
+    tag = ProtoField.uint16("switchml.tag", "Tag", base.HEX),
+    need = ProtoField.int8("switchml.need", "Need"),
+    used = ProtoField.int8("switchml.used", "Used"),
+    flags = ProtoField.uint8("switchml.flags", "Flags", base.HEX),
+    overflow = ProtoField.bool("switchml.flags.overflow", "OVERFLOW", 8, nil, 0x01),
+    mixed = ProtoField.bool("switchml.flags.mixed", "MIXED", 8, nil, 0x02),
+    payload = ProtoField.none("switchml.payload", "Values"),
+    values = ProtoField.int32("switchml.values", "Value"),
+    bitmap = ProtoField.none("switchml.bitmap", "Missing ranks"),
+    missing = ProtoField.uint16("switchml.missing", "Missing rank"),
+}
+switchml.fields = {
+    f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
+    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.payload, f.values, f.bitmap, f.missing,
+}
+
+local group, severity = expert.group, expert.severity
+local malformed = ProtoExpert.new("switchml.malformed", "Malformed SwitchML packet", group.MALFORMED, severity.ERROR)
+local dropped = ProtoExpert.new("switchml.dropped", "Aggregators drop this", group.PROTOCOL, severity.WARN)
+local overflowed = ProtoExpert.new("switchml.overflowed", "A lane overflowed", group.PROTOCOL, severity.WARN)
+local mixed = ProtoExpert.new("switchml.exponents_differ", "Exponents differ", group.SEQUENCE, severity.NOTE)
+local again = ProtoExpert.new("switchml.again", "Retransmission, or the answer to one", group.SEQUENCE, severity.NOTE)
+switchml.experts = { malformed, dropped, overflowed, mixed, again }
+
+local DEFAULT_PORTS = "48864-48879"
+switchml.prefs.ports = Pref.range("UDP ports", DEFAULT_PORTS, "An aggregator's UDP ports", 65535)
+switchml.prefs.slots = Pref.uint("Slots of a v2 job", 0, "To show slot and version of a v2 packet; 0: not known")
+
+-- What an exponent code means; `names` gives the codes that are no exponents.
+local function code_text(code, names)
+    if names[code] then
+        return names[code]
+    end
+    return string.format("2^%d%s", code + 2, code == -128 and " or zeros" or "")
+end
+
+local function add_code(tree, field, range, names)
+    local code = range:int()
+    tree:add(field, range, code):append_text(" (" .. code_text(code, names) .. ")")
+    return code
+end
+
+local AHEAD, NEED, USED = { [127] = "unknown" }, { [127] = "not finite" }, { [127] = "classify", [125] = "integer" }
+
+-- Bytes 0-9 of a v1 packet; returns the info text. Only the matched port tells which way the packet goes.
+local function v1_header(tvb, pinfo, tree)
+    local way = pinfo.match_uint == pinfo.src_port and "result" or "contribution"
+    local tsi, index = tvb(2, 4), tvb(6, 2)
+    local set, slot = index:bitfield(0, 1), index:bitfield(2, 14)
+    tree:add(f.job, tvb(1, 1))
+    tree:add(f.tsi, tsi):append_text(string.format(", little-endian %d", tsi:le_uint()))
+    local branch = tree:add(f.pool_index, index)
+    branch:append_text(string.format(", slot %d, set %d", slot, set))
+    branch:add(f.set, index, set)
+    branch:add(f.slot, index, slot)
+    tree:add(f.e0, tvb(8, 1))
+    tree:add(f.e1, tvb(9, 1))
+    return string.format("v1 %s slot %d set %d, job %d, tsi %d (le %d), e0 %d", way, slot, set, tvb(1, 1):uint(),
+        tsi:uint(), tsi:le_uint(), tvb(8, 1):int())
+end
+
+-- Bytes 0-9 of a v2 packet; returns the info text.
+local function v2_header(tvb, tree, kind)
+    local seq, r = tvb(2, 4):uint(), tvb(0, 1):bitfield(4, 1) == 1
+    local info = string.format("%s seq %d", TYPES[kind], seq)
+    if kind ~= 15 then
+        add_code(tree, f.ahead, tvb(1, 1), AHEAD)
+    end
+    local line = tree:add(f.seq, tvb(2, 4))
+    local slots = switchml.prefs.slots
+    if slots > 0 then
+        local slot, set = seq % slots, math.floor(seq / slots) % 2
+        line:append_text(string.format(", slot %d, version %d", slot, set))
+        tree:add(f.slot, tvb(2, 4), slot):set_generated()
+        tree:add(f.set, tvb(2, 4), set):set_generated()
+        info = string.format("%s (slot %d.%d)", info, slot, set)
+    end
+    tree:add(f.tag, tvb(6, 2))
+    info = string.format("%s tag 0x%04x", info, tvb(6, 2):uint())
+    if kind == 15 then
+        return info
+    end
+    local need = add_code(tree, f.need, tvb(8, 1), NEED)
+    info = string.format("%s need %d", info, need)
+    if kind < 12 then
+        info = string.format("%s used %d", info, add_code(tree, f.used, tvb(9, 1), USED))
+        if r then
+            tree:add_proto_expert_info(again, "Retransmission")
+            info = info .. " [retransmission]"
+        end
+        return info
+    end
+    local branch = tree:add(f.flags, tvb(9, 1))
+    branch:add(f.overflow, tvb(9, 1))
+    branch:add(f.mixed, tvb(9, 1))
+    if tvb(9, 1):bitfield(7, 1) == 1 then
+        branch:append_text(" OVERFLOW")
+        branch:add_proto_expert_info(overflowed)
+        info = info .. " [OVERFLOW]"
+    end
+    if tvb(9, 1):bitfield(6, 1) == 1 then
+        branch:append_text(" MIXED")
+        branch:add_proto_expert_info(mixed)
+        info = info .. " [MIXED]"
+    end
+    if r then
+        tree:add_proto_expert_info(again, "Answer to a retransmission")
+        info = info .. " [answer]"
+    end
+    return info
+end
+
+-- As many whole lanes as were captured.
+local function add_lanes(tvb, tree, bytes, width)
+    local count = math.floor(bytes / width)
+    if count == 0 then
+        return
+    end
+    local branch = tree:add(f.payload, tvb(HEADER_BYTES, count * width))
+    branch:append_text(string.format(": %d lanes of int%d", count, 8 * width))
+    for i = 0, count - 1 do
+        local lane = tvb(HEADER_BYTES + i * width, width)
+        branch:add(f.values, lane, lane:int()):prepend_text(string.format("[%d] ", i))
+    end
+end
+
+-- The ranks of a wait packet's bitmap; returns them as text.
+local function add_missing(tvb, tree, bytes)
+    local ranks = {}
+    if bytes == 0 then
+        return ""
+    end
+    local branch = tree:add(f.bitmap, tvb(HEADER_BYTES, bytes))
+    for i = 0, bytes - 1 do
+        for bit = 0, 7 do
+            -- Bit `bit` counted from the least significant one; bitfield() counts from the most significant one.
+            if tvb(HEADER_BYTES + i, 1):bitfield(7 - bit, 1) == 1 then
+                branch:add(f.missing, tvb(HEADER_BYTES + i, 1), 8 * i + bit)
+                ranks[#ranks + 1] = tostring(8 * i + bit)
+            end
+        end
+    end
+    local text = table.concat(ranks, ", ")
+    branch:append_text(": " .. text)
+    return text
+end
+
+function switchml.dissector(tvb, pinfo, root)
+    local captured, length = tvb:captured_len(), tvb:reported_len()
+    pinfo.cols.protocol = "SwitchML"
+    local tree = root:add(switchml, tvb())
+    if captured < HEADER_BYTES then
+        pinfo.cols.info = string.format("%d bytes", length)
+        if length < HEADER_BYTES then
+            pinfo.cols.info = string.format("malformed: %d bytes", length)
+            tree:add_proto_expert_info(malformed, string.format("%d bytes: the header has %d", length, HEADER_BYTES))
+        end
+        return captured
+    end
+
+    local first = tvb(0, 1)
+    local kind, code = first:bitfield(0, 4), first:bitfield(5, 3)
+    local known = TYPES[kind] ~= nil
+    if known then
+        tree:add(f.version, first, kind == 1 and 1 or 2):set_generated()
+    end
+    tree:add(f.type, first)
+    if kind ~= 1 then
+        tree:add(f.retransmission, first)
+    end
+    tree:add(f.size, first)
+    if not known then
+        pinfo.cols.info = string.format("malformed: type %d", kind)
+        tree:add_proto_expert_info(malformed, string.format("Type %d is none of SwitchML's", kind))
+        return captured
+    end
+
+    local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind)
+    local follows, problem = length - HEADER_BYTES, nil
+    local expected = PAYLOAD_BYTES[code]
+    if kind == 15 then
+        expected = code == 0 and BITMAP_BYTES or nil
+    elseif kind ~= 1 and (code == 0 or code == 2) then
+        expected = nil
+    end
+    if expected == nil then
+        problem = string.format("Size code %d in a packet of type %d", code, kind)
+    elseif expected ~= follows then
+        problem = string.format("Size code %d wants %d bytes, %d follow", code, expected, follows)
+    elseif kind == 1 and (code == 0 or code == 2) then
+        tree:add_proto_expert_info(dropped, string.format("Payload of %d bytes: aggregators drop it", expected))
+        info = info .. " [dropped size]"
+    end
+
+    local bytes = math.min(expected or follows, captured - HEADER_BYTES)
+    if kind == 15 then
+        info = info .. " missing ranks " .. add_missing(tvb, tree, math.min(bytes, BITMAP_BYTES))
+    else
+        add_lanes(tvb, tree, bytes, LANE_BYTES[kind])
+    end
+    if problem then
+        tree:add_proto_expert_info(malformed, problem)
+        info = info .. " [malformed]"
+    end
+    tree:append_text(", " .. info)
+    pinfo.cols.info = info
+    return captured
+end
+
+local udp = DissectorTable.get("udp.port")
+local bound = DEFAULT_PORTS
+udp:add(bound, switchml)
+
+function switchml.prefs_changed()
+    local wanted = tostring(switchml.prefs.ports)
+    if wanted ~= bound then
+        if bound ~= "" then
+            udp:remove(bound, switchml)
+        end
+        bound = wanted
+        if bound ~= "" then
+            udp:add(bound, switchml)
+        end
+    end
+end

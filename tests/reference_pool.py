@@ -1,0 +1,171 @@
+"""The aggregator's two rules, written to be read: docs/protocol.md sections 1 and 3 as integers, sets and dicts.
+
+It is slow on purpose and shares no code with `switchml/`: neither the packet codec nor the compiled pool. The tests
+run both on the same packets and expect the same answers, so a mistake has to be made twice to go unnoticed.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+V1_SLOTS = 8192
+PAYLOAD_OF_SIZE_CODE = {1: 256, 3: 1024}
+SIZE_CODE_OF_PAYLOAD = {256: 1, 1024: 3}
+OVERFLOW, MIXED = 1, 2
+
+
+class Outcome(NamedTuple):
+    """What the aggregator does with one packet; `packet` is what it sends, if anything."""
+
+    action: str
+    counter: str
+    packet: bytes | None
+
+
+def wrapping_add(a: int, b: int, bits: int) -> tuple[int, bool]:
+    """(a + b as a signed integer of that many bits, whether it did not fit)."""
+    exact = a + b
+    wrapped = (exact + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
+    return wrapped, wrapped != exact
+
+
+class ReferencePoolV1:
+    """Section 1. The bitmap says whether values are stored or added, the count says when a slot is complete.
+
+    A slot has room for 256 lanes; a packet of 256 bytes stores, adds and answers the first 64 of them.
+    """
+
+    def __init__(self, workers: int):
+        self.workers = workers
+        self.seen: dict[tuple[int, int], set[int]] = {}
+        self.count: dict[tuple[int, int], int] = {}
+        self.exponents: dict[tuple[int, int], tuple[int, int]] = {}
+        self.values: dict[tuple[int, int], list[int]] = {}
+
+    def receive(self, rank: int, data: bytes) -> Outcome:
+        """Apply one packet of the worker `rank`; finding the rank by its address is not this class's business."""
+        drop = Outcome("drop", "", None)
+        if len(data) < 10:
+            return drop
+        first, job, tsi, index, e0, e1 = struct.unpack(">BBIHbb", data[:10])
+        size = first & 7
+        if first >> 4 != 1 or size not in PAYLOAD_OF_SIZE_CODE or len(data) != 10 + PAYLOAD_OF_SIZE_CODE[size]:
+            return drop
+        version, slot = index >> 15, index & 0x3FFF
+        if slot >= V1_SLOTS:
+            return drop
+        here, other = (slot, version), (slot, 1 - version)
+        lanes = struct.unpack(f">{(len(data) - 10) // 4}i", data[10:])
+        seen = self.seen.setdefault(here, set())
+        count = self.count.get(here, 0)
+
+        self.seen.setdefault(other, set()).discard(rank)
+        if rank in seen:
+            return Outcome("unicast", "", self._reply(here, size, job, tsi)) if count == 0 else drop
+        kept = self.values.setdefault(here, [0] * 256)
+        for lane, value in enumerate(lanes):
+            kept[lane] = wrapping_add(kept[lane], value, 32)[0] if seen else value
+        if seen:
+            e0, e1 = max(self.exponents[here][0], e0), max(self.exponents[here][1], e1)
+        self.exponents[here] = (e0, e1)
+        seen.add(rank)
+        self.count[here] = self.workers - 1 if count == 0 else count - 1
+        if self.count[here] == 0:
+            return Outcome("multicast", "", self._reply(here, size, job, tsi))
+        return Outcome("consume", "", None)
+
+    def _reply(self, here: tuple[int, int], size: int, job: int, tsi: int) -> bytes:
+        slot, version = here
+        e0, e1 = self.exponents[here]
+        header = struct.pack(">BBIHbb", 0x10 | size, job, tsi, version << 15 | slot, e0, e1)
+        lanes = PAYLOAD_OF_SIZE_CODE[size] // 4
+        return header + struct.pack(f">{lanes}i", *self.values[here][:lanes])
+
+
+class _Round:
+    """What an aggregator keeps of one round: a slot has two, one for each version."""
+
+    def __init__(self, seq: int, count: int):
+        self.seq = seq
+        self.seen: set[int] = set()
+        self.count = count
+        self.need = self.ahead = self.used = self.flags = 0
+        self.values: list[int] = []
+
+
+class ReferencePoolV2:
+    """Section 3. Every comparison of sequence numbers is serial-number arithmetic."""
+
+    def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
+        self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
+        self.wire, self.tag = wire, tag
+        self.bits = (32, 16, 8)[wire]
+        self.lanes = f">{payload_bytes * 8 // self.bits}{'ihb'[wire]}"
+        self.rounds = {
+            (i, v): _Round((isn + i - (2 - v) * slots) % 2**32, workers) for i in range(slots) for v in (0, 1)
+        }
+
+    def receive(self, rank: int, data: bytes) -> Outcome:
+        """Apply one packet of the worker `rank`; finding the rank by its address is not this class's business."""
+        if len(data) < 10:
+            return Outcome("drop", "refused_format", None)
+        first, ahead, seq, tag, need, used = struct.unpack(">BbIHbb", data[:10])
+        if first >> 4 != 8 + self.wire:
+            return Outcome("drop", "refused_format", None)
+        if PAYLOAD_OF_SIZE_CODE.get(first & 7) != self.payload_bytes or len(data) != 10 + self.payload_bytes:
+            return Outcome("drop", "refused_format", None)
+        if tag != self.tag:
+            return Outcome("drop", "refused_tag", None)
+
+        retransmission = bool(first & 8)
+        values = list(struct.unpack(self.lanes, data[10:]))
+        slot, version = seq % self.slots, seq // self.slots % 2
+        state, other = self.rounds[slot, version], self.rounds[slot, 1 - version]
+        d = (seq - state.seq + 2**31) % 2**32 - 2**31
+
+        if d == 0 and rank not in state.seen and state.count < self.workers:
+            state.seen.add(rank)
+            state.count += 1
+            state.need, state.ahead = max(state.need, need), max(state.ahead, ahead)
+            if used != state.used:
+                state.flags |= MIXED
+            for lane, value in enumerate(values):
+                state.values[lane], overflowed = wrapping_add(state.values[lane], value, self.bits)
+                if overflowed:
+                    state.flags |= OVERFLOW
+            return self._accepted(state)
+        if d == 0 and rank not in state.seen:
+            return Outcome("drop", "refused_window", None)
+        if d == 0 and state.count == self.workers:
+            return Outcome("unicast", "answered", self._result(state, r=True))
+        if d == 0:
+            return (
+                Outcome("wait", "duplicates", self._wait(state))
+                if retransmission
+                else Outcome("drop", "duplicates", None)
+            )
+        if d == 2 * self.slots and other.seq == (seq - self.slots) % 2**32 and other.count == self.workers:
+            state = self.rounds[slot, version] = _Round(seq, 1)
+            state.seen = {rank}
+            state.need, state.ahead, state.used, state.values = need, ahead, used, values
+            return self._accepted(state)
+        if d < 0:
+            return Outcome("drop", "stale", None)
+        return Outcome("drop", "refused_window", None)
+
+    def _accepted(self, state: _Round) -> Outcome:
+        if state.count == self.workers:
+            return Outcome("multicast", "accepted", self._result(state, r=False))
+        return Outcome("consume", "accepted", None)
+
+    def _result(self, state: _Round, r: bool) -> bytes:
+        first = (12 + self.wire) << 4 | (8 if r else 0) | SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
+        header = struct.pack(">BbIHbb", first, state.ahead, state.seq, self.tag, state.need, state.flags)
+        return header + struct.pack(self.lanes, *state.values)
+
+    def _wait(self, state: _Round) -> bytes:
+        bitmap = bytearray(32)
+        for rank in set(range(self.workers)) - state.seen:
+            bitmap[rank // 8] |= 1 << rank % 8
+        return struct.pack(">BbIHbb", 15 << 4, 0, state.seq, self.tag, 0, 0) + bytes(bitmap)
