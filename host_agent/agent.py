@@ -84,10 +84,7 @@ class HostAgent:
         self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
                                     payload_bytes=info.payload_bytes)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.Loop(
-            self._worker.state, udp.new_udp_io(sock), udp.new_packets(udp.RECEIVE_PACKETS), udp.new_packets(2 * info.slots + 64),
-            np.zeros(2 * info.slots + 64, np.int32), np.array([self._wake], np.int64),
-            np.array([udp.endpoint(*info.data_address)], np.uint64))
+        self._loop = compiled.new_loop(self._worker, sock, self._wake, info.data_address)
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -116,11 +113,14 @@ class HostAgent:
         """
         from switchml.controller import client
 
+        from .warmup import warm_up
+
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
             raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
+        warm_up()  # before joining: nobody should wait for a rank that compiles
         host = address.rpartition(":")[0].strip("[]")
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:

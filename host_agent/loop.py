@@ -4,13 +4,14 @@ It runs on the agent's own thread without the GIL, and returns to Python only wh
 went wrong, somebody writes to the wake descriptor, or nothing has moved for a while.
 """
 
+import socket
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from switchml import worker as rules
 from switchml.io import libc, udp
+from switchml.jit import kernel
 from switchml.packet import HEADER_BYTES
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
@@ -29,7 +30,14 @@ class Loop(NamedTuple):
     aggregator: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+def new_loop(worker: rules.Worker, sock: socket.socket, wake: int, aggregator: tuple[str, int]) -> Loop:
+    """Everything for `run`: `wake` is an eventfd, `aggregator` its data address."""
+    slots = len(worker.state.slots)
+    return Loop(worker.state, udp.new_udp_io(sock), udp.new_packets(udp.RECEIVE_PACKETS), udp.new_packets(2 * slots + 64),
+                np.zeros(2 * slots + 64, np.int32), np.array([wake], np.int64), np.array([udp.endpoint(*aggregator)], np.uint64))
+
+
+@kernel
 def run(loop, reported, tick_ns):
     """Move data until there is a reason to return (above). `reported`: tasks that Python knows to be done already.
 
@@ -69,7 +77,7 @@ def run(loop, reported, tick_ns):
             return WOKEN
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _send(loop, n, size):
     for i in range(n):
         loop.outgoing.address[i] = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET:].ctypes.data

@@ -16,13 +16,13 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from numba import njit
 
 from . import packet as wire_format
 from .controller.dataplane import JobCounters, JobSpec
 from .counters import COUNTERS
 from .errors import ConfigError
 from .io import impair, libc, udp
+from .jit import compile_once, kernel
 from .memory import pointer, u64_at
 from .pool import (JOB, MULTICAST, ROW_BYTES, ROW_HEADER, SENT_BYTES, SENT_PACKETS, SLOT, SLOT_V1, UNICAST, WAITING, Pool, PoolV1,
                    receive_v1, receive_v2)
@@ -60,7 +60,7 @@ class _Loop(NamedTuple):
     wake: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _find(senders, key):
     """Value stored for an endpoint, or -1. Linear probing."""
     at = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(50))
@@ -71,12 +71,12 @@ def _find(senders, key):
     return -1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _counters_of(entry):
     return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _apply(entry, rank, address, length, reply):
     """One packet under the rule of its job; (action, row)."""
     job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
@@ -90,7 +90,7 @@ def _apply(entry, rank, address, length, reply):
     return receive_v2(job, slots, seen, rows, counters, reply, rank, address, length)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _emit(loop, n, entry, rank, address, length, port):
     """List one packet for a rank; a full list is sent first. `port` overrides the rank's (v1: the port of the completing packet)."""
     if n == loop.outgoing.address.size:
@@ -107,7 +107,7 @@ def _emit(loop, n, entry, rank, address, length, port):
     return n + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _send(loop, n, now):
     if impair.active(loop.bad_downlink):
         n = impair.impair(loop.bad_downlink, loop.outgoing, n, now, loop.impaired)
@@ -116,7 +116,7 @@ def _send(loop, n, now):
         loop.totals[1] += udp.send_batch(loop.io, loop.outgoing, n)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _step(loop, packets, count, now):
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as trains."""
     unicasts = 0  # they lie in `replies` and are listed first
@@ -156,7 +156,7 @@ def _step(loop, packets, count, now):
     _send(loop, n, now)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _serve(loop):
     """Serve until somebody writes to the wake descriptor."""
     clock = np.zeros(8, np.int64)
@@ -256,6 +256,7 @@ class SoftwareDataplane:
     # -- life --
 
     def start(self) -> "SoftwareDataplane":
+        compile_once(_serve, self._loop)
         self._thread.start()
         return self
 

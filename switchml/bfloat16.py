@@ -1,17 +1,18 @@
 """bfloat16 for those who have no such dtype: NumPy sees the 16 bits as uint16, we widen and narrow them."""
 
 import numpy as np
-from numba import njit
+
+from .jit import kernel
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def widen(halves, floats):
     """bfloat16 bits (uint16[k]) to float32 bits (uint32[k]); exact."""
     for i in range(halves.size):
         floats[i] = np.uint32(halves[i]) << np.uint32(16)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def narrow(floats, halves):
     """float32 bits (uint32[k]) to bfloat16 bits (uint16[k]), to nearest even; NaN stays NaN."""
     for i in range(floats.size):

@@ -11,8 +11,8 @@ A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3),
 import math
 
 import numpy as np
-from numba import njit
 
+from .jit import kernel
 from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u32_at, u64_at
 from .packet import CODE_BIAS, CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO
 
@@ -40,7 +40,7 @@ def guard_bits(workers: int) -> int:
     return (workers - 1).bit_length()
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def canonical(code, fmt):
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126)."""
     if fmt >= INT32:
@@ -52,19 +52,19 @@ def canonical(code, fmt):
     return exponent - CODE_BIAS
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _power_of_two(exponent):
     """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
     return np.int64((exponent + 1023) << 52)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _exp2(exponent, scratch):
     scratch.view(np.int64)[0] = _power_of_two(exponent)
     return scratch[0]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _code32(bits):
     """Exponent code of the largest magnitude, given as float32 bits without the sign."""
     if bits >= 0x7F800000:
@@ -74,7 +74,7 @@ def _code32(bits):
     return max(LOWEST, (bits >> 23) - 126) - CODE_BIAS
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _code64(bits):
     if bits >= 0x7FF0000000000000:
         return CODE_UNKNOWN
@@ -89,7 +89,7 @@ def _code64(bits):
     return (exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID - 128
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def need_of(fmt, address, count, finite_only):
     """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
     if fmt == FLOAT32:
@@ -116,7 +116,7 @@ def need_of(fmt, address, count, finite_only):
     return CODE_ZERO
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode32(address, count, lanes, exponent, guard, scratch):
     """Finite float32 to lanes at 2^(31 - guard - exponent).
 
@@ -135,7 +135,7 @@ def _encode32(address, count, lanes, exponent, guard, scratch):
             lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(np.float64(x[i]) * wide), np.float64(limit)))))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode32_finite(address, count, lanes, exponent, guard, scratch):
     """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
     x = f32_at(address, count)
@@ -146,7 +146,7 @@ def _encode32_finite(address, count, lanes, exponent, guard, scratch):
         lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(value * scale), limit)))) if np.isfinite(value) else np.uint32(0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode64(address, count, lanes, code, guard, scratch):
     """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
     x = f64_at(address, count)
@@ -163,7 +163,7 @@ def _encode64(address, count, lanes, code, guard, scratch):
             rest = (rest - whole) * radix
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _encode_int(address, count, lanes, limbs):
     """int32 or int64 to 16-bit limbs, most significant (signed) first."""
     if limbs == 2:
@@ -182,7 +182,7 @@ def _encode_int(address, count, lanes, limbs):
             lanes[4 * i + 3] = bswap32(np.uint32(value & 0xFFFF))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def encode(fmt, address, count, lanes_address, lanes, used, guard, finite_only, scratch):
     """Write `count` elements at `address` as big-endian int32 lanes; lanes past them become 0.
 
@@ -203,7 +203,7 @@ def encode(fmt, address, count, lanes_address, lanes, used, guard, finite_only, 
         out[i] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def classify(fmt, address, count, lanes_address, lanes):
     """Lanes of a CLASSIFY round: the first lane of each element that is not finite says what it is."""
     out = u32_at(lanes_address, lanes)
@@ -217,7 +217,7 @@ def classify(fmt, address, count, lanes_address, lanes):
             out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward zero).
 
@@ -272,7 +272,7 @@ def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
     return misfits
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _truncating_division(value, divisor):
     quotient = value // divisor
     if quotient < 0 and quotient * divisor != value:
@@ -280,7 +280,7 @@ def _truncating_division(value, divisor):
     return quotient
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def apply_classes(fmt, classes, address, count):
     """Put NaN and infinities over the decoded elements at `address`, as the summed `classes` (uint32 lanes, native order) say."""
     for i in range(count):

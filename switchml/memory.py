@@ -7,9 +7,10 @@ every length and alignment and no Python object is made per packet. Callers keep
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
+
+from .jit import kernel
 
 
 @intrinsic
@@ -41,55 +42,55 @@ def bswap16(typingctx, value):
     return types.uint16(types.uint16), codegen
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def u8_at(address, count):
     """uint8[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.uint8)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def u16_at(address, count):
     """uint16[count] over the memory at `address`; it need not be aligned."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.uint16)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def u32_at(address, count):
     """uint32[count] over the memory at `address`; it need not be aligned."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.uint32)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def i32_at(address, count):
     """int32[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.int32)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def i64_at(address, count):
     """int64[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.int64)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def u64_at(address, count):
     """uint64[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.uint64)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def f32_at(address, count):
     """float32[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.float32)
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def f64_at(address, count):
     """float64[count] over the memory at `address`."""
     return numba.carray(pointer(np.uintp(address)), (count,), np.float64)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def copy_bytes(destination, source, count):
     """Copy `count` bytes between two addresses that don't overlap."""
     to, frm = u8_at(destination, count), u8_at(source, count)
@@ -97,13 +98,13 @@ def copy_bytes(destination, source, count):
         to[i] = frm[i]
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def be32(data, offset):
     """The big-endian uint32 at data[offset:offset+4], as int64."""
     return (np.int64(data[offset]) << 24) | (np.int64(data[offset + 1]) << 16) | (np.int64(data[offset + 2]) << 8) | np.int64(data[offset + 3])
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def put_be32(data, offset, value):
     data[offset] = (value >> 24) & 0xFF
     data[offset + 1] = (value >> 16) & 0xFF
@@ -111,25 +112,25 @@ def put_be32(data, offset, value):
     data[offset + 3] = value & 0xFF
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def be16(data, offset):
     """The big-endian uint16 at data[offset:offset+2], as int64."""
     return (np.int64(data[offset]) << 8) | np.int64(data[offset + 1])
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def put_be16(data, offset, value):
     data[offset] = (value >> 8) & 0xFF
     data[offset + 1] = value & 0xFF
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def signed8(value):
     """A byte read as a two's complement number, as int64."""
     return ((np.int64(value) & 0xFF) ^ 0x80) - 0x80
 
 
-@njit(inline="always")
+@kernel(inline=True)
 def serial_difference(a, b):
     """int32(a - b) of two 32-bit sequence numbers (RFC 1982 comparison), as int64."""
     return (((np.int64(a) - np.int64(b)) & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000

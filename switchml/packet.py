@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import PacketError
+from .errors import ConfigError, PacketError
 
 UDP_PORT = 0xBEE0
 """Where an aggregator listens (p4app-switchML: udp dst port 0xBEE0 with mask 0xFFF0)."""
@@ -44,6 +44,7 @@ R_FLAG = 0x08
 FLAG_OVERFLOW = 1
 FLAG_MIXED = 2
 V2_MAX_WORKERS = 256
+V2_MAX_SLOTS = 65536
 
 CODE_ZERO = -128
 """Exponent code of a block of zeros; the identity of max."""
@@ -150,6 +151,12 @@ class WaitPacket:
         header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
         bits = np.unpackbits(np.frombuffer(data[HEADER_BYTES:], np.uint8), bitorder="little")
         return cls(int(header["seq"]), int(header["tag"]), tuple(int(r) for r in np.flatnonzero(bits)))
+
+
+def check_slots(slots: int) -> None:
+    """Raises ConfigError unless `slots` can be a v2 job's S."""
+    if not 1 <= slots <= V2_MAX_SLOTS or slots & (slots - 1):
+        raise ConfigError(f"{slots} slots: expected a power of two from 1 to {V2_MAX_SLOTS}")
 
 
 def pack_v2_header(kind: int, size: int, r: bool, ahead: int, seq: int, tag: int, need: int, used: int) -> bytes:

@@ -11,11 +11,11 @@ so that the lanes behind it are aligned. Sums stay big-endian; adding swaps byte
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from . import packet as wire_format
 from .counters import COUNTERS
 from .errors import ConfigError
+from .jit import kernel
 from .memory import be16, be32, bswap16, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u16_at, u32_at
 
 ROW_HEADER = 54
@@ -43,7 +43,7 @@ _BITMAP = wire_format.BITMAP_BYTES
 _WAIT_SIZE = _HEADER + _BITMAP
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_int32(sums, values, lanes):
     """sums += values over big-endian int32 at two addresses; wraps. Returns 1 if a lane overflowed, else 0."""
     a, b = u32_at(sums, lanes), u32_at(values, lanes)
@@ -56,7 +56,7 @@ def add_int32(sums, values, lanes):
     return np.int64(overflow >> np.uint32(31))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_int16(sums, values, lanes):
     """The same for big-endian int16."""
     a, b = u16_at(sums, lanes), u16_at(values, lanes)
@@ -69,7 +69,7 @@ def add_int16(sums, values, lanes):
     return np.int64(overflow >> np.uint16(15))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def add_int8(sums, values, lanes):
     """The same for int8."""
     a, b = u8_at(sums, lanes), u8_at(values, lanes)
@@ -81,7 +81,7 @@ def add_int8(sums, values, lanes):
     return np.int64(overflow >> np.uint8(7))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add(wire, sums, values, payload):
     if wire == wire_format.WIRE_INT32:
         return add_int32(sums, values, payload // 4)
@@ -90,7 +90,7 @@ def _add(wire, sums, values, payload):
     return add_int8(sums, values, payload)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def reset_slots(job, slots, seen):
     """Slots as a job finds them at its start (docs/protocol.md, section 3). `slots` SLOT[2S], `seen` uint64[2S, 4]."""
     count = job.slots
@@ -104,7 +104,7 @@ def reset_slots(job, slots, seen):
     seen[:] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _write_header(row, kind, payload, r, ahead, seq, tag, need, last):
     size = 3 if payload == 1024 else 1 if payload == 256 else 0
     row[0] = (kind << 4) | (wire_format.R_FLAG if r else 0) | size
@@ -115,7 +115,7 @@ def _write_header(row, kind, payload, r, ahead, seq, tag, need, last):
     row[9] = last & 0xFF
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     """One datagram of `rank` at `address`, under the rule of section 3.
 
@@ -203,7 +203,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     return MULTICAST, row
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     """One datagram of `rank`, under the rule of section 1. `slots` SLOT_V1[16384]; the rest as in `receive_v2`.
 
@@ -260,7 +260,7 @@ def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     return MULTICAST, row
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _label_v1(row, request, e0, e1):
     """Ten bytes of a v1 reply: job, tsi and size of the packet that triggered it, pool index without bit 14."""
     row[0] = (wire_format.V1_TYPE << 4) | (request[0] & 7)
@@ -284,8 +284,7 @@ class Pool:
     def __init__(self, *, workers: int, slots: int, payload_bytes: int = 1024, wire: int = 0, tag: int = 0, isn: int = 0):
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
-        if slots < 1 or slots & (slots - 1):
-            raise ConfigError(f"{slots} slots: expected a power of two")
+        wire_format.check_slots(slots)
         if payload_bytes not in wire_format.SIZE_CODE_OF or wire not in wire_format.WIRE_DTYPES:
             raise ConfigError(f"payload of {payload_bytes} bytes, wire {wire}: expected 256 or 1024, and 0 to 2")
         if isn % (2 * slots):

@@ -11,14 +11,14 @@ lives in slot g mod S for one or more rounds. All arrays of a worker are fields 
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from . import packet as wire_format
 from .errors import ConfigError
 from .fixedpoint import (FLOAT64, FORMATS, INT32, ITEM_BYTES, LANES, apply_classes, canonical, classify, decode, encode, guard_bits,
                          need_of)
+from .jit import kernel
 from .memory import be16, be32, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at
-from .packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO
+from .packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO, check_slots
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000
@@ -70,10 +70,10 @@ ME = np.dtype([
 `earliest`: when `timeouts` has something to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters."""
 
 SLOT = np.dtype([
-    ("chunk", "i8"), ("task", "i8"), ("round", "i8"), ("sent_at", "i8"), ("deadline", "i8"), ("retries", "i4"), ("mode", "i2"), ("used", "i2"),
+    ("chunk", "i8"), ("task", "i8"), ("round", "i8"), ("resent", "i8"), ("sent_at", "i8"), ("deadline", "i8"), ("retries", "i4"), ("mode", "i2"), ("used", "i2"),
     ("need", "i2"), ("agreed", "i2"), ("next_need", "i2"), ("busy", "u1"), ("scanned", "u1"), ("waited", "u1"), ("classed", "u1"), ("done", "u1"),
 ], align=True)
-"""One slot. `agreed`: `ahead` of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs."""
+"""One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs."""
 
 TASK = np.dtype([
     ("source", "u8"), ("target", "u8"), ("numel", "i8"), ("fmt", "i8"), ("divisor", "i8"), ("first", "i8"), ("chunks", "i8"), ("done", "i8"),
@@ -98,7 +98,7 @@ class State(NamedTuple):
     scratch: np.ndarray
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _task_of(w, chunk, hint):
     """Index of the task that has `chunk`, looking from task number `hint` on."""
     number = hint
@@ -107,7 +107,7 @@ def _task_of(w, chunk, hint):
     return number
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _elements(w, task, chunk):
     """(source address, target address, count) of a task's chunk."""
     per_chunk = w.me[0].lanes // _LANES[task.fmt]
@@ -116,14 +116,14 @@ def _elements(w, task, chunk):
     return task.source + offset, task.target + offset, min(per_chunk, task.numel - start)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scan(w, number, chunk):
     task = w.tasks[number % TASKS]
     source, _, count = _elements(w, task, chunk)
     return need_of(task.fmt, source, count, False)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _build_packet(w, index):
     """Write the packet of a slot's present round: mode, used and need are set."""
     me, slot = w.me[0], w.slots[index]
@@ -151,7 +151,7 @@ def _build_packet(w, index):
     row[9] = slot.used & 0xFF
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
@@ -163,7 +163,7 @@ def _send(w, index, now, out, n):
     return n + 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def fill(w, now, out, n):
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new n."""
     me = w.me[0]
@@ -197,7 +197,7 @@ def fill(w, now, out, n):
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _repeat(w, index, mode, used, now, out, n):
     slot = w.slots[index]
     w.me[0].repeats += 1
@@ -207,7 +207,7 @@ def _repeat(w, index, mode, used, now, out, n):
     return _send(w, index, now, out, n)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sample_rtt(me, rtt):
     """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds.
 
@@ -233,13 +233,13 @@ def _sample_rtt(me, rtt):
     _set_rto(me)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _set_rto(me):
     rto = (me.srtt + max(4 * me.rttvar, LEAST_VARIANCE)) * me.caution // LEAST_CAUTION
     me.rto = min(max(rto, MINIMUM_RTO), MAXIMUM_RTO)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _spurious(me, now):
     """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers come)."""
     me.spurious += 1
@@ -249,13 +249,13 @@ def _spurious(me, now):
         _set_rto(me)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _patience(me, now):
     """How long to wait before a round is asked for again (ns)."""
     return max(me.rto, min((now - me.progress_at) // 4, LONGEST_PROBE))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _finish_chunk(w, index, now):
     """A slot's chunk has its result in place: count it, and let the window's base move on."""
     me, slot = w.me[0], w.slots[index]
@@ -276,7 +276,7 @@ def _finish_chunk(w, index, now):
         me.first_task += 1
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def receive(w, address, length, now, out, n):
     """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
 
@@ -308,7 +308,7 @@ def receive(w, address, length, now, out, n):
         return n
     me.received += 1
     if distance != 0 or not slot.busy:
-        if data[0] & wire_format.R_FLAG and distance < 0:  # the first answer was on its way when we asked again
+        if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.slots:
             _spurious(me, now)
         elif distance > 0:
             me.refused += 1
@@ -352,7 +352,7 @@ def receive(w, address, length, now, out, n):
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def timeouts(w, now, out, n):
     """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next deadline."""
     me = w.me[0]
@@ -369,7 +369,7 @@ def timeouts(w, now, out, n):
         lost = me.newest - slot.sent_at > reordering << min(slot.retries, 3)
         if lost or (probed < PROBES and slot.deadline <= now):
             slot.retries += 1
-            slot.sent_at = now
+            slot.sent_at, slot.resent = now, slot.round
             slot.deadline = now + _patience(me, now)
             w.packets[index, PACKET_OFFSET] |= wire_format.R_FLAG
             me.retransmitted += 1
@@ -390,8 +390,7 @@ class Worker:
     """
 
     def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024):
-        if slots < 1 or slots & (slots - 1):
-            raise ConfigError(f"{slots} slots: expected a power of two")
+        check_slots(slots)
         window = slots if window is None else window
         if not 1 <= window <= slots:
             raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
@@ -403,6 +402,7 @@ class Worker:
                                 tag=tag, isn=isn, window=window, rto=INITIAL_RTO, caution=LEAST_CAUTION, earliest=np.iinfo(np.int64).max).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
+        self.state.slots["resent"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
 
     @property

@@ -8,9 +8,9 @@ more have passed, or 2 ms are over. The generator is seeded: the same list of pa
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from ..errors import ConfigError
+from ..jit import kernel
 from ..memory import copy_bytes
 from .udp import Packets
 
@@ -48,7 +48,7 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
                       np.zeros(HELD, np.int64), np.zeros(HELD, np.int64), np.zeros(3, np.int64))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _random(state):
     """A float64 in [0, 1): splitmix64 (Steele, Lea, Flood 2014)."""
     state[0] = np.uint64(state[0] + np.uint64(0x9E3779B97F4A7C15))
@@ -59,13 +59,13 @@ def _random(state):
     return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def active(impairment):
     """Whether it does anything at all."""
     return impairment.odds[0] > 0 or impairment.odds[1] > 0 or impairment.odds[2] > 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _append(output, n, address, length, endpoint):
     if n < output.address.size:
         output.address[n], output.length[n], output.endpoint[n] = address, length, endpoint
@@ -73,7 +73,7 @@ def _append(output, n, address, length, endpoint):
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def impair(impairment, packets, count, now, output):
     """What becomes of packets[:count] at `now` (ns); returns how many packets `output` then lists.
 
@@ -118,7 +118,7 @@ def impair(impairment, packets, count, now, output):
     return n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def next_release(impairment):
     """When the next held packet is due (ns), or the largest int64."""
     due = np.int64(0x7FFFFFFFFFFFFFFF)

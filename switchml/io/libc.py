@@ -9,9 +9,10 @@ import socket
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.core import types
 from numba.extending import intrinsic
+
+from ..jit import kernel
 
 _recvmmsg = types.ExternalFunction("recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp))
 _sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32))
@@ -39,32 +40,32 @@ def _load_i32(typingctx, address):
     return types.int32(types.uintp), codegen
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def errno():
     """errno of this thread's last failed call."""
     return _load_i32(_errno_location())
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def now_ns(scratch):
     """CLOCK_MONOTONIC in nanoseconds; `scratch` int64[>= 2]."""
     _clock_gettime(CLOCK_MONOTONIC, scratch.ctypes.data)
     return scratch[0] * 1_000_000_000 + scratch[1]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def recvmmsg(fd, headers, count, flags):
     """recvmmsg(2): how many messages came, or -1. `headers` uint64[count, 8]."""
     return _recvmmsg(fd, headers.ctypes.data, count, flags, 0)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def sendmmsg(fd, headers, first, count, flags):
     """sendmmsg(2) of headers[first:first+count]: how many were sent, or -1."""
     return _sendmmsg(fd, headers.ctypes.data + np.uint64(first * 64), count, flags)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def wait_readable(fd_a, fd_b, timeout_ns, scratch):
     """Sleep until one of two descriptors is readable or `timeout_ns` is over (negative: no limit).
 

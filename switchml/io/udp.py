@@ -12,8 +12,8 @@ import socket
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from ..jit import kernel
 from ..memory import u8_at, u16_at
 from . import libc
 
@@ -99,7 +99,7 @@ def new_udp_io(sock: socket.socket) -> UdpIO:
     return io
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _sender(name):
     """Endpoint of a sockaddr_in: family (2 bytes), port and address in network order."""
     data = name.view(np.uint8)
@@ -107,7 +107,7 @@ def _sender(name):
     return np.uint64((ip << 16) | (np.uint64(data[2]) << 8) | np.uint64(data[3]))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def receive_batch(io, packets):
     """Take what has arrived, without waiting. Fills `packets`, which stay valid until the next call; returns how many.
 
@@ -142,7 +142,7 @@ def receive_batch(io, packets):
     return count
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _add_message(io, message, first_iovec, iovecs, to, segment):
     name = io.tx_names[message].view(np.uint8)
     name[0], name[1] = 2, 0
@@ -161,7 +161,7 @@ def _add_message(io, message, first_iovec, iovecs, to, segment):
         header[4], header[5] = io.tx_control[message].ctypes.data, 24
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _flush(io, messages):
     """Send the prepared messages; returns how many failed."""
     sent = failed = 0
@@ -175,7 +175,7 @@ def _flush(io, messages):
     return failed
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def send_batch(io, packets, count):
     """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages failed."""
     messages = iovecs = failed = 0
