@@ -1,0 +1,87 @@
+"""What both ends of a control connection agree on: liveness by HTTP/2 pings, addresses, TLS files.
+
+A peer whose process dies closes its socket, which is seen at once. A peer that is cut off or stopped (SIGSTOP) sends
+nothing: both ends therefore ping an idle connection, and gRPC closes it when no answer comes. gRPC's own threads
+answer pings (from grpcio 1.73 on without needing the interpreter lock), so a Python program that computes for minutes
+is alive all the same.
+"""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from switchml.errors import ConfigError
+
+CONTROL_PORT = 50099
+"""p4app-switchML's controller listens here; v1 hosts expect it."""
+PEER_TIMEOUT_S = 10.0
+MIN_PEER_TIMEOUT_S = 2.0
+"""gRPC clients send at most one ping a second, so a silence of less can't be told from none."""
+
+
+def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:
+    """gRPC channel or server options that close a connection whose peer is silent, at most `peer_timeout_s` after its
+    last sign.
+    """
+    if not MIN_PEER_TIMEOUT_S <= peer_timeout_s <= 86400:
+        raise ConfigError(f"peer timeout of {peer_timeout_s:g} s: expected {MIN_PEER_TIMEOUT_S:g} to 86400")
+    period_ms = int(peer_timeout_s * 1000)
+    return [
+        # Worst case: the peer dies just after answering a ping. The next ping goes out a third of the time later and
+        # is waited for half of the time, which leaves a sixth for delays of our own.
+        ("grpc.keepalive_time_ms", max(period_ms // 3, 1)),
+        ("grpc.keepalive_timeout_ms", max(period_ms // 2, 1)),
+        # Newer gRPC cores have a second limit, on any ping, and look at nothing else if this one is longer.
+        ("grpc.http2.ping_timeout_ms", max(period_ms // 2, 1)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # By default a sender stops pinging a stream without data after two pings, and a server answers more of them
+        # with GOAWAY "too_many_pings". A job's stream is silent for hours.
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.http2.min_time_between_pings_ms", max(period_ms // 6, 1)),
+        ("grpc.http2.min_ping_interval_without_data_ms", 1),
+    ]
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`host:port` as (host, port); raises ConfigError."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(f"address {text!r}: expected HOST:PORT, for example 127.0.0.1:{CONTROL_PORT}")
+    return host, int(port)
+
+
+def read_pem(path: str | Path, what: str) -> bytes:
+    """The bytes of a PEM file; raises ConfigError saying which file and why."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{what} {path}: {error.strerror}") from error
+    if b"-----BEGIN " not in data:
+        raise ConfigError(f"{what} {path}: not a PEM file (it has no BEGIN line)")
+    return data
+
+
+def read_ca(path: str | Path) -> bytes:
+    """Certificates that a client trusts; raises ConfigError if they can't be used."""
+    data = read_pem(path, "TLS CA file")
+    try:
+        ssl.create_default_context(cadata=data.decode("ascii", "replace"))
+    except (ssl.SSLError, ValueError) as error:
+        why = getattr(error, "reason", None) or error
+        raise ConfigError(f"TLS CA file {path}: holds no usable certificate ({why})") from error
+    return data
+
+
+def read_key_pair(certificate: str | Path, key: str | Path) -> tuple[bytes, bytes]:
+    """(private key, certificate chain) of a server; raises ConfigError unless the two belong together."""
+    chain, private = read_pem(certificate, "TLS certificate"), read_pem(key, "TLS key")
+    try:
+        # gRPC only says that binding failed; OpenSSL says why.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigError(
+            f"TLS certificate {certificate} with key {key}: {getattr(error, 'reason', None) or error}"
+        ) from error
+    return private, chain
