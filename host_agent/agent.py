@@ -34,6 +34,8 @@ log = logging.getLogger("host_agent")
 
 _TICK_S = 0.25
 _STALL_S = 1.0
+_FRESH_S = 1.5
+"""How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
 _HISTORIES = 4096
 """Tensor shapes whose exponents are remembered."""
 
@@ -90,6 +92,10 @@ class HostAgent:
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        self._departure: PeerLost | None = None  # set once a peer has left: see _on_event
+        self._waits_at_departure: int | None = None
+        self._waits, self._waited_at = 0, 0.0
+        self._check_at = self._warn_at = 0.0
         self._closing = False
         self._calls = 0
         self._bytes = 0
@@ -124,7 +130,11 @@ class HostAgent:
         host = address.rpartition(":")[0].strip("[]")
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            sock.bind((bind_ip or _own_address(host, job, rank), 0))
+            ip = bind_ip or _own_address(host, job, rank)
+            try:
+                sock.bind((ip, 0))
+            except OSError as error:
+                raise ConfigError(f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine") from None
             buffer_bytes = libc.grow_buffers(sock, 4 << 20)
             session = client.join(
                 address, job=job, rank=rank, world_size=world_size, data_address=sock.getsockname(), slots=slots, payload_bytes=payload_bytes,
@@ -210,7 +220,7 @@ class HostAgent:
         deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
         call = _Call(source, target, numel, dtype, self.world_size if op == "mean" else 1, on_done, deadline, keep=keep)
         with self._lock:
-            error = self._error
+            error = self._error or self._departure
             if error is None:
                 call.index = self._calls
                 self._calls += 1
@@ -240,18 +250,21 @@ class HostAgent:
             if self._running and not since:
                 since = time.monotonic()
             why = compiled.run(self._loop, reported, int(_TICK_S * 1e9) if self._running else -1)
-            reported = int(self._worker.me["completed"])
             if why == compiled.WOKEN:
                 _drain(self._wake)
             elif why == compiled.FAILED:
                 self._fail(self._disagreement())
-            if why == compiled.TASK_DONE or self._running:
+            completed = int(self._worker.me["completed"])
+            if completed != reported:
+                reported = completed
                 self._report()
+            now = time.monotonic()
             if since and not self._running:
-                self._busy_s += time.monotonic() - since
+                self._busy_s += now - since
                 since = 0.0
-            if why == compiled.TICK:
-                self._check_progress()
+            if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
+                self._check_at = now + _TICK_S
+                self._check_progress(now)
         calls = list(self._running.values())
         with self._lock:
             calls += self._queue
@@ -259,6 +272,8 @@ class HostAgent:
         self._running.clear()
         for call in calls:
             _call_back(call, self._error)
+        if isinstance(self._error, (RanksDisagree, CollectiveTimeout)):
+            self._session.leave()  # nothing more comes from this rank: the others need not find out by waiting
 
     def _start_queued(self) -> None:
         while self._queue and self._worker.outstanding < rules.TASKS:
@@ -283,7 +298,8 @@ class HostAgent:
 
     def _report(self) -> None:
         tasks = self._worker.state.tasks
-        for number in [n for n in self._running if tasks[n % rules.TASKS]["state"] == rules.DONE]:
+        numbers = np.fromiter(self._running, np.int64, len(self._running))
+        for number in numbers[tasks["state"][numbers % rules.TASKS] == rules.DONE].tolist():
             call, task = self._running.pop(number), tasks[number % rules.TASKS]
             self._bytes += call.numel * rules.ITEM_BYTES[task["fmt"]]
             error = None
@@ -291,21 +307,32 @@ class HostAgent:
                 error = SumOverflow(f"{task['misfits']} of {call.numel} sums do not fit {call.dtype}; use a wider dtype")
             _call_back(call, error)
 
-    def _check_progress(self) -> None:
+    def _check_progress(self, now: float) -> None:
+        """Calls that are late, a peer that is needed and has left, a stall worth a warning."""
         if not self._running:
             return
-        now = time.monotonic()
-        call = next(iter(self._running.values()))
+        waits = int(self._worker.me["waits"])
+        if waits != self._waits:
+            self._waits, self._waited_at = waits, now
+        missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
         stalled = now - int(self._worker.me["progress_at"]) / 1e9
-        missing = self._worker.missing_ranks() if stalled >= _STALL_S else ()
-        late = [c for c in self._running.values() if c.deadline <= now]
+        if self._departure is not None:
+            if self._waits_at_departure is None:
+                self._waits_at_departure = waits  # a wait packet that is older than the departure proves nothing
+            elif waits != self._waits_at_departure and set(missing) & set(self._departure.ranks):
+                self._fail(self._departure)
+                return
+        with self._lock:
+            late = [call for call in (*self._running.values(), *self._queue) if call.deadline <= now]
         if late:
+            missing = missing if stalled >= _TICK_S else ()
             whom = f"; it waits for rank {_listed(missing)}" if missing else ""
             self._fail(CollectiveTimeout(f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing))
-        elif stalled >= _STALL_S and now >= getattr(self, "_next_warning", 0.0):
+        elif stalled >= _STALL_S and now >= self._warn_at:
             whom = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
-            log.warning("job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, call.index, stalled, whom)
-            self._next_warning = now + min(max(1.0, stalled), 30.0)
+            index = next(iter(self._running.values())).index
+            log.warning("job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, index, stalled, whom)
+            self._warn_at = now + min(max(1.0, stalled), 30.0)
 
     def _disagreement(self) -> JobError:
         me = self._worker.me
@@ -315,12 +342,25 @@ class HostAgent:
                              "same order")
 
     def _on_event(self, event) -> None:
-        """From the session's thread: what happened to the others."""
+        """From the session's thread: what happened to the others.
+
+        A peer that left did not leave its last results unread, but this rank may still be waiting for its copy of them. So calls under
+        way go on until the aggregator says that a round lacks a contribution of a rank that left; later calls fail at once.
+        """
         kind = type(event).__name__
         if kind == "AggregatorLost":
             self._fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
-        elif kind in ("PeerLost", "PeerLeft"):
-            self._fail(PeerLost(f"job '{self.job}': rank {_listed(event.ranks)} lost: {event.reason}", tuple(event.ranks)))
+            return
+        if kind not in ("PeerLost", "PeerLeft"):
+            return
+        earlier = self._departure.ranks if self._departure is not None else ()
+        ranks = tuple(event.ranks) if kind == "PeerLost" else (*earlier, *event.ranks)
+        error = PeerLost(f"job '{self.job}': rank {_listed(event.ranks)} lost: {event.reason}", ranks)
+        if kind == "PeerLost":
+            self._fail(error)
+        else:
+            with self._lock:
+                self._departure, self._waits_at_departure = error, None
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

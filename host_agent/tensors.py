@@ -47,6 +47,8 @@ def prepare(x, out=None) -> Prepared:
     if not out.flags.c_contiguous or not out.flags.writeable:
         raise UnsupportedTensor("out: expected a writeable C-contiguous array (leave it away to get a new one)")
     source = np.ascontiguousarray(x)
+    if source.ctypes.data != out.ctypes.data and np.may_share_memory(source, out):
+        source = source.copy()  # shifted against each other: an early result would overwrite what is not read yet
     return Prepared(source.ctypes.data, out.ctypes.data, x.size, x.dtype.name, out, (source, out))
 
 
@@ -54,15 +56,23 @@ def _prepare_torch(x, out) -> Prepared:
     dtype = str(x.dtype).removeprefix("torch.")
     if dtype not in (*_NATIVE, *HALVES):
         raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*_NATIVE, *HALVES))}")
-    if x.device.type != "cpu" or x.layout != getattr(type(x), "_strided", x.layout) or x.is_sparse:
-        raise UnsupportedTensor(f"{'sparse' if x.is_sparse else x.device.type} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)")
-    x = x.detach()
+    if not _is_dense_on_cpu(x):
+        what = x.device.type if x.device.type != "cpu" else str(x.layout).removeprefix("torch.")
+        raise UnsupportedTensor(f"{what} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)")
+    x = x.detach().resolve_neg()  # torch may keep a minus sign beside the memory
     if out is None:
         out = x.new_empty(x.shape)
-    elif out.shape != x.shape or out.dtype != x.dtype or not out.is_contiguous():
-        raise UnsupportedTensor(f"out: expected a contiguous tensor of shape {tuple(x.shape)} and dtype {dtype}")
+    elif (not hasattr(out, "data_ptr") or not _is_dense_on_cpu(out) or out.shape != x.shape or out.dtype != x.dtype or out.is_neg()
+          or not out.is_contiguous()):
+        raise UnsupportedTensor(f"out: expected a contiguous tensor of shape {tuple(x.shape)} and dtype {dtype} in CPU memory")
     source = x.contiguous()
+    if 0 < abs(source.data_ptr() - out.data_ptr()) < x.numel() * x.element_size():
+        source = source.clone()
     return Prepared(source.data_ptr(), out.data_ptr(), x.numel(), dtype, out, (source, out))
+
+
+def _is_dense_on_cpu(x) -> bool:
+    return x.device.type == "cpu" and str(x.layout) == "torch.strided"
 
 
 @dataclass

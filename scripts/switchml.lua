@@ -79,7 +79,7 @@ local function add_code(tree, field, range, names)
     return code
 end
 
-local AHEAD, NEED, USED = { [127] = "unknown" }, { [127] = "not finite" }, { [127] = "classify", [125] = "integer" }
+local AHEAD, NEED, USED = { [127] = "unknown" }, { [127] = "not finite" }, { [127] = "classify", [125] = "integer", [123] = "integer64" }
 
 -- Bytes 0-9 of a v1 packet; returns the info text. Only the matched port tells which way the packet goes.
 local function v1_header(tvb, pinfo, tree)

@@ -250,6 +250,7 @@ class SoftwareDataplane:
             np.array([self._wake], np.int64))
         self._jobs: dict[int, _JobState] = {}
         self._requests: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()  # between _in_loop and stop: no request may come after the last look at the queue
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="switchml-aggregator", daemon=True)
 
@@ -262,33 +263,46 @@ class SoftwareDataplane:
 
     def stop(self) -> None:
         """Stop serving and close the socket. May be called twice."""
-        if not self._stopping:
+        with self._lock:
+            if self._stopping:
+                return
             self._stopping = True
             os.eventfd_write(self._wake, 1)
-            if self._thread.ident is not None:
-                self._thread.join()
-            self._socket.close()
-            os.close(self._wake)
+        self._finish()
+        self._socket.close()
+        os.close(self._wake)
+
+    def _finish(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:
             _serve(self._loop)
             os.eventfd_read(self._wake)
-            while not self._requests.empty():
-                action, future = self._requests.get()
-                try:
-                    future.set_result(action())
-                except BaseException as error:
-                    future.set_exception(error)
+            self._handle_requests()
+        self._handle_requests()
+
+    def _handle_requests(self) -> None:
+        while not self._requests.empty():
+            action, future = self._requests.get()
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
 
     def _in_loop(self, action):
         """Run `action` on the thread that owns the arrays, between two batches; returns its result."""
-        if self._stopping or self._thread.ident is None:
-            return action()
-        future: Future = Future()
-        self._requests.put((action, future))
-        os.eventfd_write(self._wake, 1)
-        return future.result()
+        with self._lock:
+            serving = self._thread.ident is not None and not self._stopping
+            if serving:
+                future: Future = Future()
+                self._requests.put((action, future))
+                os.eventfd_write(self._wake, 1)
+        if serving:
+            return future.result()
+        self._finish()
+        return action()
 
     # -- Dataplane --
 
@@ -307,6 +321,8 @@ class SoftwareDataplane:
             raise ConfigError(f"no room for another job: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
         for rank, address in enumerate(spec.addresses):
             if address is not None:
+                if address in spec.addresses[:rank]:
+                    raise ConfigError(f"address {address[0]}:{address[1]} is given for rank {spec.addresses.index(address)} and for rank {rank}")
                 self._check_address(spec, rank, address)
         state.index = int(free[0])
         self._jobs[spec.job_id] = state

@@ -14,7 +14,7 @@ import numpy as np
 
 from .jit import kernel
 from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u32_at, u64_at
-from .packet import CODE_BIAS, CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO
+from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO
 
 FLOAT32, FLOAT64, INT32, INT64 = range(4)
 FORMATS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64}
@@ -26,7 +26,9 @@ LOWEST, HIGHEST = -126, 128
 """Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
 GRID = 4
 """Canonical exponents of int32 lanes are this far apart."""
-_FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 16
+_FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 17
+_FLOAT64_FIRST = -127
+"""Codes of float64 are odd, -127, -125, …, 121, one for each 17 binades; those of float32 are even."""
 
 POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
 """What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one lane."""
@@ -42,11 +44,14 @@ def guard_bits(workers: int) -> int:
 
 @kernel
 def canonical(code, fmt):
-    """The exponent code that all ranks must use for a block whose values need `code` (-128..126)."""
+    """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
+
+    No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator flags.
+    """
     if fmt >= INT32:
-        return CODE_INTEGER
+        return CODE_INTEGER if fmt == INT32 else CODE_INTEGER64
     if fmt == FLOAT64:
-        return code
+        return code | 1
     exponent = code + CODE_BIAS
     exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
     return exponent - CODE_BIAS
@@ -86,7 +91,13 @@ def _code64(bits):
         while bits:
             bits >>= 1
             exponent += 1
-    return (exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID - 128
+    return 2 * ((exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID) + _FLOAT64_FIRST
+
+
+@kernel
+def _exponent64(code):
+    """Q of a canonical float64 code."""
+    return (code - _FLOAT64_FIRST) // 2 * _FLOAT64_GRID + _FLOAT64_LOWEST
 
 
 @kernel
@@ -151,7 +162,7 @@ def _encode64(address, count, lanes, code, guard, scratch):
     """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
     x = f64_at(address, count)
     bits = 31 - guard
-    shift = bits - ((code + 128) * _FLOAT64_GRID + _FLOAT64_LOWEST)
+    shift = bits - _exponent64(code)
     half = shift // 2
     scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
     radix = _exp2(bits, scratch)
@@ -244,7 +255,7 @@ def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
         y = f64_at(address, count)
         bits = 31 - guard
         inverse = _exp2(-bits, scratch)
-        shift = (used + 128) * _FLOAT64_GRID + _FLOAT64_LOWEST - bits
+        shift = _exponent64(used) - bits
         half = shift // 2
         scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
         for i in range(count):

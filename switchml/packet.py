@@ -51,7 +51,9 @@ CODE_ZERO = -128
 CODE_UNKNOWN = 127
 """`ahead`: not known yet. `need`: a value is not finite. `used`: a CLASSIFY round."""
 CODE_INTEGER = 125
-"""`used` of integer tensors; no canonical exponent has it."""
+"""`used` of int32 tensors; no canonical code of floats is the same."""
+CODE_INTEGER64 = 123
+"""The same for int64."""
 CODE_BIAS = 2
 """Exponent code = exponent - CODE_BIAS."""
 

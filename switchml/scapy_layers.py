@@ -64,6 +64,7 @@ SPECIAL_CODES = {
     ("need", wire.CODE_UNKNOWN): "not finite",
     ("used", wire.CODE_UNKNOWN): "classify",
     ("used", wire.CODE_INTEGER): "integer",
+    ("used", wire.CODE_INTEGER64): "integer64",
 }
 
 

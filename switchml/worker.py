@@ -18,7 +18,7 @@ from .fixedpoint import (FLOAT64, FORMATS, INT32, ITEM_BYTES, LANES, apply_class
                          need_of)
 from .jit import kernel
 from .memory import be16, be32, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at
-from .packet import CODE_INTEGER, CODE_UNKNOWN, CODE_ZERO, check_slots
+from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000
@@ -176,16 +176,14 @@ def fill(w, now, out, n):
         slot.need = slot.next_need if slot.scanned else _scan(w, number, chunk)
         slot.chunk, slot.task = chunk, number
         slot.scanned = slot.classed = slot.done = 0
-        if task.fmt >= INT32:
-            slot.mode, slot.used = EXACT, CODE_INTEGER
-        elif slot.agreed != CODE_UNKNOWN:
+        if slot.agreed != CODE_UNKNOWN:
             if slot.need > slot.agreed:
                 me.error, me.error_chunk = ERROR_AHEAD, chunk
                 return n
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
         else:
             slot.mode = SPECULATE
-            slot.used = canonical(slot.need, task.fmt) if slot.need != CODE_UNKNOWN else CODE_ZERO
+            slot.used = canonical(slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO, task.fmt)
             position = chunk - task.first
             if position < task.history_length:
                 slot.used = max(slot.used, signed8(u8_at(task.history, task.history_length)[position]))
@@ -325,7 +323,7 @@ def receive(w, address, length, now, out, n):
     mixed, overflow = flags & wire_format.FLAG_MIXED != 0, flags & wire_format.FLAG_OVERFLOW != 0
 
     if slot.mode == SPECULATE:
-        if need == CODE_UNKNOWN:
+        if need == CODE_UNKNOWN and task.fmt < INT32:
             source, _, count = _elements(w, task, slot.chunk)
             slot.need = need_of(task.fmt, source, count, True)
             return _repeat(w, index, CLASSIFY, CODE_UNKNOWN, now, out, n)

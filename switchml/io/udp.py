@@ -23,6 +23,7 @@ _BUFFER_BYTES = 65536
 _PER_BUFFER = 64
 _SEGMENTS = 60
 """Packets in one UDP_SEGMENT message; the kernel takes 64 (UDP_MAX_SEGMENTS before Linux 6.9) and 65,507 bytes."""
+_MESSAGE_BYTES = 65507
 _SEND_MESSAGES = 64
 _CONTROL_WORDS = 8
 _MSG_DONTWAIT = 0x40
@@ -179,7 +180,6 @@ def _flush(io, messages):
 def send_batch(io, packets, count):
     """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages failed."""
     messages = iovecs = failed = 0
-    limit = _SEGMENTS if io.config[1] else 1
     i = 0
     while i < count:
         if messages == _SEND_MESSAGES:
@@ -187,6 +187,9 @@ def send_batch(io, packets, count):
             messages = iovecs = 0
         first = iovecs
         to, length = packets.endpoint[i], packets.length[i]
+        limit = 1
+        if io.config[1] and length:  # a segment size of 0 means no segmentation: several empty datagrams would become one
+            limit = max(min(_SEGMENTS, _MESSAGE_BYTES // length), 1)
         while i < count and iovecs - first < limit and packets.endpoint[i] == to and packets.length[i] == length:
             io.tx_iovecs[iovecs, 0], io.tx_iovecs[iovecs, 1] = packets.address[i], length
             iovecs += 1

@@ -1,0 +1,196 @@
+"""Hosts around one switch, each in a network namespace, every host's link with the same rate, delay and loss both ways.
+
+    host i: eth0 ── tbf ──►                          ◄── tbf ── p<i>: the switch's namespace, bridge br0
+                  with delay or loss: eth0 ── a<i> ═ link.py ═ b<i> ── p<i>
+
+The rate is tbf's at both ends of a link, so each direction has one queue, in front of it. The switch itself is not
+limited: what runs in its namespace, with br0's address, has all ports at once, as a real switch has. Loss and delay, if
+any, are those of link.py, run by a process in a namespace of its own.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from emulator.link import COUNTS
+from emulator.namespaces import Lab, Namespace, run
+from switchml.errors import ConfigError, SwitchMLError
+
+NETWORK = ipaddress.ip_network("10.77.0.0/16")
+INTERFACE = "eth0"
+"""Every host's."""
+ETHERNET_BYTES = 14
+"""What tbf counts of a frame besides the IP packet: no preamble, check sequence or gap (linux/net/sched)."""
+MTU = 1500
+
+BURST_BYTES = 96 << 10
+"""Larger than any superframe (65,535 bytes of IP, and tbf counts the headers of each of its packets): those pass as
+they are, and the kernel need not cut them into packets."""
+QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
+"""How much a queue holds unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """`queue_bytes`: what waits in front of each direction at most, 0 for 25 ms at the rate. `loss`, `delay_s`: of each
+    direction. Raises ConfigError for values that make no sense.
+    """
+
+    rate_bps: float
+    delay_s: float = 0.0
+    loss: float = 0.0
+    queue_bytes: int = 0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1e5 <= self.rate_bps <= 1e12:
+            raise ConfigError(f"rate of {self.rate_bps:g} bit/s: expected 100 kbit/s to 1 Tbit/s")
+        if not 0 <= self.loss < 1:
+            raise ConfigError(f"loss {self.loss}: expected a probability, at least 0 and less than 1")
+        if not 0 <= self.delay_s <= 10:
+            raise ConfigError(f"delay of {self.delay_s} s: expected 0 to 10 s")
+        if self.queue_bytes < 0:
+            raise ConfigError(f"queue of {self.queue_bytes} bytes: expected 0 or more")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the kernel can do it alone."""
+        return not self.loss and not self.delay_s
+
+    @property
+    def queue_limit_bytes(self) -> int:
+        return self.queue_bytes or max(LEAST_QUEUE_BYTES, round(self.rate_bps / 8 * QUEUE_S))
+
+
+@dataclass(frozen=True)
+class QueueCounts:
+    """What went through the queues of all hosts' links in one direction, by tbf's account. A superframe counts as one
+    of `dropped`."""
+
+    bytes: int
+    packets: int
+    dropped: int
+    backlog_bytes: int
+
+
+class Star:
+    """The network in `lab` (which removes it). `hosts[i]` has `address(i)`, `switch` has `switch_address`."""
+
+    def __init__(self, lab: Lab, hosts: int, link: LinkOptions, tcp: str | None = None):
+        """`tcp`: congestion control of the hosts' TCP, by default the machine's. Raises ConfigError if there is none of
+        that name.
+        """
+        if not 1 <= hosts <= 256:
+            raise ConfigError(f"{hosts} hosts: expected 1 to 256")
+        self.link = link
+        self._links_process: subprocess.Popen | None = None
+        self.switch = lab.add("switch")
+        self.switch.ip(
+            "link add br0 type bridge stp_state 0 forward_delay 0",
+            f"addr add {self.switch_address}/{NETWORK.prefixlen} dev br0",
+            "link set br0 up",
+        )
+        self.hosts = [lab.add(f"host{i}") for i in range(hosts)]
+        wires = None if link.is_plain else lab.add("wires")
+        for i, host in enumerate(self.hosts):
+            if tcp is not None:
+                host.set_sysctl(ipv4__tcp_congestion_control=tcp)
+            self._plug_in(i, host, wires)
+        if wires is not None:
+            self._links_process = self._start_links(wires)
+
+    @property
+    def switch_address(self) -> str:
+        return str(NETWORK[1])
+
+    def address(self, host: int) -> str:
+        return str(NETWORK[256 + host + 1])
+
+    @property
+    def links_pid(self) -> int | None:
+        """The process behind the links, if there is one."""
+        return self._links_process.pid if self._links_process else None
+
+    def queues(self) -> dict[str, QueueCounts]:
+        """The queues since the start, "up" from the hosts and "down" to them."""
+        up = [_tbf(host, INTERFACE) for host in self.hosts]
+        down = [_tbf(self.switch, f"p{i}") for i in range(len(self.hosts))]
+        return {
+            name: QueueCounts(*map(sum, zip(*counts, strict=True))) for name, counts in (("up", up), ("down", down))
+        }
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
+        if self._links_process is None:
+            return {}
+        counts = json.loads(self._ask_links())
+        return {
+            name: dict(zip(COUNTS, map(sum, zip(*rows, strict=True)), strict=True))
+            for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
+        }
+
+    def close(self) -> None:
+        """End the process behind the links. The namespaces go with the lab."""
+        if self._links_process is not None:
+            self._links_process.kill()
+            self._links_process.communicate()
+
+    def _plug_in(self, i: int, host: Namespace, wires: Namespace | None) -> None:
+        if wires is None:
+            host.ip(f"link add {INTERFACE} type veth peer name p{i} netns {self.switch.name}")
+            single = ""
+        else:
+            host.ip(f"link add {INTERFACE} type veth peer name a{i} netns {wires.name}")
+            wires.ip(
+                f"link add b{i} type veth peer name p{i} netns {self.switch.name}",
+                f"link set a{i} up",
+                f"link set b{i} up",
+            )
+            single = " gso_max_segs 1"  # links of our own carry packets, not trains of them
+        host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
+        self.switch.ip(f"link set p{i} master br0 up{single}")
+        shape = f"tbf rate {round(self.link.rate_bps)}bit burst {BURST_BYTES} limit {self.link.queue_limit_bytes}"
+        host.tc(f"qdisc add dev {INTERFACE} root {shape}")
+        self.switch.tc(f"qdisc add dev p{i} root {shape}")
+
+    def _start_links(self, wires: Namespace) -> subprocess.Popen:
+        held = 2 * self.link.rate_bps / 8 * self.link.delay_s / 512  # frames of 512 bytes, and room for jitter
+        plan = {
+            "wires": [[f"a{i}", f"b{i}"] for i in range(len(self.hosts))],
+            "loss": self.link.loss,
+            "delay_s": self.link.delay_s,
+            "seed": self.link.seed,
+            "capacity": 1 << max(9, int(held).bit_length()),
+            "threads": min(len(self.hosts), len(os.sched_getaffinity(0))),
+        }
+        command = [sys.executable, "-m", "emulator.link", json.dumps(plan)]
+        process = wires.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        if process.stdout.readline() != "ready\n":
+            raise SwitchMLError(f"the process behind the links ended with exit code {process.wait()}")
+        return process
+
+    def _ask_links(self) -> str:
+        assert self._links_process is not None
+        stdin, stdout = self._links_process.stdin, self._links_process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            print("counts", file=stdin, flush=True)
+            if line := stdout.readline():
+                return line
+        except OSError:
+            pass
+        raise SwitchMLError(f"the process behind the links ended with exit code {self._links_process.wait()}")
+
+
+def _tbf(space: Namespace, interface: str) -> tuple[int, int, int, int]:
+    """QueueCounts of an interface."""
+    for qdisc in json.loads(run(["tc", "-n", space.name, "-s", "-j", "qdisc", "show", "dev", interface])):
+        if qdisc["kind"] == "tbf":
+            return qdisc["bytes"], qdisc["packets"], qdisc["drops"], qdisc["backlog"]
+    raise SwitchMLError(f"no tbf on {interface} in {space.name}")

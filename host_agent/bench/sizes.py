@@ -1,0 +1,108 @@
+"""Sizes as people write them, and what is measured at each: how many calls a repeat has, how many repeats.
+
+A `Case` is one line of the table. Its parts are all-reduced one after the other, so that the time of one is a latency,
+or `overlapped`: all are started before the first is waited for, as DDP does with its buckets.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from switchml.errors import ConfigError
+
+ITEM_BYTES = 4
+"""float32, the type of every measurement."""
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+LARGEST_BYTES = 16 << 30
+MOST_CASES = 64
+
+_CALLS_BYTES, _MOST_CALLS = 4 << 20, 40
+"""A repeat makes as many calls as fit this many bytes, at most so many: the time of one 4-KiB call is mostly noise."""
+
+DDP_FIRST_BYTES, DDP_BUCKET_BYTES = 1 << 20, 25 << 20
+"""torch.distributed: _DEFAULT_FIRST_BUCKET_BYTES, and DistributedDataParallel's bucket_cap_mb=25."""
+DDP_SMALL_BYTES = tuple(k << 10 for k in (4, 8, 16, 32, 64))
+"""What models of a few layers have."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`parts`: elements of each all-reduce of one repeat."""
+
+    parts: tuple[int, ...]
+    overlapped: bool
+    repeats: int
+    warmup: int
+
+    @property
+    def elements(self) -> int:
+        """Of one repeat."""
+        return sum(self.parts)
+
+    @property
+    def calls(self) -> int:
+        """By how many the time of a repeat is divided."""
+        return 1 if self.overlapped else len(self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the time belongs to: one call, or all overlapped ones together."""
+        return self.elements // self.calls * ITEM_BYTES
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "64M", "1K", "4096"; units are binary. Raises ConfigError unless it is a positive multiple of 4."""
+    match = re.fullmatch(r"(\d+)([KMG]?)(i?B)?", text.strip(), re.IGNORECASE)
+    if not match:
+        raise ConfigError(f"size {text!r}: expected a number of bytes, with K, M or G behind it if you like (64M)")
+    size = int(match[1]) * UNITS[match[2].upper()]
+    if not 0 < size <= LARGEST_BYTES or size % ITEM_BYTES:
+        raise ConfigError(f"size {text!r}: expected a multiple of {ITEM_BYTES} bytes (float32) from 4 to 16G")
+    return size
+
+
+def parse_sweep(text: str) -> list[int]:
+    """Bytes of "1K:256M:4" (from, to, factor; factor 2 if left out) or of a list like "4K,64K". Raises ConfigError."""
+    if ":" not in text:
+        return [parse_size(part) for part in text.split(",")]
+    first, last, *factors = text.split(":")
+    if len(factors) > 1 or (factors and not (factors[0].isdecimal() and int(factors[0]) >= 2)):
+        raise ConfigError(f"sizes {text!r}: expected FROM:TO:FACTOR with a whole factor of at least 2 (1K:256M:4)")
+    factor = int(factors[0]) if factors else 2
+    size, end = parse_size(first), parse_size(last)
+    if size > end:
+        raise ConfigError(f"sizes {text!r}: the first is larger than the last")
+    sizes = []
+    while size <= end:
+        sizes.append(size)
+        size *= factor
+    if len(sizes) > MOST_CASES:
+        raise ConfigError(f"sizes {text!r}: {len(sizes)} of them; expected at most {MOST_CASES}")
+    return sizes
+
+
+def text_of(size_bytes: int) -> str:
+    """The reverse of `parse_size`: "64M"."""
+    for unit, factor in reversed(UNITS.items()):
+        if size_bytes % factor == 0:
+            return f"{size_bytes // factor}{unit}"
+    return str(size_bytes)
+
+
+def single(size_bytes: int, repeats: int | None = None, warmup: int | None = None) -> Case:
+    """All-reduces of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
+    calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
+    usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
+    return Case((size_bytes // ITEM_BYTES,) * calls, False, repeats or usual, 2 if warmup is None else warmup)
+
+
+def ddp_buckets(model_bytes: int, repeats: int | None = None, warmup: int | None = None) -> list[Case]:
+    """What DDP makes of a model's gradients: all buckets at once, each size of bucket alone, and small models."""
+    rest = max(0, model_bytes - DDP_FIRST_BYTES)
+    buckets = [min(DDP_FIRST_BYTES, model_bytes)] + [DDP_BUCKET_BYTES] * (rest // DDP_BUCKET_BYTES)
+    if rest % DDP_BUCKET_BYTES:
+        buckets.append(rest % DDP_BUCKET_BYTES)
+    alone = [*DDP_SMALL_BYTES, *sorted(set(buckets))]
+    together = Case(tuple(b // ITEM_BYTES for b in buckets), True, repeats or 5, 2 if warmup is None else warmup)
+    return [single(size, repeats, warmup) for size in alone] + [together]

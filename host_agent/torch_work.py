@@ -1,0 +1,199 @@
+"""What an all-reduce gives back to torch: a Work that several threads may wait for, poll, or chain on.
+
+Three parties meet here. The agent's IO thread reports that a tensor is summed, and must get back to its packets at
+once. Somebody may be waiting in `Work.wait()`. And DDP has chained callbacks on the Work's future; some of these
+(PowerSGD's hook) wait for a further all-reduce. So the IO thread only notes the result and wakes the waiters; futures
+are completed by `CallbackThreads`, of which there is always one that is not stuck in somebody's callback.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from switchml.errors import CollectiveTimeout
+
+NO_TIMEOUT = timedelta(0)
+"""What torch passes to `wait` when the caller named no time."""
+
+
+class CallbackThreads:
+    """Runs functions on daemon threads. A thread that takes one first sees to it that another waits for the next.
+
+    So a function may wait for what a later one does, and yet a burst of quick ones needs no more than two or three
+    threads.
+    """
+
+    def __init__(self, name: str):
+        self._name = name
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._waiting = 0
+        self._closed = False
+
+    def submit(self, task: Callable[[], None]) -> None:
+        """Run `task()` soon. It must not raise. After `close` it runs right here."""
+        with self._lock:
+            if not self._closed:
+                if not self._threads:
+                    self._add_thread()
+                self._tasks.put(task)
+                return
+        task()
+
+    def close(self) -> None:
+        """Finish what was submitted and end the threads. One stuck in a callback is left behind after a second."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for _ in self._threads:
+                self._tasks.put(None)
+        deadline = time.monotonic() + 1.0
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _add_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        self._waiting += 1
+        thread.start()
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            with self._lock:
+                self._waiting -= 1
+                if self._waiting == 0 and not self._closed:
+                    self._add_thread()
+            task()
+            del task  # or its tensors would live until the next task
+            with self._lock:
+                self._waiting += 1
+
+
+class AllReduceWork(Work):
+    """The handle of one all-reduce of one or several tensors, in place.
+
+    `wait` raises what went wrong, as it is (`PeerLost` with its ranks). The future can't: a C++ future carries a
+    RuntimeError, whose text holds the name and the message of the original. Its value is a Python list of tensors,
+    which DDP and hooks written in Python take; the two hooks that torch has in C++ (DDP._register_builtin_comm_hook)
+    want a typed list, which only C++ can put into a future.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor], parts: int, callbacks: CallbackThreads):
+        """`parts`: how many times `part_done` will be called."""
+        super().__init__()
+        self.tensors = tensors
+        self.before_finish: list[Callable[[], None]] = []
+        """Steps between the last part and the end (copies out of staging buffers), run on a callback thread if there
+        are any.
+        """
+        self._callbacks = callbacks
+        self._parts = parts
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self._error: BaseException | None = None
+        self._trigger: torch.futures.Future | None = None
+        self._future: torch.futures.Future | None = None
+        if parts == 0:
+            self._finish()
+
+    def part_done(self, error: BaseException | None) -> None:
+        """One of the parts is summed, or failed. Called by the agent's IO thread; never blocks."""
+        with self._lock:
+            self._error = self._error or error
+            self._parts -= 1
+            if self._parts > 0:
+                return
+        if self.before_finish and self._error is None:
+            self._callbacks.submit(self._run_last_steps)
+        else:
+            self._finish()
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Block until done and return True, or raise the error. After `timeout` (if positive): CollectiveTimeout, and
+        the all-reduce goes on.
+        """
+        seconds = timeout.total_seconds()
+        if not self._finished.wait(seconds if seconds > 0 else None):
+            raise CollectiveTimeout(f"the all-reduce has not finished after {seconds:g} s; it goes on")
+        if self._error is not None:
+            # One error may end many works, and whoever waits for one should not read where others waited.
+            raise self._error.with_traceback(None)
+        return True
+
+    def is_completed(self) -> bool:
+        return self._finished.is_set()
+
+    def is_success(self) -> bool:
+        return self._finished.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error if self._finished.is_set() else None
+
+    def result(self) -> list[torch.Tensor]:
+        return self.tensors
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of tensors. Always the same one."""
+        with self._lock:
+            if self._future is None:
+                self._trigger = self._make_trigger()
+                # Only an exception inside a `then` becomes an error that C++ code sees; Future.set_exception is a
+                # Python-only notion.
+                self._future = self._trigger.then(self._outcome)
+                finished = self._finished.is_set()
+            else:
+                finished = False
+            future = self._future
+        if finished:
+            self._complete_future()
+        return future
+
+    def _make_trigger(self) -> torch.futures.Future:
+        return torch.futures.Future()
+
+    def _outcome(self, _trigger: torch.futures.Future) -> list[torch.Tensor]:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        return self.tensors
+
+    def _run_last_steps(self) -> None:
+        try:
+            for step in self.before_finish:
+                step()
+        except Exception as error:
+            self._error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._finished.set()
+            has_future = self._future is not None
+        self.before_finish = []
+        if has_future:
+            self._callbacks.submit(self._complete_future)
+
+    def _complete_future(self) -> None:
+        assert self._trigger is not None
+        self._trigger.set_result(None)
+
+
+def flat_memory(tensor: torch.Tensor, work: AllReduceWork) -> torch.Tensor:
+    """The tensor itself if its elements lie in order, else a copy that is copied back before `work` is done."""
+    if tensor.is_contiguous() and not tensor.is_neg():
+        return tensor
+    copy = tensor.detach().contiguous().resolve_neg()
+    work.before_finish.append(lambda: tensor.detach().copy_(copy))
+    return copy

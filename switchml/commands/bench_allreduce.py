@@ -1,0 +1,158 @@
+"""`switchml bench allreduce`: time all-reduces of several ranks on this machine, beside Gloo's."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+PLOT_ENDINGS = (".png", ".html")
+
+
+class Checked(click.ParamType):
+    """A value that a function of host_agent.bench.sizes reads."""
+
+    def __init__(self, name: str, function: str):
+        self.name = name
+        self.function = function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        from host_agent.bench import sizes
+        from switchml.errors import ConfigError
+
+        if not isinstance(value, str):
+            return value
+        try:
+            return getattr(sizes, self.function)(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1, 256), default=4, show_default=True, help="Ranks, one process each.")
+@click.option("--size", type=Checked("size", "parse_size"), help="Bytes of the tensor, like 64M.  [default: 64M]")
+@click.option(
+    "--sizes",
+    type=Checked("from:to:factor", "parse_sweep"),
+    help="Measure several sizes: 1K:256M:4, or a list (4K,64K).",
+)
+@click.option(
+    "--buckets",
+    type=click.Choice(["ddp"]),
+    help="Measure what DDP makes of a model of --size bytes: its buckets at once, each alone, and small ones.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "udp", "shm", "zmq"]),
+    default="auto",
+    show_default=True,
+    help="What carries packets.",
+)
+@click.option(
+    "--wire",
+    type=click.Choice(["int32", "int16", "int8"]),
+    default="int32",
+    show_default=True,
+    help="Lanes of a packet.",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["gloo", "none"]),
+    default="gloo",
+    show_default=True,
+    help="What takes turns with it.",
+)
+@click.option("--aggregator", metavar="HOST:PORT", help="A running aggregator.  [default: one of our own]")
+@click.option("--repeats", type=click.IntRange(1), help="Pairs to measure at each size.  [default: 5 to 15]")
+@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Pairs before those, not counted.")
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
+              help="Draw time and bandwidth against size (.png needs matplotlib, .html nothing).")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def allreduce(
+    workers: int,
+    size: int | None,
+    sizes: list[int] | None,
+    buckets: str | None,
+    transport: str,
+    wire: str,
+    against: str,
+    aggregator: str | None,
+    repeats: int | None,
+    warmup: int,
+    plot_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Time all-reduces of float32 tensors between processes on this machine, and Gloo's in turn with them.
+
+    Every result is checked against the exact sum. A time is that of the slowest rank; small tensors are reduced several
+    times in a row. The bound below the table is what this machine's cores could do at most, from the measured cost of
+    each step.
+    """
+    import json
+
+    from host_agent.bench import allreduce as measuring
+    from host_agent.bench import limits, plot, rank, report
+    from host_agent.bench import sizes as cases_of
+    from switchml.errors import ConfigError
+
+    if sizes and (size or buckets):
+        raise click.UsageError("--sizes goes with neither --size nor --buckets")
+    try:
+        rank.join_options(transport, wire)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+    if aggregator is not None and not aggregator.rpartition(":")[2].isdecimal():
+        raise click.BadParameter(f"{aggregator!r}: expected HOST:PORT", param_hint="--aggregator")
+    if plot_file is not None:
+        if plot_file.suffix not in PLOT_ENDINGS:
+            raise click.BadParameter(f"{plot_file}: expected a name that ends in .png or .html", param_hint="--plot")
+        if not plot_file.resolve().parent.is_dir():
+            raise click.BadParameter(f"{plot_file}: there is no such folder", param_hint="--plot")
+        plot.require(plot_file)
+
+    if buckets:
+        cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
+    else:
+        cases = [cases_of.single(each, repeats, warmup) for each in sizes or [size or 64 << 20]]
+    backends = (rank.SWITCHML,) if against == "none" else (rank.SWITCHML, rank.GLOO)
+    cores = len(os.sched_getaffinity(0))
+    with _progress(len(cases), as_json) as show:
+        result = measuring.measure(
+            cases,
+            workers=workers,
+            transport=transport,
+            wire=wire,
+            against=None if against == "none" else against,
+            aggregator=aggregator,
+            on_start=lambda chosen: show(report.header(workers, chosen, wire, backends, cores), 0),
+            on_result=lambda measurement: show([report.line(measurement, workers, backends)], 1),
+        )
+    limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
+    if plot_file is not None:
+        plot.draw(result, limit, plot_file)
+    if as_json:
+        click.echo(json.dumps(report.as_json(result, limit, is_sweep=bool(sizes or buckets))))
+    else:
+        click.echo("\n".join(report.footer(result, limit)))
+
+
+@contextlib.contextmanager
+def _progress(total: int, as_json: bool):
+    """A function (lines, cases done): prints the table as it grows, or, if there is none, counts on a terminal."""
+    if not as_json:
+        yield lambda lines, done: click.echo("\n".join(lines))
+        return
+    from rich.console import Console
+
+    finished = 0
+    with Console(stderr=True).status("all-reduce: starting") as status:
+
+        def show(lines: list[str], done: int) -> None:
+            nonlocal finished
+            finished += done
+            status.update(f"all-reduce: {finished} of {total} sizes measured")
+
+        yield show

@@ -1,0 +1,97 @@
+"""`switchml train`: train a small model with several workers, first over Gloo, then through an aggregator."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import click
+
+AGGREGATORS = ["software"]
+PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
+
+
+@click.command()
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=4, show_default=True, help="Worker processes on this machine."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps of each of the two runs."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Images a worker takes in each step."
+)
+@click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, show_default=True, help="Learning rate.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Decides initial parameters, order of images and which packets are lost.",
+)
+@click.option(
+    "--aggregator", type=click.Choice(AGGREGATORS), default="software", show_default=True, help="What sums the packets."
+)
+@click.option(
+    "--loss-rate",
+    type=PROBABILITY,
+    default=0.0,
+    show_default=True,
+    help="Share of packets that the aggregator loses, in and out.",
+)
+@click.option(
+    "--reorder-rate",
+    type=PROBABILITY,
+    default=0.0,
+    show_default=True,
+    help="Share of packets that it delays behind others.",
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def train(
+    workers: int,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    aggregator: str,
+    loss_rate: float,
+    reorder_rate: float,
+    plot_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
+    Gloo, then by an aggregator, from the same seeds. Shows both side by side.
+    """
+    for module in ("torch", "sklearn"):  # the workers need them; a whole trace from each of them would help nobody
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(f"No module named {module!r}", name=module)
+
+    from switchml.training import data, report, runner
+    from switchml.training.progress import progress
+    from switchml.training.worker import Settings
+
+    data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
+    if plot_file is not None:
+        report.require_plotting(plot_file)
+    options = ["--seed", str(seed)]
+    if loss_rate or reorder_rate:
+        options += ["--loss-rate", str(loss_rate), "--reorder-rate", str(reorder_rate)]
+    settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed)
+    with progress(steps) as show:
+        comparison = runner.compare(settings, options, show)
+    if plot_file is not None:
+        report.plot(comparison, plot_file)
+    if as_json:
+        click.echo(
+            json.dumps(report.as_json(comparison, workers=workers, steps=steps, aggregator=aggregator, seed=seed))
+        )
+    else:
+        report.print_table(comparison, workers=workers, steps=steps, aggregator=aggregator)

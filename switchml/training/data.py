@@ -1,0 +1,92 @@
+"""scikit-learn's digits: 1797 real handwritten digits of 8 x 8 pixels that come with the package, and who trains on
+which of them when.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from switchml.errors import ConfigError
+
+TRAIN_IMAGES = 1437
+TEST_IMAGES = 360
+SPLIT_SEED = 20210412
+"""The split is the same whatever `--seed` says: accuracies of different runs then speak of the same test images."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images are float32 (n, 1, 8, 8) in [-1, 1], labels int64 (n,)."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+    def save(self, path: Path) -> None:
+        """Write them to `path` (.npz) for other processes."""
+        np.savez(path, **vars(self))
+
+    @classmethod
+    def restore(cls, path: Path) -> Digits:
+        """Read what `save` wrote."""
+        with np.load(path) as arrays:
+            return cls(**arrays)
+
+
+def load() -> Digits:
+    """Read the digits and split them."""
+    pixels, labels = _read()
+    images = (pixels / 8.0 - 1.0).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = labels.astype(np.int64)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(images))
+    test, train = order[:TEST_IMAGES], order[TEST_IMAGES : TEST_IMAGES + TRAIN_IMAGES]
+    return Digits(images[train], labels[train], images[test], labels[test])
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Pixels (n, 64) from 0 to 16 and labels (n,), as `sklearn.datasets.load_digits(return_X_y=True)` gives them.
+
+    Read from the package's own file where it lies at its usual place: importing sklearn takes a second, and we need
+    nothing else of it.
+    """
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None and package.submodule_search_locations
+    file = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if not file.is_file():
+        from sklearn.datasets import load_digits
+
+        return load_digits(return_X_y=True)
+    table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1]
+
+
+class BatchOrder:
+    """Which training images rank `rank` sees in each step.
+
+    Raises ConfigError if a step of all ranks needs more images than there are. Every epoch is a fresh permutation that
+    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and what is left at an
+    epoch's end is skipped.
+    """
+
+    def __init__(self, *, rank: int, workers: int, batch_size: int, seed: int):
+        self._global_batch = workers * batch_size
+        self._mine = slice(rank * batch_size, (rank + 1) * batch_size)
+        self._seed = seed
+        if self._global_batch > TRAIN_IMAGES:
+            raise ConfigError(
+                f"{workers} workers with a batch of {batch_size} each need {self._global_batch} images a step, but "
+                f"there are only {TRAIN_IMAGES}: lower --workers or --batch-size"
+            )
+        self._steps_per_epoch = TRAIN_IMAGES // self._global_batch
+
+    def indices(self, step: int) -> np.ndarray:
+        """Image numbers of this rank's batch in `step` (from 0)."""
+        epoch, position = divmod(step, self._steps_per_epoch)
+        order = np.random.default_rng((self._seed, epoch)).permutation(TRAIN_IMAGES)
+        start = position * self._global_batch
+        return order[start : start + self._global_batch][self._mine]

@@ -1,0 +1,84 @@
+"""What is shown in the end: a table for people, one JSON object for programs, the loss curves as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from switchml.errors import ConfigError
+from switchml.training.progress import TITLES
+from switchml.training.runner import Comparison
+
+SHOWN = ("gloo", "switchml")
+
+
+def as_json(comparison: Comparison, *, workers: int, steps: int, aggregator: str, seed: int) -> dict[str, Any]:
+    """Times in seconds, goodput in bits a second, one loss a step."""
+    outcomes = comparison.outcomes
+    return {
+        "workers": workers,
+        "steps": steps,
+        "aggregator": aggregator,
+        "seed": seed,
+        "accuracy": {name: outcome.accuracy for name, outcome in outcomes.items()},
+        "max_param_diff": comparison.max_param_diff,
+        "seconds": {name: outcome.seconds for name, outcome in outcomes.items()},
+        "median_step_seconds": {name: outcome.median_step_s for name, outcome in outcomes.items()},
+        "seconds_to_first_step": comparison.seconds_to_first_step,
+        "goodput_bps": comparison.goodput_bps,
+        "packets": comparison.packets,
+        "params_sha256": outcomes["switchml"].params_sha256,
+        "loss": {name: outcome.losses for name, outcome in outcomes.items()},
+    }
+
+
+def print_table(comparison: Comparison, *, workers: int, steps: int, aggregator: str) -> None:
+    """The comparison on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{workers} workers, {steps} steps, aggregator: {aggregator}", title_justify="left")
+    table.add_column("")
+    for backend in SHOWN:
+        table.add_column(TITLES[backend], justify="right")
+    outcomes = [comparison.outcomes[backend] for backend in SHOWN]
+    table.add_row("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))
+    table.add_row("final loss", *(f"{outcome.losses[-1]:.5f}" for outcome in outcomes))
+    table.add_row("largest parameter difference", "", f"{comparison.max_param_diff:.2e}")
+    table.add_row("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
+    table.add_row("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
+    table.add_row("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    for name, count in comparison.packets.items():
+        table.add_row(f"packets {name}", "", f"{count:,}")
+    table.add_row("parameters (SHA-256)", "", comparison.outcomes["switchml"].params_sha256[:16] + "…")
+    Console().print(table)
+
+
+def require_plotting(path: Path) -> None:
+    """Raises ConfigError if `plot` could not work."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib; install it with: pip install matplotlib")
+
+
+def plot(comparison: Comparison, path: Path) -> None:
+    """Write both loss curves to `path`; the file's ending decides the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4.5))
+    for backend, style in zip(SHOWN, ("-", "--"), strict=True):
+        axes.plot(
+            range(1, len(comparison.outcomes[backend].losses) + 1),
+            comparison.outcomes[backend].losses,
+            style,
+            label=TITLES[backend],
+        )
+    axes.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)

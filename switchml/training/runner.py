@@ -1,0 +1,230 @@
+"""The parent's side: start aggregator and workers, follow both phases, and leave no process behind in any case."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import multiprocessing
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
+from switchml.training import data
+from switchml.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
+from switchml.training.worker import main as worker_main
+
+if TYPE_CHECKING:
+    from host_agent.torch_aggregator import ChildAggregator
+
+ROOT_CAUSE_S = 3.0
+"""After a first failure, how long to look for its cause: ranks that miss a dead one may be quicker than its death."""
+WATCH_EVERY_S = 0.5
+JOIN_S = 10.0
+"""How long workers may take to end after they have delivered everything."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one phase came to, over all ranks."""
+
+    accuracy: float
+    losses: list[float]
+    """Mean over the ranks, per step."""
+    seconds: float
+    median_step_s: float
+    params_sha256: str
+    parameters: np.ndarray = field(repr=False)
+    agents: list[dict[str, float]] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both phases, and what the packets met on their way."""
+
+    outcomes: dict[str, Outcome]
+    refused_by_aggregator: int
+    seconds_to_first_step: float
+
+    @property
+    def max_param_diff(self) -> float:
+        first, second = (self.outcomes[backend].parameters for backend in BACKENDS)
+        return float(np.abs(first - second).max())
+
+    @property
+    def packets(self) -> dict[str, int]:
+        """Of all ranks together; `refused` also counts what the aggregator refused."""
+        agents = self.outcomes["switchml"].agents
+        counts = {
+            name: int(sum(agent[name] for agent in agents)) for name in ("sent", "received", "retransmitted", "refused")
+        }
+        counts["refused"] += self.refused_by_aggregator
+        return counts
+
+    @property
+    def goodput_bps(self) -> float:
+        """Bits of gradient a second through a rank's all-reduces, mean over the ranks."""
+        return float(np.mean([agent["goodput_bps"] for agent in self.outcomes["switchml"].agents]))
+
+
+def compare(settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None]) -> Comparison:
+    """Train over Gloo and over an aggregator of our own, started with `aggregator_options`, and compare.
+
+    Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
+    from host_agent.torch_aggregator import ChildAggregator
+
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
+        aggregator = ChildAggregator(options=aggregator_options)
+        stack.callback(aggregator.stop)
+        workers = Workers()
+        stack.callback(workers.stop)
+        workers.start(settings, folder)
+        # The aggregator gets ready while the workers are at Gloo; who waits for it must not keep us from following
+        # them.
+        threading.Thread(target=workers.tell_address, args=(aggregator,), daemon=True).start()
+        results: dict[str, list[PhaseResult]] = {backend: [] for backend in BACKENDS}
+        seconds_to_first_step = 0.0
+        for message in workers.messages(watch=lambda: _check_alive(aggregator)):
+            if isinstance(message, Step):
+                seconds_to_first_step = seconds_to_first_step or time.monotonic() - started
+                on_step(message)
+            else:
+                results[message.backend].append(message)
+        outcomes = {backend: _combine(backend, results[backend]) for backend in BACKENDS}
+        return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
+
+
+class Workers:
+    """The worker processes, forked from one that has imported torch for all of them. The parent needs no torch."""
+
+    def __init__(self) -> None:
+        self._pipes: list[Connection] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+
+    def start(self, settings: Settings, folder: Path) -> None:
+        """Start them all; `folder` is where they find the digits and each other."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["switchml.training.preload"])
+        # Ctrl-C in a terminal is for all processes in it, also for one that has just begun to import: it stays blocked
+        # in those that come from here, and this one decides what ends when.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Through a file, as what goes through the pipe to a new process should be little enough not to be waited for.
+        data.load().save(folder / "digits.npz")
+        for rank in range(settings.workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=worker_main, args=(rank, settings, folder, theirs), name=f"rank {rank}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def tell_address(self, aggregator: ChildAggregator) -> None:
+        """Wait for the aggregator and tell the workers where it is."""
+        # If it does not come up or a worker has died, `messages` finds out by itself.
+        with contextlib.suppress(SwitchMLError, OSError):
+            address = aggregator.address
+            for pipe in self._pipes:
+                pipe.send(address)
+
+    def messages(self, watch: Callable[[], None]) -> Iterator[Step | PhaseResult]:
+        """What the workers report, until all have ended. Raises as `compare` does; `watch` is called often and may too."""
+        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        failures: list[Failure] = []
+        give_up_at = float("inf")
+        while ranks and time.monotonic() < give_up_at:
+            for pipe in wait(list(ranks), WATCH_EVERY_S):
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    rank = ranks.pop(pipe)
+                    self._processes[rank].join(JOIN_S)
+                    if self._processes[rank].exitcode != 0 and rank not in [failure.rank for failure in failures]:
+                        raise self._death(rank) from None
+                    continue
+                if isinstance(message, Failure):
+                    failures.append(message)
+                    give_up_at = min(give_up_at, time.monotonic() + (ROOT_CAUSE_S if message.is_consequence else 0.0))
+                else:
+                    yield message
+            watch()
+        if failures:
+            cause = next((failure for failure in failures if not failure.is_consequence), failures[0])
+            raise JobError(f"the worker of rank {cause.rank} failed: {cause.kind}: {cause.message}")
+
+    def stop(self) -> None:
+        """End whatever still runs."""
+        for process in self._processes:
+            if process.is_alive():
+                process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _death(self, rank: int) -> PeerLost:
+        process = self._processes[rank]
+        return PeerLost(f"the worker of rank {rank} (pid {process.pid}) {_how_it_ended(process.exitcode)}", (rank,))
+
+
+def _how_it_ended(exit_code: int | None) -> str:
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def _check_alive(aggregator: ChildAggregator) -> None:
+    """Raises AggregatorLost if it has ended."""
+    if aggregator.returncode is not None:
+        last_line = f": {aggregator.last_line()}" if aggregator.returncode > 0 else ""
+        raise AggregatorLost(f"the aggregator (pid {aggregator.pid}) {_how_it_ended(aggregator.returncode)}{last_line}")
+
+
+def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
+    """Raises RanksDisagree if the ranks have not ended with the same parameters, bit for bit."""
+    ranks = sorted(results, key=lambda result: result.rank)
+    first = ranks[0]
+    odd = [result.rank for result in ranks if result.params_sha256 != first.params_sha256]
+    if odd:
+        raise RanksDisagree(
+            f"after training over {backend}, the parameters of ranks {odd} differ from those of rank 0: every rank "
+            "must get the same sums, bit for bit"
+        )
+    assert first.parameters is not None and first.accuracy is not None
+    assert hashlib.sha256(first.parameters.tobytes()).hexdigest() == first.params_sha256
+    return Outcome(
+        accuracy=first.accuracy,
+        losses=np.mean([result.losses for result in ranks], axis=0).tolist(),
+        seconds=max(result.seconds for result in ranks),
+        median_step_s=float(np.median(np.concatenate([result.step_seconds for result in ranks]))),
+        params_sha256=first.params_sha256,
+        parameters=first.parameters,
+        agents=[result.agent for result in ranks],
+    )
+
+
+def _refused(address: str) -> int:
+    """Packets that the aggregator refused since its start."""
+    from switchml.controller import client
+
+    reply = client.status(address)
+    return sum(reply.refused.values()) + sum(
+        count for name, count in reply.totals.items() if name.startswith("refused")
+    )

@@ -1,0 +1,190 @@
+"""What one worker does: train over Gloo, then again over the aggregator from the same seeds, and report it all.
+
+Reports travel through a pipe as the dataclasses below; the parent sends one text, the aggregator's address.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from switchml import errors
+from switchml.training.data import BatchOrder, Digits
+
+BACKENDS = ("gloo", "switchml")
+"""The phases, in order."""
+EVALUATIONS = 10
+"""How often rank 0 looks at the test images during a phase."""
+GROUP_TIMEOUT = timedelta(seconds=120)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train, and how."""
+
+    workers: int
+    steps: int
+    batch_size: int
+    learning_rate: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """Rank 0 has done a step (from 1). `accuracy` on the test images: the latest known."""
+
+    backend: str
+    step: int
+    loss: float
+    accuracy: float
+    images_per_s: float
+    """Of all workers together."""
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """A rank has finished a phase. `losses` are of its own batches; rank 0 alone sends `parameters` and `accuracy`."""
+
+    backend: str
+    rank: int
+    losses: list[float]
+    seconds: float
+    step_seconds: list[float]
+    params_sha256: str
+    accuracy: float | None = None
+    parameters: np.ndarray | None = field(default=None, repr=False)
+    agent: dict[str, float] = field(default_factory=dict)
+    """`HostAgent.stats()`, if there was one."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank can't go on. `is_consequence`: it only suffers from what happened to another one."""
+
+    rank: int
+    kind: str
+    message: str
+    is_consequence: bool
+
+
+def main(rank: int, settings: Settings, folder: Path, pipe: Connection) -> None:
+    """Entry point of a worker process. `folder`: where the digits are, and where the workers meet."""
+    from_parent: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, from_parent), daemon=True).start()
+    try:
+        _train_both(rank, settings, folder, pipe, from_parent)
+    except Exception as error:
+        with contextlib.suppress(OSError):  # the parent is gone
+            pipe.send(_failure(rank, error))
+        # Not a clean exit: leaving in good order would wait for ranks that wait for us.
+        os._exit(1)
+
+
+def _listen(pipe: Connection, from_parent: queue.SimpleQueue[str]) -> None:
+    """Pass on what the parent says; end this process when the parent is gone."""
+    try:
+        while True:
+            from_parent.put(pipe.recv())
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def _failure(rank: int, error: Exception) -> Failure:
+    kind, message = type(error).__name__, str(error).strip().split("\n")[0]
+    # What a future has failed with comes out of C++ as a RuntimeError that quotes the original.
+    quoted = re.search(r"when running the callback: (\w+): (.*)", message)
+    if quoted:
+        kind, message = quoted.groups()
+    lost_a_peer = isinstance(getattr(errors, kind, None), type) and issubclass(getattr(errors, kind), errors.JobError)
+    return Failure(
+        rank, kind, message, lost_a_peer or "Connection closed by peer" in message or "reset by peer" in message
+    )
+
+
+def _train_both(
+    rank: int, settings: Settings, folder: Path, pipe: Connection, from_parent: queue.SimpleQueue[str]
+) -> None:
+    import torch
+
+    digits = Digits.restore(folder / "digits.npz")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all workers run here; the host's own name need not even resolve
+    for backend in BACKENDS:
+        if backend == "switchml":
+            os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
+        torch.distributed.init_process_group(
+            backend,
+            init_method=f"file://{folder}/{backend}",
+            rank=rank,
+            world_size=settings.workers,
+            timeout=GROUP_TIMEOUT,
+        )
+        pipe.send(_train(backend, rank, settings, digits, pipe))
+        torch.distributed.destroy_process_group()
+
+
+def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Connection) -> PhaseResult:
+    import torch
+    from torch.nn import functional
+    from torch.nn.parallel import DistributedDataParallel
+
+    from switchml.training.model import DigitsNet
+
+    images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
+    torch.manual_seed(settings.seed)
+    model = DistributedDataParallel(DigitsNet())
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=0.9)
+    order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
+    evaluate_every = max(1, settings.steps // EVALUATIONS)
+    losses, step_seconds, accuracy = [], [], 0.0
+    torch.distributed.barrier()
+    start = before = time.perf_counter()
+    for step in range(settings.steps):
+        chosen = torch.from_numpy(order.indices(step))
+        optimizer.zero_grad()
+        loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        if rank == 0 and (step + 1) % evaluate_every == 0:
+            accuracy = _accuracy(model.module, digits)
+        now = time.perf_counter()
+        step_seconds.append(now - before)
+        before = now
+        if rank == 0:
+            rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
+            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate))
+    parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
+    agent = getattr(torch.distributed.group.WORLD, "agent", None)
+    return PhaseResult(
+        backend,
+        rank,
+        losses,
+        before - start,
+        step_seconds,
+        hashlib.sha256(parameters.tobytes()).hexdigest(),
+        accuracy=_accuracy(model.module, digits) if rank == 0 else None,
+        parameters=parameters if rank == 0 else None,
+        agent=agent.stats() if agent is not None else {},
+    )
+
+
+def _accuracy(model, digits: Digits) -> float:
+    """The share of test images that the model gets right."""
+    import torch
+
+    with torch.no_grad():
+        guesses = model(torch.from_numpy(digits.test_images)).argmax(dim=1)
+    return float((guesses == torch.from_numpy(digits.test_labels)).float().mean())

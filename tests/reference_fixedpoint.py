@@ -1,0 +1,172 @@
+"""Numbers on the wire, written to be read: docs/protocol.md sections 4 and 5 with exact rationals.
+
+It is slow on purpose and shares no code with `switchml/`: a value is a Python float or int, a scaled value is a
+Fraction, a lane is an int. Where the specification leaves rounding to the arithmetic (the mean of floats, the three
+limbs of float64 put together), the rounding steps are named one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+LANES = {"float32": 1, "float64": 3, "int32": 2, "int64": 4}
+BITS = {"int32": 32, "int64": 64}
+ZERO, INT32, INT64, UNKNOWN = -128, 125, 123, 127
+POSITIVE, NEGATIVE, NAN = 1, 2**10, 2**20
+
+# Significant bits, exponent of the smallest normal number, and the first power of two that is too large.
+SHAPES = {"float32": (24, -126, 128), "float64": (53, -1022, 1024), "bfloat16": (8, -126, 128)}
+
+
+def guard_bits(workers: int) -> int:
+    """L: the smallest number with 2^L >= n."""
+    bits = 0
+    while 2**bits < workers:
+        bits += 1
+    return bits
+
+
+def exponent(value: Fraction) -> int:
+    """e: the smallest integer with 2^e > |value|, for a value that is not zero."""
+    value = abs(value)
+    e = value.numerator.bit_length() - value.denominator.bit_length()
+    while Fraction(2) ** e <= value:
+        e += 1
+    while Fraction(2) ** (e - 1) > value:
+        e -= 1
+    return e
+
+
+def need(dtype: str, values: Sequence, finite_only: bool = False) -> int:
+    """The exponent code that a block needs; 127 if a value is not finite (with `finite_only` those do not count)."""
+    if dtype in BITS:
+        return ZERO
+    if not finite_only and not all(map(math.isfinite, values)):
+        return UNKNOWN
+    largest = max((abs(Fraction(x)) for x in values if math.isfinite(x)), default=Fraction(0))
+    if largest == 0:
+        return ZERO
+    if dtype == "float64":
+        return 2 * -(-(exponent(largest) + 1074) // 17) - 127
+    return min(max(exponent(largest), -126), 128) - 2
+
+
+def canonical(dtype: str, code: int) -> int:
+    """The code that all ranks use when the largest need is `code`."""
+    if dtype in BITS:
+        return INT32 if dtype == "int32" else INT64
+    if dtype == "float64":
+        return code if code % 2 else code + 1
+    return next(e - 2 for e in [*range(-126, 127, 4), 128] if e >= code + 2)
+
+
+def block_exponent(dtype: str, used: int) -> int:
+    """Q of a canonical code."""
+    return 17 * (used + 127) // 2 - 1074 if dtype == "float64" else used + 2
+
+
+def encode(dtype: str, values: Sequence, used: int, workers: int) -> list[int]:
+    """The lanes of a block; values that are not finite count as 0."""
+    if dtype in BITS:
+        limbs = LANES[dtype]
+        return [x >> 16 * k if k == limbs - 1 else x >> 16 * k & 0xFFFF for x in values for k in reversed(range(limbs))]
+    bits = 31 - guard_bits(workers)
+    scale = Fraction(2) ** (bits - block_exponent(dtype, used))
+    lanes = []
+    for x in values:
+        rest = Fraction(x) * scale if math.isfinite(x) else Fraction(0)
+        if dtype == "float32":
+            lanes.append(min(round(rest), 2**bits - 1))  # round() of a Fraction goes to the nearest even
+            continue
+        for _ in range(3):
+            limb = math.trunc(rest)
+            lanes.append(limb)
+            rest = (rest - limb) * 2**bits
+    return lanes
+
+
+def decode(dtype: str, sums: Sequence[int], used: int, workers: int, divisor: int = 1) -> tuple[list, int]:
+    """(values, how many integers do not fit): the block that lanes' sums stand for, divided by `divisor`."""
+    per = LANES[dtype]
+    groups = [sums[i : i + per] for i in range(0, len(sums), per)]
+    if dtype in BITS:
+        exact = [sum(limb << 16 * k for k, limb in enumerate(reversed(group))) for group in groups]
+        half = 2 ** (BITS[dtype] - 1)
+        return [truncated(x, divisor) for x in exact], sum(not -half <= x < half for x in exact)
+    bits = 31 - guard_bits(workers)
+    unit = Fraction(2) ** (block_exponent(dtype, used) - bits)
+    if dtype == "float32":
+        totals = [rounded(group[0] * unit, dtype) for group in groups]
+    else:
+        totals = [rounded(_joined(group, bits) * unit, dtype) for group in groups]
+    return [x if divisor == 1 else quotient(x, divisor, dtype) for x in totals], 0
+
+
+def _joined(limbs: Sequence[int], bits: int) -> Fraction:
+    """Three limbs in units of the first: float64 arithmetic from the last to the first, each sum rounded once."""
+    total = Fraction(limbs[2])
+    for limb in (limbs[1], limbs[0]):
+        total = Fraction(rounded(total / 2**bits + limb, "float64"))
+    return total
+
+
+def truncated(x: int, divisor: int) -> int:
+    """x / divisor, toward zero."""
+    return abs(x) // divisor * (1 if x >= 0 else -1)
+
+
+def quotient(x: float, divisor: int, dtype: str) -> float:
+    """x / divisor rounded once; IEEE keeps the sign of a zero and passes an infinity on."""
+    if x == 0 or not math.isfinite(x):
+        return x
+    return rounded(Fraction(x) / divisor, dtype)
+
+
+def rounded(value: Fraction, dtype: str) -> float:
+    """The number of a floating-point type nearest to `value`, ties to even; infinity beyond the largest."""
+    precision, lowest, too_large = SHAPES[dtype]
+    if value == 0:
+        return 0.0
+    unit = Fraction(2) ** (max(exponent(value) - 1, lowest) - precision + 1)
+    nearest = round(value / unit) * unit
+    sign = -1 if value < 0 else 1
+    if abs(nearest) >= Fraction(2) ** too_large:
+        return sign * math.inf
+    return math.copysign(float(nearest), sign)
+
+
+def classify(dtype: str, values: Sequence) -> list[int]:
+    """The lanes of a CLASSIFY round."""
+    lanes = []
+    for x in values:
+        kind = 0 if math.isfinite(x) else NAN if math.isnan(x) else POSITIVE if x > 0 else NEGATIVE
+        lanes += [kind] + [0] * (LANES[dtype] - 1)
+    return lanes
+
+
+def apply_classes(dtype: str, counts: Sequence[int], values: Sequence) -> list:
+    """`values` with the infinities and NaN that the summed classes stand for."""
+    result = []
+    for x, count in zip(values, counts[:: LANES[dtype]], strict=True):
+        nan, negative, positive = count // 2**20, count // 2**10 % 2**10, count % 2**10
+        if nan or (negative and positive):
+            x = math.nan
+        elif negative or positive:
+            x = math.inf if positive else -math.inf
+        result.append(x)
+    return result
+
+
+def all_reduce(dtype: str, blocks: Sequence[Sequence], divisor: int = 1) -> tuple[list, int]:
+    """(result, misfits) of one chunk of which each rank has a block, whatever rounds it took to agree."""
+    workers = len(blocks)
+    code = max(need(dtype, block, finite_only=True) for block in blocks)
+    used = canonical(dtype, code)
+    sums = [sum(lane) for lane in zip(*(encode(dtype, block, used, workers) for block in blocks), strict=True)]
+    values, misfits = decode(dtype, sums, used, workers, divisor)
+    if dtype not in BITS:
+        counts = [sum(lane) for lane in zip(*(classify(dtype, block) for block in blocks), strict=True)]
+        values = apply_classes(dtype, counts, values)
+    return values, misfits
