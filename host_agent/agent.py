@@ -25,7 +25,7 @@ import numpy as np
 from switchml import worker as rules
 from switchml.errors import (AggregatorLost, CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow,
                              SwitchMLError, UnsupportedTensor)
-from switchml.io import libc, udp
+from switchml.io import libc, shm, udp
 
 from . import loop as compiled
 from . import tensors
@@ -36,6 +36,7 @@ _TICK_S = 0.25
 _STALL_S = 1.0
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
+TRANSPORTS = ("auto", "udp", "shm")
 _HISTORIES = 4096
 """Tensor shapes whose exponents are remembered."""
 
@@ -79,14 +80,16 @@ class Handle:
 class HostAgent:
     """One rank of one job. Make it with `HostAgent.join`."""
 
-    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str):
+    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str, segment: shm.Segment | None = None):
         info = session.info
+        self.transport = "udp" if segment is None else "shm"
+        self._segment = segment
         self.job, self.rank, self.world_size = job, rank, world_size
         self._session, self._socket = session, sock
         self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
-                                    payload_bytes=info.payload_bytes)
+                                    payload_bytes=info.payload_bytes, packets=None if segment is None else shm.packets_of(segment, rank))
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(self._worker, sock, self._wake, info.data_address)
+        self._loop = compiled.new_loop(self._worker, sock, self._wake, info.data_address, segment)
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -109,12 +112,13 @@ class HostAgent:
     @classmethod
     def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
              peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
-             tls_ca: str | None = None) -> HostAgent:
+             tls_ca: str | None = None, transport: str = "auto") -> HostAgent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
 
         Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
         packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
         each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
+        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), or "auto": shm where it can be had, else udp.
         Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
         """
         from switchml.controller import client
@@ -124,6 +128,8 @@ class HostAgent:
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
             raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
+        if transport not in TRANSPORTS:
+            raise ConfigError(f"transport {transport!r}: expected one of {', '.join(TRANSPORTS)}")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         warm_up()  # before joining: nobody should wait for a rank that compiles
@@ -143,7 +149,16 @@ class HostAgent:
         except BaseException:
             sock.close()
             raise
-        return cls(session, sock, rank=rank, world_size=world_size, job=job)
+        try:
+            segment = _shared_memory(session.info.segment, transport)
+        except BaseException:
+            session.leave()
+            sock.close()
+            raise
+        agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment)
+        log.info("job '%s' rank %d of %d: %s, %d slots, window %d, %d bytes a packet, aggregator %s", job, rank, world_size, agent.transport,
+                 session.info.slots, agent._worker.me["window"], payload_bytes, _text(session.info.data_address))
+        return agent
 
     def __enter__(self) -> HostAgent:
         return self
@@ -234,7 +249,7 @@ class HostAgent:
         RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time that calls were under way."""
         me = self._worker.me
         counted = {name: int(me[name]) for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats")}
-        return counted | {"rtt_s": int(me["srtt"]) / 1e9, "rto_s": int(me["rto"]) / 1e9, "window": int(me["window"]), "calls": self._calls,
+        return counted | {"rtt_s": int(me["srtt"]) / 1e9, "rto_s": int(me["rto"]) / 1e9, "window": int(me["window"]), "transport": self.transport, "calls": self._calls,
                           "bytes": self._bytes, "busy_s": self._busy_s,
                           "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0}
 
@@ -389,6 +404,20 @@ def _listed(ranks) -> str:
 
 def _text(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
+
+
+def _shared_memory(name: str, transport: str) -> shm.Segment | None:
+    """The memory to share with the aggregator, None for UDP. Raises ConfigError if `transport` insists and it can't be had."""
+    if transport == "udp":
+        return None
+    if not name and transport == "shm":
+        raise ConfigError("transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software aggregator)")
+    try:
+        return shm.attach(name) if name else None
+    except ConfigError:
+        if transport == "shm":
+            raise
+        return None
 
 
 def _own_address(host: str, job: str, rank: int) -> str:

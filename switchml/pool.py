@@ -116,6 +116,32 @@ def _write_header(row, kind, payload, r, ahead, seq, tag, need, last):
 
 
 @kernel
+def _write_wait(job, seen, mine, reply, seq):
+    """The wait packet for a round in which the ranks of `seen` (uint64[4]) have contributed."""
+    mine[WAITS] += 1
+    _write_header(reply, wire_format.WAIT, 0, False, 0, seq, job.tag, 0, 0)
+    for i in range(_BITMAP):
+        reply[_HEADER + i] = 0
+    for r in range(job.workers):
+        if seen[r >> 6] & (np.uint64(1) << np.uint64(r & 63)) == 0:
+            reply[_HEADER + (r >> 3)] |= 1 << (r & 7)
+
+
+@kernel
+def ask_v2(job, slots, seen, counters, reply, rank, seq):
+    """A rank asks about a round that it has contributed to, without sending its packet again: WAITING, with the wait packet in
+    `reply`, if the round is open, else DROP."""
+    mine = counters[rank]
+    row = 2 * (seq & (job.slots - 1)) + ((seq // job.slots) & 1)
+    contributed = seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
+    if slots[row].seq != seq or not contributed or slots[row].count == job.workers:
+        return DROP
+    mine[DUPLICATES] += 1
+    _write_wait(job, seen[row], mine, reply, seq)
+    return WAITING
+
+
+@kernel
 def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     """One datagram of `rank` at `address`, under the rule of section 3.
 
@@ -183,13 +209,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         mine[DUPLICATES] += 1
         if not retransmission:
             return DROP, row
-        mine[WAITS] += 1
-        _write_header(reply, wire_format.WAIT, 0, False, 0, seq, job.tag, 0, 0)
-        for i in range(_BITMAP):
-            reply[_HEADER + i] = 0
-        for r in range(job.workers):
-            if seen[row, r >> 6] & (np.uint64(1) << np.uint64(r & 63)) == 0:
-                reply[_HEADER + (r >> 3)] |= 1 << (r & 7)
+        _write_wait(job, seen[row], mine, reply, seq)
         return WAITING, row
 
     if slot.count < job.workers:
@@ -281,7 +301,8 @@ class Outcome(NamedTuple):
 class Pool:
     """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in packet.py."""
 
-    def __init__(self, *, workers: int, slots: int, payload_bytes: int = 1024, wire: int = 0, tag: int = 0, isn: int = 0):
+    def __init__(self, *, workers: int, slots: int, payload_bytes: int = 1024, wire: int = 0, tag: int = 0, isn: int = 0,
+                 rows: np.ndarray | None = None):
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
         wire_format.check_slots(slots)
@@ -293,7 +314,7 @@ class Pool:
         self.job[0] = (workers, slots, payload_bytes, wire, tag, isn)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
-        self.rows = np.zeros((2 * slots, ROW_BYTES), np.uint8)
+        self.rows = np.zeros((2 * slots, ROW_BYTES), np.uint8) if rows is None else rows
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         self._reply = np.zeros(ROW_BYTES, np.uint8)
         reset_slots(self.job[0], self.slots, self.seen)

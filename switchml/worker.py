@@ -384,16 +384,19 @@ def timeouts(w, now, out, n):
 class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python callers.
 
-    `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024.
+    `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024. `packets` uint8[slots,
+    PACKET_ROW]: where to build the packets, if not in memory of its own.
     """
 
-    def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024):
+    def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024,
+                 packets: np.ndarray | None = None):
         check_slots(slots)
         window = slots if window is None else window
         if not 1 <= window <= slots:
             raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
         lanes = payload_bytes // 4
-        self.state = State(np.zeros(1, ME), np.zeros(slots, SLOT), np.zeros(TASKS, TASK), np.zeros((slots, PACKET_ROW), np.uint8),
+        self.state = State(np.zeros(1, ME), np.zeros(slots, SLOT), np.zeros(TASKS, TASK),
+                           np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
                            np.zeros((slots, lanes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
         me = self.state.me[0]
         for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, lanes=lanes, guard=guard_bits(workers),

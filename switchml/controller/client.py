@@ -45,7 +45,8 @@ LEAVE_TIMEOUT_S = 1.0
 @dataclass(frozen=True)
 class JobInfo:
     """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
-    packets go to `data_address`; `peers[rank]` says who the others are.
+    packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
+    offers to share (io/shm.py), or is empty.
     """
 
     job: str
@@ -60,6 +61,7 @@ class JobInfo:
     wire: int
     data_address: Address
     peers: tuple[Peer, ...]
+    segment: str
 
 
 @dataclass(frozen=True)
@@ -371,6 +373,7 @@ class _Link:
             wire=started.wire,
             data_address=(started.data_address.ip, started.data_address.port),
             peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
+            segment=started.segment,
         )
 
     # The dispatching thread.

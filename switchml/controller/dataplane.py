@@ -62,6 +62,9 @@ class Dataplane(Protocol):
     def stop_job(self, job_id: int) -> None:
         """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
 
+    def segment(self, job_id: int) -> str:
+        """Name of the memory that ranks on the data plane's own machine may share with it (io/shm.py), or ""."""
+
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job."""
 

@@ -336,6 +336,7 @@ class JobRegistry:
             wire=spec.wire,
             data_address=self.dataplane.address,
             peers=peers,
+            segment=self.dataplane.segment(spec.job_id),
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

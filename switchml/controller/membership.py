@@ -128,7 +128,7 @@ class Peer:
 @dataclass(frozen=True)
 class Started:
     """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
-    this event.
+    this event. `segment`: see `Dataplane.segment`.
     """
 
     job_id: int
@@ -140,6 +140,7 @@ class Started:
     wire: int
     data_address: Address
     peers: tuple[Peer, ...]
+    segment: str = ""
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
                 wire=event.wire,
                 data_address=v2_pb2.Address(ip=ip, port=port),
                 peers=peers,
+                segment=event.segment,
             )
         )
     if isinstance(event, PeerLost):

@@ -18,6 +18,7 @@ _recvmmsg = types.ExternalFunction("recvmmsg", types.int32(types.int32, types.ui
 _sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32))
 _poll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _errno_location = types.ExternalFunction("__errno_location", types.uintp())
 
 CLOCK_MONOTONIC = 1
@@ -79,6 +80,12 @@ def wait_readable(fd_a, fd_b, timeout_ns, scratch):
     if _poll(scratch.ctypes.data, 2, limit, 0) <= 0:
         return 0
     return (1 if scratch[0] >> 48 else 0) | (2 if scratch[1] >> 48 else 0)
+
+
+@kernel
+def give_way():
+    """Let another process that is ready run on this core (sched_yield)."""
+    _sched_yield()
 
 
 def grow_buffers(sock: socket.socket, size_bytes: int) -> int:

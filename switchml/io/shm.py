@@ -161,6 +161,14 @@ def push_up(at, rank, address, length):
 
 
 @kernel
+def ask_up(at, rank, seq):
+    """Rank's side: ask whom the round `seq` waits for; dropped if the ring is more than half full."""
+    block = _block(at, rank)
+    return _push(at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), np.uint64(at[BASE] + seq), 0,
+                 at[CAPACITY] // 2)
+
+
+@kernel
 def push_down(at, rank, address, length, room):
     """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more for hints)."""
     block = _block(at, rank)
@@ -169,14 +177,18 @@ def push_down(at, rank, address, length, room):
 
 
 @kernel
-def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count):
+def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count, most):
     head, tail = _load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
-    while tail != head and count < packets.address.size:
+    most = min(count + most, packets.address.size)
+    while tail != head and count < most:
         entry = entries[np.int64(tail) & (at[CAPACITY] - 1)]
         offset, length = np.int64(entry >> np.uint64(_LENGTH_BITS)), np.int64(entry & np.uint64(0xFFFF))
         tail += np.uint64(1)
-        if lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
+        if length == 0:  # a question: the offset is a sequence number
+            packets.address[count], packets.length[count], packets.endpoint[count] = np.uint64(offset), 0, sender
+            count += 1
+        elif lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
             packets.address[count] = np.uint64(at[BASE] + offset)
             packets.length[count] = length
             packets.endpoint[count] = sender
@@ -186,12 +198,13 @@ def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, cou
 
 
 @kernel
-def receive_up(at, rank, sender, packets, count):
-    """Aggregator's side: append what a rank has named to `packets` from `count` on, with `sender` as endpoint; the new count."""
+def receive_up(at, rank, sender, packets, count, most):
+    """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as endpoint; the new
+    count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
     block = _block(at, rank)
     lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
     return _pop(at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), lowest,
-                lowest + at[SLOTS] * ROW_BYTES, sender, packets, count)
+                lowest + at[SLOTS] * ROW_BYTES, sender, packets, count, most)
 
 
 @kernel
@@ -199,7 +212,7 @@ def receive_down(at, rank, packets):
     """Rank's side: fill `packets` with what the aggregator has named; how many."""
     block = _block(at, rank)
     entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
-    return _pop(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, at[ROWS], at[SIZE], np.uint64(0), packets, 0)
+    return _pop(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, at[ROWS], at[SIZE], np.uint64(0), packets, 0, at[CAPACITY])
 
 
 @kernel

@@ -53,6 +53,9 @@ class FakeDataplane:
             self.jobs.pop(job_id, None)
             self.addresses.pop(job_id, None)
 
+    def segment(self, job_id: int) -> str:
+        return ""
+
     def counters(self, job_id: int) -> JobCounters:
         if job_id not in self.jobs:
             raise KeyError(job_id)
