@@ -37,6 +37,8 @@ _STALL_S = 1.0
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
 TRANSPORTS = ("auto", "udp", "shm")
+WIRES = {"int32": 0, "int16": 1, "int8": 2}
+"""Lanes that floats may travel in (packet.py's codes)."""
 _HISTORIES = 4096
 """Tensor shapes whose exponents are remembered."""
 
@@ -84,6 +86,7 @@ class HostAgent:
         info = session.info
         self.transport = "udp" if segment is None else "shm"
         self._segment = segment
+        self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size = job, rank, world_size
         self._session, self._socket = session, sock
         self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
@@ -112,13 +115,15 @@ class HostAgent:
     @classmethod
     def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
              peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
-             tls_ca: str | None = None, transport: str = "auto") -> HostAgent:
+             tls_ca: str | None = None, transport: str = "auto", wire: str = "int32") -> HostAgent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
 
         Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
         packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
         each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
         `transport`: "udp", "shm" (memory shared with an aggregator on this machine), or "auto": shm where it can be had, else udp.
+        `wire`: lanes for float32 and half precision: "int32", or "int16" and "int8" for twice and four times as many values in a packet and
+        precision to match (switchml/narrow.py). Other dtypes always take int32 lanes.
         Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
         """
         from switchml.controller import client
@@ -130,6 +135,10 @@ class HostAgent:
             raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
         if transport not in TRANSPORTS:
             raise ConfigError(f"transport {transport!r}: expected one of {', '.join(TRANSPORTS)}")
+        if wire not in WIRES:
+            raise ConfigError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
+        if WIRES[wire] and not rules.headroom(world_size)[WIRES[wire]]:
+            raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         warm_up()  # before joining: nobody should wait for a rank that compiles
@@ -143,7 +152,7 @@ class HostAgent:
                 raise ConfigError(f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine") from None
             buffer_bytes = libc.grow_buffers(sock, 4 << 20)
             session = client.join(
-                address, job=job, rank=rank, world_size=world_size, data_address=sock.getsockname(), slots=slots, payload_bytes=payload_bytes,
+                address, job=job, rank=rank, world_size=world_size, data_address=sock.getsockname(), slots=slots, payload_bytes=payload_bytes, wire=WIRES[wire],
                 receive_buffer_bytes=buffer_bytes, timeout_s=timeout_s, peer_timeout_s=peer_timeout_s, tls_ca=tls_ca,
                 **({} if secret is None else {"secret": secret}))
         except BaseException:
@@ -156,7 +165,7 @@ class HostAgent:
             sock.close()
             raise
         agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment)
-        log.info("job '%s' rank %d of %d: %s, %d slots, window %d, %d bytes a packet, aggregator %s", job, rank, world_size, agent.transport,
+        log.info("job '%s' rank %d of %d: %s, %s, %d slots, window %d, %d bytes a packet, aggregator %s", job, rank, world_size, agent.transport, wire,
                  session.info.slots, agent._worker.me["window"], payload_bytes, _text(session.info.data_address))
         return agent
 
@@ -227,8 +236,10 @@ class HostAgent:
             inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)
             source = target = widened.address
             dtype, keep = "float32", (keep, widened)
-        elif dtype not in rules.FORMATS:
-            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join([*rules.FORMATS, *tensors.HALVES])}")
+        elif dtype not in tensors.NATIVE:
+            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join([*tensors.NATIVE, *tensors.HALVES])}")
+        if dtype == "float32" and self.wire != "int32":
+            dtype = f"float32/{self.wire}"
         if numel == 0:
             on_done(self._error)
             return
@@ -298,7 +309,7 @@ class HostAgent:
 
     def _history(self, call: _Call) -> np.ndarray | None:
         """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is known."""
-        if call.dtype not in ("float32", "float64"):
+        if call.dtype in ("int32", "int64"):
             return None
         key = (call.dtype, call.numel)
         if key not in self._histories:
@@ -306,7 +317,7 @@ class HostAgent:
                 if any((c.dtype, c.numel) == next(iter(self._histories)) for c in self._running.values()):
                     return None
                 self._histories.popitem(last=False)
-            per_chunk = int(self._worker.me["lanes"]) // rules.LANES[rules.FORMATS[call.dtype]]
+            per_chunk = rules.elements_per_chunk(rules.FORMATS[call.dtype], int(self._worker.me["payload"]))
             self._histories[key] = np.full(min(int(self._worker.me["slots"]), -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8)
         self._histories.move_to_end(key)
         return self._histories[key]

@@ -15,7 +15,7 @@ from switchml.errors import UnsupportedTensor
 from switchml.memory import u16_at
 
 HALVES = ("float16", "bfloat16")
-_NATIVE = ("float32", "float64", "int32", "int64")
+NATIVE = ("float32", "float64", "int32", "int64")
 
 
 @dataclass
@@ -38,7 +38,7 @@ def prepare(x, out=None) -> Prepared:
     if hasattr(x, "data_ptr"):
         return _prepare_torch(x, out)
     x = np.asarray(x)
-    if x.dtype.name not in (*_NATIVE, "float16") or not x.dtype.isnative:
+    if x.dtype.name not in (*NATIVE, "float16") or not x.dtype.isnative:
         raise UnsupportedTensor(f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte order")
     if out is None:
         out = np.empty(x.shape, x.dtype)
@@ -54,8 +54,8 @@ def prepare(x, out=None) -> Prepared:
 
 def _prepare_torch(x, out) -> Prepared:
     dtype = str(x.dtype).removeprefix("torch.")
-    if dtype not in (*_NATIVE, *HALVES):
-        raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*_NATIVE, *HALVES))}")
+    if dtype not in (*NATIVE, *HALVES):
+        raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*NATIVE, *HALVES))}")
     if not _is_dense_on_cpu(x):
         what = x.device.type if x.device.type != "cpu" else str(x.layout).removeprefix("torch.")
         raise UnsupportedTensor(f"{what} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)")

@@ -5,7 +5,8 @@ a block's result depends on its values and its canonical exponent alone: every r
 Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with SwitchML's cpu_exponent_quantizer
 (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and defines zeros, subnormals, infinities and NaN.
 
-A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4).
+A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
+FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py).
 """
 
 import math
@@ -13,14 +14,18 @@ import math
 import numpy as np
 
 from .jit import kernel
-from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u32_at, u64_at
-from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO
+from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u8_at, u32_at, u64_at
+from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, steps
+from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
-FLOAT32, FLOAT64, INT32, INT64 = range(4)
-FORMATS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64}
-LANES = (1, 3, 2, 4)
+FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
+FORMATS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64, "float32/int16": FLOAT32_INT16, "float32/int8": FLOAT32_INT8}
+LANES = (1, 3, 2, 4, 1, 1)
 """Lanes an element takes, by format."""
-ITEM_BYTES = (4, 8, 4, 8)
+ITEM_BYTES = (4, 8, 4, 8, 4, 4)
+LANE_BYTES = (4, 4, 4, 4, 2, 1)
+WIRES = (WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT16, WIRE_INT8)
+"""What kind of lanes a format has on the wire."""
 
 LOWEST, HIGHEST = -126, 128
 """Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
@@ -34,12 +39,17 @@ POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
 """What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one lane."""
 
 _LANES = np.array(LANES, np.int64)
-_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+_LANE_BYTES = np.array(LANE_BYTES, np.int64)
 
 
 def guard_bits(workers: int) -> int:
     """L: bits to leave free so that the sum of `workers` lanes fits int32."""
     return (workers - 1).bit_length()
+
+
+def headroom(workers: int) -> tuple[int, int, int]:
+    """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0: too many ranks)."""
+    return guard_bits(workers), steps(16, workers), steps(8, workers)
 
 
 @kernel
@@ -48,6 +58,8 @@ def canonical(code, fmt):
 
     No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator flags.
     """
+    if fmt >= FLOAT32_INT16:
+        return code  # bits are too dear for a grid; the packet's type tells these formats from the others
     if fmt >= INT32:
         return CODE_INTEGER if fmt == INT32 else CODE_INTEGER64
     if fmt == FLOAT64:
@@ -103,7 +115,7 @@ def _exponent64(code):
 @kernel
 def need_of(fmt, address, count, finite_only):
     """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
-    if fmt == FLOAT32:
+    if fmt == FLOAT32 or fmt >= FLOAT32_INT16:
         words = u32_at(address, count)
         top = np.uint32(0)
         for i in range(count):
@@ -194,20 +206,26 @@ def _encode_int(address, count, lanes, limbs):
 
 
 @kernel
-def encode(fmt, address, count, lanes_address, lanes, used, guard, finite_only, scratch):
-    """Write `count` elements at `address` as big-endian int32 lanes; lanes past them become 0.
+def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only, scratch):
+    """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 
     `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be finite and
-    need no more than `used`. `scratch` float64[1] is working space.
+    need no more than `used`. `room`: the format's `headroom`. `scratch` float64[1] is working space.
     """
+    if fmt == FLOAT32_INT16:
+        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS), scratch), finite_only)
+        return
+    if fmt == FLOAT32_INT8:
+        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS), scratch), finite_only)
+        return
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT32:
         if finite_only:
-            _encode32_finite(address, count, out, used + CODE_BIAS, guard, scratch)
+            _encode32_finite(address, count, out, used + CODE_BIAS, room, scratch)
         else:
-            _encode32(address, count, out, used + CODE_BIAS, guard, scratch)
+            _encode32(address, count, out, used + CODE_BIAS, room, scratch)
     elif fmt == FLOAT64:
-        _encode64(address, count, out, used, guard, scratch)
+        _encode64(address, count, out, used, room, scratch)
     else:
         _encode_int(address, count, out, _LANES[fmt])
     for i in range(count * _LANES[fmt], lanes):
@@ -217,6 +235,13 @@ def encode(fmt, address, count, lanes_address, lanes, used, guard, finite_only, 
 @kernel
 def classify(fmt, address, count, lanes_address, lanes):
     """Lanes of a CLASSIFY round: the first lane of each element that is not finite says what it is."""
+    if fmt >= FLOAT32_INT16:
+        width = _LANE_BYTES[fmt]
+        narrow = u8_at(lanes_address, lanes * width)
+        narrow[:] = 0
+        for i in range(count):
+            narrow[(i + 1) * width - 1] = not np.isfinite(f32_at(address, count)[i])
+        return
     out = u32_at(lanes_address, lanes)
     for i in range(lanes):
         out[i] = 0
@@ -229,16 +254,22 @@ def classify(fmt, address, count, lanes_address, lanes):
 
 
 @kernel
-def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
+def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward zero).
 
     Returns how many integer sums did not fit their type (those elements are left wrapped).
     """
+    if fmt == FLOAT32_INT16:
+        decode_int16(lanes_address, address, count, _exp2(used + CODE_BIAS, scratch) / room, divisor)
+        return 0
+    if fmt == FLOAT32_INT8:
+        decode_int8(lanes_address, address, count, _exp2(used + CODE_BIAS, scratch) / room, divisor)
+        return 0
     sums = u32_at(lanes_address, count * _LANES[fmt])
     misfits = 0
     if fmt == FLOAT32:
         x = f32_at(address, count)
-        shift = used + CODE_BIAS + guard - 31
+        shift = used + CODE_BIAS + room - 31
         if -120 <= shift <= 96:
             scale = np.float32(_exp2(shift, scratch))
             for i in range(count):
@@ -253,7 +284,7 @@ def decode(fmt, lanes_address, address, count, used, guard, divisor, scratch):
                 x[i] = x[i] / n
     elif fmt == FLOAT64:
         y = f64_at(address, count)
-        bits = 31 - guard
+        bits = 31 - room
         inverse = _exp2(-bits, scratch)
         shift = _exponent64(used) - bits
         half = shift // 2
@@ -292,15 +323,32 @@ def _truncating_division(value, divisor):
 
 
 @kernel
-def apply_classes(fmt, classes, address, count):
-    """Put NaN and infinities over the decoded elements at `address`, as the summed `classes` (uint32 lanes, native order) say."""
+def keep_classes(fmt, lanes_address, count, classes):
+    """Copy the summed lanes of a CLASSIFY round to `classes` (uint32, native order), one for each element."""
+    if fmt >= FLOAT32_INT16:
+        width = _LANE_BYTES[fmt]
+        narrow = u8_at(lanes_address, count * width)
+        for i in range(count):
+            classes[i] = narrow[(i + 1) * width - 1]
+        return
+    sums = u32_at(lanes_address, count * _LANES[fmt])
     for i in range(count):
-        counts = np.int64(classes[i * _LANES[fmt]])
+        classes[i] = bswap32(sums[i * _LANES[fmt]])
+
+
+@kernel
+def apply_classes(fmt, classes, address, count):
+    """Put NaN and infinities over the decoded elements at `address`, as the `classes` of `keep_classes` say.
+
+    Narrow lanes have no room to tell infinities from NaN: what is not finite on any rank becomes NaN.
+    """
+    for i in range(count):
+        counts = np.int64(classes[i])
         if counts == 0:
             continue
         positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
-        value = math.nan if nan or (positive and negative) else math.inf if positive else -math.inf
-        if fmt == FLOAT32:
-            f32_at(address, count)[i] = np.float32(value)
-        else:
+        value = math.nan if nan or (positive and negative) or fmt >= FLOAT32_INT16 else math.inf if positive else -math.inf
+        if fmt == FLOAT64:
             f64_at(address, count)[i] = value
+        else:
+            f32_at(address, count)[i] = np.float32(value)

@@ -32,7 +32,7 @@ ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
 JOB = np.dtype([("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True)
 """What a rule must know of a job; one record."""
 
-SLOT = np.dtype([("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2")], align=True)
+SLOT = np.dtype([("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2"), ("wire", "i2")], align=True)
 """One version of one v2 slot; version v of slot i is row 2*i + v."""
 
 SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
@@ -153,7 +153,8 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     mine[RECEIVED_BYTES] += length
     data = u8_at(address, max(length, 1))
     size = 3 if job.payload == 1024 else 1
-    if length != _HEADER + job.payload or (data[0] & ~wire_format.R_FLAG) != ((wire_format.CONTRIBUTION | job.wire) << 4 | size):
+    wire = (data[0] >> 4) - wire_format.CONTRIBUTION
+    if length != _HEADER + job.payload or (wire != job.wire and wire != wire_format.WIRE_INT32) or data[0] & 7 != size:
         mine[REFUSED_FORMAT] += 1
         return DROP, 0
     if be16(data, 6) != job.tag:
@@ -180,6 +181,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         slot.seq = seq
         slot.count = 1
         slot.flags = 0
+        slot.wire = wire
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         seen[row, :] = 0
         seen[row, word] = bit
@@ -194,9 +196,9 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         seen[row, word] |= bit
         slot.ahead = max(slot.ahead, signed8(data[1]))
         slot.need = max(slot.need, signed8(data[8]))
-        if slot.used != signed8(data[9]):
+        if slot.used != signed8(data[9]) or slot.wire != wire:
             slot.flags |= wire_format.FLAG_MIXED
-        if _add(job.wire, payload_at, address + _HEADER, job.payload):
+        if _add(slot.wire, payload_at, address + _HEADER, job.payload):
             slot.flags |= wire_format.FLAG_OVERFLOW
     elif slot.count == job.workers:
         mine[ANSWERED] += 1
@@ -219,7 +221,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         mine[OVERFLOWS] += 1
     if slot.flags & wire_format.FLAG_MIXED:
         mine[MIXED] += 1
-    _write_header(rows[row, ROW_HEADER:], wire_format.RESULT | job.wire, job.payload, False, slot.ahead, seq, job.tag, slot.need, slot.flags)
+    _write_header(rows[row, ROW_HEADER:], wire_format.RESULT | slot.wire, job.payload, False, slot.ahead, seq, job.tag, slot.need, slot.flags)
     return MULTICAST, row
 
 

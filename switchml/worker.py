@@ -14,10 +14,10 @@ import numpy as np
 
 from . import packet as wire_format
 from .errors import ConfigError
-from .fixedpoint import (FLOAT64, FORMATS, INT32, ITEM_BYTES, LANES, apply_classes, canonical, classify, decode, encode, guard_bits,
-                         need_of)
+from .fixedpoint import (FORMATS, INT32, INT64, ITEM_BYTES, LANE_BYTES, LANES, WIRES, apply_classes, canonical, classify, decode, encode, headroom,
+                         keep_classes, need_of)
 from .jit import kernel
-from .memory import be16, be32, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at
+from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
 from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
 
 MICROSECOND = 1_000
@@ -59,13 +59,13 @@ PACKET_ROW = 64 + 1024
 """As in pool.py: the header starts so that the lanes are aligned."""
 
 ME = np.dtype([
-    ("rank", "i8"), ("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("lanes", "i8"), ("guard", "i8"), ("tag", "i8"), ("isn", "i8"),
+    ("rank", "i8"), ("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("room", "i8", (3,)), ("tag", "i8"), ("isn", "i8"),
     ("window", "i8"), ("base", "i8"), ("next", "i8"), ("total", "i8"), ("first_task", "i8"), ("next_task", "i8"), ("error", "i8"),
     ("error_chunk", "i8"), ("srtt", "i8"), ("rttvar", "i8"), ("rto", "i8"), ("caution", "i8"), ("cautioned_at", "i8"), ("earliest", "i8"), ("progress_at", "i8"),
     ("newest", "i8"), ("completed", "i8"), ("sent", "i8"), ("received", "i8"), ("retransmitted", "i8"), ("refused", "i8"), ("waits", "i8"), ("spurious", "i8"),
     ("repeats", "i8"), ("rtt_samples", "i8"), ("least_rtt", "i8"),
 ], align=True)
-"""A worker's scalars. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so far.
+"""A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so far.
 `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`: latest sending time of a packet that got its result.
 `earliest`: when `timeouts` has something to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters."""
 
@@ -82,12 +82,19 @@ TASK = np.dtype([
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `history`: address of int8 exponent codes by chunk."""
 
 _LANES = np.array(LANES, np.int64)
+_LANE_BYTES = np.array(LANE_BYTES, np.int64)
+_WIRES = np.array(WIRES, np.int64)
 _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 _HEADER = wire_format.HEADER_BYTES
 
 
+def elements_per_chunk(fmt: int, payload_bytes: int) -> int:
+    """How many elements of a format one packet carries."""
+    return payload_bytes // (LANES[fmt] * LANE_BYTES[fmt])
+
+
 class State(NamedTuple):
-    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, lanes], uint8[32], float64[1]."""
+    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, payload], uint8[32], float64[1]."""
 
     me: np.ndarray
     slots: np.ndarray
@@ -110,7 +117,7 @@ def _task_of(w, chunk, hint):
 @kernel
 def _elements(w, task, chunk):
     """(source address, target address, count) of a task's chunk."""
-    per_chunk = w.me[0].lanes // _LANES[task.fmt]
+    per_chunk = w.me[0].payload // (_LANES[task.fmt] * _LANE_BYTES[task.fmt])
     start = (chunk - task.first) * per_chunk
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
     return task.source + offset, task.target + offset, min(per_chunk, task.numel - start)
@@ -131,19 +138,20 @@ def _build_packet(w, index):
     source, _, count = _elements(w, task, slot.chunk)
     row = w.packets[index, PACKET_OFFSET:]
     lanes_at = row.ctypes.data + _HEADER
+    lanes, wire = me.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     if slot.mode == CLASSIFY:
-        classify(task.fmt, source, count, lanes_at, me.lanes)
+        classify(task.fmt, source, count, lanes_at, lanes)
     elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
-        lanes = u32_at(lanes_at, me.lanes)
-        lanes[:] = 0
+        nothing = u8_at(lanes_at, me.payload)
+        nothing[:] = 0
     else:
-        encode(task.fmt, source, count, lanes_at, me.lanes, slot.used, me.guard, slot.classed != 0, w.scratch)
+        encode(task.fmt, source, count, lanes_at, lanes, slot.used, me.room[wire], slot.classed != 0, w.scratch)
 
     if not slot.scanned and slot.chunk + me.slots < me.total:
         after = _task_of(w, slot.chunk + me.slots, slot.task)
         slot.next_need = _scan(w, after, slot.chunk + me.slots)
         slot.scanned = 1
-    row[0] = (wire_format.CONTRIBUTION << 4) | (3 if me.payload == 1024 else 1)
+    row[0] = ((wire_format.CONTRIBUTION | wire) << 4) | (3 if me.payload == 1024 else 1)
     row[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
     put_be32(row, 2, me.isn + slot.round * me.slots + index)
     put_be16(row, 6, me.tag)
@@ -301,7 +309,7 @@ def receive(w, address, length, now, out, n):
         return n
 
     size = 3 if me.payload == 1024 else 1
-    if length != _HEADER + me.payload or (data[0] & ~wire_format.R_FLAG) != (wire_format.RESULT << 4 | size):
+    if length != _HEADER + me.payload or data[0] & 7 != size or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
         me.refused += 1
         return n
     me.received += 1
@@ -323,7 +331,7 @@ def receive(w, address, length, now, out, n):
     mixed, overflow = flags & wire_format.FLAG_MIXED != 0, flags & wire_format.FLAG_OVERFLOW != 0
 
     if slot.mode == SPECULATE:
-        if need == CODE_UNKNOWN and task.fmt < INT32:
+        if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
             source, _, count = _elements(w, task, slot.chunk)
             slot.need = need_of(task.fmt, source, count, True)
             return _repeat(w, index, CLASSIFY, CODE_UNKNOWN, now, out, n)
@@ -333,14 +341,14 @@ def receive(w, address, length, now, out, n):
         me.error, me.error_chunk = ERROR_MIXED if mixed else ERROR_OVERFLOW, slot.chunk
         return n
     elif slot.mode == CLASSIFY:
-        sums, kept = u32_at(address + _HEADER, me.lanes), w.classes[index]
-        for i in range(me.lanes):
-            kept[i] = bswap32(sums[i])
+        _, _, count = _elements(w, task, slot.chunk)
+        keep_classes(task.fmt, address + _HEADER, count, w.classes[index])
         slot.classed = 1
         return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
 
     _, target, count = _elements(w, task, slot.chunk)
-    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, me.guard, task.divisor, w.scratch)
+    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, me.room[_WIRES[task.fmt]], task.divisor,
+                           w.scratch)
     if slot.classed:
         apply_classes(task.fmt, w.classes[index], target, count)
     position = slot.chunk - task.first
@@ -394,12 +402,11 @@ class Worker:
         window = slots if window is None else window
         if not 1 <= window <= slots:
             raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
-        lanes = payload_bytes // 4
         self.state = State(np.zeros(1, ME), np.zeros(slots, SLOT), np.zeros(TASKS, TASK),
                            np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
-                           np.zeros((slots, lanes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
+                           np.zeros((slots, payload_bytes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
         me = self.state.me[0]
-        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, lanes=lanes, guard=guard_bits(workers),
+        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, room=headroom(workers),
                                 tag=tag, isn=isn, window=window, rto=INITIAL_RTO, caution=LEAST_CAUTION, earliest=np.iinfo(np.int64).max).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
@@ -424,7 +431,9 @@ class Worker:
         the task is DONE. There must be fewer than TASKS tasks outstanding.
         """
         me, number, fmt = self.me, int(self.me["next_task"]), FORMATS[dtype]
-        per_chunk = int(me["lanes"]) // LANES[fmt]
+        per_chunk = elements_per_chunk(fmt, int(me["payload"]))
+        if not me["room"][WIRES[fmt]] and WIRES[fmt]:
+            raise ConfigError(f"{dtype}: lanes can't hold the sum of {me['workers']} ranks; use a wider wire")
         chunks = -(-numel // per_chunk)
         kept = 0 if history is None else min(len(history), chunks)
         self.state.tasks[number % TASKS] = (source, target, numel, fmt, divisor, me["total"], chunks, 0,
