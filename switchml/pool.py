@@ -198,7 +198,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         slot.need = max(slot.need, signed8(data[8]))
         if slot.used != signed8(data[9]) or slot.wire != wire:
             slot.flags |= wire_format.FLAG_MIXED
-        if _add(slot.wire, payload_at, address + _HEADER, job.payload):
+        if slot.wire == wire and _add(wire, payload_at, address + _HEADER, job.payload):
             slot.flags |= wire_format.FLAG_OVERFLOW
     elif slot.count == job.workers:
         mine[ANSWERED] += 1

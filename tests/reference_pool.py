@@ -90,7 +90,7 @@ class _Round:
         self.seq = seq
         self.seen: set[int] = set()
         self.count = count
-        self.need = self.ahead = self.used = self.flags = 0
+        self.need = self.ahead = self.used = self.flags = self.wire = 0
         self.values: list[int] = []
 
 
@@ -100,8 +100,6 @@ class ReferencePoolV2:
     def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
         self.wire, self.tag = wire, tag
-        self.bits = (32, 16, 8)[wire]
-        self.lanes = f">{payload_bytes * 8 // self.bits}{'ihb'[wire]}"
         self.rounds = {
             (i, v): _Round((isn + i - (2 - v) * slots) % 2**32, workers) for i in range(slots) for v in (0, 1)
         }
@@ -111,15 +109,16 @@ class ReferencePoolV2:
         if len(data) < 10:
             return Outcome("drop", "refused_format", None)
         first, ahead, seq, tag, need, used = struct.unpack(">BbIHbb", data[:10])
-        if first >> 4 != 8 + self.wire:
+        if first >> 4 not in (8, 8 + self.wire):
             return Outcome("drop", "refused_format", None)
+        wire = (first >> 4) - 8
         if PAYLOAD_OF_SIZE_CODE.get(first & 7) != self.payload_bytes or len(data) != 10 + self.payload_bytes:
             return Outcome("drop", "refused_format", None)
         if tag != self.tag:
             return Outcome("drop", "refused_tag", None)
 
         retransmission = bool(first & 8)
-        values = list(struct.unpack(self.lanes, data[10:]))
+        values = list(struct.unpack(self._lanes(wire), data[10:]))
         slot, version = seq % self.slots, seq // self.slots % 2
         state, other = self.rounds[slot, version], self.rounds[slot, 1 - version]
         d = (seq - state.seq + 2**31) % 2**32 - 2**31
@@ -128,12 +127,13 @@ class ReferencePoolV2:
             state.seen.add(rank)
             state.count += 1
             state.need, state.ahead = max(state.need, need), max(state.ahead, ahead)
-            if used != state.used:
+            if used != state.used or wire != state.wire:
                 state.flags |= MIXED
-            for lane, value in enumerate(values):
-                state.values[lane], overflowed = wrapping_add(state.values[lane], value, self.bits)
-                if overflowed:
-                    state.flags |= OVERFLOW
+            if wire == state.wire:
+                for lane, value in enumerate(values):
+                    state.values[lane], overflowed = wrapping_add(state.values[lane], value, (32, 16, 8)[wire])
+                    if overflowed:
+                        state.flags |= OVERFLOW
             return self._accepted(state)
         if d == 0 and rank not in state.seen:
             return Outcome("drop", "refused_window", None)
@@ -148,7 +148,7 @@ class ReferencePoolV2:
         if d == 2 * self.slots and other.seq == (seq - self.slots) % 2**32 and other.count == self.workers:
             state = self.rounds[slot, version] = _Round(seq, 1)
             state.seen = {rank}
-            state.need, state.ahead, state.used, state.values = need, ahead, used, values
+            state.need, state.ahead, state.used, state.wire, state.values = need, ahead, used, wire, values
             return self._accepted(state)
         if d < 0:
             return Outcome("drop", "stale", None)
@@ -160,9 +160,12 @@ class ReferencePoolV2:
         return Outcome("consume", "accepted", None)
 
     def _result(self, state: _Round, r: bool) -> bytes:
-        first = (12 + self.wire) << 4 | (8 if r else 0) | SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
+        first = (12 + state.wire) << 4 | (8 if r else 0) | SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
         header = struct.pack(">BbIHbb", first, state.ahead, state.seq, self.tag, state.need, state.flags)
-        return header + struct.pack(self.lanes, *state.values)
+        return header + struct.pack(self._lanes(state.wire), *state.values)
+
+    def _lanes(self, wire: int) -> str:
+        return f">{self.payload_bytes // (4, 2, 1)[wire]}{'ihb'[wire]}"
 
     def _wait(self, state: _Round) -> bytes:
         bitmap = bytearray(32)

@@ -14,7 +14,7 @@ VECTORS = Path(__file__).with_name("vectors")
 
 V1_FIELDS = {"job_number", "tsi", "slot", "set", "e0", "e1", "values"}
 CONTRIBUTION_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "used", "values"}
-RESULT_FIELDS = {"r", "ahead", "seq", "tag", "need", "flags", "values"}
+RESULT_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "flags", "values"}
 WAIT_FIELDS = {"seq", "tag", "missing"}
 FLAGS = {"OVERFLOW": 1, "MIXED": 2}
 
@@ -150,9 +150,9 @@ def _v1(scenario: Scenario, f: dict, where: str) -> bytes:
 
 
 def _v2(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
-    f = {"r": 0, **f} if reply else {"r": 0, "wire": scenario.wire, **f}
+    f = {"r": 0, "wire": scenario.wire, **f}
     _exactly(f, RESULT_FIELDS if reply else CONTRIBUTION_FIELDS, where)
-    wire = scenario.wire if reply else f["wire"]
+    wire = f["wire"]
     last = sum(FLAGS[name] for name in f["flags"]) if reply else f["used"]
     values = lanes(scenario, f["values"], wire)
     first = ((12 if reply else 8) + wire) << 4 | f["r"] << 3 | {256: 1, 1024: 3}[scenario.payload_bytes]
