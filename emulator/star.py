@@ -29,8 +29,9 @@ ETHERNET_BYTES = 14
 MTU = 1500
 
 BURST_BYTES = 96 << 10
-"""Larger than any superframe (65,535 bytes of IP, and tbf counts the headers of each of its packets): those pass as
-they are, and the kernel need not cut them into packets."""
+"""What tbf lets through at once after a pause. Larger than any superframe (65,535 bytes of IP, and tbf counts the
+headers of each of its packets): those pass as they are. With a queue that hardly holds one, tbf cuts them."""
+LEAST_BURST_BYTES = 4 << 10
 QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
 """How much a queue holds unless told otherwise."""
 
@@ -54,8 +55,8 @@ class LinkOptions:
             raise ConfigError(f"loss {self.loss}: expected a probability, at least 0 and less than 1")
         if not 0 <= self.delay_s <= 10:
             raise ConfigError(f"delay of {self.delay_s} s: expected 0 to 10 s")
-        if self.queue_bytes < 0:
-            raise ConfigError(f"queue of {self.queue_bytes} bytes: expected 0 or more")
+        if self.queue_bytes < 0 or 0 < self.queue_bytes < LEAST_BURST_BYTES:
+            raise ConfigError(f"queue of {self.queue_bytes} bytes: expected at least {LEAST_BURST_BYTES}")
 
     @property
     def is_plain(self) -> bool:
@@ -65,6 +66,10 @@ class LinkOptions:
     @property
     def queue_limit_bytes(self) -> int:
         return self.queue_bytes or max(LEAST_QUEUE_BYTES, round(self.rate_bps / 8 * QUEUE_S))
+
+    @property
+    def burst_bytes(self) -> int:
+        return max(LEAST_BURST_BYTES, min(BURST_BYTES, self.queue_limit_bytes // 2))
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class Star:
             single = " gso_max_segs 1"  # links of our own carry packets, not trains of them
         host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
         self.switch.ip(f"link set p{i} master br0 up{single}")
-        shape = f"tbf rate {round(self.link.rate_bps)}bit burst {BURST_BYTES} limit {self.link.queue_limit_bytes}"
+        shape = f"tbf rate {round(self.link.rate_bps)}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
         host.tc(f"qdisc add dev {INTERFACE} root {shape}")
         self.switch.tc(f"qdisc add dev p{i} root {shape}")
 

@@ -90,7 +90,8 @@ class HostAgent:
         self.job, self.rank, self.world_size = job, rank, world_size
         self._session, self._socket = session, sock
         self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
-                                    payload_bytes=info.payload_bytes, packets=None if segment is None else shm.packets_of(segment, rank))
+                                    payload_bytes=info.payload_bytes, packets=None if segment is None else shm.packets_of(segment, rank),
+                                    lossless=segment is not None)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(self._worker, sock, self._wake, info.data_address, segment)
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
@@ -115,15 +116,16 @@ class HostAgent:
     @classmethod
     def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
              peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
-             tls_ca: str | None = None, transport: str = "auto", wire: str = "int32") -> HostAgent:
+             tls_ca: str | None = None, transport: str | None = None, wire: str | None = None) -> HostAgent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
 
         Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
         packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
         each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
-        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), or "auto": shm where it can be had, else udp.
+        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), or "auto": shm where it can be had, else udp
+        (default: $SWITCHML_TRANSPORT, or auto).
         `wire`: lanes for float32 and half precision: "int32", or "int16" and "int8" for twice and four times as many values in a packet and
-        precision to match (switchml/narrow.py). Other dtypes always take int32 lanes.
+        precision to match (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32).
         Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
         """
         from switchml.controller import client
@@ -133,6 +135,8 @@ class HostAgent:
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
             raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
+        transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
+        wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
         if transport not in TRANSPORTS:
             raise ConfigError(f"transport {transport!r}: expected one of {', '.join(TRANSPORTS)}")
         if wire not in WIRES:

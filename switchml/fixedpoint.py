@@ -329,7 +329,10 @@ def keep_classes(fmt, lanes_address, count, classes):
         width = _LANE_BYTES[fmt]
         narrow = u8_at(lanes_address, count * width)
         for i in range(count):
-            classes[i] = narrow[(i + 1) * width - 1]
+            counted = np.uint32(0)  # up to 256: both bytes of an int16 count
+            for b in range(width):
+                counted = np.uint32(counted << np.uint32(8)) | np.uint32(narrow[i * width + b])
+            classes[i] = counted
         return
     sums = u32_at(lanes_address, count * _LANES[fmt])
     for i in range(count):

@@ -63,7 +63,7 @@ ME = np.dtype([
     ("window", "i8"), ("base", "i8"), ("next", "i8"), ("total", "i8"), ("first_task", "i8"), ("next_task", "i8"), ("error", "i8"),
     ("error_chunk", "i8"), ("srtt", "i8"), ("rttvar", "i8"), ("rto", "i8"), ("caution", "i8"), ("cautioned_at", "i8"), ("earliest", "i8"), ("progress_at", "i8"),
     ("newest", "i8"), ("completed", "i8"), ("sent", "i8"), ("received", "i8"), ("retransmitted", "i8"), ("refused", "i8"), ("waits", "i8"), ("spurious", "i8"),
-    ("repeats", "i8"), ("rtt_samples", "i8"), ("least_rtt", "i8"),
+    ("repeats", "i8"), ("rtt_samples", "i8"), ("least_patience", "i8"), ("least_rtt", "i8"),
 ], align=True)
 """A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so far.
 `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`: latest sending time of a packet that got its result.
@@ -164,7 +164,7 @@ def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
-    slot.sent_at, slot.deadline = now, now + me.rto
+    slot.sent_at, slot.deadline = now, now + max(me.rto, me.least_patience)
     me.earliest = min(me.earliest, slot.deadline)
     me.sent += 1
     out[n] = index
@@ -258,7 +258,7 @@ def _spurious(me, now):
 @kernel
 def _patience(me, now):
     """How long to wait before a round is asked for again (ns)."""
-    return max(me.rto, min((now - me.progress_at) // 4, LONGEST_PROBE))
+    return max(me.rto, me.least_patience, min((now - me.progress_at) // 4, LONGEST_PROBE))
 
 
 @kernel
@@ -372,7 +372,7 @@ def timeouts(w, now, out, n):
         slot = w.slots[index]
         if not slot.busy:
             continue
-        lost = me.newest - slot.sent_at > reordering << min(slot.retries, 3)
+        lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
         if lost or (probed < PROBES and slot.deadline <= now):
             slot.retries += 1
             slot.sent_at, slot.resent = now, slot.round
@@ -393,11 +393,12 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python callers.
 
     `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024. `packets` uint8[slots,
-    PACKET_ROW]: where to build the packets, if not in memory of its own.
+    PACKET_ROW]: where to build the packets, if not in memory of its own. `lossless`: nothing is lost on the way, so
+    a round is asked for only to learn whom it waits for.
     """
 
     def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024,
-                 packets: np.ndarray | None = None):
+                 packets: np.ndarray | None = None, lossless: bool = False):
         check_slots(slots)
         window = slots if window is None else window
         if not 1 <= window <= slots:
@@ -406,7 +407,7 @@ class Worker:
                            np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
                            np.zeros((slots, payload_bytes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
         me = self.state.me[0]
-        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, room=headroom(workers),
+        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, room=headroom(workers), least_patience=LONGEST_PROBE if lossless else 0,
                                 tag=tag, isn=isn, window=window, rto=INITIAL_RTO, caution=LEAST_CAUTION, earliest=np.iinfo(np.int64).max).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN

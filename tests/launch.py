@@ -68,7 +68,11 @@ class _Process:
     def __init__(self, name: str, *command: str, **env: str):
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")
-        kept = {key: value for key, value in os.environ.items() if key == "SWITCHML_CACHE_DIR" or not key.startswith("SWITCHML_")}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if key == "SWITCHML_CACHE_DIR" or not key.startswith("SWITCHML_")
+        }
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self.process = subprocess.Popen(
             [sys.executable, *command], env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env, text=True,
@@ -267,7 +271,9 @@ def join_all(address: str, world_size: int, *, job: str, **options) -> list:
     from host_agent.agent import HostAgent
 
     options = {"timeout_s": DEADLINE_S} | options
-    outcomes = on_all(range(world_size), lambda rank: HostAgent.join(address, job=job, rank=rank, world_size=world_size, **options))
+    outcomes = on_all(
+        range(world_size), lambda rank: HostAgent.join(address, job=job, rank=rank, world_size=world_size, **options)
+    )
     try:
         return good(outcomes)
     except BaseException:

@@ -2,7 +2,7 @@
 
 It is slow on purpose and shares no code with `switchml/`: a value is a Python float or int, a scaled value is a
 Fraction, a lane is an int. Where the specification leaves rounding to the arithmetic (the mean of floats, the three
-limbs of float64 put together), the rounding steps are named one by one.
+limbs of float64 put together, the scales of narrow lanes), the rounding steps are named one by one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-LANES = {"float32": 1, "float64": 3, "int32": 2, "int64": 4}
+LANES = {"float32": 1, "float64": 3, "int32": 2, "int64": 4, "float32/int16": 1, "float32/int8": 1}
 BITS = {"int32": 32, "int64": 64}
+NARROW = {"float32/int16": 16, "float32/int8": 8}
 ZERO, INT32, INT64, UNKNOWN = -128, 125, 123, 127
 POSITIVE, NEGATIVE, NAN = 1, 2**10, 2**20
 
@@ -26,6 +27,31 @@ def guard_bits(workers: int) -> int:
     while 2**bits < workers:
         bits += 1
     return bits
+
+
+def lane_bytes(dtype: str) -> int:
+    """Bytes of a lane."""
+    return NARROW.get(dtype, 32) // 8
+
+
+def wire(dtype: str) -> int:
+    """What the packet's type says of its lanes: 0 for 32 bits, 1 for 16, 2 for 8."""
+    return {32: 0, 16: 1, 8: 2}[NARROW.get(dtype, 32)]
+
+
+def element(dtype: str) -> str:
+    """What a tensor's elements are: narrow lanes are for float32."""
+    return dtype.partition("/")[0]
+
+
+def per_chunk(dtype: str, payload_bytes: int) -> int:
+    """Elements of a packet."""
+    return payload_bytes // lane_bytes(dtype) // LANES[dtype]
+
+
+def steps(dtype: str, workers: int) -> int:
+    """m: what narrow lanes have on each side of zero for each of n ranks; 0 if they can't hold so many."""
+    return (2 ** (NARROW[dtype] - 1) - 1) // workers
 
 
 def exponent(value: Fraction) -> int:
@@ -59,6 +85,8 @@ def canonical(dtype: str, code: int) -> int:
         return INT32 if dtype == "int32" else INT64
     if dtype == "float64":
         return code if code % 2 else code + 1
+    if dtype in NARROW:
+        return code
     return next(e - 2 for e in [*range(-126, 127, 4), 128] if e >= code + 2)
 
 
@@ -67,8 +95,10 @@ def block_exponent(dtype: str, used: int) -> int:
     return 17 * (used + 127) // 2 - 1074 if dtype == "float64" else used + 2
 
 
-def encode(dtype: str, values: Sequence, used: int, workers: int) -> list[int]:
-    """The lanes of a block; values that are not finite count as 0."""
+def encode(dtype: str, values: Sequence, used: int, workers: int, classed: bool = False) -> list[int]:
+    """The lanes of a block; values that are not finite count as 0. `classed`: a CLASSIFY round went before."""
+    if dtype in NARROW:
+        return _encode_narrow(dtype, values, used, workers, classed)
     if dtype in BITS:
         limbs = LANES[dtype]
         return [x >> 16 * k if k == limbs - 1 else x >> 16 * k & 0xFFFF for x in values for k in reversed(range(limbs))]
@@ -87,6 +117,23 @@ def encode(dtype: str, values: Sequence, used: int, workers: int) -> list[int]:
     return lanes
 
 
+def _encode_narrow(dtype: str, values: Sequence, used: int, workers: int, classed: bool) -> list[int]:
+    """Where float32 can hold the scale, the product is rounded to float32 before it is rounded to an integer."""
+    scale = steps(dtype, workers) / Fraction(2) ** block_exponent(dtype, used)
+    products = [Fraction(x) * scale if math.isfinite(x) else Fraction(0) for x in values]
+    if not classed and 1e-30 <= scale <= 1e30:
+        products = [Fraction(rounded(x, "float32")) for x in products]
+    return [round(x) for x in products]
+
+
+def _decode_narrow(dtype: str, sums: Sequence[int], used: int, workers: int) -> list[float]:
+    """2^Q / m is a float64, and a float32 too where that is in its middle range; then the product is rounded."""
+    scale = rounded(Fraction(2) ** block_exponent(dtype, used) / steps(dtype, workers), "float64")
+    kind = "float32" if 1e-30 <= scale <= 1e30 else "float64"
+    products = [rounded(x * Fraction(rounded(Fraction(scale), kind)), kind) for x in sums]
+    return [rounded(Fraction(x), "float32") if x else x for x in products]
+
+
 def decode(dtype: str, sums: Sequence[int], used: int, workers: int, divisor: int = 1) -> tuple[list, int]:
     """(values, how many integers do not fit): the block that lanes' sums stand for, divided by `divisor`."""
     per = LANES[dtype]
@@ -95,6 +142,9 @@ def decode(dtype: str, sums: Sequence[int], used: int, workers: int, divisor: in
         exact = [sum(limb << 16 * k for k, limb in enumerate(reversed(group))) for group in groups]
         half = 2 ** (BITS[dtype] - 1)
         return [truncated(x, divisor) for x in exact], sum(not -half <= x < half for x in exact)
+    if dtype in NARROW:
+        totals = _decode_narrow(dtype, sums, used, workers)
+        return [x if divisor == 1 else quotient(x, divisor, "float32") for x in totals], 0
     bits = 31 - guard_bits(workers)
     unit = Fraction(2) ** (block_exponent(dtype, used) - bits)
     if dtype == "float32":
@@ -138,7 +188,9 @@ def rounded(value: Fraction, dtype: str) -> float:
 
 
 def classify(dtype: str, values: Sequence) -> list[int]:
-    """The lanes of a CLASSIFY round."""
+    """The lanes of a CLASSIFY round; narrow ones only tell what is not finite."""
+    if dtype in NARROW:
+        return [int(not math.isfinite(x)) for x in values]
     lanes = []
     for x in values:
         kind = 0 if math.isfinite(x) else NAN if math.isnan(x) else POSITIVE if x > 0 else NEGATIVE
@@ -148,6 +200,8 @@ def classify(dtype: str, values: Sequence) -> list[int]:
 
 def apply_classes(dtype: str, counts: Sequence[int], values: Sequence) -> list:
     """`values` with the infinities and NaN that the summed classes stand for."""
+    if dtype in NARROW:
+        return [math.nan if count else x for x, count in zip(values, counts, strict=True)]
     result = []
     for x, count in zip(values, counts[:: LANES[dtype]], strict=True):
         nan, negative, positive = count // 2**20, count // 2**10 % 2**10, count % 2**10
@@ -164,9 +218,11 @@ def all_reduce(dtype: str, blocks: Sequence[Sequence], divisor: int = 1) -> tupl
     workers = len(blocks)
     code = max(need(dtype, block, finite_only=True) for block in blocks)
     used = canonical(dtype, code)
-    sums = [sum(lane) for lane in zip(*(encode(dtype, block, used, workers) for block in blocks), strict=True)]
+    classed = dtype not in BITS and any(need(dtype, block) == UNKNOWN for block in blocks)
+    encoded = [encode(dtype, block, used, workers, classed) for block in blocks]
+    sums = [sum(lane) for lane in zip(*encoded, strict=True)]
     values, misfits = decode(dtype, sums, used, workers, divisor)
-    if dtype not in BITS:
+    if classed:
         counts = [sum(lane) for lane in zip(*(classify(dtype, block) for block in blocks), strict=True)]
         values = apply_classes(dtype, counts, values)
     return values, misfits

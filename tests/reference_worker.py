@@ -14,6 +14,7 @@ import reference_fixedpoint as numbers
 
 SPECULATE, EXACT, CLASSIFY = "speculate", "exact", "classify"
 HEADER = ">BbIHbb"
+STRUCT = "ihb"
 OVERFLOW, MIXED = 1, 2
 
 
@@ -54,7 +55,7 @@ class ReferenceWorker:
 
     def __init__(self, workers: int, slots: int, tag: int, isn: int, window: int, payload_bytes: int):
         self.workers, self.slots, self.tag, self.isn, self.window = workers, slots, tag, isn, window
-        self.lanes = payload_bytes // 4
+        self.payload_bytes = payload_bytes
         self.size = {256: 1, 1024: 3}[payload_bytes]
         self.chunks: list[Chunk] = []
         self.base = self.next = 0
@@ -62,9 +63,13 @@ class ReferenceWorker:
         self.agreed = [numbers.UNKNOWN] * slots
         self.repeats = 0
 
+    def lanes(self, dtype: str) -> int:
+        """How many lanes a packet of this dtype has."""
+        return self.payload_bytes // numbers.lane_bytes(dtype)
+
     def start(self, values: list, dtype: str, divisor: int = 1, history: list[int] | None = None) -> Task:
         """Queue an all-reduce; its chunks are numbered on from those of earlier ones."""
-        per_chunk = self.lanes // numbers.LANES[dtype]
+        per_chunk = numbers.per_chunk(dtype, self.payload_bytes)
         task = Task(dtype, divisor, list(values), per_chunk, history)
         for position, first in enumerate(range(0, len(values), per_chunk)):
             self.chunks.append(Chunk(task, position, values[first : first + per_chunk]))
@@ -107,21 +112,25 @@ class ReferenceWorker:
         elif chunk.mode == SPECULATE and chunk.need == numbers.UNKNOWN:
             lanes = []
         else:
-            lanes = numbers.encode(dtype, chunk.values, chunk.used, self.workers)
-        lanes += [0] * (self.lanes - len(lanes))
+            lanes = numbers.encode(dtype, chunk.values, chunk.used, self.workers, classed=bool(chunk.classes))
+        lanes += [0] * (self.lanes(dtype) - len(lanes))
         seq = (self.isn + self.round[slot] * self.slots + slot) % 2**32
-        header = struct.pack(HEADER, 8 << 4 | self.size, ahead, seq, self.tag, chunk.need, chunk.used)
-        return header + struct.pack(f">{self.lanes}i", *lanes)
+        wire = numbers.wire(dtype)
+        first = 8 + wire << 4 | self.size
+        header = struct.pack(HEADER, first, ahead, seq, self.tag, chunk.need, chunk.used)
+        return header + struct.pack(f">{len(lanes)}{STRUCT[wire]}", *lanes)
 
     def _result(self, data: bytes) -> list[bytes]:
         """Section 4's table; returns the packet of the chunk's next round, if there is one."""
         first, ahead, seq, tag, need, flags = struct.unpack(HEADER, data[:10])
         slot = seq % self.slots
-        assert first == 12 << 4 | self.size and tag == self.tag
+        assert tag == self.tag and first & 15 == self.size
         assert seq == (self.isn + self.round[slot] * self.slots + slot) % 2**32
         number = next(n for n in range(self.base, self.next) if n % self.slots == slot)
         chunk = self.chunks[number]
-        dtype, lanes = chunk.task.dtype, list(struct.unpack(f">{self.lanes}i", data[10:]))
+        dtype = chunk.task.dtype
+        assert flags & MIXED or first >> 4 == 12 + numbers.wire(dtype)
+        lanes = list(struct.unpack(f">{self.lanes(dtype)}{STRUCT[numbers.wire(dtype)]}", data[10:]))
         self.round[slot] += 1
         self.agreed[slot] = ahead
 

@@ -26,7 +26,7 @@ from vectors_io import Scenario, load_all
 from switchml.aggregator import MAX_JOBS, SoftwareDataplane
 from switchml.controller.dataplane import JobSpec
 from switchml.errors import ConfigError
-from switchml.packet import (CONTRIBUTION, FLAG_MIXED, RESULT, V1_SLOTS, V1Packet, V2Packet, WaitPacket)
+from switchml.packet import CONTRIBUTION, FLAG_MIXED, RESULT, V1_SLOTS, V1Packet, V2Packet, WaitPacket
 
 DEADLINE_S = 30.0
 SCENARIOS = load_all()
@@ -110,14 +110,29 @@ def marker(dataplane, bind) -> Marker:
 class Workers:
     """The sockets of one v2 job, and its job."""
 
-    def __init__(self, dataplane, bind, job_id: int, workers: int, *, slots: int = 16, payload_bytes: int = 256, tag: int | None = None, isn: int = 0):
+    def __init__(
+        self,
+        dataplane,
+        bind,
+        job_id: int,
+        workers: int,
+        *,
+        slots: int = 16,
+        payload_bytes: int = 256,
+        tag: int | None = None,
+        isn: int = 0,
+    ):
         self.sockets = [bind(address_of(job_id, rank)) for rank in range(workers)]
         self.to, self.slots, self.isn, self.lanes = dataplane.address, slots, isn, payload_bytes // 4
         self.tag = 1000 + job_id if tag is None else tag
-        self.spec = JobSpec(job_id, 2, workers, slots, payload_bytes, tuple(s.getsockname() for s in self.sockets), self.tag, isn)
+        self.spec = JobSpec(
+            job_id, 2, workers, slots, payload_bytes, tuple(s.getsockname() for s in self.sockets), self.tag, isn
+        )
         dataplane.start_job(self.spec)
 
-    def packet(self, round_: int, slot: int, values, *, kind: int = CONTRIBUTION, r: bool = False, used: int = 0) -> bytes:
+    def packet(
+        self, round_: int, slot: int, values, *, kind: int = CONTRIBUTION, r: bool = False, used: int = 0
+    ) -> bytes:
         seq = (self.isn + round_ * self.slots + slot) % 2**32
         return V2Packet(kind, seq, self.tag, 0, used, 0, np.asarray(values, np.int32), r=r).pack()
 
@@ -137,16 +152,32 @@ def test_scenario(scenario: Scenario, dataplane, marker, bind):
     sockets += [bind(address_of(1, rank), port) for rank in range(1, scenario.workers)]
     addresses = tuple((s.getsockname()[0], 0 if scenario.protocol == 1 else s.getsockname()[1]) for s in sockets)
     slots = V1_SLOTS if scenario.protocol == 1 else scenario.slots
-    dataplane.start_job(JobSpec(7, scenario.protocol, scenario.workers, slots, scenario.payload_bytes, addresses, scenario.tag, scenario.isn, scenario.wire))
+    dataplane.start_job(
+        JobSpec(
+            7,
+            scenario.protocol,
+            scenario.workers,
+            slots,
+            scenario.payload_bytes,
+            addresses,
+            scenario.tag,
+            scenario.isn,
+            scenario.wire,
+        )
+    )
 
     expected = {rank: dict.fromkeys(VERDICTS, 0) | {"received_packets": 0, "sent_packets": 0, "received_bytes": 0, "sent_bytes": 0}
                 for rank in range(scenario.workers)}  # fmt: skip
     for step in scenario.steps:
         sockets[step.rank].sendto(step.data, dataplane.address)
         marker.pass_through()
-        receivers = {"multicast": range(scenario.workers), "unicast": [step.rank], "wait": [step.rank]}.get(step.action, [])
+        receivers = {"multicast": range(scenario.workers), "unicast": [step.rank], "wait": [step.rank]}.get(
+            step.action, []
+        )
         for rank, sock in enumerate(sockets):
-            assert drain(sock) == ([(step.reply, dataplane.address)] if rank in receivers else []), f"{step.label}: rank {rank}"
+            assert drain(sock) == ([(step.reply, dataplane.address)] if rank in receivers else []), (
+                f"{step.label}: rank {rank}"
+            )
         mine = expected[step.rank]
         mine["received_packets"] += 1
         mine["received_bytes"] += len(step.data)
@@ -205,7 +236,9 @@ def test_nothing_but_the_right_tag_and_sequence_number_counts(dataplane, marker,
         for tag in (job.tag, rng.randrange(0xABCD)):
             forged = V2Packet(CONTRIBUTION, seq, tag, 0, 0, 0, np.full(64, 666, np.int32), r=rng.random() < 0.5)
             job.send(0, forged.pack())
-        job.send(0, struct.pack(">BBIH", 0x81, 0, job.isn, rng.randrange(0xABCD)) + bytes(2 + 256))  # and with the right number
+        job.send(
+            0, struct.pack(">BBIH", 0x81, 0, job.isn, rng.randrange(0xABCD)) + bytes(2 + 256)
+        )  # and with the right number
         if i % 50 == 0:
             marker.pass_through()
     marker.pass_through()
@@ -300,7 +333,9 @@ def test_many_jobs_at_once(dataplane, marker, bind):
         packets, sums = [], {}
         for job in jobs:
             for slot in range(job.slots):
-                values = np.array([[rng.randrange(-1000, 1000) for _ in range(job.lanes)] for _ in job.sockets], np.int32)
+                values = np.array(
+                    [[rng.randrange(-1000, 1000) for _ in range(job.lanes)] for _ in job.sockets], np.int32
+                )
                 sums[job.spec.job_id, slot] = job.packet(round_, slot, values.sum(0), kind=RESULT)
                 packets += [(job, rank, job.packet(round_, slot, values[rank])) for rank in range(len(job.sockets))]
         rng.shuffle(packets)
@@ -309,7 +344,9 @@ def test_many_jobs_at_once(dataplane, marker, bind):
         marker.pass_through()
         for job in jobs:
             for sock in job.sockets:
-                assert sorted(data for data, _ in drain(sock)) == sorted(sums[job.spec.job_id, slot] for slot in range(job.slots))
+                assert sorted(data for data, _ in drain(sock)) == sorted(
+                    sums[job.spec.job_id, slot] for slot in range(job.slots)
+                )
     for job in jobs:
         counted = dataplane.counters(job.spec.job_id)
         assert sum(rank["completed"] for rank in counted.ranks) == 6 * job.slots
@@ -411,7 +448,9 @@ def test_counters_name_the_ranks_that_open_rounds_wait_for(dataplane, marker, bi
 
     def send(rank: int, slot: int) -> None:
         values = np.zeros(64, np.int32)
-        packet = V2Packet(CONTRIBUTION, slot, 0, 0, 0, 0, values) if protocol == 2 else V1Packet(0, 0, slot, 0, 0, 0, values)
+        packet = (
+            V2Packet(CONTRIBUTION, slot, 0, 0, 0, 0, values) if protocol == 2 else V1Packet(0, 0, slot, 0, 0, 0, values)
+        )
         sockets[rank].sendto(packet.pack(), dataplane.address)
 
     send(0, 3)
@@ -516,7 +555,9 @@ def test_rates_are_probabilities(options):
 
 
 def test_a_taken_port_is_refused_in_words(dataplane):
-    with pytest.raises(ConfigError, match=f"data port 127.0.0.1:{dataplane.address[1]}: Address already in use; choose another"):
+    with pytest.raises(
+        ConfigError, match=f"data port 127.0.0.1:{dataplane.address[1]}: Address already in use; choose another"
+    ):
         SoftwareDataplane(port=dataplane.address[1])
 
 
@@ -537,7 +578,9 @@ def test_no_request_is_lost_when_the_data_plane_stops():
     for _ in range(20):
         dataplane = SoftwareDataplane(port=0).start()
         with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(dataplane.start_job, JobSpec(n, 2, 1, 1, 256, (("127.0.0.1", 1 + n),))) for n in range(20)]
+            asked = [
+                pool.submit(dataplane.start_job, JobSpec(n, 2, 1, 1, 256, (("127.0.0.1", 1 + n),))) for n in range(20)
+            ]
             pool.submit(dataplane.stop).result(DEADLINE_S)
             for future in asked:
                 future.result(DEADLINE_S)

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 
 from switchml import fixedpoint
 
-FLOATS, INTEGERS = ("float32", "float64"), ("int32", "int64")
+FLOATS, INTEGERS, NARROW = ("float32", "float64"), ("int32", "int64"), ("float32/int16", "float32/int8")
+ELEMENT = {dtype: reference.element(dtype) for dtype in reference.LANES}
+LANE = {dtype: np.dtype(f">i{reference.lane_bytes(dtype)}") for dtype in reference.LANES}
 EVERY_WORKERS = range(1, 257)
 CODES = range(-128, 127)
 FLOAT32_CANONICAL = [*range(-128, 125, 4), 126]
@@ -28,10 +30,14 @@ SMALLEST = {"float32": 2.0**-149, "float64": 2.0**-1074}
 WIDTH = {"float32": 32, "float64": 64}
 
 
+def room(dtype: str, workers: int) -> int:
+    return fixedpoint.headroom(workers)[fixedpoint.WIRES[fixedpoint.FORMATS[dtype]]]
+
+
 def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int]:
     """The compiled encoder, with `spare` unused lanes at the end."""
-    source = np.array(values, dtype)
-    lanes = np.full(reference.LANES[dtype] * source.size + spare, 0x55555555, ">i4")
+    source = np.array(values, ELEMENT[dtype])
+    lanes = np.full(reference.LANES[dtype] * source.size + spare, 0x55, LANE[dtype])
     fixedpoint.encode(
         fixedpoint.FORMATS[dtype],
         source.ctypes.data,
@@ -39,7 +45,7 @@ def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int
         lanes.ctypes.data,
         lanes.size,
         used,
-        fixedpoint.guard_bits(workers),
+        room(dtype, workers),
         finite_only,
         np.zeros(1),
     )
@@ -48,15 +54,15 @@ def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int
 
 def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
     """The compiled decoder: (values, misfits)."""
-    lanes = np.array(sums, ">i4")
-    target = np.full(lanes.size // reference.LANES[dtype], 77, dtype)
+    lanes = np.array(sums, LANE[dtype])
+    target = np.full(lanes.size // reference.LANES[dtype], 77, ELEMENT[dtype])
     misfits = fixedpoint.decode(
         fixedpoint.FORMATS[dtype],
         lanes.ctypes.data,
         target.ctypes.data,
         target.size,
         used,
-        fixedpoint.guard_bits(workers),
+        room(dtype, workers),
         divisor,
         np.zeros(1),
     )
@@ -64,14 +70,14 @@ def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
 
 
 def need(dtype, values, finite_only=False) -> int:
-    source = np.array(values, dtype)
+    source = np.array(values, ELEMENT[dtype])
     return fixedpoint.need_of(fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, finite_only)
 
 
 def bits(dtype, values) -> list[bytes]:
     """What two results must agree in: all bits, but one NaN is as good as another."""
-    pack = {"float32": ">f", "float64": ">d", "int32": ">i", "int64": ">q"}[dtype]
-    return [b"NaN" if x != x else struct.pack(pack, x) for x in np.asarray(values, dtype).tolist()]
+    pack = {"float32": ">f", "float64": ">d", "int32": ">i", "int64": ">q"}[ELEMENT[dtype]]
+    return [b"NaN" if x != x else struct.pack(pack, x) for x in np.asarray(values, ELEMENT[dtype]).tolist()]
 
 
 def floats(dtype, **options):
@@ -108,7 +114,7 @@ def test_canonical_codes_lie_on_a_grid_and_grow_with_the_code(dtype):
     assert codes == [reference.canonical(dtype, code) for code in CODES]
     assert [fixedpoint.canonical(code, fmt) for code in codes] == codes
     assert codes == sorted(codes)
-    if dtype in FLOATS:
+    if dtype not in INTEGERS:
         assert all(up >= code for up, code in zip(codes, CODES, strict=True))
 
 
@@ -121,10 +127,11 @@ def test_float32_wastes_at_most_three_bits():
 def test_no_two_dtypes_share_a_canonical_code():
     """So ranks that call all-reduce with different dtypes differ in `used` whatever their values, and get MIXED.
 
-    Only a float32 rank can need more than 121; it alone has to differ from the others then.
+    Only a float32 rank can need more than 121; it alone has to differ from the others then. Narrow lanes have another
+    packet type, which the aggregator tells apart itself.
     """
     for code in CODES:
-        used = {dtype: fixedpoint.canonical(code, fmt) for dtype, fmt in fixedpoint.FORMATS.items()}
+        used = {dtype: fixedpoint.canonical(code, fixedpoint.FORMATS[dtype]) for dtype in FLOATS + INTEGERS}
         assert used["float32"] not in (used["float64"], used["int32"], used["int64"])
         assert code > 121 or len(set(used.values())) == 4, code
 
@@ -177,12 +184,12 @@ def test_integers_need_no_exponent(dtype):
 def test_encoding_is_the_specification(block, workers, above, spare):
     """At the block's own canonical code and at larger ones, which other ranks may need."""
     dtype, values = block
-    codes = FLOAT32_CANONICAL if dtype == "float32" else FLOAT64_CANONICAL
+    codes = codes_of(dtype)
     lowest = codes.index(reference.canonical(dtype, reference.need(dtype, values)))
     used = codes[min(lowest + above, len(codes) - 1)]
-    expected = reference.encode(dtype, values, used, workers)
-    assert encode(dtype, values, used, workers, spare=spare) == expected + [0] * spare
-    assert encode(dtype, values, used, workers, finite_only=True, spare=spare) == expected + [0] * spare
+    for classed in (False, True):
+        expected = reference.encode(dtype, values, used, workers, classed)
+        assert encode(dtype, values, used, workers, finite_only=classed, spare=spare) == expected + [0] * spare
 
 
 @given(
@@ -218,6 +225,11 @@ def test_decoding_is_the_specification(format_, workers, lanes, mean):
     got, misfits = decode(dtype, lanes, used, workers, divisor)
     expected, _ = reference.decode(dtype, lanes, used, workers, divisor)
     assert bits(dtype, got) == bits(dtype, expected) and misfits == 0
+
+
+def codes_of(dtype: str) -> list[int]:
+    """Every code that a result of finite values may come with."""
+    return {"float32": FLOAT32_CANONICAL, "float64": FLOAT64_CANONICAL}.get(dtype, list(CODES))
 
 
 def spread_values(dtype: str, chooser: random.Random) -> float | int:
@@ -262,24 +274,64 @@ def spread_values(dtype: str, chooser: random.Random) -> float | int:
 def test_a_whole_all_reduce_bit_by_bit(dtype, workers, seed, mean, oddities):
     """Encode every rank's block, add lanes, decode: the reference's bits, special values included."""
     chooser = random.Random(seed)
-    pool = [spread_values(dtype, chooser) for _ in range(6)]
+    if dtype in NARROW and not reference.steps(dtype, workers):
+        workers //= 4  # int8 lanes have no room for more than 127 ranks
+    pool = [spread_values(ELEMENT[dtype], chooser) for _ in range(6)]
     blocks = [[chooser.choice(pool) for _ in range(3)] for _ in range(workers)]
-    if dtype in FLOATS:
+    if dtype not in INTEGERS:
         for _ in range(round(oddities * workers)):
             chooser.choice(blocks)[chooser.randrange(3)] = chooser.choice([math.inf, -math.inf, math.nan])
     divisor = workers if mean else 1
     expected, misfits = reference.all_reduce(dtype, blocks, divisor)
     code = max(need(dtype, block, finite_only=True) for block in blocks)
     used = fixedpoint.canonical(code, fixedpoint.FORMATS[dtype])
-    sums = np.sum([encode(dtype, block, used, workers, finite_only=True) for block in blocks], axis=0, dtype=np.int64)
-    assert np.abs(sums).max() <= 2**31 and sums.max() < 2**31
+    classed = any(need(dtype, block) == reference.UNKNOWN for block in blocks)
+    encoded = [encode(dtype, block, used, workers, finite_only=classed) for block in blocks]
+    sums = np.sum(encoded, axis=0, dtype=np.int64)
+    limits = np.iinfo(LANE[dtype])
+    assert limits.min <= sums.min() and sums.max() <= limits.max
     got, got_misfits = decode(dtype, sums, used, workers, divisor)
-    if dtype in FLOATS:
+    if classed:
         counts = np.sum([classified(dtype, block) for block in blocks], axis=0)
         apply_classes(dtype, counts, got)
     assert got_misfits == misfits
     if not misfits:
         assert bits(dtype, got) == bits(dtype, expected)
+
+
+@given(
+    st.sampled_from(NARROW),
+    st.lists(floats("float32", allow_nan=False, allow_infinity=False), min_size=1, max_size=9),
+    st.integers(0, 2**16),
+    st.integers(0, 40),
+    st.booleans(),
+)
+@settings(max_examples=300)
+@example("float32/int8", [2.0**-149, -(2.0**-149), 0.0], 126, 0, False)
+@example("float32/int16", [LARGEST["float32"], -LARGEST["float32"]], 255, 0, True)
+@example("float32/int16", [LARGEST["float32"], -LARGEST["float32"]], 0, 0, False)
+def test_narrow_lanes_are_the_specification(dtype, values, workers, above, classed):
+    """Encoded and decoded, for every number of ranks that fits; a rank takes m steps at most on either side of zero."""
+    workers = 1 + workers % {"float32/int16": 256, "float32/int8": 127}[dtype]
+    used = min(need(dtype, values) + above, 126)
+    lanes = encode(dtype, values, used, workers, finite_only=classed, spare=3)
+    assert lanes == reference.encode(dtype, values, used, workers, classed) + [0] * 3
+    assert max(map(abs, lanes)) <= reference.steps(dtype, workers)
+    sums = [workers * lane for lane in lanes[:-3]]
+    for divisor in (1, workers):
+        got, _ = decode(dtype, sums, used, workers, divisor)
+        assert bits(dtype, got) == bits(dtype, reference.decode(dtype, sums, used, workers, divisor)[0])
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_lanes_hold_the_sum_or_refuse_the_ranks(dtype):
+    for workers in EVERY_WORKERS:
+        m = room(dtype, workers)
+        assert m == reference.steps(dtype, workers)
+        assert workers * m <= np.iinfo(LANE[dtype]).max < workers * (m + 1)
+    assert [n for n in EVERY_WORKERS if not room(dtype, n)] == (
+        [] if dtype == "float32/int16" else list(range(128, 257))
+    )
 
 
 # -- promises --
@@ -289,7 +341,7 @@ def test_a_whole_all_reduce_bit_by_bit(dtype, workers, seed, mean, oddities):
 @pytest.mark.parametrize("sign", [1, -1])
 def test_no_lane_overflows(dtype, sign):
     """n equal ranks with the largest value that a canonical exponent allows, and with the largest of all."""
-    codes = FLOAT32_CANONICAL if dtype == "float32" else FLOAT64_CANONICAL
+    codes = codes_of(dtype)
     for workers in EVERY_WORKERS:
         for used in codes[:: 1 if workers in (1, 2, 255, 256) else 9] + [codes[-1]]:
             limit = reference.block_exponent(dtype, used)
@@ -396,16 +448,18 @@ def test_integer_sums_at_the_edge(dtype):
 
 
 def classified(dtype, values) -> list[int]:
-    source = np.array(values, dtype)
-    lanes = np.full(reference.LANES[dtype] * source.size + 1, 0x55555555, ">i4")
+    source = np.array(values, ELEMENT[dtype])
+    lanes = np.full(reference.LANES[dtype] * source.size + 1, 0x55, LANE[dtype])
     fixedpoint.classify(fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, lanes.ctypes.data, lanes.size)
     assert lanes[-1] == 0
     return lanes.tolist()[:-1]
 
 
 def apply_classes(dtype, counts, values: np.ndarray) -> None:
-    native = np.array(counts, np.uint32)
-    fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], native, values.ctypes.data, values.size)
+    """Summed lanes of a CLASSIFY round, kept as the worker keeps them, over `values`."""
+    lanes, kept = np.array(counts, LANE[dtype]), np.full(values.size, 0x55, np.uint32)
+    fixedpoint.keep_classes(fixedpoint.FORMATS[dtype], lanes.ctypes.data, values.size, kept)
+    fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], kept, values.ctypes.data, values.size)
 
 
 ANY_KIND = st.sampled_from([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan])
@@ -436,8 +490,22 @@ def test_the_class_counters_hold_256_ranks(dtype, kind):
     assert bits(dtype, got) == bits(dtype, [kind, 6.0])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "workers"),
+    [("float32/int8", 1), ("float32/int8", 127), ("float32/int16", 1), ("float32/int16", 255), ("float32/int16", 256)],
+)
+def test_narrow_lanes_make_nan_of_what_is_not_finite(dtype, workers):
+    """On one rank or on all: 256 of them count beyond a byte."""
+    lanes = np.array(classified(dtype, [math.inf, -math.inf, math.nan, 1.0]))
+    assert lanes.tolist() == reference.classify(dtype, [math.inf, -math.inf, math.nan, 1.0]) == [1, 1, 1, 0]
+    for ranks in (1, workers):
+        got = np.array([1, 2, 3, 4], np.float32)
+        apply_classes(dtype, ranks * lanes, got)
+        assert bits("float32", got) == [b"NaN"] * 3 + bits("float32", [4])
+
+
 def test_values_that_are_not_finite_count_as_zero_once_classified():
-    for dtype in FLOATS:
+    for dtype in (*FLOATS, *NARROW):
         used = reference.canonical(dtype, reference.need(dtype, [1.0]))
         values = [math.inf, 1.0, -math.inf, math.nan, -1.0]
-        assert encode(dtype, values, used, 3, finite_only=True) == reference.encode(dtype, values, used, 3)
+        assert encode(dtype, values, used, 3, finite_only=True) == reference.encode(dtype, values, used, 3, True)

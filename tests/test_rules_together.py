@@ -74,7 +74,8 @@ class Network:
     ):
         n = len(calls)
         self.chooser, self.weather, self.calls, self.isn, self.slots = random.Random(seed), weather, calls, isn, slots
-        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, tag=TAG, isn=isn)
+        wire = max(numbers.wire(call.dtype) for column in calls for call in column)
+        self.pool = Pool(workers=n, slots=slots, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=isn)
         self.ranks = [
             Worker(rank=r, workers=n, slots=slots, tag=TAG, isn=isn, window=windows[r], payload_bytes=PAYLOAD)
             for r in range(n)
@@ -164,9 +165,9 @@ class Network:
                 break
             call = self.calls[rank][self.started[rank]]
             history = None
-            if self.remembers and call.dtype in ("float32", "float64"):
+            if self.remembers and call.dtype not in numbers.BITS:
                 key = (call.dtype, call.source.size)
-                chunks = -(-call.source.size // (LANES // numbers.LANES[call.dtype]))
+                chunks = -(-call.source.size // numbers.per_chunk(call.dtype, PAYLOAD))
                 history = self.histories[rank].setdefault(key, np.full(min(self.slots, chunks), -128, np.int8))
             call.number = worker.start(
                 call.source.ctypes.data, call.target.ctypes.data, call.source.size, call.dtype, call.divisor, history
@@ -221,7 +222,7 @@ def values(dtype: str, numel: int, chooser: random.Random, oddities: bool) -> np
         reach = chooser.choice([100, int(np.iinfo(dtype).max) // 8])
         return generator.integers(-reach, reach, numel, dtype)
     scales = 2.0 ** generator.integers(*chooser.choice([(0, 1), (-9, 9), (-120, 120)]), -(-numel // 32))
-    x = (generator.standard_normal(numel) * np.repeat(scales, 32)[:numel]).astype(dtype)
+    x = (generator.standard_normal(numel) * np.repeat(scales, 32)[:numel]).astype(numbers.element(dtype))
     if oddities:
         x[chooser.randrange(numel)] = chooser.choice([math.inf, -math.inf, math.nan])
     if chooser.random() < 0.2:
@@ -233,8 +234,10 @@ def scenario(workers: int, seed: int) -> list[list[Call]]:
     """The same random list of all-reduces for each rank, with values of its own."""
     chooser = random.Random(seed)
     ranks: list[list[Call]] = [[] for _ in range(workers)]
+    wire = chooser.choice([0, 0, 1, 2])
+    dtypes = [dtype for dtype in numbers.LANES if numbers.wire(dtype) in (0, wire)]
     shapes = [
-        (chooser.choice(list(numbers.LANES)), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 900)]))
+        (chooser.choice(dtypes), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 900)]))
         for _ in range(chooser.randint(1, 3))
     ]
     for dtype, numel in (chooser.choice(shapes) for _ in range(chooser.randint(1, 5))):
@@ -257,12 +260,12 @@ def expected(ranks: list[list[Call]]) -> list[bytes]:
     """Exact arithmetic, chunk by chunk."""
     answers = []
     for column in zip(*ranks, strict=True):
-        dtype, per = column[0].dtype, LANES // numbers.LANES[column[0].dtype]
+        dtype, per = column[0].dtype, numbers.per_chunk(column[0].dtype, PAYLOAD)
         answer = []
         for first in range(0, column[0].source.size, per):
             blocks = [call.source[first : first + per].tolist() for call in column]
             answer += numbers.all_reduce(dtype, blocks, column[0].divisor)[0]
-        answers.append(np.array(answer, dtype).tobytes())
+        answers.append(np.array(answer, numbers.element(dtype)).tobytes())
     return answers
 
 
@@ -423,18 +426,22 @@ def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
 # -- ranks that disagree --
 
 
+# A job has one kind of narrow lanes, so its ranks can't mix two.
+PAIRS = [(a, b) for a in numbers.LANES for b in numbers.LANES if a < b and not (numbers.wire(a) and numbers.wire(b))]
+
+
 @pytest.mark.parametrize("spread", ["zeros", "ones", "threes", "wide", "nan"])
-@pytest.mark.parametrize("pair", [(a, b) for a in numbers.LANES for b in numbers.LANES if a < b], ids="-".join)
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
 @pytest.mark.parametrize("chunks", [1, 5])
 def test_different_dtypes_are_an_error_on_every_rank(pair, spread, chunks):
     """Whatever the values are: no sum of a float's and an integer's lanes looks like a result, and nobody hangs."""
     ranks = []
     for dtype in (pair[0], pair[1], pair[0]):
-        numel = chunks * (LANES // numbers.LANES[dtype])
+        numel = chunks * numbers.per_chunk(dtype, PAYLOAD)
         fill = {"zeros": [0], "ones": [1], "threes": [3], "wide": [2**30, 1, 0], "nan": [math.nan, 1]}[spread]
         if dtype.startswith("int"):
             fill = [x for x in fill if x == x]
-        x = np.resize(fill, numel).astype(dtype)
+        x = np.resize(fill, numel).astype(numbers.element(dtype))
         ranks.append([Call(dtype, 1, x, np.zeros_like(x))])
     network = Network(ranks, slots=4, windows=[4] * 3, seed=1, start_spread=MILLISECOND).run(limit=10 * SECOND)
     assert [int(worker.me["error"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 3
@@ -447,7 +454,7 @@ def test_a_different_dtype_after_equal_ones_is_an_error_on_every_rank(loss):
     ranks = [[], []]
     for dtypes in (("float32", "float32"), ("float32", "float64")):
         for calls, dtype in zip(ranks, dtypes, strict=True):
-            x = np.full(4 * (LANES // numbers.LANES[dtype]), 3, dtype)
+            x = np.full(4 * numbers.per_chunk(dtype, PAYLOAD), 3, dtype)
             calls.append(Call(dtype, 1, x, np.zeros_like(x)))
     network = Network(ranks, slots=4, windows=[4, 4], weather=Weather(loss=loss), seed=3).run(limit=10 * SECOND)
     assert [int(worker.me["error"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 2

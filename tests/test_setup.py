@@ -72,7 +72,7 @@ def test_packages_import_without_torch(package):
 # Imports
 
 FLOOR = "switchml.errors switchml.counters"
-KERNELS = "switchml.packet switchml.memory"
+KERNELS = "switchml.jit switchml.packet switchml.memory"
 WIRE = f"{KERNELS} switchml.fixedpoint switchml.pool switchml.worker switchml.sparse"
 DATAPLANE = "switchml.controller.dataplane"  # what the controller asks of whatever sums: nothing but data
 ANY = "*"
@@ -84,17 +84,22 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.__main__",        "",                                                 "click"),
     ("switchml.errors",          "",                                                 ""),
     ("switchml.counters",        "",                                                 ""),
-    ("switchml.memory",          "",                                                 "numpy numba llvmlite"),
+    ("switchml.jit",             "",                                                 "numba filelock"),
+    ("switchml.memory",          "switchml.jit",                                     "numpy numba llvmlite"),
+    ("switchml.bfloat16",        KERNELS,                                            "numpy numba"),
+    ("switchml.narrow",          KERNELS,                                            "numpy numba"),
     ("switchml.packet",          "",                                                 "numpy"),
-    ("switchml.fixedpoint",      KERNELS,                                            "numpy numba"),
+    ("switchml.fixedpoint",      f"{KERNELS} switchml.narrow",                                            "numpy numba"),
     ("switchml.pool",            KERNELS,                                            "numpy numba"),
     ("switchml.worker",          f"{KERNELS} switchml.fixedpoint",                   "numpy numba"),
     ("switchml.sparse",          WIRE,                                               "numpy numba"),
     ("switchml.codecs.*",        "switchml.codecs switchml.memory",                  "numpy numba"),
-    ("switchml.io.*",            "switchml.io switchml.memory",                      "numpy numba llvmlite"),
+    ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",                      "numpy numba llvmlite"),
     ("switchml.controller.dataplane", "",                                            ""),
     ("switchml.aggregator",      f"{WIRE} switchml.codecs switchml.io {DATAPLANE}",  ANY_BUT_TORCH),
     ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
+    ("host_agent.training.*",    "switchml host_agent",                              ANY),
+    ("host_agent.bench.*",       "switchml host_agent emulator",                     ANY),
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
     ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
@@ -110,7 +115,7 @@ ROOMS: list[tuple[str, str, str]] = [
 all below it. Everyone may import the standard library, `switchml` itself and FLOOR."""
 
 DEFERRED: list[tuple[str, str]] = [
-    ("switchml.commands.*", "host_agent torch"),
+    ("switchml.commands.*", "host_agent emulator torch"),
     ("emulator.workload.*", "torch"),
 ]
 """Who may import what besides, inside functions only: there it costs those who call them, and nobody else."""

@@ -39,7 +39,7 @@ TCP_IP_BYTES = 20 + 12 + 20
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. `slots`: of the job, 0 for the aggregator's choice. `tcp`: congestion control for Gloo, None for
+    """What is measured. `slots`: of the job, 0 for the aggregator's choice. `tcp`: Gloo's congestion control, None for
     the machine's.
     """
 

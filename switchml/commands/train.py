@@ -34,6 +34,20 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--aggregator", type=click.Choice(AGGREGATORS), default="software", show_default=True, help="What sums the packets."
 )
 @click.option(
+    "--transport",
+    type=click.Choice(["auto", "shm", "udp"]),
+    default="auto",
+    show_default=True,
+    help="How workers reach the aggregator: shared memory where it can be had, or UDP.",
+)
+@click.option(
+    "--wire",
+    type=click.Choice(["int32", "int16", "int8"]),
+    default="int32",
+    show_default=True,
+    help="Integers that gradients travel as: narrower is faster and coarser.",
+)
+@click.option(
     "--loss-rate",
     type=PROBABILITY,
     default=0.0,
@@ -62,6 +76,8 @@ def train(
     lr: float,
     seed: int,
     aggregator: str,
+    transport: str,
+    wire: str,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
@@ -74,9 +90,9 @@ def train(
         if importlib.util.find_spec(module) is None:
             raise ImportError(f"No module named {module!r}", name=module)
 
-    from switchml.training import data, report, runner
-    from switchml.training.progress import progress
-    from switchml.training.worker import Settings
+    from host_agent.training import data, report, runner
+    from host_agent.training.progress import progress
+    from host_agent.training.worker import Settings
 
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     if plot_file is not None:
@@ -84,14 +100,17 @@ def train(
     options = ["--seed", str(seed)]
     if loss_rate or reorder_rate:
         options += ["--loss-rate", str(loss_rate), "--reorder-rate", str(reorder_rate)]
-    settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed)
+    if transport == "shm" and (loss_rate or reorder_rate):
+        raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
+    settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed,
+                        transport=transport, wire=wire)
     with progress(steps) as show:
         comparison = runner.compare(settings, options, show)
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:
         click.echo(
-            json.dumps(report.as_json(comparison, workers=workers, steps=steps, aggregator=aggregator, seed=seed))
+            json.dumps(report.as_json(comparison, settings, aggregator))
         )
     else:
-        report.print_table(comparison, workers=workers, steps=steps, aggregator=aggregator)
+        report.print_table(comparison, settings, aggregator)

@@ -1,6 +1,7 @@
 """`switchml train` as a user calls it, in a process of its own."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ pytest.importorskip("sklearn")
 pytestmark = pytest.mark.timeout(300)
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(*arguments: str, start_new_session: bool = False) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-m", "switchml", "train", *arguments],
         env=environment(),
@@ -26,6 +27,7 @@ def start(*arguments: str) -> subprocess.Popen:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=start_new_session,
     )
 
 
@@ -181,4 +183,19 @@ def test_interrupted_command_leaves_nothing(number, code):
     finally:
         process.kill()
     assert process.returncode == code
+    assert_all_end(everybody)
+
+
+def test_ctrl_c_before_anything_runs():
+    """A terminal sends it to all processes at once; none of them has anything to say about it."""
+    process = start("--workers", "2", start_new_session=True)
+    try:
+        while len(family(process)) < 2:
+            time.sleep(0.01)
+        everybody = family(process)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "")
     assert_all_end(everybody)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from switchml import errors
-from switchml.training.data import BatchOrder, Digits
+from host_agent.training.data import BatchOrder, Digits
 
 BACKENDS = ("gloo", "switchml")
 """The phases, in order."""
@@ -38,6 +38,8 @@ class Settings:
     batch_size: int
     learning_rate: float
     seed: int
+    transport: str = "auto"
+    wire: str = "int32"
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def _train_both(
     for backend in BACKENDS:
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
+            os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{folder}/{backend}",
@@ -140,7 +143,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from switchml.training.model import DigitsNet
+    from host_agent.training.model import DigitsNet
 
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)

@@ -7,20 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from switchml.errors import ConfigError
-from switchml.training.progress import TITLES
-from switchml.training.runner import Comparison
+from host_agent.training.progress import TITLES
+from host_agent.training.runner import Comparison
+from host_agent.training.worker import Settings
 
 SHOWN = ("gloo", "switchml")
 
 
-def as_json(comparison: Comparison, *, workers: int, steps: int, aggregator: str, seed: int) -> dict[str, Any]:
+def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:
     """Times in seconds, goodput in bits a second, one loss a step."""
     outcomes = comparison.outcomes
     return {
-        "workers": workers,
-        "steps": steps,
+        "workers": settings.workers,
+        "steps": settings.steps,
         "aggregator": aggregator,
-        "seed": seed,
+        "transport": comparison.transport,
+        "wire": settings.wire,
+        "seed": settings.seed,
         "accuracy": {name: outcome.accuracy for name, outcome in outcomes.items()},
         "max_param_diff": comparison.max_param_diff,
         "seconds": {name: outcome.seconds for name, outcome in outcomes.items()},
@@ -33,12 +36,13 @@ def as_json(comparison: Comparison, *, workers: int, steps: int, aggregator: str
     }
 
 
-def print_table(comparison: Comparison, *, workers: int, steps: int, aggregator: str) -> None:
+def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
     """The comparison on stdout."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{workers} workers, {steps} steps, aggregator: {aggregator}", title_justify="left")
+    table = Table(title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over {comparison.transport}, {settings.wire}",
+                  title_justify="left")
     table.add_column("")
     for backend in SHOWN:
         table.add_column(TITLES[backend], justify="right")

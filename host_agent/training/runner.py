@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
-from switchml.training import data
-from switchml.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
-from switchml.training.worker import main as worker_main
+from host_agent.training import data
+from host_agent.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
+from host_agent.training.worker import main as worker_main
 
 if TYPE_CHECKING:
     from host_agent.torch_aggregator import ChildAggregator
@@ -71,6 +71,11 @@ class Comparison:
         return counts
 
     @property
+    def transport(self) -> str:
+        """How the ranks reached the aggregator: shm, udp, or both."""
+        return " and ".join(sorted({agent["transport"] for agent in self.outcomes["switchml"].agents}))
+
+    @property
     def goodput_bps(self) -> float:
         """Bits of gradient a second through a rank's all-reduces, mean over the ranks."""
         return float(np.mean([agent["goodput_bps"] for agent in self.outcomes["switchml"].agents]))
@@ -115,9 +120,10 @@ class Workers:
     def start(self, settings: Settings, folder: Path) -> None:
         """Start them all; `folder` is where they find the digits and each other."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["switchml.training.preload"])
+        context.set_forkserver_preload(["host_agent.training.preload"])
         # Ctrl-C in a terminal is for all processes in it, also for one that has just begun to import: it stays blocked
-        # in those that come from here, and this one decides what ends when.
+        # in those that come from here, and this one decides what ends when. (Starting the tracker would unblock it.)
+        resource_tracker.ensure_running()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             forkserver.ensure_running()
@@ -144,7 +150,7 @@ class Workers:
                 pipe.send(address)
 
     def messages(self, watch: Callable[[], None]) -> Iterator[Step | PhaseResult]:
-        """What the workers report, until all have ended. Raises as `compare` does; `watch` is called often and may too."""
+        """What the workers report, until all have ended. Raises as `compare` does; `watch` is called often."""
         ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         failures: list[Failure] = []
         give_up_at = float("inf")

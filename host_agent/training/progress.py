@@ -6,7 +6,7 @@ import sys
 import time
 from types import TracebackType
 
-from switchml.training.worker import BACKENDS, Step
+from host_agent.training.worker import BACKENDS, Step
 
 PLAIN_LINE_EVERY_S = 2.0
 TITLES = {"gloo": "Gloo", "switchml": "in-network"}
