@@ -1,54 +1,52 @@
-"""Packet links of our own: each takes what arrives at one socket, loses some, holds the rest for a while, and sends it
+"""Packet links of our own: each takes what arrives at one socket, holds it for a while, loses some, and sends the rest
 from another. This is what a kernel without netem lacks.
 
-A link is one direction. Its fate is decided frame by frame, by a generator of its own that is seeded: the n-th frame
-of a link meets the same fate in every run. All links of a thread are served by one compiled loop; a frame lies where
-it was received until it is sent. Between two interfaces (`python -m emulator.link`, what star.py starts) the sockets
-are AF_PACKET; tests use plain datagrams. The rate of a link is not our business but that of a queue in front of it.
+A link is one direction. The fate of every packet is decided by a generator of the link's own that is seeded: the n-th
+packet of a link meets the same fate in every run, whether it came alone or in a train (trains.py). All links of a
+thread are served by one compiled loop. Between two interfaces (wires.py) the sockets are AF_PACKET; tests use plain
+datagrams. The rate of a link is not our business but that of the queue in front of it.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import socket
-import sys
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numba.core import types
 
+from emulator.trains import FRAME_BYTES, MOST_PACKETS, layout, without
 from switchml.errors import ConfigError
 from switchml.io import libc
-from switchml.jit import compile_once, kernel
+from switchml.jit import kernel
+from switchml.memory import copy_bytes
 
-FRAME_BYTES = 2048
-"""Room for one frame: 10 bytes of virtio header, 14 of Ethernet, 1500 of payload, a VLAN tag or two."""
 BATCH = 64
 """Frames that one system call takes or hands over."""
-SOCKET_BUFFER_BYTES = 32 << 20
+CAPACITY_FRAMES, LEAST_CAPACITY_BYTES = 1 << 14, 1 << 20
+"""What a link holds at most: so many frames; so many bytes, if its delay does not call for more."""
 
-COUNTS = ("received", "lost", "sent", "failed", "oversize")
-"""What is counted for each link, in this order: frames taken, lost on purpose, sent, refused by the kernel when sent,
-thrown away because they were larger than FRAME_BYTES."""
-RECEIVED, LOST, SENT, FAILED, OVERSIZE = range(len(COUNTS))
+COUNTS = ("received", "lost", "sent", "failed")
+"""What is counted for each link, in packets: those that came, were lost on purpose, were sent, were refused by the
+kernel when sent."""
+RECEIVED, LOST, SENT, FAILED = range(len(COUNTS))
 
-_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
-_ETH_P_ALL = 3
-_MSG_DONTWAIT, _MSG_TRUNC = 0x40, 0x20
+_CUT_BYTES = 8 * FRAME_BYTES
+_MSG_DONTWAIT = 0x40
 _NEVER = np.int64(0x7FFFFFFFFFFFFFFF)
 _POLLIN = 1
 _ppoll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
 
 
 class Links(NamedTuple):
-    """k links with room for C frames each, C a power of two.
+    """k links of one thread.
 
     `fds` int64[k, 2]: receive from, send to. `odds` float64[k]: loss. `delay` int64[k]: ns. `random` uint64[k]:
-    generators. `ends` int64[k, 2]: frames sent on or lost, frames taken (so a link holds the difference). `frames`
-    uint8[k, C, FRAME_BYTES]; `length` int64[k, C]: -1 for a lost one; `due` int64[k, C]: ns. `counts` int64[k, 5].
+    generators. `counts` int64[k, 4] by COUNTS. Frames on their way: `bytes` uint8[k, B] is a ring of which frames take
+    consecutive parts; `frames` int64[k, F, 3]: a frame's offset, its length, when it is due (ns); `ends` int64[k, 2]:
+    frames sent on and frames taken so far, modulo F rows of `frames`.
+    For one call at a time: `staging` uint8[BATCH, FRAME_BYTES], `cut` uint8[_CUT_BYTES] what is left of trains,
+    `cut_lengths` int64[MOST_PACKETS], `kept` bool[MOST_PACKETS], `tx_packets` int64[BATCH] packets in each message.
     The rest are message headers for recvmmsg and sendmmsg as io/libc.py describes them, and pollfds.
     """
 
@@ -56,11 +54,15 @@ class Links(NamedTuple):
     odds: np.ndarray
     delay: np.ndarray
     random: np.ndarray
-    ends: np.ndarray
-    frames: np.ndarray
-    length: np.ndarray
-    due: np.ndarray
     counts: np.ndarray
+    bytes: np.ndarray
+    frames: np.ndarray
+    ends: np.ndarray
+    staging: np.ndarray
+    cut: np.ndarray
+    cut_lengths: np.ndarray
+    kept: np.ndarray
+    tx_packets: np.ndarray
     rx_headers: np.ndarray
     rx_iovecs: np.ndarray
     tx_headers: np.ndarray
@@ -75,43 +77,46 @@ def new_links(
     delay_s: float = 0.0,
     seed: int = 0,
     numbers: Sequence[int] | None = None,
-    capacity: int = 1024,
+    capacity_bytes: int = LEAST_CAPACITY_BYTES,
 ) -> Links:
-    """Links between file descriptors: (receive from, send to). `capacity`: frames that each can hold. `numbers`: a
+    """Links between file descriptors: (receive from, send to). `capacity_bytes`: what each can hold. `numbers`: a
     number for each link that tells it from the others with this seed (by default 0, 1, …).
 
-    Raises ConfigError for a loss outside [0, 1), a negative delay or a capacity that is no power of two.
+    Raises ConfigError for a loss outside [0, 1), a negative delay or a capacity of less than two frames.
     """
     if not 0 <= loss < 1:
         raise ConfigError(f"loss {loss}: expected a probability, at least 0 and less than 1")
     if delay_s < 0:
         raise ConfigError(f"delay of {delay_s} s: expected 0 or more")
-    if capacity < 1 or capacity & (capacity - 1):
-        raise ConfigError(f"capacity of {capacity} frames: expected a power of two")
+    if capacity_bytes < 2 * FRAME_BYTES:
+        raise ConfigError(f"capacity of {capacity_bytes} bytes: expected at least {2 * FRAME_BYTES}")
     k = len(pairs)
     links = Links(
         fds=np.array(pairs, np.int64).reshape(k, 2),
         odds=np.full(k, loss),
         delay=np.full(k, round(delay_s * 1e9), np.int64),
         random=np.array([hash((seed, link)) & 0xFFFFFFFFFFFFFFFF for link in numbers or range(k)], np.uint64),
-        ends=np.zeros((k, 2), np.int64),
-        frames=np.zeros((k, capacity, FRAME_BYTES), np.uint8),
-        length=np.zeros((k, capacity), np.int64),
-        due=np.zeros((k, capacity), np.int64),
         counts=np.zeros((k, len(COUNTS)), np.int64),
-        rx_headers=np.zeros((k, capacity, 8), np.uint64),
-        rx_iovecs=np.zeros((k, capacity, 2), np.uint64),
+        bytes=np.zeros((k, capacity_bytes), np.uint8),
+        frames=np.zeros((k, CAPACITY_FRAMES, 3), np.int64),
+        ends=np.zeros((k, 2), np.int64),
+        staging=np.zeros((BATCH, FRAME_BYTES), np.uint8),
+        cut=np.zeros(_CUT_BYTES, np.uint8),
+        cut_lengths=np.zeros(MOST_PACKETS, np.int64),
+        kept=np.zeros(MOST_PACKETS, np.bool_),
+        tx_packets=np.zeros(BATCH, np.int64),
+        rx_headers=np.zeros((BATCH, 8), np.uint64),
+        rx_iovecs=np.zeros((BATCH, 2), np.uint64),
         tx_headers=np.zeros((BATCH, 8), np.uint64),
         tx_iovecs=np.zeros((BATCH, 2), np.uint64),
         polls=np.zeros(k + 1 + 2, np.int64),
     )
-    rows = np.arange(k * capacity, dtype=np.uint64).reshape(k, capacity)
-    links.rx_iovecs[..., 0] = links.frames.ctypes.data + rows * np.uint64(FRAME_BYTES)
-    links.rx_iovecs[..., 1] = FRAME_BYTES
-    links.rx_headers[..., 2] = links.rx_iovecs.ctypes.data + rows * np.uint64(16)
-    links.rx_headers[..., 3] = 1
-    links.tx_headers[:, 2] = links.tx_iovecs.ctypes.data + np.arange(BATCH, dtype=np.uint64) * np.uint64(16)
-    links.tx_headers[:, 3] = 1
+    row = np.arange(BATCH, dtype=np.uint64)
+    links.rx_iovecs[:, 0] = links.staging.ctypes.data + row * np.uint64(FRAME_BYTES)
+    links.rx_iovecs[:, 1] = FRAME_BYTES
+    for headers, iovecs in ((links.rx_headers, links.rx_iovecs), (links.tx_headers, links.tx_iovecs)):
+        headers[:, 2] = iovecs.ctypes.data + row * np.uint64(16)
+        headers[:, 3] = 1
     return links
 
 
@@ -127,61 +132,103 @@ def _random(state, link):
 
 
 @kernel
+def _room(links, link):
+    """(where the next frame goes in the ring of bytes, how many frames of any size fit from there on)."""
+    size = links.bytes.shape[1]
+    head, tail = links.ends[link]
+    if head == tail:
+        return 0, size // FRAME_BYTES
+    free_frames = CAPACITY_FRAMES - (tail - head)
+    oldest = links.frames[link, head % CAPACITY_FRAMES, 0]
+    newest = links.frames[link, (tail - 1) % CAPACITY_FRAMES]
+    start = newest[0] + newest[1]
+    if newest[0] < oldest:  # wrapped
+        return start, min(free_frames, (oldest - start) // FRAME_BYTES)
+    if size - start < FRAME_BYTES:
+        return 0, min(free_frames, oldest // FRAME_BYTES)
+    return start, min(free_frames, (size - start) // FRAME_BYTES)
+
+
+@kernel
 def _take(links, link, now):
     """Receive what there is and what there is room for; returns how many frames that was."""
-    capacity = links.due.shape[1]
-    head, tail = links.ends[link]
-    first = tail & (capacity - 1)
-    room = min(capacity - (tail - head), capacity - first, BATCH)
-    if room <= 0:
+    start, room = _room(links, link)
+    room = min(room, BATCH)
+    if room == 0:
         return 0
-    for i in range(first, first + room):
-        links.rx_headers[link, i, 6] = 0
-    count = libc.recvmmsg(links.fds[link, 0], links.rx_headers[link, first:], room, _MSG_DONTWAIT)
+    count = libc.recvmmsg(links.fds[link, 0], links.rx_headers, room, _MSG_DONTWAIT)
     if count <= 0:
         return 0
-    for i in range(first, first + count):
-        links.due[link, i] = now + links.delay[link]
-        links.length[link, i] = np.int64(links.rx_headers[link, i, 7] & np.uint64(0xFFFFFFFF))
-        if links.rx_headers[link, i, 6] & np.uint64(_MSG_TRUNC):
-            links.length[link, i] = -1
-            links.counts[link, OVERSIZE] += 1
-        elif links.odds[link] > 0 and _random(links.random, link) < links.odds[link]:
-            links.length[link, i] = -1
-            links.counts[link, LOST] += 1
-    links.counts[link, RECEIVED] += count
-    links.ends[link, 1] = tail + count
+    for i in range(count):
+        length = np.int64(links.rx_headers[i, 7] & np.uint64(0xFFFFFFFF))
+        copy_bytes(links.bytes[link, start:].ctypes.data, links.staging[i].ctypes.data, length)
+        frame = links.frames[link, links.ends[link, 1] % CAPACITY_FRAMES]
+        frame[0], frame[1], frame[2] = start, length, now + links.delay[link]
+        links.ends[link, 1] += 1
+        start += length
     return count
+
+
+@kernel
+def _flush(links, link, messages):
+    done = 0
+    while done < messages:
+        result = libc.sendmmsg(links.fds[link, 1], links.tx_headers, done, messages - done, _MSG_DONTWAIT)
+        if result > 0:
+            for i in range(done, done + result):
+                links.counts[link, SENT] += links.tx_packets[i]
+            done += result
+        elif libc.errno() != libc.EINTR:
+            links.counts[link, FAILED] += links.tx_packets[done]  # the queue behind us is full, as on a real switch
+            done += 1
+
+
+@kernel
+def _lose(links, link, packets):
+    """Decide which packets of a frame go on (`links.kept`); returns how many."""
+    remaining = packets
+    for i in range(packets):
+        links.kept[i] = not _random(links.random, link) < links.odds[link]
+        remaining -= not links.kept[i]
+    links.counts[link, LOST] += packets - remaining
+    return remaining
 
 
 @kernel
 def _hand_over(links, link, now):
     """Send the frames that are due, in their order."""
-    capacity = links.due.shape[1]
-    while True:
-        head, tail = links.ends[link]
-        n = 0
-        while head < tail and n < BATCH:
-            i = head & (capacity - 1)
-            if links.due[link, i] > now:
-                break
-            if links.length[link, i] >= 0:
-                links.tx_iovecs[n, 0] = links.rx_iovecs[link, i, 0]
-                links.tx_iovecs[n, 1] = links.length[link, i]
-                n += 1
-            head += 1
-        links.ends[link, 0] = head
-        done = 0
-        while done < n:
-            result = libc.sendmmsg(links.fds[link, 1], links.tx_headers, done, n - done, _MSG_DONTWAIT)
-            if result > 0:
-                links.counts[link, SENT] += result
-                done += result
-            elif libc.errno() != libc.EINTR:
-                links.counts[link, FAILED] += 1  # the queue behind us is full: one frame is lost, as on a real switch
-                done += 1
-        if n < BATCH:
-            return
+    messages = cut_used = 0
+    while links.ends[link, 0] < links.ends[link, 1]:
+        offset, length, due = links.frames[link, links.ends[link, 0] % CAPACITY_FRAMES]
+        if due > now:
+            break
+        at = np.uint64(links.bytes[link, offset:].ctypes.data)
+        header, size, packets = layout(at, length)
+        if messages == BATCH or links.cut.size - cut_used < length + packets * header:
+            _flush(links, link, messages)
+            messages = cut_used = 0
+        links.counts[link, RECEIVED] += packets
+        remaining = _lose(links, link, packets) if links.odds[link] > 0 else packets
+        if remaining == packets:
+            links.tx_iovecs[messages, 0], links.tx_iovecs[messages, 1] = at, length
+            links.tx_packets[messages] = packets
+            messages += 1
+        elif remaining:
+            out = np.uint64(links.cut[cut_used:].ctypes.data)
+            pieces = without(at, length, header, size, links.kept[:packets], out, links.cut_lengths)
+            for i in range(pieces):
+                if messages == BATCH:
+                    _flush(links, link, messages)
+                    messages = 0
+                piece = links.cut_lengths[i]
+                links.tx_iovecs[messages, 0], links.tx_iovecs[messages, 1] = out, piece
+                links.tx_packets[messages] = (piece - header + size - 1) // size
+                messages += 1
+                out += np.uint64(piece)
+                cut_used += piece
+        links.ends[link, 0] += 1
+    # The bytes of a frame are free from here on, and nothing is received before they are sent.
+    _flush(links, link, messages)
 
 
 @kernel
@@ -201,7 +248,7 @@ def next_due(links):
     for link in range(len(links.fds)):
         head, tail = links.ends[link]
         if head < tail:
-            due = min(due, links.due[link, head & (links.due.shape[1] - 1)])
+            due = min(due, links.frames[link, head % CAPACITY_FRAMES, 2])
     return due
 
 
@@ -214,9 +261,8 @@ def serve(links, stop):
         now = libc.now_ns(clock)
         if move(links, now):
             continue
-        for link in range(k):  # a full link does not wake us
-            free = links.due.shape[1] - (links.ends[link, 1] - links.ends[link, 0])
-            fd = links.fds[link, 0] if free > 0 else np.int64(-1)
+        for link in range(k):
+            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # a full link does not wake us
             links.polls[link] = (fd & 0xFFFFFFFF) | (_POLLIN << 32)
         links.polls[k] = np.int64(stop) | (_POLLIN << 32)
         due = next_due(links)
@@ -226,60 +272,3 @@ def serve(links, stop):
         limit = np.uint64(0) if due == _NEVER else np.uint64(address + np.uint64(8 * (k + 1)))
         if _ppoll(address, k + 1, limit, 0) > 0 and links.polls[k] >> 48:
             return
-
-
-def open_interface(name: str) -> socket.socket:
-    """Everything that arrives at an interface of this namespace, and a way to send from it. Frames come and go with a
-    virtio header, so that checksums which the kernel has put off to the hardware stay put off (packet(7)).
-    """
-    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before bind
-    sock.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-    libc.grow_buffers(sock, SOCKET_BUFFER_BYTES)
-    sock.bind((name, _ETH_P_ALL))
-    return sock
-
-
-def main() -> None:
-    """`python -m emulator.link JSON`: wires between interfaces of this namespace.
-
-    JSON: {"wires": [[interface, interface], …], "loss", "delay_s", "seed", "capacity", "threads"}. Prints "ready", then
-    for every line on stdin a JSON line of counts: a row by COUNTS for each direction, a wire's two together. Ends with
-    stdin.
-    """
-    plan = json.loads(sys.argv[1])
-    sockets = [[open_interface(name) for name in wire] for wire in plan["wires"]]
-    stop = os.eventfd(0)
-    groups = []
-    for thread in range(plan["threads"]):
-        mine = range(thread, len(sockets), plan["threads"])
-        pairs = []
-        for a, b in (sockets[wire] for wire in mine):
-            pairs += [(a.fileno(), b.fileno()), (b.fileno(), a.fileno())]
-        links = new_links(
-            pairs,
-            loss=plan["loss"],
-            delay_s=plan["delay_s"],
-            seed=plan["seed"],
-            numbers=[2 * wire + direction for wire in mine for direction in (0, 1)],
-            capacity=plan["capacity"],
-        )
-        compile_once(serve, links, stop)
-        groups.append(links)
-    threads = [threading.Thread(target=serve, args=(links, stop), daemon=True) for links in groups]
-    for thread in threads:
-        thread.start()
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        counts = np.zeros((2 * len(sockets), len(COUNTS)), np.int64)
-        for i, links in enumerate(groups):
-            counts[2 * i :: 2 * len(groups)] = links.counts[0::2]
-            counts[2 * i + 1 :: 2 * len(groups)] = links.counts[1::2]
-        print(json.dumps(counts.tolist()), flush=True)
-    os.eventfd_write(stop, 1)
-    for thread in threads:
-        thread.join()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,11 +1,11 @@
 """Hosts around one switch, each in a network namespace, every host's link with the same rate, delay and loss both ways.
 
     host i: eth0 ── tbf ──►                          ◄── tbf ── p<i>: the switch's namespace, bridge br0
-                  with delay or loss: eth0 ── a<i> ═ link.py ═ b<i> ── p<i>
+                  with delay or loss: eth0 ── a<i> ═ wires.py ═ b<i> ── p<i>
 
 The rate is tbf's at both ends of a link, so each direction has one queue, in front of it. The switch itself is not
 limited: what runs in its namespace, with br0's address, has all ports at once, as a real switch has. Loss and delay, if
-any, are those of link.py, run by a process in a namespace of its own.
+any, are those of link.py, run by a process (wires.py) in a namespace of its own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import platform
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 
-from emulator.link import COUNTS
+from emulator.link import COUNTS, LEAST_CAPACITY_BYTES
 from emulator.namespaces import Lab, Namespace, run
 from switchml.errors import ConfigError, SwitchMLError
 
@@ -156,24 +158,26 @@ class Star:
                 f"link set a{i} up",
                 f"link set b{i} up",
             )
-            single = " gso_max_segs 1"  # links of our own carry packets, not trains of them
+            single = "" if has_udp_trains() else " gso_max_segs 1"
         host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
         self.switch.ip(f"link set p{i} master br0 up{single}")
-        shape = f"tbf rate {round(self.link.rate_bps)}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
+        shape = (
+            f"tbf rate {round(self.link.rate_bps)}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
+        )
         host.tc(f"qdisc add dev {INTERFACE} root {shape}")
         self.switch.tc(f"qdisc add dev p{i} root {shape}")
 
     def _start_links(self, wires: Namespace) -> subprocess.Popen:
-        held = 2 * self.link.rate_bps / 8 * self.link.delay_s / 512  # frames of 512 bytes, and room for jitter
+        in_flight = self.link.rate_bps / 8 * self.link.delay_s
         plan = {
             "wires": [[f"a{i}", f"b{i}"] for i in range(len(self.hosts))],
             "loss": self.link.loss,
             "delay_s": self.link.delay_s,
             "seed": self.link.seed,
-            "capacity": 1 << max(9, int(held).bit_length()),
+            "capacity_bytes": LEAST_CAPACITY_BYTES + 2 * round(in_flight),
             "threads": min(len(self.hosts), len(os.sched_getaffinity(0))),
         }
-        command = [sys.executable, "-m", "emulator.link", json.dumps(plan)]
+        command = [sys.executable, "-m", "emulator.wires", json.dumps(plan)]
         process = wires.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -191,6 +195,14 @@ class Star:
         except OSError:
             pass
         raise SwitchMLError(f"the process behind the links ended with exit code {self._links_process.wait()}")
+
+
+def has_udp_trains() -> bool:
+    """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it, links of
+    our own see single packets, and cost that much more.
+    """
+    major, minor = platform.release().split(".")[:2]
+    return (int(major), int(re.match(r"\d+", minor)[0])) >= (6, 2)
 
 
 def _tbf(space: Namespace, interface: str) -> tuple[int, int, int, int]:

@@ -127,6 +127,7 @@ def _hand_over(loop, fresh, n):
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]
         shm.ask_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)
-    if n and shm.must_wake(loop.shared, -1):
+    # Who asks has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
+    if n and (shm.must_wake(loop.shared, -1) or n > fresh):
         loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = loop.outgoing.address.ctypes.data, 0, loop.aggregator[0]
         udp.send_batch(loop.io, loop.outgoing, 1)

@@ -220,7 +220,7 @@ def _wake_ranks(loop):
         entry = loop.jobs[loop.rings[1 + k]]
         at = i64_at(entry.segment, 8)
         for rank in range(entry.workers):
-            if shm.down_waits(at, rank) and shm.must_wake(at, rank) and n < loop.outgoing.address.size:
+            if n < loop.outgoing.address.size and shm.down_waits(at, rank) and shm.must_wake(at, rank):
                 loop.outgoing.address[n], loop.outgoing.length[n] = entry.endpoints, 0
                 loop.outgoing.endpoint[n] = u64_at(entry.endpoints, entry.workers)[rank]
                 n += 1
@@ -263,6 +263,7 @@ def _serve(loop):
             _step(loop, loop.delayed, released, now)
         elif count:
             _step(loop, loop.incoming, count, now)
+            _wake_ranks(loop)  # a job's ranks need not all come the same way
         if count or nearby:
             quiet = 0
             if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
@@ -391,6 +392,8 @@ class SoftwareDataplane:
             self._stopping = True
             os.eventfd_write(self._wake, 1)
         self._finish()
+        for job in self._jobs.values():
+            job.close()
         self._socket.close()
         os.close(self._wake)
 
@@ -431,7 +434,11 @@ class SoftwareDataplane:
     def start_job(self, spec: JobSpec) -> None:
         """Raises ConfigError if an address belongs to another job or there are too many jobs or workers."""
         state = _JobState(spec, self._shared)
-        self._in_loop(lambda: self._install(state))
+        try:
+            self._in_loop(lambda: self._install(state))
+        except BaseException:
+            state.close()
+            raise
 
     def _install(self, state: _JobState) -> None:
         spec = state.spec

@@ -1,11 +1,11 @@
 """Aggregators and ranks for tests: in processes of their own, so that they can be killed, or as threads of this one.
 
-`Aggregator` is a `switchml aggregate` process on ports of the kernel's choice. `Rank` is a process that obeys: this file, run as a
-program, reads one JSON command a line and answers with one JSON line each. `LocalAggregator`, `join_all` and `on_all` do the same inside
-the test's own process, which is quicker and lets a test look at the arrays.
+`Aggregator` is a `switchml aggregate` process on ports of the kernel's choice. `Rank` is a process that obeys: this
+file, run as a program, reads one JSON command a line and answers with one JSON line each. `LocalAggregator`, `join_all`
+and `on_all` do the same inside the test's own process, which is quicker and lets a test look at the arrays.
 
-What ranks contribute is a function of (seed, rank): `contribution`. Whatever its dtype, the numbers are integers below 1000, so that the
-sum of any number of ranks is exact and `total` says what every rank must get to the last bit.
+What ranks contribute is a function of (seed, rank): `contribution`. Whatever its dtype, the numbers are integers below
+1000, so that the sum of a few ranks is exact and `total` says what every rank must get to the last bit.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Process:
 
     def __init__(self, name: str, *command: str, **env: str):
         self.name = name
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this object
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -75,8 +75,13 @@ class _Process:
         }
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self.process = subprocess.Popen(
-            [sys.executable, *command], env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors)  # fmt: skip
+            [sys.executable, *command],
+            env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -112,11 +117,20 @@ class _Process:
 
 
 class Aggregator(_Process):
-    """`switchml aggregate` with `options`. `address`: its control port; `data`: its data port; (host, port) is `data_address`."""
+    """`switchml aggregate` with `options`. `address` is its control port's HOST:PORT, `data_address` (host, port)."""
 
     def __init__(self, *options: str, control_port: int = 0, data_port: int = 0):
-        super().__init__("aggregator", "-m", "switchml", "aggregate", "--json", f"--control-port={control_port}",
-                         f"--data-port={data_port}", "--events-port=0", *options)  # fmt: skip
+        super().__init__(
+            "aggregator",
+            "-m",
+            "switchml",
+            "aggregate",
+            "--json",
+            f"--control-port={control_port}",
+            f"--data-port={data_port}",
+            "--events-port=0",
+            *options,
+        )
         try:
             ready = self.next()
         except BaseException:
@@ -178,14 +192,13 @@ class _Obedient:
         self.agent = HostAgent.join(timeout_s=DEADLINE_S, **arguments)
         return {}
 
-    def reduce(self, *, seed: int, numel: int, dtype: str = "float32", count: int = 1, exact: bool = True) -> dict:
-        """`count` all-reduces, with seeds from `seed` on. With `exact` each is held against `total`; else the digest must do."""
+    def reduce(self, *, seed: int, numel: int, dtype: str = "float32", count: int = 1) -> dict:
+        """`count` all-reduces, with seeds from `seed` on, each held against `total`."""
         results = []
         for i in range(count):
             mine = contribution(seed + i, self.agent.rank, numel, dtype)
             results.append(self.agent.allreduce(mine))
-            if exact:
-                np.testing.assert_array_equal(results[-1], total(seed + i, self.agent.world_size, numel, dtype))
+            np.testing.assert_array_equal(results[-1], total(seed + i, self.agent.world_size, numel, dtype))
         return {"sha256": digest(results)}
 
     def endless(self, *, numel: int) -> dict:
@@ -218,7 +231,7 @@ def _obey() -> None:
 
 
 class LocalAggregator:
-    """A software aggregator with its control plane in this process; options as SoftwareDataplane and Controller have them."""
+    """A software aggregator with its control plane in this process; `options` are SoftwareDataplane's."""
 
     def __init__(self, *, peer_timeout_s: float = 10.0, **options):
         from switchml.aggregator import SoftwareDataplane

@@ -431,6 +431,19 @@ def test_a_round_sent_shortly_before_is_not_taken_for_lost():
     assert seqs(rank(rules.LEAST_REORDERING + 2, rank.result(2))) == [0]
 
 
+def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing():
+    """Through shared memory: no resending by order, and five questions a second."""
+    rank = Rank(8, lossless=True)
+    rank(0)
+    rank.start(8)
+    rank(500 * MICROSECOND)
+    assert rank(600 * MICROSECOND, *(rank.result(n) for n in (0, 2, 12))) == []
+    questions = []
+    while rank.worker.deadline < SECOND:
+        questions += seqs(rank(rank.worker.deadline))
+    assert questions.count(1) == 4 and len(questions) == 4 * 8
+
+
 def test_the_margin_doubles_with_each_resend_three_times():
     rank = Rank(1, slots=128)
     rank.me["caution"] = rules.MOST_CAUTION  # so that no timer gets in the way

@@ -92,8 +92,12 @@ def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
     """
     layout = _layout(ranks, slots)
     fd = os.memfd_create("switchml-job", os.MFD_CLOEXEC)
-    os.ftruncate(fd, int(layout[SIZE]))
-    segment = _map(fd, layout)
+    try:
+        os.ftruncate(fd, int(layout[SIZE]))
+        segment = _map(fd, layout)
+    except OSError:
+        os.close(fd)
+        raise
     mark = secrets.randbits(63)
     segment.memory[:8].view(np.uint64)[0] = mark
     return segment, fd, f"/proc/{os.getpid()}/fd/{fd}:{mark:x}:{ranks}:{slots}"
@@ -103,7 +107,7 @@ def attach(name: str) -> Segment:
     """Map a segment by its name. Raises ConfigError if it is not there (another machine, container or user)."""
     try:
         path, mark, ranks, slots = name.rsplit(":", 3)
-        layout = _layout(int(ranks), int(slots))
+        expected, layout = int(mark, 16), _layout(int(ranks), int(slots))
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise ConfigError(f"shared memory {name!r}: {error}; ranks and aggregator must be on one machine and of one user") from None
@@ -111,9 +115,11 @@ def attach(name: str) -> Segment:
         if os.fstat(fd).st_size != layout[SIZE]:
             raise ConfigError(f"shared memory {name!r}: {os.fstat(fd).st_size} bytes, expected {layout[SIZE]}")
         segment = _map(fd, layout)
+    except OSError as error:
+        raise ConfigError(f"shared memory {name!r}: {error}") from None
     finally:
         os.close(fd)
-    if int(segment.memory[:8].view(np.uint64)[0]) != int(mark, 16):
+    if int(segment.memory[:8].view(np.uint64)[0]) != expected:
         raise ConfigError(f"shared memory {name!r}: not the job's")
     return segment
 
@@ -180,8 +186,9 @@ def push_down(at, rank, address, length, room):
 def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count, most):
     head, tail = _load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
-    most = min(count + most, packets.address.size)
-    while tail != head and count < most:
+    looks = min(most, packets.address.size - count)
+    while tail != head and looks > 0:  # not "while count < most": entries that are refused take time too
+        looks -= 1
         entry = entries[np.int64(tail) & (at[CAPACITY] - 1)]
         offset, length = np.int64(entry >> np.uint64(_LENGTH_BITS)), np.int64(entry & np.uint64(0xFFFF))
         tail += np.uint64(1)

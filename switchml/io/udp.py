@@ -171,6 +171,8 @@ def _flush(io, messages):
         if result > 0:
             sent += result
         elif libc.errno() != libc.EINTR:
+            if libc.errno() == libc.EIO:  # the device on this path can't do checksums, which segmentation needs
+                io.config[1] = 0
             sent += 1  # lost like any datagram: the sender's timer or the peer's covers it
             failed += 1
     return failed
