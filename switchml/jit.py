@@ -1,8 +1,9 @@
-"""How this project compiles: one decorator for every hot function, and compiling once per machine in place of once per process.
+"""How this project compiles: one decorator for every hot function, and compiling once per machine in place of once per
+process.
 
-`@kernel` is numba's njit without the GIL and with its cache on disk. numba notices when the file of a cached function changes, but not
-when a function that it calls, in another file, does; so the cache has a directory of its own for each state of all kernel sources,
-under the user's cache directory (SWITCHML_CACHE_DIR overrides).
+`@kernel` is numba's njit without the GIL and with its cache on disk. numba notices when the file of a cached function
+changes, but not when a function that it calls, in another file, does; so the cache has a directory of its own for each
+state of all kernel sources, under the user's cache directory (SWITCHML_CACHE_DIR overrides).
 """
 
 import functools
@@ -27,7 +28,8 @@ def cache_root() -> Path:
 
 @functools.cache
 def _directory(package: str) -> Path:
-    """The cache of one top-level package: named by a hash of its kernel sources and switchml's, and of numba's version."""
+    """The cache of one top-level package: named by a hash of its kernel sources and switchml's, and of numba's
+    version."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
     for root in {here, here.parent / package}:
@@ -51,7 +53,8 @@ def _prune(parent: Path) -> None:
 
 
 def kernel(function=None, *, inline=False, **options):
-    """njit(nogil=True, cache=True), with the cache described above. `inline`: copy the function into its callers instead."""
+    """njit(nogil=True, cache=True), with the cache described above. `inline`: copy the function into its callers
+    instead."""
     if function is None:
         return functools.partial(kernel, inline=inline, **options)
     if inline:
@@ -64,12 +67,15 @@ def kernel(function=None, *, inline=False, **options):
 
 
 def compile_once(entry, *arguments) -> None:
-    """Have `entry` ready for arguments of these types: compiled by one process of the machine, loaded from disk by all others."""
+    """Have `entry` ready for arguments of these types: compiled by one process of the machine, loaded from disk by all
+    others."""
     signature = tuple(numba.typeof(argument) for argument in arguments)
     if signature in entry.overloads:
         return
     directory = _directory(entry.py_func.__module__.partition(".")[0])
-    name = hashlib.sha256(f"{entry.py_func.__module__}.{entry.py_func.__qualname__} {signature}".encode()).hexdigest()[:16]
+    name = hashlib.sha256(f"{entry.py_func.__module__}.{entry.py_func.__qualname__} {signature}".encode()).hexdigest()[
+        :16
+    ]
     marker = directory / f"ready-{name}"
     if marker.exists():
         entry.compile(signature)

@@ -1,7 +1,7 @@
 """Raw memory and byte order inside compiled code: what numba lacks, as a few intrinsics.
 
-Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) in place of arrays, so that one compiled function serves
-every length and alignment and no Python object is made per packet. Callers keep the memory alive.
+Hot kernels get addresses (of a tensor, of a datagram in a receive buffer) in place of arrays, so that one compiled
+function serves every length and alignment and no Python object is made per packet. Callers keep the memory alive.
 """
 
 import numba
@@ -16,6 +16,7 @@ from .jit import kernel
 @intrinsic
 def pointer(typingctx, address):
     """A void pointer, for numba.carray."""
+
     def codegen(context, builder, signature, args):
         return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
 
@@ -101,7 +102,12 @@ def copy_bytes(destination, source, count):
 @kernel(inline=True)
 def be32(data, offset):
     """The big-endian uint32 at data[offset:offset+4], as int64."""
-    return (np.int64(data[offset]) << 24) | (np.int64(data[offset + 1]) << 16) | (np.int64(data[offset + 2]) << 8) | np.int64(data[offset + 3])
+    return (
+        (np.int64(data[offset]) << 24)
+        | (np.int64(data[offset + 1]) << 16)
+        | (np.int64(data[offset + 2]) << 8)
+        | np.int64(data[offset + 3])
+    )
 
 
 @kernel(inline=True)

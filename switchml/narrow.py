@@ -1,8 +1,10 @@
-"""float32 in int16 and int8 lanes: two and four times the elements in a packet, for jobs that take speed over precision.
+"""float32 in int16 and int8 lanes: two and four times the elements in a packet, for jobs that take speed over
+precision.
 
-A block of k elements is sent as `q = round_half_even(x * m / 2^Q)` with `m = (2^(bits-1) - 1) div n`, so that n of them can't overflow, and
-`Q` the exact block exponent (no grid: bits are too dear here). The sum comes back times `2^Q / m`. With n ranks a value keeps
-about `bits - 1 - log2 n` bits below its block's maximum: 13 with int16 and 4 ranks, 5 with int8.
+A block of k elements is sent as `q = round_half_even(x * m / 2^Q)` with `m = (2^(bits-1) - 1) div n`, so that n of them
+can't overflow, and `Q` the exact block exponent (no grid: bits are too dear here). The sum comes back times `2^Q / m`.
+With n ranks a value keeps about `bits - 1 - log2 n` bits below its block's maximum: 13 with int16 and 4 ranks, 5 with
+int8.
 """
 
 import numpy as np
@@ -21,11 +23,14 @@ def steps(bits: int, workers: int) -> int:
 
 @kernel
 def encode_int16(address, count, lanes_address, lanes, scale, finite_only):
-    """`count` float32 times `scale` to big-endian int16; lanes past them are 0, as are values that aren't finite with `finite_only`."""
+    """`count` float32 times `scale` to big-endian int16; lanes past them are 0, as are values that aren't finite with
+    `finite_only`."""
     x, out = f32_at(address, count), u16_at(lanes_address, lanes)
     if finite_only or not _LEAST <= scale <= _MOST:
         for i in range(count):
-            out[i] = bswap16(np.uint16(np.int16(np.rint(np.float64(x[i]) * scale)))) if np.isfinite(x[i]) else np.uint16(0)
+            out[i] = (
+                bswap16(np.uint16(np.int16(np.rint(np.float64(x[i]) * scale)))) if np.isfinite(x[i]) else np.uint16(0)
+            )
     else:
         for i in range(count):
             out[i] = bswap16(np.uint16(np.int16(np.rint(x[i] * np.float32(scale)))))

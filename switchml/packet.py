@@ -1,7 +1,8 @@
 """The wire: what a SwitchML packet is, as constants, NumPy dtypes, pack and unpack.
 
-Two protocols share the first ten bytes (docs/protocol.md): v1 is p4lang/p4app-switchML's SwitchML-UDP (headers.p4, types.p4 and
-dpdk_backend.h there), v2 is ours. This module knows bytes only: what they do to a slot is `pool.py`'s subject.
+Two protocols share the first ten bytes (docs/protocol.md): v1 is p4lang/p4app-switchML's SwitchML-UDP (headers.p4,
+types.p4 and dpdk_backend.h there), v2 is ours. This module knows bytes only: what they do to a slot is `pool.py`'s
+subject.
 """
 
 from __future__ import annotations
@@ -57,8 +58,12 @@ CODE_INTEGER64 = 123
 CODE_BIAS = 2
 """Exponent code = exponent - CODE_BIAS."""
 
-V1_HEADER = np.dtype([("type_size", "u1"), ("job_number", "u1"), ("tsi", ">u4"), ("pool_index", ">u2"), ("e0", "i1"), ("e1", "i1")])
-V2_HEADER = np.dtype([("type_size", "u1"), ("ahead", "i1"), ("seq", ">u4"), ("tag", ">u2"), ("need", "i1"), ("used", "i1")])
+V1_HEADER = np.dtype(
+    [("type_size", "u1"), ("job_number", "u1"), ("tsi", ">u4"), ("pool_index", ">u2"), ("e0", "i1"), ("e1", "i1")]
+)
+V2_HEADER = np.dtype(
+    [("type_size", "u1"), ("ahead", "i1"), ("seq", ">u4"), ("tag", ">u2"), ("need", "i1"), ("used", "i1")]
+)
 assert V1_HEADER.itemsize == V2_HEADER.itemsize == HEADER_BYTES
 
 WIRE_DTYPES = {WIRE_INT32: np.dtype(">i4"), WIRE_INT16: np.dtype(">i2"), WIRE_INT8: np.dtype("i1")}
@@ -74,7 +79,8 @@ def _payload(values, dtype: np.dtype) -> tuple[int, bytes]:
 
 @dataclass(frozen=True)
 class V1Packet:
-    """One SwitchML-UDP v1 packet. `tsi` holds the four bytes read as big-endian; `values` is int32[64] or int32[256]."""
+    """One SwitchML-UDP v1 packet. `tsi` holds the four bytes read as big-endian; `values` is int32[64] or
+    int32[256]."""
 
     job_number: int
     tsi: int
@@ -87,7 +93,14 @@ class V1Packet:
     def pack(self) -> bytes:
         size, data = _payload(self.values, WIRE_DTYPES[WIRE_INT32])
         header = np.zeros(1, V1_HEADER)
-        header[0] = ((V1_TYPE << 4) | size, self.job_number, self.tsi, (self.set << 15) | (self.slot & V1_SLOT_MASK), self.e0, self.e1)
+        header[0] = (
+            (V1_TYPE << 4) | size,
+            self.job_number,
+            self.tsi,
+            (self.set << 15) | (self.slot & V1_SLOT_MASK),
+            self.e0,
+            self.e1,
+        )
         return header.tobytes() + data
 
     @classmethod
@@ -97,13 +110,21 @@ class V1Packet:
         if int(header["type_size"]) >> 4 != V1_TYPE:
             raise PacketError(f"message type {int(header['type_size']) >> 4}: expected {V1_TYPE} (v1)")
         index = int(header["pool_index"])
-        return cls(int(header["job_number"]), int(header["tsi"]), index & V1_SLOT_MASK, index >> 15, int(header["e0"]),
-                   int(header["e1"]), np.frombuffer(payload, WIRE_DTYPES[WIRE_INT32]).astype(np.int32))
+        return cls(
+            int(header["job_number"]),
+            int(header["tsi"]),
+            index & V1_SLOT_MASK,
+            index >> 15,
+            int(header["e0"]),
+            int(header["e1"]),
+            np.frombuffer(payload, WIRE_DTYPES[WIRE_INT32]).astype(np.int32),
+        )
 
 
 @dataclass(frozen=True)
 class V2Packet:
-    """One v2 contribution or result. `used` holds the flags in a result; `values` are int32, int16 or int8 lanes by `wire`."""
+    """One v2 contribution or result. `used` holds the flags in a result; `values` are int32, int16 or int8 lanes by
+    `wire`."""
 
     kind: int
     seq: int
@@ -117,7 +138,10 @@ class V2Packet:
 
     def pack(self) -> bytes:
         size, data = _payload(self.values, WIRE_DTYPES[self.wire])
-        return pack_v2_header(self.kind | self.wire, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used) + data
+        return (
+            pack_v2_header(self.kind | self.wire, size, self.r, self.ahead, self.seq, self.tag, self.need, self.used)
+            + data
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> V2Packet:
@@ -128,8 +152,17 @@ class V2Packet:
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES:
             raise PacketError(f"message type {first >> 4}: expected a v2 contribution (8-10) or result (12-14)")
         values = np.frombuffer(payload, WIRE_DTYPES[wire])
-        return cls(kind, int(header["seq"]), int(header["tag"]), int(header["need"]), int(header["used"]), int(header["ahead"]),
-                   values.astype(values.dtype.newbyteorder("=")), wire, bool(first & R_FLAG))
+        return cls(
+            kind,
+            int(header["seq"]),
+            int(header["tag"]),
+            int(header["need"]),
+            int(header["used"]),
+            int(header["ahead"]),
+            values.astype(values.dtype.newbyteorder("=")),
+            wire,
+            bool(first & R_FLAG),
+        )
 
 
 @dataclass(frozen=True)
@@ -143,13 +176,17 @@ class WaitPacket:
     def pack(self) -> bytes:
         bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
         bits[list(self.missing)] = 1
-        return pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + np.packbits(bits, bitorder="little").tobytes()
+        return (
+            pack_v2_header(WAIT, 0, False, 0, self.seq, self.tag, 0, 0) + np.packbits(bits, bitorder="little").tobytes()
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> WaitPacket:
         """Raises PacketError if `data` is not a wait packet."""
         if len(data) != HEADER_BYTES + BITMAP_BYTES or data[0] != WAIT << 4:
-            raise PacketError(f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a wait packet")
+            raise PacketError(
+                f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a wait packet"
+            )
         header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
         bits = np.unpackbits(np.frombuffer(data[HEADER_BYTES:], np.uint8), bitorder="little")
         return cls(int(header["seq"]), int(header["tag"]), tuple(int(r) for r in np.flatnonzero(bits)))
@@ -174,5 +211,7 @@ def _split(data: bytes, layout: np.dtype):
     header = np.frombuffer(data[:HEADER_BYTES], layout)[0]
     code = int(header["type_size"]) & 7
     if SIZE_CODES.get(code) != len(data) - HEADER_BYTES:
-        raise PacketError(f"size code {code} with {len(data) - HEADER_BYTES} bytes of payload: expected 1 with 256 or 3 with 1024")
+        raise PacketError(
+            f"size code {code} with {len(data) - HEADER_BYTES} bytes of payload: expected 1 with 256 or 3 with 1024"
+        )
     return header, data[HEADER_BYTES:]

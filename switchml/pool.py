@@ -1,11 +1,12 @@
 """The slots: what an aggregator does with one packet of one worker.
 
-Two rules, one for each protocol of docs/protocol.md (sections 1 and 3), as compiled kernels over plain arrays. They know no socket,
-no clock and no other job: the software aggregator, the packet-level emulator and the tests call the same functions. `Pool` and
-`PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
+Two rules, one for each protocol of docs/protocol.md (sections 1 and 3), as compiled kernels over plain arrays. They
+know no socket, no clock and no other job: the software aggregator, the packet-level emulator and the tests call the
+same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
 
-A result packet lives, ready to send, in the row where its sums were made: ROW_HEADER bytes into a row starts the 10-byte header,
-so that the lanes behind it are aligned. Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
+A result packet lives, ready to send, in the row where its sums were made: ROW_HEADER bytes into a row starts the
+10-byte header, so that the lanes behind it are aligned. Sums stay big-endian; adding swaps bytes on the fly, which
+costs less than copying later.
 """
 
 from typing import NamedTuple
@@ -24,15 +25,37 @@ ROW_BYTES = 64 + 1024
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
-"""What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST in the row."""
+"""What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
+in the row."""
 
-(ACCEPTED, COMPLETED, ANSWERED, DUPLICATES, WAITS, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT,
- RECEIVED_PACKETS, RECEIVED_BYTES, SENT_PACKETS, SENT_BYTES, RETRANSMISSIONS, OVERFLOWS, MIXED) = range(len(COUNTERS))
+(
+    ACCEPTED,
+    COMPLETED,
+    ANSWERED,
+    DUPLICATES,
+    WAITS,
+    STALE,
+    REFUSED_WINDOW,
+    REFUSED_TAG,
+    REFUSED_FORMAT,
+    RECEIVED_PACKETS,
+    RECEIVED_BYTES,
+    SENT_PACKETS,
+    SENT_BYTES,
+    RETRANSMISSIONS,
+    OVERFLOWS,
+    MIXED,
+) = range(len(COUNTERS))
 
-JOB = np.dtype([("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True)
+JOB = np.dtype(
+    [("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True
+)
 """What a rule must know of a job; one record."""
 
-SLOT = np.dtype([("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2"), ("wire", "i2")], align=True)
+SLOT = np.dtype(
+    [("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2"), ("wire", "i2")],
+    align=True,
+)
 """One version of one v2 slot; version v of slot i is row 2*i + v."""
 
 SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
@@ -129,8 +152,8 @@ def _write_wait(job, seen, mine, reply, seq):
 
 @kernel
 def ask_v2(job, slots, seen, counters, reply, rank, seq):
-    """A rank asks about a round that it has contributed to, without sending its packet again: WAITING, with the wait packet in
-    `reply`, if the round is open, else DROP."""
+    """A rank asks about a round that it has contributed to, without sending its packet again: WAITING, with the wait
+    packet in `reply`, if the round is open, else DROP."""
     mine = counters[rank]
     row = 2 * (seq & (job.slots - 1)) + ((seq // job.slots) & 1)
     contributed = seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
@@ -145,8 +168,9 @@ def ask_v2(job, slots, seen, counters, reply, rank, seq):
 def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     """One datagram of `rank` at `address`, under the rule of section 3.
 
-    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, ROW_BYTES], `counters` int64[n, len(COUNTERS)],
-    `reply` uint8[>= 1034]. Returns (action, row): the row holds the result of a MULTICAST, `reply` what UNICAST and WAITING send.
+    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, ROW_BYTES], `counters` int64[n,
+    len(COUNTERS)], `reply` uint8[>= 1034]. Returns (action, row): the row holds the result of a MULTICAST, `reply` what
+    UNICAST and WAITING send.
     """
     mine = counters[rank]
     mine[RECEIVED_PACKETS] += 1
@@ -221,7 +245,17 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         mine[OVERFLOWS] += 1
     if slot.flags & wire_format.FLAG_MIXED:
         mine[MIXED] += 1
-    _write_header(rows[row, ROW_HEADER:], wire_format.RESULT | slot.wire, job.payload, False, slot.ahead, seq, job.tag, slot.need, slot.flags)
+    _write_header(
+        rows[row, ROW_HEADER:],
+        wire_format.RESULT | slot.wire,
+        job.payload,
+        False,
+        slot.ahead,
+        seq,
+        job.tag,
+        slot.need,
+        slot.flags,
+    )
     return MULTICAST, row
 
 
@@ -229,7 +263,8 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
 def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     """One datagram of `rank`, under the rule of section 1. `slots` SLOT_V1[16384]; the rest as in `receive_v2`.
 
-    A packet may have 256 or 1024 bytes of payload whatever the job says: the size code decides, as in the reference switch.
+    A packet may have 256 or 1024 bytes of payload whatever the job says: the size code decides, as in the reference
+    switch.
     """
     mine = counters[rank]
     mine[RECEIVED_PACKETS] += 1
@@ -293,7 +328,8 @@ def _label_v1(row, request, e0, e1):
 
 
 class Outcome(NamedTuple):
-    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or None."""
+    """What came of one packet: an action of ACTIONS, the counter that moved (v2; "" in v1), the reply to send or
+    None."""
 
     action: str
     counter: str
@@ -301,10 +337,20 @@ class Outcome(NamedTuple):
 
 
 class Pool:
-    """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in packet.py."""
+    """The slots of one v2 job: n `workers` (1-256), `slots` a power of two, `payload_bytes` 256 or 1024, `wire` as in
+    packet.py."""
 
-    def __init__(self, *, workers: int, slots: int, payload_bytes: int = 1024, wire: int = 0, tag: int = 0, isn: int = 0,
-                 rows: np.ndarray | None = None):
+    def __init__(
+        self,
+        *,
+        workers: int,
+        slots: int,
+        payload_bytes: int = 1024,
+        wire: int = 0,
+        tag: int = 0,
+        isn: int = 0,
+        rows: np.ndarray | None = None,
+    ):
         if not 1 <= workers <= wire_format.V2_MAX_WORKERS:
             raise ConfigError(f"{workers} workers: expected 1 to {wire_format.V2_MAX_WORKERS}")
         wire_format.check_slots(slots)
@@ -325,9 +371,23 @@ class Pool:
         """Apply one packet of `rank`."""
         before = self.counters[rank].copy()
         buffer = np.frombuffer(data or b"\0", np.uint8)
-        action, row = receive_v2(self.job[0], self.slots, self.seen, self.rows, self.counters, self._reply, rank, buffer.ctypes.data, len(data))
+        action, row = receive_v2(
+            self.job[0],
+            self.slots,
+            self.seen,
+            self.rows,
+            self.counters,
+            self._reply,
+            rank,
+            buffer.ctypes.data,
+            len(data),
+        )
         moved = np.flatnonzero(self.counters[rank] != before)
-        verdicts = [COUNTERS[i] for i in moved if i in (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)]
+        verdicts = [
+            COUNTERS[i]
+            for i in moved
+            if i in (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)
+        ]
         size = _WAIT_SIZE if action == WAITING else _HEADER + int(self.job[0]["payload"])
         return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, self.rows[row], self._reply, size))
 
@@ -349,7 +409,9 @@ class PoolV1:
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
         buffer = np.frombuffer(data or b"\0", np.uint8)
-        action, row = receive_v1(self.job[0], self.slots, self.rows, self.counters, self._reply, rank, buffer.ctypes.data, len(data))
+        action, row = receive_v1(
+            self.job[0], self.slots, self.rows, self.counters, self._reply, rank, buffer.ctypes.data, len(data)
+        )
         return Outcome(ACTIONS[action], "", _reply_bytes(action, self.rows[row], self._reply, len(data)))
 
 

@@ -1,11 +1,13 @@
-"""What a worker does with one result: window, rounds, exponents, retransmission timer (docs/protocol.md, sections 4 to 6).
+"""What a worker does with one result: window, rounds, exponents, retransmission timer (docs/protocol.md, sections 4 to
+6).
 
-Sans-IO: no socket and no clock in here. Packets and `now` go in; the slots whose packet is to be sent, and the next deadline, come
-out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are int64 nanoseconds of any
-monotonic clock.
+Sans-IO: no socket and no clock in here. Packets and `now` go in; the slots whose packet is to be sent, and the next
+deadline, come out. The agent's compiled loop, the packet-level emulator and the tests drive the same kernels. Times are
+int64 nanoseconds of any monotonic clock.
 
-A tensor to be all-reduced is a task. Tasks are cut into chunks, numbered without end through the job's life (g below); chunk g
-lives in slot g mod S for one or more rounds. All arrays of a worker are fields of `Worker.state`, which kernels take as one tuple.
+A tensor to be all-reduced is a task. Tasks are cut into chunks, numbered without end through the job's life (g below);
+chunk g lives in slot g mod S for one or more rounds. All arrays of a worker are fields of `Worker.state`, which kernels
+take as one tuple.
 """
 
 from typing import NamedTuple
@@ -14,8 +16,23 @@ import numpy as np
 
 from . import packet as wire_format
 from .errors import ConfigError
-from .fixedpoint import (FORMATS, INT32, INT64, ITEM_BYTES, LANE_BYTES, LANES, WIRES, apply_classes, canonical, classify, decode, encode, headroom,
-                         keep_classes, need_of)
+from .fixedpoint import (
+    FORMATS,
+    INT32,
+    INT64,
+    ITEM_BYTES,
+    LANE_BYTES,
+    LANES,
+    WIRES,
+    apply_classes,
+    canonical,
+    classify,
+    decode,
+    encode,
+    headroom,
+    keep_classes,
+    need_of,
+)
 from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
 from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
@@ -32,17 +49,17 @@ LEAST_VARIANCE = MILLISECOND // 2
 LEAST_CAUTION, MOST_CAUTION = 16, 512
 """RTO is multiplied by caution / 16, which needless retransmissions raise and RTT estimates bring down again."""
 SAMPLES = 8
-"""RTTs of which only the least counts. A result comes when the slowest rank has sent, so an RTT may hold a peer's whole recovery from a
-loss; an RTO made of such RTTs would make the next recovery slower still."""
-FIRST_PROBE, LAST_PROBE = 2 * MILLISECOND, 200 * MILLISECOND
-"""How long a rank leaves a round alone that the aggregator says it has: doubling from the first to the last."""
+"""RTTs of which only the least counts. A result comes when the slowest rank has sent, so an RTT may hold a peer's whole
+recovery from a loss; an RTO made of such RTTs would make the next recovery slower still."""
 LONGEST_PROBE = 200 * MILLISECOND
-"""A round is asked for again after RTO, or a quarter of the time that nothing has moved if that is longer, up to this. So a lost packet is
-made good at the pace of the path, and a peer that computes for seconds is not pestered."""
+"""A round is asked for again after RTO, or a quarter of the time that nothing has moved if that is longer, up to this.
+So a lost packet is made good at the pace of the path, and a peer that computes for seconds is not pestered."""
 PROBES = 8
-"""Rounds, the lowest first, that are resent when only the clock says so: a slow peer is no reason to send a whole window again."""
+"""Rounds, the lowest first, that are resent when only the clock says so: a slow peer is no reason to send a whole
+window again."""
 LEAST_REORDERING = 200 * MICROSECOND
-"""A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC 8985)."""
+"""A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC
+8985)."""
 
 SPECULATE, EXACT, CLASSIFY = range(3)
 RUNNING, DONE = 1, 2
@@ -58,28 +75,94 @@ PACKET_OFFSET = 54
 PACKET_ROW = 64 + 1024
 """As in pool.py: the header starts so that the lanes are aligned."""
 
-ME = np.dtype([
-    ("rank", "i8"), ("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("room", "i8", (3,)), ("tag", "i8"), ("isn", "i8"),
-    ("window", "i8"), ("base", "i8"), ("next", "i8"), ("total", "i8"), ("first_task", "i8"), ("next_task", "i8"), ("error", "i8"),
-    ("error_chunk", "i8"), ("srtt", "i8"), ("rttvar", "i8"), ("rto", "i8"), ("caution", "i8"), ("cautioned_at", "i8"), ("earliest", "i8"), ("progress_at", "i8"),
-    ("newest", "i8"), ("completed", "i8"), ("sent", "i8"), ("received", "i8"), ("retransmitted", "i8"), ("refused", "i8"), ("waits", "i8"), ("spurious", "i8"),
-    ("repeats", "i8"), ("rtt_samples", "i8"), ("least_patience", "i8"), ("least_rtt", "i8"),
-], align=True)
-"""A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so far.
-`first_task` … `next_task`: tasks under way (modulo TASKS). `newest`: latest sending time of a packet that got its result.
-`earliest`: when `timeouts` has something to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters."""
+ME = np.dtype(
+    [
+        ("rank", "i8"),
+        ("workers", "i8"),
+        ("slots", "i8"),
+        ("payload", "i8"),
+        ("room", "i8", (3,)),
+        ("tag", "i8"),
+        ("isn", "i8"),
+        ("window", "i8"),
+        ("base", "i8"),
+        ("next", "i8"),
+        ("total", "i8"),
+        ("first_task", "i8"),
+        ("next_task", "i8"),
+        ("error", "i8"),
+        ("error_chunk", "i8"),
+        ("srtt", "i8"),
+        ("rttvar", "i8"),
+        ("rto", "i8"),
+        ("caution", "i8"),
+        ("cautioned_at", "i8"),
+        ("earliest", "i8"),
+        ("progress_at", "i8"),
+        ("newest", "i8"),
+        ("completed", "i8"),
+        ("sent", "i8"),
+        ("received", "i8"),
+        ("retransmitted", "i8"),
+        ("refused", "i8"),
+        ("waits", "i8"),
+        ("spurious", "i8"),
+        ("repeats", "i8"),
+        ("rtt_samples", "i8"),
+        ("least_patience", "i8"),
+        ("least_rtt", "i8"),
+    ],
+    align=True,
+)
+"""A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not
+yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
+latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
+bring that forward. `completed`: tasks done. From `sent` on: counters."""
 
-SLOT = np.dtype([
-    ("chunk", "i8"), ("task", "i8"), ("round", "i8"), ("resent", "i8"), ("sent_at", "i8"), ("deadline", "i8"), ("retries", "i4"), ("mode", "i2"), ("used", "i2"),
-    ("need", "i2"), ("agreed", "i2"), ("next_need", "i2"), ("busy", "u1"), ("scanned", "u1"), ("waited", "u1"), ("classed", "u1"), ("done", "u1"),
-], align=True)
-"""One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs."""
+SLOT = np.dtype(
+    [
+        ("chunk", "i8"),
+        ("task", "i8"),
+        ("round", "i8"),
+        ("resent", "i8"),
+        ("sent_at", "i8"),
+        ("deadline", "i8"),
+        ("retries", "i4"),
+        ("mode", "i2"),
+        ("used", "i2"),
+        ("need", "i2"),
+        ("agreed", "i2"),
+        ("next_need", "i2"),
+        ("busy", "u1"),
+        ("scanned", "u1"),
+        ("waited", "u1"),
+        ("classed", "u1"),
+        ("done", "u1"),
+    ],
+    align=True,
+)
+"""One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result;
+`next_need`, valid if `scanned`: what the chunk after this one needs."""
 
-TASK = np.dtype([
-    ("source", "u8"), ("target", "u8"), ("numel", "i8"), ("fmt", "i8"), ("divisor", "i8"), ("first", "i8"), ("chunks", "i8"), ("done", "i8"),
-    ("history", "u8"), ("history_length", "i8"), ("misfits", "i8"), ("state", "i8"),
-], align=True)
-"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `history`: address of int8 exponent codes by chunk."""
+TASK = np.dtype(
+    [
+        ("source", "u8"),
+        ("target", "u8"),
+        ("numel", "i8"),
+        ("fmt", "i8"),
+        ("divisor", "i8"),
+        ("first", "i8"),
+        ("chunks", "i8"),
+        ("done", "i8"),
+        ("history", "u8"),
+        ("history_length", "i8"),
+        ("misfits", "i8"),
+        ("state", "i8"),
+    ],
+    align=True,
+)
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `history`: address of int8 exponent
+codes by chunk."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -94,7 +177,8 @@ def elements_per_chunk(fmt: int, payload_bytes: int) -> int:
 
 
 class State(NamedTuple):
-    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, payload], uint8[32], float64[1]."""
+    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, payload], uint8[32],
+    float64[1]."""
 
     me: np.ndarray
     slots: np.ndarray
@@ -173,7 +257,8 @@ def _send(w, index, now, out, n):
 
 @kernel
 def fill(w, now, out, n):
-    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new n."""
+    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
+    n."""
     me = w.me[0]
     while me.next < me.total and me.next < me.base + me.window:
         chunk = me.next
@@ -217,9 +302,9 @@ def _repeat(w, index, mode, used, now, out, n):
 def _sample_rtt(me, rtt):
     """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds.
 
-    Downwards both halve: the first times of a job, or of a tensor, hold the ranks' different starts. A time longer than the RTO is no
-    sample: it may be a stall, which must not teach patience. If the path itself has become slower, answers to needless retransmissions
-    tell (`_spurious`).
+    Downwards both halve: the first times of a job, or of a tensor, hold the ranks' different starts. A time longer than
+    the RTO is no sample: it may be a stall, which must not teach patience. If the path itself has become slower,
+    answers to needless retransmissions tell (`_spurious`).
     """
     if me.rtt_samples and rtt > me.rto:
         return
@@ -247,7 +332,8 @@ def _set_rto(me):
 
 @kernel
 def _spurious(me, now):
-    """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers come)."""
+    """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers
+    come)."""
     me.spurious += 1
     if now - me.cautioned_at > me.rto:
         me.cautioned_at = now
@@ -309,7 +395,11 @@ def receive(w, address, length, now, out, n):
         return n
 
     size = 3 if me.payload == 1024 else 1
-    if length != _HEADER + me.payload or data[0] & 7 != size or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
+    if (
+        length != _HEADER + me.payload
+        or data[0] & 7 != size
+        or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
+    ):
         me.refused += 1
         return n
     me.received += 1
@@ -347,8 +437,9 @@ def receive(w, address, length, now, out, n):
         return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
 
     _, target, count = _elements(w, task, slot.chunk)
-    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, me.room[_WIRES[task.fmt]], task.divisor,
-                           w.scratch)
+    task.misfits += decode(
+        task.fmt, address + _HEADER, target, count, slot.used, me.room[_WIRES[task.fmt]], task.divisor, w.scratch
+    )
     if slot.classed:
         apply_classes(task.fmt, w.classes[index], target, count)
     position = slot.chunk - task.first
@@ -360,7 +451,8 @@ def receive(w, address, length, now, out, n):
 
 @kernel
 def timeouts(w, now, out, n):
-    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next deadline."""
+    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next
+    deadline."""
     me = w.me[0]
     if now < me.earliest:
         return n
@@ -390,25 +482,55 @@ def timeouts(w, now, out, n):
 
 
 class Worker:
-    """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python callers.
+    """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
+    callers.
 
     `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024. `packets` uint8[slots,
     PACKET_ROW]: where to build the packets, if not in memory of its own. `lossless`: nothing is lost on the way, so
     a round is asked for only to learn whom it waits for.
     """
 
-    def __init__(self, *, rank: int, workers: int, slots: int, tag: int, isn: int, window: int | None = None, payload_bytes: int = 1024,
-                 packets: np.ndarray | None = None, lossless: bool = False):
+    def __init__(
+        self,
+        *,
+        rank: int,
+        workers: int,
+        slots: int,
+        tag: int,
+        isn: int,
+        window: int | None = None,
+        payload_bytes: int = 1024,
+        packets: np.ndarray | None = None,
+        lossless: bool = False,
+    ):
         check_slots(slots)
         window = slots if window is None else window
         if not 1 <= window <= slots:
             raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
-        self.state = State(np.zeros(1, ME), np.zeros(slots, SLOT), np.zeros(TASKS, TASK),
-                           np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
-                           np.zeros((slots, payload_bytes), np.uint32), np.zeros(wire_format.BITMAP_BYTES, np.uint8), np.zeros(1))
+        self.state = State(
+            np.zeros(1, ME),
+            np.zeros(slots, SLOT),
+            np.zeros(TASKS, TASK),
+            np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
+            np.zeros((slots, payload_bytes), np.uint32),
+            np.zeros(wire_format.BITMAP_BYTES, np.uint8),
+            np.zeros(1),
+        )
         me = self.state.me[0]
-        for name, value in dict(rank=rank, workers=workers, slots=slots, payload=payload_bytes, room=headroom(workers), least_patience=LONGEST_PROBE if lossless else 0,
-                                tag=tag, isn=isn, window=window, rto=INITIAL_RTO, caution=LEAST_CAUTION, earliest=np.iinfo(np.int64).max).items():
+        for name, value in dict(
+            rank=rank,
+            workers=workers,
+            slots=slots,
+            payload=payload_bytes,
+            room=headroom(workers),
+            least_patience=LONGEST_PROBE if lossless else 0,
+            tag=tag,
+            isn=isn,
+            window=window,
+            rto=INITIAL_RTO,
+            caution=LEAST_CAUTION,
+            earliest=np.iinfo(np.int64).max,
+        ).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = -1
@@ -424,12 +546,14 @@ class Worker:
         """Tasks under way."""
         return int(self.me["next_task"] - self.me["first_task"])
 
-    def start(self, source: int, target: int, numel: int, dtype: str, divisor: int = 1, history: np.ndarray | None = None) -> int:
+    def start(
+        self, source: int, target: int, numel: int, dtype: str, divisor: int = 1, history: np.ndarray | None = None
+    ) -> int:
         """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
 
-        `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes of the first k
-        chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). All must stay alive until
-        the task is DONE. There must be fewer than TASKS tasks outstanding.
+        `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes of the
+        first k chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). All must
+        stay alive until the task is DONE. There must be fewer than TASKS tasks outstanding.
         """
         me, number, fmt = self.me, int(self.me["next_task"]), FORMATS[dtype]
         per_chunk = elements_per_chunk(fmt, int(me["payload"]))
@@ -437,14 +561,27 @@ class Worker:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {me['workers']} ranks; use a wider wire")
         chunks = -(-numel // per_chunk)
         kept = 0 if history is None else min(len(history), chunks)
-        self.state.tasks[number % TASKS] = (source, target, numel, fmt, divisor, me["total"], chunks, 0,
-                                            history.ctypes.data if kept else 0, kept, 0, RUNNING)
+        self.state.tasks[number % TASKS] = (
+            source,
+            target,
+            numel,
+            fmt,
+            divisor,
+            me["total"],
+            chunks,
+            0,
+            history.ctypes.data if kept else 0,
+            kept,
+            0,
+            RUNNING,
+        )
         me["total"] += chunks
         me["next_task"] += 1
         return number
 
     def receive(self, datagrams: list[bytes], now: int) -> list[bytes]:
-        """Hand in what arrived; returns the packets to send now (retransmissions that are due and new ones included)."""
+        """Hand in what arrived; returns the packets to send now (retransmissions that are due and new ones
+        included)."""
         n = 0
         for data in datagrams:
             buffer = np.frombuffer(data or b"\0", np.uint8)

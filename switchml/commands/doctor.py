@@ -42,7 +42,8 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
 
 
 def trial(ranks: int, seconds: float):
-    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads of this process, through an aggregator of its own."""
+    """All-reduce 1 MiB tensors for `seconds` among `ranks` threads of this process, through an aggregator of its
+    own."""
     import threading
     import time
 
@@ -87,4 +88,8 @@ def trial(ranks: int, seconds: float):
     if problems:
         return Finding(name, "broken", "; ".join(problems), "run with `switchml aggregate -v` and please report this")
     rate = rounds[0] * numel / took[0] / 1e6
-    return Finding(name, "ok", f"{ranks} ranks, {rounds[0]} × 1 MiB in {took[0]:.1f} s, {rate:.0f} million elements a second, all sums right")
+    return Finding(
+        name,
+        "ok",
+        f"{ranks} ranks, {rounds[0]} × 1 MiB in {took[0]:.1f} s, {rate:.0f} million elements a second, all sums right",
+    )

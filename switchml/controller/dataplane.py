@@ -1,6 +1,8 @@
-"""What a control plane asks of whatever adds the packets up: the software aggregator now, a P4 switch by Thrift or P4Runtime later.
+"""What a control plane asks of whatever adds the packets up: the software aggregator now, a P4 switch by Thrift or
+P4Runtime later.
 
-Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are kept is the driver's own business.
+Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are kept is the driver's own
+business.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ __all__ = ["COUNTERS", "REFUSED", "Dataplane", "JobCounters", "JobSpec"]
 class JobSpec:
     """One job as the data plane sees it.
 
-    `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1. `addresses[rank]` is (IPv4, UDP port):
-    where the rank's packets come from and its results go to; in v1 the port is 0 (any) and an entry is None until that rank has called UdpSession.
-    `tag`, `isn` as in docs/protocol.md section 2 (0 in v1). `wire` as in packet.py.
+    `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1.
+    `addresses[rank]` is (IPv4, UDP port): where the rank's packets come from and its results go to; in v1 the port is 0
+    (any) and an entry is None until that rank has called UdpSession. `tag`, `isn` as in docs/protocol.md section 2 (0
+    in v1). `wire` as in packet.py.
     """
 
     job_id: int
@@ -54,7 +57,8 @@ class Dataplane(Protocol):
     """What the data socket can hold unread; bounds the window advised to agents (0: no bound)."""
 
     def start_job(self, spec: JobSpec) -> None:
-        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is left."""
+        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is
+        left."""
 
     def set_address(self, job_id: int, rank: int, address: tuple[str, int]) -> None:
         """v1 only: a rank's address became known."""

@@ -1,8 +1,9 @@
 """A bad network on purpose: packets lost, late or doubled by chance, independently for each packet and receiver.
 
-Where the kernel has no netem, a lossy link must be ours. An `Impairment` sits behind `receive_batch` or before `send_batch` and turns one
-packet list into another. Loss, reordering and duplication are probabilities in [0, 1). A reordered packet is held back until between 1 and 32
-more have passed, or 2 ms are over. The generator is seeded: the same list of packets meets the same fate.
+Where the kernel has no netem, a lossy link must be ours. An `Impairment` sits behind `receive_batch` or before
+`send_batch` and turns one packet list into another. Loss, reordering and duplication are probabilities in [0, 1). A
+reordered packet is held back until between 1 and 32 more have passed, or 2 ms are over. The generator is seeded: the
+same list of packets meets the same fate.
 """
 
 from typing import NamedTuple
@@ -23,7 +24,8 @@ _RELEASED = -2
 
 
 class Impairment(NamedTuple):
-    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets held back.
+    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets held
+    back.
 
     `counts` int64[3]: packets lost, held back, doubled so far.
     """
@@ -43,9 +45,16 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
     for name, rate in (("loss", loss), ("reorder", reorder), ("duplicate", duplicate)):
         if not 0 <= rate < 1:
             raise ConfigError(f"{name} rate {rate}: expected a probability, at least 0 and less than 1")
-    return Impairment(np.array([loss, reorder, duplicate]), np.array([seed * 0x9E3779B97F4A7C15 + 1 & 0xFFFFFFFFFFFFFFFF], np.uint64),
-                      np.zeros((HELD, _HELD_BYTES), np.uint8), np.full(HELD, -1, np.int64), np.zeros(HELD, np.uint64),
-                      np.zeros(HELD, np.int64), np.zeros(HELD, np.int64), np.zeros(3, np.int64))
+    return Impairment(
+        np.array([loss, reorder, duplicate]),
+        np.array([seed * 0x9E3779B97F4A7C15 + 1 & 0xFFFFFFFFFFFFFFFF], np.uint64),
+        np.zeros((HELD, _HELD_BYTES), np.uint8),
+        np.full(HELD, -1, np.int64),
+        np.zeros(HELD, np.uint64),
+        np.zeros(HELD, np.int64),
+        np.zeros(HELD, np.int64),
+        np.zeros(3, np.int64),
+    )
 
 
 @kernel
@@ -109,11 +118,19 @@ def impair(impairment, packets, count, now, output):
             if impairment.held_length[k] >= 0 and k != hold:
                 impairment.held_passes[k] -= 1
                 if impairment.held_passes[k] <= 0:
-                    n = _append(output, n, impairment.held[k].ctypes.data, impairment.held_length[k], impairment.held_endpoint[k])
+                    n = _append(
+                        output,
+                        n,
+                        impairment.held[k].ctypes.data,
+                        impairment.held_length[k],
+                        impairment.held_endpoint[k],
+                    )
                     impairment.held_length[k] = _RELEASED
     for k in range(HELD):
         if impairment.held_length[k] >= 0 and impairment.held_until[k] <= now:
-            n = _append(output, n, impairment.held[k].ctypes.data, impairment.held_length[k], impairment.held_endpoint[k])
+            n = _append(
+                output, n, impairment.held[k].ctypes.data, impairment.held_length[k], impairment.held_endpoint[k]
+            )
             impairment.held_length[k] = _RELEASED
     return n
 

@@ -1,8 +1,8 @@
 """The system calls that compiled loops make themselves, without the GIL.
 
-Symbols are resolved by name when a kernel is loaded (numba ExternalFunction), so kernels that use them can be cached on disk; a
-ctypes pointer would be an address of one process. Structures are built by hand as arrays of uint64, x86-64 and AArch64 Linux layout:
-iovec is 2 words, mmsghdr 8, sockaddr_in 2.
+Symbols are resolved by name when a kernel is loaded (numba ExternalFunction), so kernels that use them can be cached on
+disk; a ctypes pointer would be an address of one process. Structures are built by hand as arrays of uint64, x86-64 and
+AArch64 Linux layout: iovec is 2 words, mmsghdr 8, sockaddr_in 2.
 """
 
 import socket
@@ -14,7 +14,9 @@ from numba.extending import intrinsic
 
 from ..jit import kernel
 
-_recvmmsg = types.ExternalFunction("recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp))
+_recvmmsg = types.ExternalFunction(
+    "recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp)
+)
 _sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32))
 _poll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
@@ -90,7 +92,8 @@ def give_way():
 
 
 def grow_buffers(sock: socket.socket, size_bytes: int) -> int:
-    """Ask for socket buffers of `size_bytes`, beyond rmem_max where the process may; returns the receive buffer's real size."""
+    """Ask for socket buffers of `size_bytes`, beyond rmem_max where the process may; returns the receive buffer's real
+    size."""
     for force, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
         try:
             sock.setsockopt(socket.SOL_SOCKET, force, size_bytes)

@@ -1,13 +1,14 @@
-"""Packets between ranks and an aggregator on one machine, without the network: rings of addresses in memory that they share.
+"""Packets between ranks and an aggregator on one machine, without the network: rings of addresses in memory that they
+share.
 
-A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is gone with its last
-user, however that ends). It holds every rank's packets, the pool's result rows, and two rings a rank: `up` names packets that the rank
-has written, `down` names results. Nothing is copied: the aggregator adds straight from a rank's packet, and all ranks decode the same
-result row. That is safe without locks by the protocol's own rule: a rank reuses a packet after its result, the aggregator a row after
-every rank has answered the next version.
+A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is gone
+with its last user, however that ends). It holds every rank's packets, the pool's result rows, and two rings a rank:
+`up` names packets that the rank has written, `down` names results. Nothing is copied: the aggregator adds straight from
+a rank's packet, and all ranks decode the same result row. That is safe without locks by the protocol's own rule: a rank
+reuses a packet after its result, the aggregator a row after every rank has answered the next version.
 
-Who sleeps says so in a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both ways. Each ring has
-one writer and one reader (release on the head, acquire before the entries).
+Who sleeps says so in a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both ways. Each
+ring has one writer and one reader (release on the head, acquire before the entries).
 """
 
 import mmap
@@ -62,8 +63,8 @@ def _fence(typingctx):
 
 
 class Segment(NamedTuple):
-    """A mapped segment: `at` int64[8]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a rank's block, offsets of the
-    ranks' packets and of the pool's rows. `memory` uint8[bytes] keeps it mapped."""
+    """A mapped segment: `at` int64[8]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a rank's
+    block, offsets of the ranks' packets and of the pool's rows. `memory` uint8[bytes] keeps it mapped."""
 
     at: np.ndarray
     memory: np.ndarray
@@ -77,7 +78,9 @@ def _layout(ranks: int, slots: int) -> np.ndarray:
     stride = _ENTRIES + 2 * 8 * capacity
     packets = -(-(_HEADER + ranks * stride) // 4096) * 4096
     rows = packets + ranks * slots * ROW_BYTES
-    return np.array([0, rows + (2 * slots + REPLIES) * ROW_BYTES, ranks, slots, capacity, stride, packets, rows], np.int64)
+    return np.array(
+        [0, rows + (2 * slots + REPLIES) * ROW_BYTES, ranks, slots, capacity, stride, packets, rows], np.int64
+    )
 
 
 def no_segment() -> Segment:
@@ -86,7 +89,8 @@ def no_segment() -> Segment:
 
 
 def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
-    """A new segment: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while ranks may attach.
+    """A new segment: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
+    ranks may attach.
 
     Raises OSError where the kernel has no memfd or no memory.
     """
@@ -110,7 +114,9 @@ def attach(name: str) -> Segment:
         expected, layout = int(mark, 16), _layout(int(ranks), int(slots))
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"shared memory {name!r}: {error}; ranks and aggregator must be on one machine and of one user") from None
+        raise ConfigError(
+            f"shared memory {name!r}: {error}; ranks and aggregator must be on one machine and of one user"
+        ) from None
     try:
         if os.fstat(fd).st_size != layout[SIZE]:
             raise ConfigError(f"shared memory {name!r}: {os.fstat(fd).st_size} bytes, expected {layout[SIZE]}")
@@ -149,34 +155,48 @@ def _block(at, rank):
 
 @kernel
 def _push(at, head_at, tail_at, entries_at, address, length, room):
-    """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call this."""
+    """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
+    this."""
     head = u64_at(head_at, 1)[0]
     if head - _load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
         return 0
     offset = np.uint64(address) - np.uint64(at[BASE])
-    u64_at(entries_at, at[CAPACITY])[np.int64(head) & (at[CAPACITY] - 1)] = (offset << np.uint64(_LENGTH_BITS)) | np.uint64(length)
+    u64_at(entries_at, at[CAPACITY])[np.int64(head) & (at[CAPACITY] - 1)] = (
+        offset << np.uint64(_LENGTH_BITS)
+    ) | np.uint64(length)
     _store_release(head_at, head + np.uint64(1))
     return 1
 
 
 @kernel
 def push_up(at, rank, address, length):
-    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer will resend it)."""
+    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer
+    will resend it)."""
     block = _block(at, rank)
-    return _push(at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), address, length, 0)
+    return _push(
+        at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), address, length, 0
+    )
 
 
 @kernel
 def ask_up(at, rank, seq):
     """Rank's side: ask whom the round `seq` waits for; dropped if the ring is more than half full."""
     block = _block(at, rank)
-    return _push(at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), np.uint64(at[BASE] + seq), 0,
-                 at[CAPACITY] // 2)
+    return _push(
+        at,
+        block + np.uint64(_UP_HEAD),
+        block + np.uint64(_UP_TAIL),
+        block + np.uint64(_ENTRIES),
+        np.uint64(at[BASE] + seq),
+        0,
+        at[CAPACITY] // 2,
+    )
 
 
 @kernel
 def push_down(at, rank, address, length, room):
-    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more for hints)."""
+    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more
+    for hints)."""
     block = _block(at, rank)
     entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
     return _push(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, address, length, room)
@@ -206,12 +226,22 @@ def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, cou
 
 @kernel
 def receive_up(at, rank, sender, packets, count, most):
-    """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as endpoint; the new
-    count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
+    """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
+    endpoint; the new count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
     block = _block(at, rank)
     lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
-    return _pop(at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), lowest,
-                lowest + at[SLOTS] * ROW_BYTES, sender, packets, count, most)
+    return _pop(
+        at,
+        block + np.uint64(_UP_HEAD),
+        block + np.uint64(_UP_TAIL),
+        block + np.uint64(_ENTRIES),
+        lowest,
+        lowest + at[SLOTS] * ROW_BYTES,
+        sender,
+        packets,
+        count,
+        most,
+    )
 
 
 @kernel
@@ -219,7 +249,18 @@ def receive_down(at, rank, packets):
     """Rank's side: fill `packets` with what the aggregator has named; how many."""
     block = _block(at, rank)
     entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
-    return _pop(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, at[ROWS], at[SIZE], np.uint64(0), packets, 0, at[CAPACITY])
+    return _pop(
+        at,
+        block + np.uint64(_DOWN_HEAD),
+        block + np.uint64(_DOWN_TAIL),
+        entries,
+        at[ROWS],
+        at[SIZE],
+        np.uint64(0),
+        packets,
+        0,
+        at[CAPACITY],
+    )
 
 
 @kernel

@@ -1,11 +1,12 @@
-"""Datagrams in batches over a UDP socket: recvmmsg and sendmmsg, with segmentation and receive offload where the kernel has them.
+"""Datagrams in batches over a UDP socket: recvmmsg and sendmmsg, with segmentation and receive offload where the kernel
+has them.
 
-With UDP_SEGMENT one system call hands the kernel up to 60 equal packets for one destination as one buffer; with UDP_GRO it hands
-back such a train in one. That saves the walk through the network stack that otherwise costs more than all else together. Packets
-are not copied on the way out: each message gathers them from where they lie.
+With UDP_SEGMENT one system call hands the kernel up to 60 equal packets for one destination as one buffer; with UDP_GRO
+it hands back such a train in one. That saves the walk through the network stack that otherwise costs more than all else
+together. Packets are not copied on the way out: each message gathers them from where they lie.
 
-A packet list (`Packets`) is filled by `receive_batch` and consumed by `send_batch`; an endpoint is an integer, IPv4 << 16 | port,
-both in host order.
+A packet list (`Packets`) is filled by `receive_batch` and consumed by `send_batch`; an endpoint is an integer, IPv4 <<
+16 | port, both in host order.
 """
 
 import socket
@@ -31,7 +32,8 @@ RECEIVE_PACKETS = RECEIVE_MESSAGES * _PER_BUFFER
 
 
 class Packets(NamedTuple):
-    """A list of packets: addresses uint64[k], lengths int32[k], endpoints uint64[k] (who sent it, or whom it goes to)."""
+    """A list of packets: addresses uint64[k], lengths int32[k], endpoints uint64[k] (who sent it, or whom it goes
+    to)."""
 
     address: np.ndarray
     length: np.ndarray
@@ -88,11 +90,18 @@ def new_udp_io(sock: socket.socket) -> UdpIO:
     segment, _ = probe_offload(sock)
     n, m = RECEIVE_MESSAGES, _SEND_MESSAGES
     io = UdpIO(
-        config=np.array([sock.fileno(), segment], np.int64), buffers=np.zeros((n, _BUFFER_BYTES), np.uint8),
-        rx_headers=np.zeros((n, 8), np.uint64), rx_iovecs=np.zeros((n, 2), np.uint64), rx_names=np.zeros((n, 2), np.uint64),
-        rx_control=np.zeros((n, _CONTROL_WORDS), np.uint64), tx_headers=np.zeros((m, 8), np.uint64),
-        tx_iovecs=np.zeros((m * _SEGMENTS, 2), np.uint64), tx_names=np.zeros((m, 2), np.uint64),
-        tx_control=np.zeros((m, _CONTROL_WORDS), np.uint64), scratch=np.zeros(8, np.int64))
+        config=np.array([sock.fileno(), segment], np.int64),
+        buffers=np.zeros((n, _BUFFER_BYTES), np.uint8),
+        rx_headers=np.zeros((n, 8), np.uint64),
+        rx_iovecs=np.zeros((n, 2), np.uint64),
+        rx_names=np.zeros((n, 2), np.uint64),
+        rx_control=np.zeros((n, _CONTROL_WORDS), np.uint64),
+        tx_headers=np.zeros((m, 8), np.uint64),
+        tx_iovecs=np.zeros((m * _SEGMENTS, 2), np.uint64),
+        tx_names=np.zeros((m, 2), np.uint64),
+        tx_control=np.zeros((m, _CONTROL_WORDS), np.uint64),
+        scratch=np.zeros(8, np.int64),
+    )
     for i in range(n):
         io.rx_iovecs[i] = (io.buffers[i].ctypes.data, _BUFFER_BYTES)
         io.rx_headers[i, 0] = io.rx_names[i].ctypes.data
@@ -180,7 +189,8 @@ def _flush(io, messages):
 
 @kernel
 def send_batch(io, packets, count):
-    """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages failed."""
+    """Send packets[:count]. Neighbours of one length for one endpoint travel as one message. Returns how many messages
+    failed."""
     messages = iovecs = failed = 0
     i = 0
     while i < count:
@@ -190,7 +200,9 @@ def send_batch(io, packets, count):
         first = iovecs
         to, length = packets.endpoint[i], packets.length[i]
         limit = 1
-        if io.config[1] and length:  # a segment size of 0 means no segmentation: several empty datagrams would become one
+        if (
+            io.config[1] and length
+        ):  # a segment size of 0 means no segmentation: several empty datagrams would become one
             limit = max(min(_SEGMENTS, _MESSAGE_BYTES // length), 1)
         while i < count and iovecs - first < limit and packets.endpoint[i] == to and packets.length[i] == length:
             io.tx_iovecs[iovecs, 0], io.tx_iovecs[iovecs, 1] = packets.address[i], length
