@@ -26,6 +26,7 @@ from switchml import worker as rules
 from switchml.errors import (AggregatorLost, CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow,
                              SwitchMLError, UnsupportedTensor)
 from switchml.io import libc, shm, udp
+from switchml.io.tunnel import TunnelClient, choose_address
 
 from . import loop as compiled
 from . import tensors
@@ -36,7 +37,7 @@ _TICK_S = 0.25
 _STALL_S = 1.0
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
-TRANSPORTS = ("auto", "udp", "shm")
+TRANSPORTS = ("auto", "udp", "shm", "zmq")
 WIRES = {"int32": 0, "int16": 1, "int8": 2}
 """Lanes that floats may travel in (packet.py's codes)."""
 _HISTORIES = 4096
@@ -82,10 +83,11 @@ class Handle:
 class HostAgent:
     """One rank of one job. Make it with `HostAgent.join`."""
 
-    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str, segment: shm.Segment | None = None):
+    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str, segment: shm.Segment | None = None,
+                 tunnel: TunnelClient | None = None):
         info = session.info
-        self.transport = "udp" if segment is None else "shm"
-        self._segment = segment
+        self.transport = "zmq" if tunnel is not None else "udp" if segment is None else "shm"
+        self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size = job, rank, world_size
         self._session, self._socket = session, sock
@@ -93,12 +95,13 @@ class HostAgent:
                                     payload_bytes=info.payload_bytes, packets=None if segment is None else shm.packets_of(segment, rank),
                                     lossless=segment is not None)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(self._worker, sock, self._wake, info.data_address, segment)
+        self._loop = compiled.new_loop(self._worker, sock, self._wake, tunnel.address if tunnel is not None else info.data_address, segment)
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
+        self._on_failure: list[Callable[[BaseException], None]] = []
         self._departure: PeerLost | None = None  # set once a peer has left: see _on_event
         self._waits_at_departure: int | None = None
         self._waits, self._waited_at = 0, 0.0
@@ -110,6 +113,8 @@ class HostAgent:
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{rank}", daemon=True)
         self._thread.start()
         session.events(self._on_event)
+        if tunnel is not None:
+            tunnel.on_lost(lambda reason: self._fail(AggregatorLost(f"job '{job}': aggregator lost: {reason}")))
 
     # -- joining and leaving --
 
@@ -117,13 +122,14 @@ class HostAgent:
     def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
              peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
              tls_ca: str | None = None, transport: str | None = None, wire: str | None = None) -> HostAgent:
-        """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
+        """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR). Several of them,
+        separated by commas, share the work (sharded.py); every rank must list the same ones in the same order.
 
         Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
         packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
         each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
-        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), or "auto": shm where it can be had, else udp
-        (default: $SWITCHML_TRANSPORT, or auto).
+        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), "zmq" (the aggregator's tunnel, for networks that drop
+        UDP), or "auto": shm where it can be had, else udp (default: $SWITCHML_TRANSPORT, or auto).
         `wire`: lanes for float32 and half precision: "int32", or "int16" and "int8" for twice and four times as many values in a packet and
         precision to match (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32).
         Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
@@ -135,6 +141,13 @@ class HostAgent:
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
             raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
+        if "," in address:
+            from .sharded import ShardedAgent, split_addresses
+
+            return ShardedAgent.join_all(
+                split_addresses(address), job=job, rank=rank, world_size=world_size, secret=secret, timeout_s=timeout_s,
+                peer_timeout_s=peer_timeout_s, payload_bytes=payload_bytes, slots=slots, bind_ip=bind_ip, tls_ca=tls_ca,
+                transport=transport, wire=wire)
         transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
         wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
         if transport not in TRANSPORTS:
@@ -147,19 +160,28 @@ class HostAgent:
             raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
         warm_up()  # before joining: nobody should wait for a rank that compiles
         host = address.rpartition(":")[0].strip("[]")
+        deadline = time.monotonic() + timeout_s
+        tunnel = None
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            ip = bind_ip or _own_address(host, job, rank)
+            ip = bind_ip or _own_address("127.0.0.1" if transport == "zmq" else host, job, rank)
             try:
                 sock.bind((ip, 0))
             except OSError as error:
                 raise ConfigError(f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine") from None
             buffer_bytes = libc.grow_buffers(sock, 4 << 20)
+            data_address = sock.getsockname()
+            if transport == "zmq":
+                url = choose_address(client.tunnel_addresses(address, tls_ca=tls_ca, timeout_s=timeout_s), host)
+                tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
+                data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
             session = client.join(
-                address, job=job, rank=rank, world_size=world_size, data_address=sock.getsockname(), slots=slots, payload_bytes=payload_bytes, wire=WIRES[wire],
-                receive_buffer_bytes=buffer_bytes, timeout_s=timeout_s, peer_timeout_s=peer_timeout_s, tls_ca=tls_ca,
+                address, job=job, rank=rank, world_size=world_size, data_address=data_address, slots=slots, payload_bytes=payload_bytes, wire=WIRES[wire],
+                receive_buffer_bytes=buffer_bytes, timeout_s=max(deadline - time.monotonic(), 1.0), peer_timeout_s=peer_timeout_s, tls_ca=tls_ca,
                 **({} if secret is None else {"secret": secret}))
         except BaseException:
+            if tunnel is not None:
+                tunnel.close()
             sock.close()
             raise
         try:
@@ -168,7 +190,7 @@ class HostAgent:
             session.leave()
             sock.close()
             raise
-        agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment)
+        agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment, tunnel=tunnel)
         log.info("job '%s' rank %d of %d: %s, %s, %d slots, window %d, %d bytes a packet, aggregator %s", job, rank, world_size, agent.transport, wire,
                  session.info.slots, agent._worker.me["window"], payload_bytes, _text(session.info.data_address))
         return agent
@@ -188,6 +210,15 @@ class HostAgent:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
         self._fail(error)
 
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        """Call `callback` with the error that ends this agent's part in the job, once; at once if that has happened. From any thread."""
+        with self._lock:
+            error = self._error
+            if error is None:
+                self._on_failure.append(callback)
+        if error is not None:
+            callback(error)
+
     def _close(self, error: BaseException) -> bool:
         with self._lock:
             if self._closing:
@@ -196,8 +227,13 @@ class HostAgent:
         self._fail(error)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        if self._tunnel is not None:
+            self._tunnel.close()
         self._socket.close()
         os.close(self._wake)
+        # Shared memory goes now, and not when the last error that names a frame of ours does.
+        self._segment = self._loop = None
+        self._worker.state = self._worker.state._replace(packets=np.zeros((0, rules.PACKET_ROW), np.uint8))
         return True
 
     # -- all-reduce --
@@ -334,7 +370,8 @@ class HostAgent:
             self._bytes += call.numel * rules.ITEM_BYTES[task["fmt"]]
             error = None
             if task["misfits"]:
-                error = SumOverflow(f"{task['misfits']} of {call.numel} sums do not fit {call.dtype}; use a wider dtype")
+                misfits = int(task["misfits"])
+                error = SumOverflow(f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype", misfits)
             _call_back(call, error)
 
     def _check_progress(self, now: float) -> None:
@@ -361,6 +398,8 @@ class HostAgent:
         elif stalled >= _STALL_S and now >= self._warn_at:
             whom = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
             index = next(iter(self._running.values())).index
+            if self.transport == "udp" and not self._worker.me["received"]:
+                whom += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
             log.warning("job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, index, stalled, whom)
             self._warn_at = now + min(max(1.0, stalled), 30.0)
 
@@ -394,9 +433,13 @@ class HostAgent:
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
-            if self._error is None:
-                self._error = error
-                os.eventfd_write(self._wake, 1)
+            if self._error is not None:
+                return
+            self._error = error
+            callbacks, self._on_failure = self._on_failure, []
+            os.eventfd_write(self._wake, 1)
+        for callback in callbacks:
+            callback(error)
 
 
 def _call_back(call: _Call, error: BaseException | None) -> None:
@@ -422,8 +465,8 @@ def _text(address: tuple[str, int]) -> str:
 
 
 def _shared_memory(name: str, transport: str) -> shm.Segment | None:
-    """The memory to share with the aggregator, None for UDP. Raises ConfigError if `transport` insists and it can't be had."""
-    if transport == "udp":
+    """The memory to share with the aggregator, None for UDP and the tunnel. Raises ConfigError if `transport` insists and it can't be had."""
+    if transport in ("udp", "zmq"):
         return None
     if not name and transport == "shm":
         raise ConfigError("transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software aggregator)")

@@ -29,6 +29,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 DEADLINE_S = 60.0
 """How long a test waits for what should take a moment: machines that run tests are slow and busy."""
+START_S = 110.0
+"""How long an aggregator may take to start: the first one compiles."""
 
 
 # What ranks contribute
@@ -129,10 +131,11 @@ class Aggregator(_Process):
             f"--control-port={control_port}",
             f"--data-port={data_port}",
             "--events-port=0",
+            "--tunnel-port=0",
             *options,
         )
         try:
-            ready = self.next()
+            ready = self.next(START_S)
         except BaseException:
             self.kill()
             raise
@@ -171,8 +174,15 @@ class Rank(_Process):
 
     def __init__(self, name: str = "rank"):
         super().__init__(name, __file__)
+        self.unanswered = 0
+
+    def next(self, timeout_s: float = DEADLINE_S) -> dict:
+        answer = super().next(timeout_s)
+        self.unanswered -= 1
+        return answer
 
     def tell(self, do: str, **arguments) -> None:
+        self.unanswered += 1
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from switchml import worker as rules
 from switchml.pool import COMPLETED, Pool
-from switchml.worker import MICROSECOND, MILLISECOND, SECOND, Worker
+from switchml.retransmission import MICROSECOND, MILLISECOND, SECOND
+from switchml.worker import Worker
 
 TAG = 0xC0DE
 PAYLOAD = 256

@@ -14,11 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_worker import ReferenceWorker
 
+from switchml import retransmission
 from switchml import worker as rules
 from switchml.errors import ConfigError
 from switchml.packet import CODE_UNKNOWN, CODE_ZERO, RESULT, V2Packet, WaitPacket
 from switchml.pool import Pool
-from switchml.worker import MICROSECOND, MILLISECOND, SECOND, Worker
+from switchml.retransmission import MICROSECOND, MILLISECOND, SECOND
+from switchml.worker import Worker
 
 TAG = 0x5A17
 NEVER = np.iinfo(np.int64).max
@@ -446,7 +448,7 @@ def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing
 
 def test_the_margin_doubles_with_each_resend_three_times():
     rank = Rank(1, slots=128)
-    rank.me["caution"] = rules.MOST_CAUTION  # so that no timer gets in the way
+    rank.me["caution"] = retransmission.MOST_CAUTION  # so that no timer gets in the way
     now, sent_at, gaps = 0, 0, []
     rank(now)
     for number in range(1, 128):
@@ -489,7 +491,7 @@ def test_a_round_that_was_waited_for_is_no_sample():
 
 def test_the_rto_follows_the_rtt():
     rank, _ = steady(rtt=100 * MICROSECOND)
-    assert abs(rank.me["srtt"] - 100 * MICROSECOND) < 5 * MICROSECOND and rank.me["rto"] == rules.MINIMUM_RTO
+    assert abs(rank.me["srtt"] - 100 * MICROSECOND) < 5 * MICROSECOND and rank.me["rto"] == retransmission.MINIMUM_RTO
     rank, _ = steady(rtt=4 * MILLISECOND, rounds=400)
     assert abs(rank.me["srtt"] - 4 * MILLISECOND) < MILLISECOND // 4
     assert 4 * MILLISECOND < rank.me["rto"] < 6 * MILLISECOND
@@ -543,7 +545,7 @@ def test_spurious_retransmissions_raise_caution_and_it_decays():
         now = spurious_answer(rank, number, now)
         number += 1
         cautions.append(int(rank.me["caution"]))
-    assert cautions[:3] == [24, 36, 54] and cautions[-1] == rules.MOST_CAUTION == 32 * rules.LEAST_CAUTION
+    assert cautions[:3] == [24, 36, 54] and cautions[-1] == retransmission.MOST_CAUTION == 32 * rules.LEAST_CAUTION
     assert rank.me["spurious"] == 12 and rank.me["rto"] > 10 * MILLISECOND
     for _ in range(8 * 40):
         rank.start(1)
@@ -551,7 +553,7 @@ def test_spurious_retransmissions_raise_caution_and_it_decays():
         now += 100 * MICROSECOND
         rank(now, rank.result(number))
         number += 1
-    assert rank.me["caution"] == rules.LEAST_CAUTION and rank.me["rto"] == rules.MINIMUM_RTO
+    assert rank.me["caution"] == rules.LEAST_CAUTION and rank.me["rto"] == retransmission.MINIMUM_RTO
 
 
 def test_caution_grows_once_an_rto_however_many_answers_come():

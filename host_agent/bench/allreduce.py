@@ -25,7 +25,7 @@ import psutil
 
 from host_agent.bench import rank as ranks
 from host_agent.bench.rank import GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings
-from host_agent.bench.sizes import ITEM_BYTES, Case, text_of
+from host_agent.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SwitchMLError
 
@@ -97,7 +97,7 @@ def measure(
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what can't work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
     """
-    ranks.join_options(transport, wire)
+    ranks.check_choice(transport, wire)
     if aggregator is not None:
         _check_reachable(aggregator)
     if against == GLOO and importlib.util.find_spec("torch") is None:
@@ -229,7 +229,10 @@ def _measure_case(team: Team, case: Case, settings: Settings, aggregator_pid: in
     kept: dict[str, list[Sample]] = {backend: [] for backend in settings.backends}
     error, largest = dict.fromkeys(settings.backends, 0.0), 0.0
     aggregator: dict[str, float] = {}
+    started = time.monotonic()
     for repeat in range(-case.warmup, case.repeats):
+        if repeat >= LEAST_REPEATS and time.monotonic() - started > case.budget_s:
+            break
         for backend in settings.backends:
             before = _usage_of(aggregator_pid)
             samples = team.repeat(backend)
@@ -244,14 +247,14 @@ def _measure_case(team: Team, case: Case, settings: Settings, aggregator_pid: in
             kept[backend] += samples
             if backend == SWITCHML:
                 for name in after:
-                    aggregator[name] = aggregator.get(name, 0.0) + (after[name] - before[name]) / case.repeats
+                    aggregator[name] = aggregator.get(name, 0.0) + after[name] - before[name]
     return Measurement(
         case=case,
         seconds=seconds,
         error=error,
         largest=largest,
         usage={backend: _mean([sample.usage for sample in kept[backend]]) for backend in settings.backends},
-        aggregator=aggregator,
+        aggregator={name: total / len(seconds[SWITCHML]) for name, total in aggregator.items()},
         packets={
             name: int(sum(sample.agent.get(name, 0) for sample in kept[SWITCHML]))
             for name in ("sent", "received", "retransmitted", "spurious", "waits", "refused", "repeats")

@@ -19,14 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml import fixedpoint, narrow, pool
+from switchml import fixedpoint, pool
 from switchml.io import libc, udp
 from switchml.jit import compile_once, kernel
+from switchml.memory import copy_bytes
 from switchml.packet import CODE_BIAS, HEADER_BYTES
 
 PAYLOAD_BYTES = 1024
 PACKET_BYTES = HEADER_BYTES + PAYLOAD_BYTES
 WIRE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
+FORMATS = {"int32": fixedpoint.FLOAT32, "int16": fixedpoint.FLOAT32_INT16, "int8": fixedpoint.FLOAT32_INT8}
 
 _SOURCE_BYTES = 32 << 20
 """More than fits a second-level cache."""
@@ -94,79 +96,63 @@ class Limit:
 
 def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
     """Measure the steps (about half a second) and add them up. `transport`: udp, shm or zmq."""
-    lane_bytes = WIRE_BYTES[wire]
     scan, encode, add, decode, copy = (
-        _arithmetic(step, lane_bytes, workers) for step in (_SCAN, _ENCODE, _ADD, _DECODE, _COPY)
+        _arithmetic(step, wire, workers) for step in (_SCAN, _ENCODE, _ADD, _DECODE, _COPY)
     )
     carry = {"udp": _datagrams, "zmq": _stream, "shm": lambda: (0.0, 0.0)}[transport]
-    send, receive = (per_byte * lane_bytes for per_byte in carry())
+    send, receive = (per_byte * WIRE_BYTES[wire] for per_byte in carry())
     return Limit(workers, cores, transport, wire, scan, encode, send, receive, add, decode, copy)
 
 
 @kernel
-def _work(step, lane_bytes, source, packets, sums, used, guard, scale, first, count, scratch):
+def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count, scratch):
     """`count` blocks of one step, from block `first` of float32 `source` on. `packets`, `sums`: uint8[k, 1024]."""
     lanes = PAYLOAD_BYTES // lane_bytes
     blocks = source.size // lanes
+    used = fixedpoint.canonical(_EXPONENT - CODE_BIAS, fmt)
     done = 0
     for i in range(count):
-        block = source[(first + i) % blocks * lanes :]
-        at = block.ctypes.data
+        at = source.ctypes.data + np.uint64((first + i) % blocks * lanes * 4)
         packet, total = packets[i].ctypes.data, sums[i].ctypes.data
         if step == _SCAN:
-            done += fixedpoint.need_of(fixedpoint.FLOAT32, at, lanes, False)
+            done += fixedpoint.need_of(fmt, at, lanes, False)
         elif step == _ENCODE:
-            if lane_bytes == 4:
-                fixedpoint.encode(fixedpoint.FLOAT32, at, lanes, packet, lanes, used, guard, False, scratch)
-            elif lane_bytes == 2:
-                narrow.encode_int16(at, lanes, packet, lanes, scale, False)
-            else:
-                narrow.encode_int8(at, lanes, packet, lanes, scale, False)
-        elif step == _ADD:
-            if lane_bytes == 4:
-                done += pool.add_int32(total, packet, lanes)
-            elif lane_bytes == 2:
-                done += pool.add_int16(total, packet, lanes)
-            else:
-                done += pool.add_int8(total, packet, lanes)
+            fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False, scratch)
         elif step == _DECODE:
-            if lane_bytes == 4:
-                done += fixedpoint.decode(fixedpoint.FLOAT32, packet, at, lanes, used, guard, 1, scratch)
-            elif lane_bytes == 2:
-                narrow.decode_int16(packet, at, lanes, 1.0 / scale, 1)
-            else:
-                narrow.decode_int8(packet, at, lanes, 1.0 / scale, 1)
+            done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1, scratch)
+        elif step == _COPY:
+            copy_bytes(at, source.ctypes.data + np.uint64((first + i + blocks // 2) % blocks * lanes * 4), lanes * 4)
+        elif lane_bytes == 4:
+            done += pool.add_int32(total, packet, lanes)
+        elif lane_bytes == 2:
+            done += pool.add_int16(total, packet, lanes)
         else:
-            half = source.size // 2
-            start = (first + i) * lanes % (half - lanes)
-            source[start : start + lanes] = source[half + start : half + start + lanes]
+            done += pool.add_int8(total, packet, lanes)
     return done
 
 
 @kernel
-def _timed_work(step, lane_bytes, source, packets, sums, used, guard, scale, times, scratch):
+def _timed_work(step, fmt, lane_bytes, source, packets, sums, room, times, scratch):
     """Fill `times` int64[rounds] with the nanoseconds of rounds of _PACKETS blocks, each further on in `source`."""
     clock = np.zeros(8, np.int64)
     done = 0
     for r in range(times.size):
         started = libc.now_ns(clock)
-        done += _work(step, lane_bytes, source, packets, sums, used, guard, scale, r * _PACKETS, _PACKETS, scratch)
+        done += _work(step, fmt, lane_bytes, source, packets, sums, room, r * _PACKETS, _PACKETS, scratch)
         times[r] = libc.now_ns(clock) - started
     return done
 
 
-def _arithmetic(step: int, lane_bytes: int, workers: int) -> float:
+def _arithmetic(step: int, wire: str, workers: int) -> float:
     """Nanoseconds an element of one step."""
     values = np.random.default_rng(1).standard_normal(_SOURCE_BYTES // 4, np.float32)
     packets, sums = np.zeros((2, _PACKETS, PAYLOAD_BYTES), np.uint8)
-    used = int(fixedpoint.canonical(_EXPONENT - CODE_BIAS, fixedpoint.FLOAT32))
-    most = ((1 << (8 * lane_bytes - 1)) - 1) // workers  # as narrow.steps, but a bound is no place to refuse
-    scale = max(most, 1) / 2.0**_EXPONENT
+    fmt, lane_bytes = FORMATS[wire], WIRE_BYTES[wire]
+    room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
     times = np.zeros(_ROUNDS, np.int64)
-    guard = fixedpoint.guard_bits(workers)
-    arguments = (lane_bytes, values, packets, sums, used, guard, scale, times, np.zeros(1))
-    compile_once(_timed_work, step, *arguments)
-    _timed_work(step, *arguments)
+    arguments = (step, fmt, lane_bytes, values, packets, sums, room, times, np.zeros(1))
+    compile_once(_timed_work, *arguments)
+    _timed_work(*arguments)
     return float(np.median(times)) / _PACKETS / (PAYLOAD_BYTES // lane_bytes)
 
 

@@ -15,16 +15,16 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver, get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 
 from emulator import star as stars
-from emulator.namespaces import Lab
+from emulator.namespaces import Lab, check_rights
+from emulator.star import LinkOptions
 from host_agent.bench import allreduce, network_worker
 from host_agent.bench.rank import GLOO, SWITCHML, Joined, Prepare, Sample, Settings
 from host_agent.bench.sizes import ITEM_BYTES, Case
@@ -44,7 +44,7 @@ class Experiment:
     """
 
     workers: int
-    link: stars.LinkOptions
+    link: LinkOptions
     size_bytes: int
     wire: str = "int32"
     payload_bytes: int = 1024
@@ -119,39 +119,6 @@ class Result:
         pairs = zip(self.tallies[GLOO].seconds, self.tallies[SWITCHML].seconds, strict=True)
         return median(gloo / switchml for gloo, switchml in pairs)
 
-    def as_json(self) -> dict[str, Any]:
-        """One object of plain values; times in seconds, rates in bits a second."""
-        e, agents = self.experiment, self.tallies[SWITCHML].agents
-        ring = e.ring_bound_bps
-        return {
-            "workers": e.workers,
-            "rate_bps": e.link.rate_bps,
-            "delay_s": e.link.delay_s,
-            "loss": e.link.loss,
-            "queue_bytes": e.link.queue_limit_bytes,
-            "size_bytes": e.size_bytes,
-            "wire": e.wire,
-            "payload_bytes": e.payload_bytes,
-            "tcp": self.tcp,
-            "seconds": {name: tally.median_s for name, tally in self.tallies.items()},
-            "all_seconds": {name: tally.seconds for name, tally in self.tallies.items()},
-            "goodput_bps": {name: self.goodput_bps(name) for name in self.tallies},
-            "framing_bound_bps": e.framing_bound_bps,
-            "fraction_of_line_rate": self.fraction_of_line_rate,
-            "ring_bound": e.ring_traffic,
-            "ring_bound_bps": ring,
-            "fraction_of_ring_bound": self.goodput_bps(GLOO) / ring if ring and GLOO in self.tallies else None,
-            "ratio": self.ratio,
-            "error": {name: tally.error for name, tally in self.tallies.items()},
-            "packets": int(agents.get("sent", 0)),
-            "retransmitted": int(agents.get("retransmitted", 0)),
-            "agents": agents,
-            **{
-                name: {backend: asdict(tally)[name] for backend, tally in self.tallies.items()}
-                for name in ("dropped", "lost", "sent_bytes", "cpu_seconds")
-            },
-        }
-
 
 def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> Result:
     """Build the network, run all repeats, remove the network. `say` gets a line now and then.
@@ -161,7 +128,6 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
     """
     if GLOO in experiment.backends and importlib.util.find_spec("torch") is None:
         raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
-    network_worker.ranks.join_options("udp", experiment.wire)
     elements = experiment.size_bytes // ITEM_BYTES
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
@@ -295,3 +261,6 @@ def _add(tally: Tally, seconds: float, worst: float, samples: list[Sample], befo
 def _congestion_control(star: stars.Star) -> str:
     path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return star.hosts[0].call(lambda: path.read_text().strip())
+
+
+__all__ = ["Experiment", "LinkOptions", "Result", "Tally", "check_rights", "measure"]

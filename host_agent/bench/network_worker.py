@@ -65,7 +65,8 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
         world_size=settings.workers,
         payload_bytes=place.payload_bytes,
         slots=place.slots,
-        **ranks.join_options(settings.transport, settings.wire),
+        transport=settings.transport,
+        wire=settings.wire,
     )
     reducers: dict[str, Callable[[np.ndarray], object]] = {}
     for backend in settings.backends:
@@ -73,7 +74,7 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
             reducers[backend] = lambda values: agent.allreduce(values, out=values)
         else:
             reducers[backend] = _gloo(rank, settings, place)
-    pipe.send(Joined(getattr(agent, "transport", "udp")))
+    pipe.send(Joined(settings.transport))
     values = np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):

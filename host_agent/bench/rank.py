@@ -9,7 +9,6 @@ the exact sums (float64) are known before.
 
 from __future__ import annotations
 
-import inspect
 import os
 import resource
 import signal
@@ -23,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.agent import HostAgent
+from host_agent.agent import TRANSPORTS, WIRES, HostAgent
 from host_agent.bench.sizes import Case
 from switchml.errors import ConfigError, JobError
 from switchml.jit import compile_once, kernel
@@ -33,7 +32,6 @@ STRIDE = 4099
 """Elements between the inputs of neighbouring ranks; a prime, so that they meet the blocks of a packet differently."""
 GO = "go"
 GROUP_TIMEOUT = timedelta(seconds=300)
-DEFAULTS = {"transport": "auto", "wire": "int32"}
 
 
 @dataclass(frozen=True)
@@ -116,16 +114,11 @@ def warm_up() -> None:
     compile_once(compare, np.zeros(1, np.float32), np.zeros(1))
 
 
-def join_options(transport: str, wire: str) -> dict[str, str]:
-    """Arguments of HostAgent.join for this choice. Raises ConfigError if the agent does not know it."""
-    known = inspect.signature(HostAgent.join).parameters
-    chosen = {name: value for name, value in (("transport", transport), ("wire", wire)) if value != DEFAULTS[name]}
-    if "transport" not in known and chosen.get("transport") == "udp":
-        del chosen["transport"]
-    for name, value in chosen.items():
-        if name not in known:
-            raise ConfigError(f"--{name} {value}: this agent has no choice of {name} yet")
-    return chosen
+def check_choice(transport: str, wire: str) -> None:
+    """Raises ConfigError if the agent does not offer this transport or this wire."""
+    for name, value, offered in (("transport", transport, TRANSPORTS), ("wire", wire, WIRES)):
+        if value not in offered:
+            raise ConfigError(f"--{name} {value}: the agent offers {', '.join(offered)}")
 
 
 def main(rank: int, settings: Settings, pipe: connection.Connection) -> None:
@@ -160,12 +153,13 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
         job=settings.job,
         rank=rank,
         world_size=settings.workers,
-        **join_options(settings.transport, settings.wire),
+        transport=settings.transport,
+        wire=settings.wire,
     )
     reducers: dict[str, Callable[[list[np.ndarray], bool], None]] = {}
     for backend in settings.backends:
         reducers[backend] = _switchml(agent) if backend == SWITCHML else _gloo(rank, settings)
-    pipe.send(Joined(getattr(agent, "transport", "udp")))
+    pipe.send(Joined(agent.transport))
     case, values = Case((), False, 0, 0), np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):

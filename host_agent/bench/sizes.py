@@ -16,6 +16,7 @@ ITEM_BYTES = 4
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LARGEST_BYTES = 16 << 30
 MOST_CASES = 64
+LEAST_REPEATS, BUDGET_S = 3, 20.0
 
 _CALLS_BYTES, _MOST_CALLS = 4 << 20, 40
 """A repeat makes as many calls as fit this many bytes, at most so many: the time of one 4-KiB call is mostly noise."""
@@ -34,6 +35,8 @@ class Case:
     overlapped: bool
     repeats: int
     warmup: int
+    budget_s: float = float("inf")
+    """After this time, LEAST_REPEATS are enough."""
 
     @property
     def elements(self) -> int:
@@ -94,7 +97,8 @@ def single(size_bytes: int, repeats: int | None = None, warmup: int | None = Non
     """All-reduces of one size, one after the other. The smaller, the more repeats, unless `repeats` says how many."""
     calls = max(1, min(_CALLS_BYTES // size_bytes, _MOST_CALLS))
     usual = 15 if size_bytes < 1 << 20 else 9 if size_bytes < 16 << 20 else 5
-    return Case((size_bytes // ITEM_BYTES,) * calls, False, repeats or usual, 2 if warmup is None else warmup)
+    budget_s = float("inf") if repeats else BUDGET_S
+    return Case((size_bytes // ITEM_BYTES,) * calls, False, repeats or usual, 2 if warmup is None else warmup, budget_s)
 
 
 def ddp_buckets(model_bytes: int, repeats: int | None = None, warmup: int | None = None) -> list[Case]:

@@ -15,6 +15,11 @@ import click
 )
 @click.option("--events-port", type=int, help="Live events (ZeroMQ).  [default: control port + 1; 0 for any free port]")
 @click.option(
+    "--tunnel-port",
+    type=int,
+    help="Packets over ZeroMQ, for networks that drop UDP.  [default: control port + 2; 0 for any free port]",
+)
+@click.option(
     "--metrics-port", type=int, help="Serve Prometheus metrics over HTTP here; 0 for any free port.  [default: off]"
 )
 @click.option("--slots", default=65536, show_default=True, help="Slots that all jobs together may have.")
@@ -41,6 +46,7 @@ def aggregate(
     control_port: int,
     data_port: int,
     events_port: int | None,
+    tunnel_port: int | None,
     metrics_port: int | None,
     slots: int,
     peer_timeout: float,
@@ -56,9 +62,9 @@ def aggregate(
 ) -> None:
     """Run the software aggregator until SIGINT or SIGTERM.
 
-    Agents join at the control port and send their packets to the data port. Nothing is reachable from other machines
-    unless --bind says so; TLS protects the control port, and a job's secret (SWITCHML_SECRET) keeps strangers out of
-    it.
+    Agents join at the control port and send their packets to the data port, or through the tunnel port. Nothing is
+    reachable from other machines unless --bind says so; TLS protects the control port, and a job's secret
+    (SWITCHML_SECRET) keeps strangers out of it.
     """
     import json
     import logging
@@ -93,6 +99,7 @@ def aggregate(
             bind=bind,
             control_port=control_port,
             events_port=events_port,
+            tunnel_port=tunnel_port,
             metrics_port=metrics_port,
             peer_timeout_s=peer_timeout,
             join_timeout_s=join_timeout,
@@ -105,6 +112,7 @@ def aggregate(
                 "control": "{}:{}".format(*found.control),
                 "data": "{}:{}".format(*found.data),
                 "events": "{}:{}".format(*found.events),
+                "tunnel": "{}:{}".format(*found.tunnel),
                 "metrics": "{}:{}".format(*found.metrics) if found.metrics else None,
             }
             if as_json:

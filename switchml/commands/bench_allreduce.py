@@ -66,7 +66,7 @@ class Checked(click.ParamType):
     help="What takes turns with it.",
 )
 @click.option("--aggregator", metavar="HOST:PORT", help="A running aggregator.  [default: one of our own]")
-@click.option("--repeats", type=click.IntRange(1), help="Pairs to measure at each size.  [default: 5 to 15]")
+@click.option("--repeats", type=click.IntRange(1), help="Pairs at each size.  [default: 5 to 15, 3 if slow]")
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Pairs before those, not counted.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
               help="Draw time and bandwidth against size (.png needs matplotlib, .html nothing).")  # fmt: skip
@@ -101,7 +101,7 @@ def allreduce(
     if sizes and (size or buckets):
         raise click.UsageError("--sizes goes with neither --size nor --buckets")
     try:
-        rank.join_options(transport, wire)
+        rank.check_choice(transport, wire)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     if aggregator is not None and not aggregator.rpartition(":")[2].isdecimal():

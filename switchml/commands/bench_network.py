@@ -6,12 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
 
 import click
-
-if TYPE_CHECKING:
-    from host_agent.bench.network import Result
 
 RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 """As tc(8) writes them."""
@@ -31,7 +27,7 @@ class Quantity(click.ParamType):
         match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(value).strip(), re.IGNORECASE)
         units = {unit.lower(): factor for unit, factor in self.units.items()}
         try:
-            return float(match[1]) * units[match[2].lower()]  # type: ignore[index]
+            return round(float(match[1]) * units[match[2].lower()], 12)  # type: ignore[index]
         except (TypeError, ValueError, KeyError):
             known = ", ".join(unit for unit in self.units if unit)
             self.fail(f"{value!r}: expected a number and a unit ({known}), as in {self.example}", param, ctx)
@@ -113,16 +109,15 @@ def network(
     bridge, in the place of a switch. tc limits each link, both ways; a program of ours delays and loses frames. Nothing
     of it remains afterwards.
     """
-    from emulator.namespaces import check_rights
-    from emulator.star import LinkOptions
     from host_agent.bench import network as bench
+    from host_agent.bench import network_report as report
     from host_agent.bench.rank import GLOO, SWITCHML
     from switchml.errors import ConfigError
 
-    check_rights()
+    bench.check_rights()
     if size < 4 or size % 4:
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
-    link = LinkOptions(rate_bps=rate, delay_s=delay, loss=loss, queue_bytes=int(queue or 0), seed=seed)
+    link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss, queue_bytes=int(queue or 0), seed=seed)
     results = []
     for count in workers:
         experiment = bench.Experiment(
@@ -139,61 +134,7 @@ def network(
         )
         results.append(bench.measure(experiment, lambda line: click.echo(line, err=True)))
     if as_json:
-        objects = [result.as_json() for result in results]
+        objects = [report.as_json(result) for result in results]
         click.echo(json.dumps(objects[0] if len(objects) == 1 else {"results": objects}))
     else:
-        _print(results)
-
-
-def _print(results: list[Result]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    first = results[0].experiment
-    link = first.link
-    table = Table(
-        title=f"All-reduce of {first.size_bytes / 2**20:g} MiB over links of {link.rate_bps / 1e6:g} Mbit/s, "
-        f"{link.delay_s * 1e6:g} µs and {link.loss:.2%} loss each way, queues of {link.queue_limit_bytes >> 10} KiB",
-        caption_justify="left",
-        title_justify="left",
-    )
-    table.add_column("hosts", justify="right")
-    table.add_column("")
-    for heading in (
-        "time ms",
-        "goodput Mbit/s",
-        "bound Mbit/s",
-        "of bound",
-        "Gloo's time",
-        "resent",
-        "dropped",
-        "lost",
-        "CPU s",
-    ):
-        table.add_column(heading, justify="right")
-    for result in results:
-        experiment = result.experiment
-        for backend, tally in result.tallies.items():
-            is_ours = backend == "switchml"
-            bound = experiment.framing_bound_bps if is_ours else experiment.ring_bound_bps
-            goodput = result.goodput_bps(backend)
-            table.add_row(
-                str(experiment.workers),
-                f"{backend} {experiment.wire}" if is_ours else f"{backend} ({result.tcp})",
-                f"{tally.median_s * 1e3:.1f}",
-                f"{goodput / 1e6:.1f}",
-                f"{bound / 1e6:.1f}" if bound else "–",
-                f"{goodput / bound:.1%}" if bound else "–",
-                f"{result.ratio:.2f} x" if is_ours and result.ratio else "",
-                f"{tally.agents.get('retransmitted', 0):.0f}" if is_ours else "",
-                f"{sum(tally.dropped.values())}",
-                f"{sum(tally.lost.values())}",
-                f"{sum(tally.cpu_seconds.values()):.2f}",
-            )
-    payload = first.payload_bytes
-    table.caption = (
-        f"Bounds: a packet of {payload} bytes is {payload} + 10 + 8 + 20 + 14 bytes on the line as tc counts it (ours, UDP, "
-        "IP, Ethernet); narrower lanes carry more elements. A ring moves each bit 2(n-1)/n times, in TCP segments of 1448 "
-        "bytes in 1514. Resent, dropped (by full queues), lost and CPU seconds are of all repeats and hosts together."
-    )
-    Console().print(table)
+        report.print_table(results)

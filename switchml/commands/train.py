@@ -35,10 +35,10 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @click.option(
     "--transport",
-    type=click.Choice(["auto", "shm", "udp"]),
+    type=click.Choice(["auto", "shm", "udp", "zmq"]),
     default="auto",
     show_default=True,
-    help="How workers reach the aggregator: shared memory where it can be had, or UDP.",
+    help="How workers reach the aggregator: shared memory (auto, where it can be had), UDP (auto otherwise) or ZeroMQ.",
 )
 @click.option(
     "--wire",

@@ -31,7 +31,7 @@ from switchml.controller.channel import PEER_TIMEOUT_S, keepalive_options, read_
 from switchml.controller.membership import PROTOCOL, Address, Peer, PeerLeft, PeerLost
 from switchml.errors import ConfigError, JoinError
 
-__all__ = ["AggregatorLost", "JobInfo", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status"]
+__all__ = ["AggregatorLost", "JobInfo", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "tunnel_addresses"]
 
 log = logging.getLogger("switchml.client")
 
@@ -169,6 +169,21 @@ def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float =
             return v2_pb2_grpc.JobsStub(channel).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
+
+
+def tunnel_addresses(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> tuple[str, ...]:
+    """Where the ZeroMQ tunnel of the aggregator at `address` listens (io/tunnel.py); empty if it has none. Within
+    `timeout_s` an aggregator that can't be reached is tried again. Raises JoinError.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return tuple(status(address, tls_ca=tls_ca).tunnel_addresses)
+        except JoinError as error:
+            silent = error.__cause__.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if time.monotonic() >= deadline or (_is_final(error.__cause__) and not silent):
+                raise
+        time.sleep(RETRY_S)
 
 
 def _open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:

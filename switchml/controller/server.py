@@ -1,5 +1,5 @@
-"""The aggregator's control plane in one object: gRPC server, job registries, event publisher and metrics page around
-a data plane.
+"""The aggregator's control plane in one object: gRPC server, job registries, event publisher, tunnel and metrics page
+around a data plane.
 
     controller = Controller(dataplane, bind="127.0.0.1", control_port=0)
     addresses = controller.start()
@@ -39,6 +39,7 @@ from switchml.controller.status import Monitor
 from switchml.controller.v1_service import SessionService, SyncService
 from switchml.controller.wording import describe
 from switchml.errors import ConfigError
+from switchml.io.tunnel import TunnelServer
 
 log = logging.getLogger("switchml.controller")
 
@@ -53,11 +54,14 @@ MAX_REQUEST_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running aggregator listens, as (IPv4, port) each. `metrics` is None if that page is off."""
+    """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel.
+    `metrics` is None if that page is off.
+    """
 
     control: Address
     data: Address
     events: Address
+    tunnel: Address
     metrics: Address | None
 
 
@@ -65,10 +69,10 @@ class Controller:
     """The control plane of one aggregator. `start` and `stop` are called by one thread, once each; the data plane is
     the caller's.
 
-    Ports may be 0 for any free one. `events_port` None stands for the one after the control port. `metrics_port` None
-    turns the Prometheus page off. `join_timeout_s` is how long a job may take to fill if its first rank does not say.
-    `peer_timeout_s` bounds how long a silent rank stays unnoticed. TLS is on when `tls_cert` and `tls_key` (PEM
-    files) are given. `mac` is told to v1 hosts.
+    Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
+    for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
+    to fill if its first rank does not say. `peer_timeout_s` bounds how long a silent rank stays unnoticed. TLS is on
+    when `tls_cert` and `tls_key` (PEM files) are given. `mac` is told to v1 hosts.
 
     Raises ConfigError from `start` if a port is taken or a file can't be used.
     """
@@ -80,6 +84,7 @@ class Controller:
         bind: str = "127.0.0.1",
         control_port: int = CONTROL_PORT,
         events_port: int | None = None,
+        tunnel_port: int | None = None,
         metrics_port: int | None = None,
         peer_timeout_s: float = PEER_TIMEOUT_S,
         join_timeout_s: float = 60.0,
@@ -97,6 +102,7 @@ class Controller:
         self._bind = bind
         self._control_port = control_port
         self._events_port = events_port
+        self._tunnel_port = tunnel_port
         self._metrics_port = metrics_port
         self._peer_timeout_s = peer_timeout_s
         self._key_pair = read_key_pair(tls_cert, tls_key) if tls_cert and tls_key else None
@@ -157,12 +163,15 @@ class Controller:
             SessionService(self._sessions, lambda: self._dataplane.address, self._mac), server
         )
         v1_pb2_grpc.add_SyncServicer_to_server(SyncService(), server)
-        page = None
+        page = tunnel = None
         tickers: list[asyncio.Task[None]] = []
         try:
             control = (self._bind, self._open_control_port(server))
-            self._publisher = EventPublisher(self._bind, self._choose_events_port())
+            self._publisher = EventPublisher(self._bind, self._choose_port(self._events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
+            tunnel_port = self._choose_port(self._tunnel_port, 2)
+            tunnel = TunnelServer(self._dataplane.address, bind=self._bind, port=tunnel_port)
+            self._monitor.tunnel_addresses = tunnel.addresses
             if self._metrics_port is not None:
                 page = metrics.serve(self._bind, self._metrics_port, self._status_from_any_thread)
             await server.start()
@@ -171,7 +180,13 @@ class Controller:
                 loop.create_task(self._tick(SAMPLE_PERIOD_S, self._sample)),
             ]
             ready.set_result(
-                Addresses(control, self._dataplane.address, self._publisher.address, page.address if page else None)
+                Addresses(
+                    control=control,
+                    data=self._dataplane.address,
+                    events=self._publisher.address,
+                    tunnel=tunnel.address,
+                    metrics=page.address if page else None,
+                )
             )
             reason = await self._stop_reason
             self._jobs.deliver(self._registry.shutdown(reason))
@@ -183,6 +198,8 @@ class Controller:
                 page.close()
             # Also if it never started: it has a port open, perhaps.
             await server.stop(STOP_GRACE_S if tickers else None)
+            if tunnel is not None:
+                tunnel.close()
             if self._publisher is not None:
                 self._publisher.close()
                 self._publisher = None
@@ -210,10 +227,10 @@ class Controller:
             raise refusal
         return port
 
-    def _choose_events_port(self) -> int:
-        if self._events_port is not None:
-            return self._events_port
-        return self._control_port + 1 if self._control_port else 0
+    def _choose_port(self, wanted: int | None, offset: int) -> int:
+        if wanted is not None:
+            return wanted
+        return self._control_port + offset if self._control_port else 0
 
     async def _tick(self, period_s: float, work: Any) -> None:
         while True:

@@ -41,6 +41,7 @@ class Monitor:
         self, registry: JobRegistry, sessions: V1Sessions, dataplane: Dataplane, started: float, journal: Journal
     ):
         self.events_address = ""
+        self.tunnel_addresses: tuple[str, ...] = ()
         self._registry = registry
         self._sessions = sessions
         self._dataplane = dataplane
@@ -89,6 +90,7 @@ class Monitor:
             refused=self._dataplane.refused(),
             totals={name: totals[name] for name in COUNTERS},
             jobs=live + sessions + ended,
+            tunnel_addresses=self.tunnel_addresses,
         )
 
     def _jobs(self) -> Iterator[Job | V1Session]:

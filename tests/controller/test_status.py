@@ -210,9 +210,8 @@ def test_the_aggregate_command():
         addresses = json.loads(process.stdout.readline())
         ready = process.stderr.readline()
         assert ready == (
-            "switchml aggregator ready: control {control}, data {data}, events {events}, metrics {metrics}\n".format(
-                **addresses
-            )
+            "switchml aggregator ready: control {control}, data {data}, events {events}, tunnel {tunnel}, "
+            "metrics {metrics}\n".format(**addresses)
         )
         session = client.join(addresses["control"], job="x", rank=0, world_size=1, data_address=("127.0.0.1", 4000))
         assert "{}:{}".format(*session.info.data_address) == addresses["data"]

@@ -1,0 +1,213 @@
+"""A job over several aggregators: an agent at each, and every all-reduce split between them.
+
+    with HostAgent.join("10.0.0.1:50099,10.0.0.2:50099", job="demo", rank=0, world_size=2) as agent:
+        total = agent.allreduce(x)
+
+All ranks list the same aggregators in the same order. At the i-th of n the job is called "demo.i-of-n", so that ranks
+whose lists differ never meet. A large tensor is cut where packets end anyway, so its bits are those that one aggregator
+would give; small ones go whole to one aggregator after the other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
+from switchml.worker import FORMATS, elements_per_chunk
+
+from .agent import HostAgent
+from .tensors import HALVES
+
+LEAST_PART = 32
+"""Packets of a part that is worth splitting a call for."""
+_SHORTEST_JOIN_S = 1.0
+_GAUGES = ("rtt_s", "rto_s", "busy_s")
+"""Statistics of which the largest counts, not the sum."""
+_ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """The aggregators of a comma-separated list. Raises ConfigError if one is missing between commas."""
+    listed = [address.strip() for address in addresses.split(",")]
+    if not all(listed):
+        raise ConfigError(f"aggregators {addresses!r}: expected host:port,host:port,…")
+    return listed
+
+
+def parts_of(numel: int, per_chunk: int, shards: int) -> list[tuple[int, int]]:
+    """(first element, count) of each shard's part, cut at multiples of `per_chunk`; empty if that is not worth it."""
+    chunks = -(-numel // per_chunk)
+    if chunks < LEAST_PART * shards:
+        return []
+    cuts = [min(chunks * k // shards * per_chunk, numel) for k in range(shards + 1)]
+    return [(first, last - first) for first, last in zip(cuts, cuts[1:], strict=False)]
+
+
+class ShardedAgent(HostAgent):
+    """One rank of one job at several aggregators, with the interface of HostAgent. `HostAgent.join` makes it."""
+
+    def __init__(self, agents: list[HostAgent], addresses: list[str], *, job: str, payload_bytes: int):
+        self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
+        self.transport = "+".join(sorted({agent.transport for agent in agents}))
+        self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
+        self._order = threading.Lock()  # all agents get their parts of the calls in one order
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._calls = self._dealt = 0
+        for shard, agent in enumerate(agents):
+            agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
+
+    @classmethod
+    def join_all(
+        cls, addresses: list[str], *, job: str, timeout_s: float, payload_bytes: int, **options
+    ) -> ShardedAgent:
+        """Join at one aggregator after the other, as every rank does. `options` and errors are `HostAgent.join`'s."""
+        deadline = time.monotonic() + timeout_s
+        agents: list[HostAgent] = []
+        try:
+            for number, address in enumerate(addresses, 1):
+                remaining = max(deadline - time.monotonic(), _SHORTEST_JOIN_S)
+                name = f"{job}.{number}-of-{len(addresses)}"
+                agents.append(
+                    HostAgent.join(address, job=name, timeout_s=remaining, payload_bytes=payload_bytes, **options)
+                )
+            return cls(agents, addresses, job=job, payload_bytes=payload_bytes)
+        except BaseException:
+            for agent in agents:
+                agent.leave()
+            raise
+
+    def leave(self) -> None:
+        self._fail(JobError(f"rank {self.rank} left job '{self.job}'"))
+        for agent in self._agents:
+            agent.leave()
+
+    def abort(self, error: BaseException) -> None:
+        self._fail(error)
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        for shard, agent in enumerate(self._agents):
+            agent.on_failure(lambda error, shard=shard: callback(self._located(error, shard)))
+
+    def allreduce_address(
+        self,
+        source: int,
+        target: int,
+        numel: int,
+        dtype: str,
+        op: str,
+        on_done: Callable[[BaseException | None], None],
+        *,
+        timeout_s: float | None = None,
+        keep: object = None,
+    ) -> None:
+        """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
+        job, else that of the lowest part.
+        """
+        if dtype not in _ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
+            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(_ITEM_BYTES)}")
+        lanes = "float32" if dtype in HALVES else dtype
+        fmt = FORMATS[f"float32/{self.wire}" if lanes == "float32" and self.wire != "int32" else lanes]
+        parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
+        with self._order:
+            self._calls += numel > 0
+            if parts:
+                shards = range(len(parts))
+            else:
+                shards, parts = [self._dealt % len(self._agents)], [(0, numel)]
+                self._dealt += numel > 0
+            call = _Parts(self, len(parts), numel, dtype, on_done)
+            try:
+                for index, (shard, (first, count)) in enumerate(zip(shards, parts, strict=True)):
+                    offset = first * _ITEM_BYTES[dtype]
+                    self._agents[shard].allreduce_address(
+                        source + offset,
+                        target + offset,
+                        count,
+                        dtype,
+                        op,
+                        call.report(index, shard),
+                        timeout_s=timeout_s,
+                        keep=keep,
+                    )
+            except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
+                self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))
+                raise
+        call.all_queued()  # outside the lock: the last report may call anything
+
+    def stats(self) -> dict[str, float]:
+        """Counters of all agents together; RTT, RTO and time under way of the slowest."""
+        each = [agent.stats() for agent in self._agents]
+        joined = {
+            name: (max if name in _GAUGES else sum)(stats[name] for stats in each)
+            for name in each[0]
+            if name not in ("transport", "goodput_bps")
+        }
+        busy_s = joined["busy_s"]
+        return joined | {
+            "transport": self.transport,
+            "calls": self._calls,
+            "goodput_bps": 8 * joined["bytes"] / busy_s if busy_s else 0.0,
+        }
+
+    def _located(self, error: BaseException, shard: int) -> BaseException:
+        """An agent's error with the name of its aggregator, where that matters."""
+        if isinstance(error, AggregatorLost) and error is not self._failure:
+            return AggregatorLost(f"aggregator {self._addresses[shard]}, one of {len(self._agents)}: {error}")
+        return error
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is everybody's."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = error
+        for agent in self._agents:
+            agent.abort(error)
+
+
+class _Parts:
+    """One call on its way: collects the parts' reports, and makes one of them."""
+
+    def __init__(
+        self, owner: ShardedAgent, parts: int, numel: int, dtype: str, on_done: Callable[[BaseException | None], None]
+    ):
+        self._owner, self._numel, self._dtype, self._on_done = owner, numel, dtype, on_done
+        self._errors: list[BaseException | None] = [None] * parts
+        self._fatal: BaseException | None = None
+        self._open = parts + 1  # and one until all are queued
+        self._lock = threading.Lock()
+
+    def report(self, index: int, shard: int) -> Callable[[BaseException | None], None]:
+        """The `on_done` of a part."""
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                error = self._owner._located(error, shard)
+            self._count(index, error)
+
+        return done
+
+    def all_queued(self) -> None:
+        self._count(0, None)
+
+    def _count(self, index: int, error: BaseException | None) -> None:
+        with self._lock:
+            self._open -= 1
+            if error is not None:
+                self._errors[index] = error
+                if isinstance(error, JobError) and self._fatal is None:
+                    self._fatal = error
+            if self._open:
+                return
+        self._on_done(self._fatal or self._joined())
+
+    def _joined(self) -> BaseException | None:
+        errors = [error for error in self._errors if error is not None]
+        overflows = [error for error in errors if isinstance(error, SumOverflow)]
+        if errors and len(overflows) == len(errors):
+            misfits = sum(error.misfits for error in overflows)
+            return SumOverflow(f"{misfits} of {self._numel} sums do not fit {self._dtype}; use a wider dtype", misfits)
+        return errors[0] if errors else None

@@ -1,0 +1,79 @@
+"""When a worker asks again: round-trip times, the retransmission timeout, and patience (docs/protocol.md, section 6).
+
+Kernels over a worker's scalars (`me`, a record of worker.ME). Times are int64 nanoseconds.
+"""
+
+from .jit import kernel
+
+MICROSECOND = 1_000
+MILLISECOND = 1_000_000
+SECOND = 1_000_000_000
+
+INITIAL_RTO = 10 * MILLISECOND
+MINIMUM_RTO = MILLISECOND
+MAXIMUM_RTO = SECOND
+LEAST_VARIANCE = MILLISECOND // 2
+"""RTO = SRTT + max(4 RTTVAR, LEAST_VARIANCE); RFC 6298 with a grain fit for one switch between hosts."""
+LEAST_CAUTION, MOST_CAUTION = 16, 512
+"""RTO is multiplied by caution / 16, which needless retransmissions raise and RTT estimates bring down again."""
+SAMPLES = 8
+"""RTTs of which only the least counts. A result comes when the slowest rank has sent, so an RTT may hold a peer's whole
+recovery from a loss; an RTO made of such RTTs would make the next recovery slower still."""
+LONGEST_PROBE = 200 * MILLISECOND
+"""A round is asked for again after RTO, or a quarter of the time that nothing has moved if that is longer, up to this.
+So a lost packet is made good at the pace of the path, and a peer that computes for seconds is not pestered."""
+PROBES = 8
+"""Rounds, the lowest first, that are resent when only the clock says so: a slow peer is no reason to send a whole
+window again."""
+LEAST_REORDERING = 200 * MICROSECOND
+"""A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC
+8985)."""
+
+
+@kernel
+def sample_rtt(me, rtt):
+    """RFC 6298 over the least of every SAMPLES round-trip times (of the first one, to begin with), in nanoseconds.
+
+    Downwards both halve: the first times of a job, or of a tensor, hold the ranks' different starts. A time longer than
+    the RTO is no sample: it may be a stall, which must not teach patience. If the path itself has become slower,
+    answers to needless retransmissions tell (`spurious`).
+    """
+    if me.rtt_samples and rtt > me.rto:
+        return
+    me.least_rtt = rtt if me.rtt_samples % SAMPLES == 0 else min(me.least_rtt, rtt)
+    me.rtt_samples += 1
+    if me.rtt_samples == 1:
+        me.srtt, me.rttvar = min(rtt, INITIAL_RTO), min(rtt, INITIAL_RTO) // 2
+    elif me.rtt_samples % SAMPLES == 0:
+        if me.least_rtt < me.srtt:
+            me.srtt, me.rttvar = (me.srtt + me.least_rtt) // 2, me.rttvar // 2
+        else:
+            me.rttvar += (me.least_rtt - me.srtt - me.rttvar) // 4
+            me.srtt += (me.least_rtt - me.srtt) // 8
+        me.caution -= (me.caution - LEAST_CAUTION + 7) // 8
+    else:
+        return
+    set_rto(me)
+
+
+@kernel
+def set_rto(me):
+    rto = (me.srtt + max(4 * me.rttvar, LEAST_VARIANCE)) * me.caution // LEAST_CAUTION
+    me.rto = min(max(rto, MINIMUM_RTO), MAXIMUM_RTO)
+
+
+@kernel
+def spurious(me, now):
+    """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers
+    come)."""
+    me.spurious += 1
+    if now - me.cautioned_at > me.rto:
+        me.cautioned_at = now
+        me.caution = min(me.caution + me.caution // 2, MOST_CAUTION)
+        set_rto(me)
+
+
+@kernel
+def patience(me, now):
+    """How long to wait before a round is asked for again (ns)."""
+    return max(me.rto, me.least_patience, min((now - me.progress_at) // 4, LONGEST_PROBE))

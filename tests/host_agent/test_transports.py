@@ -1,0 +1,395 @@
+"""Ways from a rank to the aggregator: shared memory beside UDP, both in one job, and narrow wires on either.
+
+Whatever the way, results have the same bits, errors are the same, and what waits sleeps. Ranks that are killed or
+watched are processes (`launch.Rank`); the others are threads of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from launch import (
+    DEADLINE_S,
+    Aggregator,
+    LocalAggregator,
+    Rank,
+    contribution,
+    digest,
+    good,
+    join_all,
+    leave_all,
+    on_all,
+    total,
+    until,
+)
+
+from host_agent.agent import HostAgent
+from switchml.errors import CollectiveTimeout, ConfigError, JoinError, RanksDisagree
+from switchml.narrow import steps
+
+DTYPES = ("float32", "float64", "float16", "int32", "int64")
+IDLE_SHARE = 0.15
+"""Processor seconds a second that a process may use with nothing to do: Python, gRPC's pings, timers of a job."""
+
+
+@pytest.fixture(scope="module")
+def aggregator():
+    running = LocalAggregator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def join(aggregator):
+    """`join(*transports, **options)`: the agents of a job of its own, one for each; they leave after the test."""
+    joined = []
+
+    def begin(*transports: str, **options) -> list[HostAgent]:
+        job = {"job": f"way {len(joined)}", "timeout_s": DEADLINE_S, "world_size": len(transports)} | options
+        agents = on_all(
+            range(len(transports)),
+            lambda rank: HostAgent.join(aggregator.address, rank=rank, transport=transports[rank], **job),
+        )
+        joined.append([agent for agent in agents if isinstance(agent, HostAgent)])
+        assert [agent.transport for agent in good(agents)] == list(transports)
+        return agents
+
+    yield begin
+    for agents in joined:
+        leave_all(agents)
+
+
+def reduce_all(agents, arrays, **options) -> list:
+    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
+
+
+def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
+    """Numbers of many magnitudes, so that exponents have to be agreed again and again."""
+    generator = np.random.default_rng((seed, rank))
+    if dtype.startswith("int"):
+        return generator.integers(-(2**28), 2**28, numel, dtype)
+    scale = 2.0 ** np.repeat(generator.integers(-12, 2, -(-numel // 500)), 500)[:numel]
+    return (generator.standard_normal(numel) * scale).astype(dtype)
+
+
+WAYS = {"udp": ("udp",) * 3, "shm": ("shm",) * 3, "mixed": ("udp", "shm", "shm")}
+
+
+@pytest.mark.parametrize("wire", ["int32", "int16", "int8"])
+def test_all_ways_give_the_same_bits(join, wire):
+    digests = set()
+    for way, transports in WAYS.items():
+        agents = join(*transports, wire=wire, job=f"{way} {wire}")
+        results = [[] for _ in transports]
+        for k, dtype in enumerate(DTYPES):
+            for numel in (1, 255, 40_000):
+                arrays = [gradients(k, rank, numel, dtype) for rank in range(3)]
+                if dtype.startswith("float"):
+                    arrays[0][numel // 2] = np.nan
+                for mine, result in zip(results, reduce_all(agents, arrays), strict=True):
+                    mine.append(result)
+        digests |= {digest(of_rank) for of_rank in results}
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_many_calls_under_way(join, transports):
+    agents = join(*transports)
+    calls = 400
+
+    def work(agent):
+        handles = [agent.allreduce(contribution(i, agent.rank, 1 + 37 * i), async_op=True) for i in range(calls)]
+        return [handle.wait(DEADLINE_S) for handle in handles]
+
+    results = good(on_all(agents, work))
+    for i in range(0, calls, 7):
+        np.testing.assert_array_equal(results[0][i], total(i, 3, 1 + 37 * i))
+    assert len({digest(of_rank) for of_rank in results}) == 1
+
+
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_nobody_oversleeps(join, transports):
+    """A result is fetched when it is there, not when a timer ends: the last contribution may come the other way."""
+    agents = join(*transports)
+    one = np.ones(10, "float32")
+    reduce_all(agents, [one] * 3)
+
+    def work(agent):
+        seconds = []
+        for i in range(24):
+            if i % 3 == agent.rank:
+                time.sleep(0.02)  # by now the others sleep
+            started = time.monotonic()
+            agent.allreduce(one)
+            if i % 3 == agent.rank:
+                seconds.append(time.monotonic() - started)
+        return seconds
+
+    started = time.monotonic()
+    good(on_all(agents, work))
+    assert time.monotonic() - started < 24 * 0.12  # each result late by a timer would take 24 * 0.2 s
+
+
+@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+def test_who_is_missing_is_named(join, aggregator, transports):
+    """Through shared memory a rank asks; it has nothing to send again."""
+    agents = join(*transports)
+    reduce_all(agents, [np.ones(1000, "float32")] * 3)
+    started = [agents[rank].allreduce(np.ones(1000, "float32"), async_op=True, timeout_s=1.2) for rank in (0, 2)]
+    for handle in started:
+        with pytest.raises(CollectiveTimeout, match="it waits for rank 1$") as caught:
+            handle.wait(DEADLINE_S)
+        assert caught.value.ranks == (1,)
+    assert all(agents[rank].stats()["waits"] > 0 for rank in (0, 2))
+
+
+def test_a_stall_through_shared_memory_ends_when_the_peer_comes(join, aggregator):
+    agents = join("shm", "shm", "shm")
+    handles = [agents[rank].allreduce(contribution(3, rank, 300_000), async_op=True) for rank in (0, 2)]
+    time.sleep(1.0)
+    handles.append(agents[1].allreduce(contribution(3, 1, 300_000), async_op=True))
+    for handle in handles:
+        np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(3, 3, 300_000))
+    for agent in agents:
+        assert agent.stats()["refused"] == 0
+    assert agents[0].stats()["waits"] > 0
+
+
+def test_small_rings(join):
+    """Two or four slots: hardly a round may begin before another ends."""
+    for slots in (2, 4):
+        agents = join("shm", "shm", "shm", slots=slots, payload_bytes=256)
+        for dtype in DTYPES:
+            results = reduce_all(agents, [contribution(4, rank, 3000, dtype) for rank in range(3)])
+            np.testing.assert_array_equal(results[0], total(4, 3, 3000, dtype))
+
+
+def test_jobs_side_by_side(join):
+    """Rings of several jobs are served in turn, beside UDP jobs, and jobs come and go meanwhile."""
+    jobs = [join("shm", "shm"), join("udp", "udp"), join("shm", "udp")]
+    passing = join("shm", "shm")
+
+    def work(agent):
+        if agent in passing:
+            agent.allreduce(contribution(0, agent.rank, 3000))
+            agent.leave()
+            return
+        for i in range(40):
+            np.testing.assert_array_equal(agent.allreduce(contribution(i, agent.rank, 5000)), total(i, 2, 5000))
+
+    good(on_all([agent for job in [*jobs, passing] for agent in job], work))
+
+
+# Narrow wires, end to end
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("wire", ["int16", "int8"])
+@pytest.mark.parametrize("way", ["udp", "shm"])
+def test_narrow_wires(join, way, wire, dtype):
+    """Within half a step of the block for each rank (tests/test_narrow.py), and what the type rounds."""
+    agents = join(way, way, way, wire=wire, job=f"{way} {wire} {dtype}")
+    assert {agent.wire for agent in agents} == {wire}
+    inputs = [gradients(6, rank, 20_000, "float32") for rank in range(3)]
+    if dtype == "bfloat16":
+        torch = pytest.importorskip("torch")
+        inputs = [torch.from_numpy(x).to(torch.bfloat16) for x in inputs]
+        values = [x.double().numpy() for x in inputs]
+        results = [result.double().numpy() for result in reduce_all(agents, inputs)]
+    else:
+        inputs = [x.astype(dtype) for x in inputs]
+        values = [x.astype("float64") for x in inputs]
+        results = [result.astype("float64") for result in reduce_all(agents, inputs)]
+    exact = sum(values)
+    bits = {"int16": 16, "int8": 8}[wire]
+    block = 1024 * 8 // bits
+    largest = np.abs(values).max(axis=0)
+    largest = np.maximum.reduceat(largest, np.arange(0, largest.size, block)).repeat(block)[: largest.size]
+    rounding = {"float32": 2.0**-22, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    bound = 3 * largest * 2 / steps(bits, 3) * 0.51
+    error = np.abs(results[0] - exact)
+    assert (error <= bound + rounding * (np.abs(exact) + bound)).all() and error.any()
+    assert len({digest([result]) for result in results}) == 1
+
+
+def test_other_types_stay_exact_on_a_narrow_wire(join):
+    agents = join("shm", "udp", wire="int8")
+    for dtype in ("int32", "int64", "float64"):
+        results = reduce_all(agents, [contribution(8, rank, 4000, dtype) for rank in range(2)])
+        np.testing.assert_array_equal(results[0], total(8, 2, 4000, dtype))
+    outcomes = on_all(agents, lambda agent: agent.allreduce(np.ones(3000, ["float32", "float64"][agent.rank])))
+    assert any(isinstance(outcome, RanksDisagree) for outcome in outcomes)
+    assert all(isinstance(outcome, Exception) for outcome in outcomes)
+
+
+def test_ranks_must_join_with_one_wire(aggregator):
+    outcomes = on_all(
+        range(2),
+        lambda rank: HostAgent.join(
+            aggregator.address, job="odd", rank=rank, world_size=2, wire=["int8", "int16"][rank], timeout_s=1.0
+        ),
+    )
+    assert all(isinstance(outcome, JoinError) for outcome in outcomes)
+    assert any("wire" in str(outcome) for outcome in outcomes), outcomes
+
+
+def test_a_wire_without_room_is_refused(aggregator):
+    with pytest.raises(ConfigError, match="wire int8: its lanes can't hold the sum of 128 ranks"):
+        HostAgent.join(aggregator.address, job="x", rank=0, world_size=128, wire="int8")
+    with pytest.raises(ConfigError, match="wire 'int4': expected one of int32, int16, int8"):
+        HostAgent.join(aggregator.address, job="x", rank=0, world_size=1, wire="int4")
+
+
+# What can be had
+
+
+def test_shared_memory_is_refused_where_packets_are_to_be_lost():
+    """Nothing would be lost there. Who does not insist gets UDP."""
+    lossy = LocalAggregator(loss_rate=0.05)
+    try:
+        with pytest.raises(ConfigError, match="transport shm: the aggregator offers no shared memory .*lose packets"):
+            HostAgent.join(lossy.address, job="x", rank=0, world_size=1, transport="shm", timeout_s=DEADLINE_S)
+        [agent] = join_all(lossy.address, 1, job="y", transport="auto")
+        with agent:
+            assert agent.transport == "udp"
+            np.testing.assert_array_equal(agent.allreduce(np.ones(5000, "float32")), np.ones(5000))
+    finally:
+        lossy.stop()
+
+
+def test_the_choice_comes_from_the_environment(aggregator, monkeypatch):
+    monkeypatch.setenv("SWITCHML_TRANSPORT", "udp")
+    monkeypatch.setenv("SWITCHML_WIRE", "int16")
+    with HostAgent.join(aggregator.address, job="x", rank=0, world_size=1) as agent:
+        assert (agent.transport, agent.wire) == ("udp", "int16")
+    with HostAgent.join(aggregator.address, job="x", rank=0, world_size=1, transport="auto", wire="int32") as agent:
+        assert (agent.transport, agent.wire) == ("shm", "int32")
+    monkeypatch.setenv("SWITCHML_TRANSPORT", "pigeon")
+    with pytest.raises(ConfigError, match="transport 'pigeon': expected one of auto, udp, shm"):
+        HostAgent.join(aggregator.address, job="x", rank=0, world_size=1)
+
+
+# Processes
+
+
+def memory_of(pid: int | str) -> int:
+    """Job segments that a process has open or mapped."""
+    gc.collect()
+    opened = 0
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):
+            opened += "switchml-job" in os.readlink(f"/proc/{pid}/fd/{fd}")
+    return opened + Path(f"/proc/{pid}/maps").read_text().count("switchml-job")
+
+
+@pytest.fixture(scope="module")
+def cast():
+    """Two aggregators and three ranks as processes; the tests below use them up from the end."""
+    people = {
+        "aggregators": [Aggregator("--peer-timeout=5") for _ in range(2)],
+        "ranks": [Rank(f"rank {r}") for r in range(3)],
+    }
+    yield people
+    for process in (*people["aggregators"], *people["ranks"]):
+        process.kill()
+
+
+def take_in(ranks: list[Rank], aggregator: Aggregator, job: str, transport: str) -> None:
+    for rank, process in enumerate(ranks):
+        process.tell("join", address=aggregator.address, job=job, rank=rank, world_size=len(ranks), transport=transport)
+    assert [process.next() for process in ranks] == [{}] * len(ranks)
+
+
+def shares(processes, seconds: float = 1.0) -> list[float]:
+    """Processor time of each process in a stretch of time, as a share of it."""
+    watched = [psutil.Process(process.process.pid) for process in processes]
+    before = [sum(one.cpu_times()[:2]) for one in watched]
+    time.sleep(seconds)
+    return [(sum(one.cpu_times()[:2]) - used) / seconds for one, used in zip(watched, before, strict=True)]
+
+
+@pytest.mark.parametrize("transport", ["udp", "shm"])
+def test_who_waits_uses_no_processor(cast, transport):
+    """After work nobody spins; nor while a rank is waited for, which the others ask about five times a second."""
+    aggregator, ranks = cast["aggregators"][0], cast["ranks"]
+    take_in(ranks, aggregator, f"idle {transport}", transport)
+    for process in ranks:
+        process.tell("reduce", seed=1, numel=200_000, count=3)
+    assert len({process.next()["sha256"] for process in ranks}) == 1
+    everybody = [aggregator, *ranks]
+    time.sleep(0.2)
+    idle = shares(everybody)
+    assert max(idle) < IDLE_SHARE, idle
+    for process in ranks[:2]:
+        process.tell("reduce", seed=2, numel=200_000)
+    time.sleep(0.5)
+    waiting = shares(everybody)
+    assert max(waiting) < IDLE_SHARE, waiting
+    ranks[2].tell("reduce", seed=2, numel=200_000)
+    assert len({process.next()["sha256"] for process in ranks}) == 1
+    for process in ranks:
+        assert process.ask("leave") == {}
+    for process in everybody:
+        until(lambda process=process: memory_of(process.process.pid) == 0)
+
+
+def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
+    """SIGSTOP with packets named in the ring and results unread: it goes on where it was."""
+    aggregator, ranks = cast["aggregators"][0], cast["ranks"]
+    take_in(ranks, aggregator, "pause", "shm")
+    for process in ranks:
+        process.tell("reduce", seed=5, numel=400_000, count=20)
+    time.sleep(0.05)
+    for victim in (ranks[1], aggregator):
+        victim.signal(signal.SIGSTOP)
+        time.sleep(0.5)
+        victim.signal(signal.SIGCONT)
+        time.sleep(0.05)
+    assert len({process.next()["sha256"] for process in ranks}) == 1
+    for process in ranks:
+        process.ask("leave")
+
+
+def test_a_rank_that_is_killed_is_named(cast):
+    """By all others, in seconds; the memory goes with the job."""
+    aggregator, ranks = cast["aggregators"][0], cast["ranks"]
+    in_shm = sorted(os.listdir("/dev/shm"))
+    take_in(ranks, aggregator, "victim", "shm")
+    for process in ranks:
+        process.tell("endless", numel=100_000)
+    time.sleep(0.3)
+    ranks.pop().kill()
+    for process in ranks:
+        answer = process.next()
+        assert (answer["error"], answer["ranks"]) == ("PeerLost", [2]), answer
+        process.ask("leave")
+    for process in (aggregator, *ranks):
+        until(lambda process=process: memory_of(process.process.pid) == 0)
+    assert sorted(os.listdir("/dev/shm")) == in_shm
+
+
+def test_an_aggregator_that_is_killed_is_missed(cast):
+    aggregator, ranks = cast["aggregators"].pop(), cast["ranks"]
+    take_in(ranks, aggregator, "orphans", "shm")
+    for process in ranks:
+        process.tell("endless", numel=100_000)
+    time.sleep(0.3)
+    aggregator.kill()
+    for process in ranks:
+        assert process.next()["error"] == "AggregatorLost"
+        process.ask("leave")
+        until(lambda process=process: memory_of(process.process.pid) == 0)
+    take_in(ranks, cast["aggregators"][0], "afterwards", "shm")  # they are as good as new
+    for process in ranks:
+        process.tell("reduce", seed=9, numel=1000)
+    assert len({process.next()["sha256"] for process in ranks}) == 1
+    for process in ranks:
+        process.ask("leave")

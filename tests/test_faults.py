@@ -1,0 +1,550 @@
+"""What goes wrong in the field: ranks and aggregators killed or stopped, hostile packets, a bad network, strangers.
+
+Ranks that are killed are processes (launch.Rank), and so is the aggregator. A job beside the one in trouble runs in
+this process: it must never notice. Deadlines are long because machines that run tests are slow; in practice all of this
+takes a moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+
+import grpc
+import numpy as np
+import pytest
+from launch import DEADLINE_S, Aggregator, Rank, contribution, digest, good, join_all, leave_all, on_all, total, until
+
+from host_agent.agent import HostAgent
+from switchml.controller import client, v2_pb2, v2_pb2_grpc
+from switchml.errors import JoinError
+from switchml.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
+
+BIG = 3_000_000
+"""Elements of a tensor that takes long enough to be hit in the middle."""
+
+PEER_TIMEOUT_S = 10
+"""The default: by then the survivors must know. A broken connection tells them at once."""
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """`ranks(n)`: n idle rank processes. They serve all tests here; one that was killed, or still owes an answer to a
+    test that failed, is replaced.
+    """
+    alive: list[Rank] = []
+
+    def take(count: int) -> list[Rank]:
+        for rank in [rank for rank in alive if rank.process.poll() is not None or rank.unanswered]:
+            rank.kill()
+            alive.remove(rank)
+        alive.extend(Rank() for _ in range(count - len(alive)))
+        return alive[:count]
+
+    yield take
+    for rank in alive:
+        rank.kill()
+
+
+@pytest.fixture(scope="module")
+def aggregator():
+    """For the tests that leave their aggregator alive."""
+    running = Aggregator()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def start():
+    """`start(*options, **ports)`: an aggregator process, killed after the test."""
+    running = []
+
+    def begin(*options: str, **ports: int) -> Aggregator:
+        running.append(Aggregator(*options, **ports))
+        return running[-1]
+
+    yield begin
+    for aggregator in running:
+        aggregator.kill()
+
+
+def join_ranks(ranks: list[Rank], address: str, job: str, **options) -> None:
+    tell_all(ranks, "leave")  # whatever an earlier test left
+    for number, rank in enumerate(ranks):
+        rank.tell("join", address=address, job=job, rank=number, world_size=len(ranks), **options)
+    for rank in ranks:
+        assert rank.next() == {}
+
+
+def tell_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:
+    for rank in ranks:
+        rank.tell(do, **arguments)
+    return [rank.next() for rank in ranks]
+
+
+def under_way(aggregator: Aggregator, job: str) -> None:
+    """Wait until a job is in the middle of its data."""
+    until(lambda: (found := aggregator.job(job)) and min(rank.counters["accepted"] for rank in found.ranks) > 2000)
+
+
+class Bystander:
+    """A job of two ranks in this process, all-reducing all the time; each sum is checked."""
+
+    def __init__(self, aggregator: Aggregator):
+        self.agents = join_all(aggregator.address, 2, job="bystander")
+        self.rounds = [0, 0]
+        self._stop = threading.Event()
+        self._barrier = threading.Barrier(2)
+        self._outcomes: list = []
+        self._thread = threading.Thread(
+            target=lambda: self._outcomes.extend(on_all(self.agents, self._work, 3 * DEADLINE_S))
+        )
+        self._thread.start()
+
+    def _work(self, agent) -> None:
+        stopped = False
+        while not stopped:
+            seed = self.rounds[agent.rank]
+            result = agent.allreduce(contribution(seed, agent.rank, 20_000))
+            np.testing.assert_array_equal(result, total(seed, 2, 20_000))
+            self.rounds[agent.rank] += 1
+            # Both stop after the same round: the sum of their wishes decides.
+            stopped = agent.allreduce(np.array([self._stop.is_set()], "int32"))[0] > 0
+            time.sleep(0.002)
+
+    def more(self, rounds: int = 20) -> None:
+        """Wait for so many more rounds."""
+        goal = min(self.rounds) + rounds
+        until(lambda: min(self.rounds) >= goal or not self._thread.is_alive())
+
+    def finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        leave_all(self.agents)
+        good(self._outcomes)
+        assert min(self.rounds) > 0
+
+
+@pytest.fixture
+def bystander():
+    """`bystander(aggregator)`: a Bystander; if the test ends well it must have been undisturbed."""
+    watching = []
+
+    def begin(aggregator: Aggregator) -> Bystander:
+        watching.append(Bystander(aggregator))
+        return watching[-1]
+
+    yield begin
+    for one in watching:
+        one.finish()
+
+
+# Ranks
+
+
+def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bystander):
+    beside = bystander(aggregator)
+    for victim, transport in ((1, "udp"), (0, "shm")):
+        trio = ranks(3)
+        join_ranks(trio, aggregator.address, "victims", transport=transport)
+        assert aggregator.status().dataplane.slots_allocated == 1024
+        for rank in trio:
+            rank.tell("endless", numel=BIG)
+        under_way(aggregator, "victims")
+        trio[victim].kill()
+        for rank in (rank for rank in trio if rank is not trio[victim]):
+            answer = rank.next(PEER_TIMEOUT_S)
+            assert (answer["error"], answer["ranks"]) == ("PeerLost", [victim]), answer
+            assert f"rank {victim} " in answer["message"]
+        until(lambda: aggregator.status().dataplane.slots_allocated == 512)  # the bystander's
+        failed = aggregator.job("victims")
+        assert failed.state == "failed" and [r.state for r in failed.ranks].count("lost") == 1
+        beside.more()
+    # The name is free, and the survivors can go on with a newcomer.
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "victims")
+    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=1, numel=50_000)}) == 1
+    tell_all(trio, "leave")
+
+
+def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
+    aggregator = start("--peer-timeout=2")
+    beside = bystander(aggregator)
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "stopped", peer_timeout_s=2)
+    for rank in trio:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "stopped")
+    trio[2].signal(signal.SIGSTOP)
+    try:
+        for rank in trio[:2]:
+            answer = rank.next()
+            assert (answer["error"], answer["ranks"]) == ("PeerLost", [2]), answer
+        assert "did not answer for 2 s" in aggregator.job("stopped").reason
+        beside.more()
+    finally:
+        trio[2].signal(signal.SIGCONT)
+    # When it wakes up it learns that the world went on without it.
+    assert trio[2].next()["error"] in ("AggregatorLost", "PeerLost")
+    join_ranks(trio, aggregator.address, "stopped")
+    tell_all(trio, "reduce", seed=1, numel=1000)
+    tell_all(trio, "leave")
+
+
+# Aggregators
+
+
+@pytest.mark.parametrize("transport", ["udp", "shm"])
+def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
+    aggregator = start()
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "survivors", transport=transport)
+    for rank in trio:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "survivors")
+    aggregator.kill()
+    for rank in trio:  # `endless` has checked every sum up to here: a wrong one would be an AssertionError
+        answer = rank.next(PEER_TIMEOUT_S)
+        assert answer["error"] == "AggregatorLost", answer
+        assert aggregator.address in answer["message"]
+
+    successor = start(control_port=aggregator.control_port, data_port=aggregator.data_address[1])
+    assert successor.address == aggregator.address and successor.data_address == aggregator.data_address
+    assert [answer["error"] for answer in tell_all(trio, "reduce", seed=1, numel=10)] == ["AggregatorLost"] * 3
+    join_ranks(trio, successor.address, "survivors")
+    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=2, numel=100_000)}) == 1
+    tell_all(trio, "leave")
+
+
+def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
+    aggregator = start()
+    pair = ranks(2)
+    join_ranks(pair, aggregator.address, "told")
+    for rank in pair:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "told")
+    assert aggregator.stop() == 0
+    for rank in pair:
+        answer = rank.next()
+        assert answer["error"] == "AggregatorLost" and "aggregator shut down" in answer["message"], answer
+
+
+# A bad network
+
+
+def test_a_bad_network_changes_no_bit(start):
+    """2 % lost, 2 % late and 2 % doubled, each way: the same bits as without."""
+    digests = []
+    for options in ((), ("--loss-rate=0.02", "--reorder-rate=0.02", "--duplicate-rate=0.02", "--seed=7")):
+        aggregator = start(*options)
+        agents = join_all(aggregator.address, 4, job="bits")
+
+        def work(agent):
+            results = []
+            for call in range(12):
+                rng = np.random.default_rng((call, agent.rank))
+                x = (rng.standard_normal(40_000) * 10.0 ** rng.integers(-12, 4)).astype(
+                    ("float32", "float64", "float16")[call % 3]
+                )
+                if call == 5:
+                    x[rng.integers(0, len(x), 4)] = np.nan
+                results.append(agent.allreduce(x, op=("sum", "mean")[call % 2], async_op=True))
+            results.append(agent.allreduce(contribution(1, agent.rank, 300_000, "int64"), async_op=True))
+            return digest(handle.wait(DEADLINE_S) for handle in results)
+
+        digests += good(on_all(agents, work))
+        if options:
+            assert sum(agent.stats()["retransmitted"] for agent in agents) > 50
+        leave_all(agents)
+    assert len(set(digests)) == 1
+
+
+# Strangers
+
+
+class Flood:
+    """Random and mutated datagrams for the data port, from a stranger and from a member of another job.
+
+    The mutations start from what really travels: contributions, results and wait packets of the job under attack, its
+    tag and sequence numbers included, and v1 packets.
+    """
+
+    def __init__(self, target: tuple[str, int], info: client.JobInfo, seed: int):
+        self._random = random.Random(seed)
+        self._to = target
+        values = np.arange(256, dtype=np.int32)
+        seeds = []
+        for seq in (info.isn, info.isn + 5, info.isn + info.slots, info.isn + 2 * info.slots, info.isn - 1):
+            for tag in (info.tag, info.tag ^ 1):
+                seeds += [
+                    V2Packet(kind, seq % 2**32, tag, 3, 2, 1, values, r=r).pack()
+                    for kind in (CONTRIBUTION, RESULT)
+                    for r in (False, True)
+                ]
+                seeds.append(WaitPacket(seq % 2**32, tag, (0, 1)).pack())
+        seeds += [
+            V1Packet(1, 2, slot, slot & 1, 3, 4, values[:lanes]).pack() for slot in (0, 5, 8191) for lanes in (64, 256)
+        ]
+        self._seeds = seeds
+
+    def datagram(self) -> bytes:
+        choice = self._random.random()
+        if choice < 0.1:
+            return self._random.randbytes(
+                self._random.choice((0, 1, 9, 10, 42, 266, 1034, 1035, self._random.randrange(2000)))
+            )
+        data = bytearray(self._random.choice(self._seeds))
+        if choice < 0.7:
+            for _ in range(self._random.randrange(4)):
+                data[self._random.randrange(min(len(data), self._random.choice((10, len(data)))))] = (
+                    self._random.randrange(256)
+                )
+        elif choice < 0.8:
+            del data[self._random.randrange(len(data)) :]
+        elif choice < 0.9:
+            data += self._random.randbytes(self._random.randrange(1, 100))
+        return bytes(data)
+
+    def send(self, sock: socket.socket, count: int, pause: int = 64) -> None:
+        """`count` datagrams, with a breath after each few so that the job's own packets find room in the socket."""
+        for number in range(count):
+            sock.sendto(self.datagram(), self._to)
+            if number % pause == 0:
+                time.sleep(0.0002)
+
+
+def nonsense_frame(rng: random.Random) -> bytes:
+    """The nine bytes that start an HTTP/2 frame (RFC 9113, section 4.1), and a payload that need not fit them."""
+    header = struct.pack(">HBBBI", 0, rng.randrange(50), rng.randrange(12), rng.randrange(256), rng.randrange(2**31))
+    return header + rng.randbytes(rng.randrange(60))
+
+
+def garbage_connections(target: tuple[str, int], stop: threading.Event, seed: int) -> int:
+    """Random bytes, broken HTTP/2, TLS hellos and connections that say nothing, until `stop`; returns how many."""
+    rng = random.Random(seed)
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + struct.pack(">HBBBI", 0, 0, 4, 0, 0)
+    opened, count = [], 0
+    while not stop.is_set():
+        with contextlib.suppress(OSError):
+            sock = socket.create_connection(target, timeout=5)
+            count += 1
+            sock.settimeout(5)
+            kind = rng.randrange(5)
+            if kind == 0:
+                sock.sendall(rng.randbytes(rng.randrange(1, 3000)))
+            elif kind == 1:
+                frames = b"".join(nonsense_frame(rng) for _ in range(20))
+                sock.sendall(preface + frames)
+            elif kind == 2:
+                sock.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + rng.randbytes(500))
+            elif kind == 3:
+                sock.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            opened.append(sock)
+            if kind != 4 or len(opened) > 50:  # the silent ones stay half open for a while
+                opened.pop(rng.randrange(len(opened))).close()
+        time.sleep(0.002)
+    for sock in opened:
+        sock.close()
+    return count
+
+
+METHODS = (
+    "switchml.v2.Jobs/Leave",
+    "switchml.v2.Jobs/Status",
+    "switchml_proto.Session/UdpSession",
+    "switchml_proto.Session/RdmaSession",
+    "switchml_proto.Sync/Barrier",
+    "switchml_proto.Sync/Broadcast",
+    "no.such.Service/Method",
+)
+
+
+def nonsense_calls(address: str, stop: threading.Event, seed: int) -> int:
+    """Random bytes and random field values to every method of the control port; returns how many calls."""
+    rng = random.Random(seed)
+    count = 0
+    with grpc.insecure_channel(address) as channel:
+        raw = [channel.unary_unary(f"/{method}", lambda data: data, lambda data: data) for method in METHODS]
+        jobs = v2_pb2_grpc.JobsStub(channel)
+        while not stop.is_set():
+            count += 1
+            with contextlib.suppress(grpc.RpcError):
+                rng.choice(raw)(rng.randbytes(rng.randrange(60)), timeout=0.5)
+            request = v2_pb2.JoinRequest(
+                protocol=rng.choice((2, 2, 2, 3)),
+                job=rng.choice(("attacked", "attacked", "", "x" * 300, "\n")),
+                rank=rng.choice((0, 1, 2, 2**31)),
+                world_size=rng.choice((3, 2, 0, 256, 2**31)),
+                secret=rng.choice(("", "guess")),
+                data_address=v2_pb2.Address(
+                    ip=rng.choice(("127.0.0.1", "nonsense", "0.0.0.0")), port=rng.choice((0, 1, 2**17))
+                ),
+                slots=rng.choice((0, 3, 2**31)),
+                payload_bytes=rng.choice((1024, 7)),
+            )
+            with contextlib.suppress(grpc.RpcError):
+                next(jobs.Join(request, timeout=0.5))
+            time.sleep(0.002)
+    return count
+
+
+def test_200_000_datagrams_and_a_besieged_control_port_change_nothing(start):
+    """The job's sums stay exact, nothing dies, and what was refused is counted."""
+    aggregator = start()
+    agents = join_all(aggregator.address, 3, job="attacked", secret="ours")
+    info = agents[0]._session.info
+    stop, attackers_done = threading.Event(), threading.Event()
+    rounds = 0
+
+    def work(agent):
+        nonlocal rounds
+        seed = 0
+        while True:
+            dtype = ("float32", "int64", "float64")[seed % 3]
+            result = agent.allreduce(contribution(seed, agent.rank, 3000, dtype), timeout_s=DEADLINE_S)
+            np.testing.assert_array_equal(result, total(seed, 3, 3000, dtype))
+            seed += 1
+            if agent.allreduce(np.array([attackers_done.is_set()], "int32"), timeout_s=DEADLINE_S)[0]:
+                rounds = seed
+                return
+
+    sending = [0, 0]
+    with contextlib.ExitStack() as cleanup:
+        stranger, member = (cleanup.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
+        stranger.bind(("127.0.0.1", 0))
+        member.bind(("127.0.250.1", 0))
+        insider = cleanup.enter_context(
+            client.join(aggregator.address, job="other", rank=0, world_size=1, data_address=member.getsockname())
+        )
+
+        def attack(which: int):
+            host, port = aggregator.address.split(":")
+            if which == 0:
+                Flood(aggregator.data_address, info, 1).send(stranger, 150_000)
+            elif which == 1:
+                Flood(aggregator.data_address, info, 2).send(member, 50_000)
+            elif which == 2:
+                sending[0] = garbage_connections((host, int(port)), stop, 3)
+            else:
+                sending[1] = nonsense_calls(aggregator.address, stop, 4)
+
+        attackers = threading.Thread(target=lambda: outcomes.extend(on_all(range(2), attack, 90)))
+        others = threading.Thread(target=lambda: outcomes.extend(on_all((2, 3), attack, 100)))
+        outcomes: list = []
+        workers = threading.Thread(target=lambda: outcomes.extend(on_all(agents, work, 100)))
+        for thread in (workers, attackers, others):
+            thread.start()
+        attackers.join()
+        stop.set()
+        others.join()
+        attackers_done.set()
+        workers.join()
+        good(outcomes)
+        assert rounds > 3 and sending[0] > 20 and sending[1] > 5
+
+        status = aggregator.status()
+        # What a full socket buffer lost was never seen; most of it got through.
+        assert 75_000 < status.refused["refused_address"] <= 150_000
+        (other,) = (job for job in status.jobs if job.job_id == insider.info.job_id)
+        refused = {name: other.ranks[0].counters[name] for name in ("refused_format", "refused_tag")}
+        assert min(refused.values()) > 5000 and sum(refused.values()) <= 50_000
+        (attacked,) = (job for job in status.jobs if job.name == "attacked")
+        assert (
+            attacked.state == "running"
+            and [rank.counters["refused_tag"] + rank.counters["refused_format"] for rank in attacked.ranks] == [0] * 3
+        )
+        assert aggregator.process.poll() is None
+    leave_all(agents)
+    again = join_all(aggregator.address, 2, job="afterwards")
+    good(on_all(again, lambda agent: agent.allreduce(np.ones(1000, "float32"))))
+    leave_all(again)
+    assert aggregator.stop() == 0
+
+
+def test_the_right_address_without_tag_and_number_changes_nothing(aggregator):
+    """As if somebody wrote rank 0's address on his packets: here they come from rank 0's very socket."""
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    with contextlib.ExitStack() as cleanup:
+        for number, sock in enumerate(sockets):
+            cleanup.enter_context(sock)
+            sock.bind((f"127.0.251.{number + 1}", 0))
+            sock.settimeout(1)
+
+        def join(rank: int) -> client.Session:
+            return client.join(
+                aggregator.address, job="spoofed", rank=rank, world_size=2, data_address=sockets[rank].getsockname()
+            )
+
+        sessions = [cleanup.enter_context(session) for session in good(on_all(range(2), join))]
+        info = sessions[0].info
+        rng = random.Random(1)
+        expected = range(info.isn, info.isn + info.slots)
+        for _ in range(3000):
+            seq, tag = rng.choice(((rng.choice(expected), rng.randrange(65536)), (rng.randrange(2**32), info.tag)))
+            if tag == info.tag and seq in expected:
+                continue
+            sockets[0].sendto(
+                V2Packet(CONTRIBUTION, seq, tag, 0, 0, 0, np.full(256, 666, np.int32)).pack(), aggregator.data_address
+            )
+            time.sleep(0.0001)
+
+        def counters() -> dict[str, int]:
+            return dict(aggregator.job("spoofed").ranks[0].counters)
+
+        until(lambda: counters()["received_packets"] > 2000)
+        counted = counters()
+        assert counted["accepted"] == counted["answered"] == 0
+        assert counted["refused_tag"] > 500 and counted["refused_window"] + counted["stale"] > 500
+        # Every slot still takes the true contributions, and nothing else is in the sums.
+        for slot in (0, 1, info.slots - 1):
+            for rank in range(2):
+                packet = V2Packet(CONTRIBUTION, info.isn + slot, info.tag, 0, 0, 0, np.full(256, 1 + rank, np.int32))
+                sockets[rank].sendto(packet.pack(), aggregator.data_address)
+            for sock in sockets:
+                result = V2Packet.unpack(sock.recv(2048))
+                assert result.kind == RESULT and result.seq == info.isn + slot and (result.values == 3).all()
+
+
+def forming(aggregator: Aggregator, job: str, **options):
+    """Rank 0 of 2 joins in the background and waits; returns a function that waits for its agent."""
+    joined: list = []
+
+    def join(rank: int):
+        return HostAgent.join(aggregator.address, job=job, rank=rank, world_size=2, timeout_s=DEADLINE_S, **options)
+
+    thread = threading.Thread(target=lambda: joined.extend(on_all([0], join, 2 * DEADLINE_S)))
+    thread.start()
+    until(lambda: aggregator.job(job))
+
+    def arrived() -> HostAgent:
+        thread.join()
+        return good(joined)[0]
+
+    return arrived
+
+
+def test_a_wrong_secret_is_refused(aggregator):
+    first = forming(aggregator, "closed", secret="right")
+    for secret in ("wrong", "", "righ", "right\0"):
+        with pytest.raises(JoinError, match="'closed' exists and has another secret"):
+            HostAgent.join(aggregator.address, job="closed", rank=1, world_size=2, secret=secret)
+    second = HostAgent.join(aggregator.address, job="closed", rank=1, world_size=2, secret="right")
+    with first() as zero, second as one:
+        with pytest.raises(JoinError):  # nor once it runs
+            HostAgent.join(aggregator.address, job="closed", rank=1, world_size=2, secret="wrong")
+        for result in good(on_all([zero, one], lambda agent: agent.allreduce(np.ones(10, "float32")))):
+            assert (result == 2).all()
+
+
+def test_the_secret_may_come_from_the_environment(aggregator, monkeypatch):
+    monkeypatch.setenv("SWITCHML_SECRET", "from outside")
+    first = forming(aggregator, "environment")
+    with pytest.raises(JoinError, match="another secret"):
+        HostAgent.join(aggregator.address, job="environment", rank=1, world_size=2, secret="")
+    with HostAgent.join(aggregator.address, job="environment", rank=1, world_size=2), first():
+        pass
