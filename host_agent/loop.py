@@ -13,6 +13,7 @@ import numpy as np
 from switchml import worker as rules
 from switchml.io import libc, shm, udp
 from switchml.jit import kernel
+from switchml.memory import borrowed
 from switchml.packet import HEADER_BYTES
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
@@ -65,6 +66,7 @@ def run(loop, reported, tick_ns):
 
     TICK comes after `tick_ns` from the call at the latest (negative: never).
     """
+    loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
     me = loop.worker.me[0]
     started = libc.now_ns(clock)

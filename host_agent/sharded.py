@@ -55,6 +55,7 @@ class ShardedAgent(HostAgent):
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
+        self._on_failure: list[Callable[[BaseException], None]] = []
         self._calls = self._dealt = 0
         for shard, agent in enumerate(agents):
             agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
@@ -88,8 +89,12 @@ class ShardedAgent(HostAgent):
         self._fail(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        for shard, agent in enumerate(self._agents):
-            agent.on_failure(lambda error, shard=shard: callback(self._located(error, shard)))
+        with self._lock:
+            error = self._failure
+            if error is None:
+                self._on_failure.append(callback)
+        if error is not None:
+            callback(error)
 
     def allreduce_address(
         self,
@@ -164,8 +169,11 @@ class ShardedAgent(HostAgent):
             if self._failure is not None:
                 return
             self._failure = error
+            callbacks, self._on_failure = self._on_failure, []
         for agent in self._agents:
             agent.abort(error)
+        for callback in callbacks:
+            callback(error)
 
 
 class _Parts:

@@ -15,7 +15,7 @@ from . import packet as wire_format
 from .counters import COUNTERS
 from .io import impair, libc, shm, udp
 from .jit import kernel
-from .memory import copy_bytes, i64_at, pointer, u8_at, u64_at
+from .memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
 from .pool import (
     JOB,
     MULTICAST,
@@ -133,12 +133,9 @@ def _apply(entry, rank, address, length, reply):
 
 
 @kernel
-def _emit(loop, n, entry, rank, address, length, port):
-    """List one packet for a rank; a full list is sent first. `port` overrides the rank's (v1: the port of the
+def _emit(outgoing, n, entry, rank, address, length, port):
+    """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
     completing packet)."""
-    if n == loop.outgoing.address.size:
-        _send(loop, n, 0)
-        n = 0
     mine = _counters_of(entry)[rank]
     mine[SENT_PACKETS] += 1
     mine[SENT_BYTES] += length
@@ -148,8 +145,8 @@ def _emit(loop, n, entry, rank, address, length, port):
     to = u64_at(entry.endpoints, entry.workers)[rank]
     if to == 0:
         return n  # v1: this rank has not told its address yet
-    loop.outgoing.address[n], loop.outgoing.length[n] = address, length
-    loop.outgoing.endpoint[n] = (to | np.uint64(port)) if port else to
+    outgoing.address[n], outgoing.length[n] = address, length
+    outgoing.endpoint[n] = (to | np.uint64(port)) if port else to
     return n + 1
 
 
@@ -181,6 +178,8 @@ def _step(loop, packets, count, now):
     trains."""
     unicasts = 0  # they lie in `replies` and are listed first
     n = finished = 0
+    outgoing = loop.outgoing
+    room = outgoing.address.size
     for i in range(count):
         key = packets.endpoint[i]
         value = np.int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
@@ -205,7 +204,10 @@ def _step(loop, packets, count, now):
             finished += 1
         elif action == UNICAST or action == WAITING:
             size = _WAIT_BYTES if action == WAITING else packets.length[i]
-            n = _emit(loop, n, entry, rank, reply.ctypes.data, size, port)
+            if n == room:
+                _send(loop, n, now)
+                n = 0
+            n = _emit(outgoing, n, entry, rank, reply.ctypes.data, size, port)
             unicasts += 1
 
     first = 0
@@ -217,7 +219,10 @@ def _step(loop, packets, count, now):
         for rank in range(entry.workers):
             for k in range(first, last):
                 row = entry.rows + np.uint64(loop.done[k, 1] * ROW_BYTES + ROW_HEADER)
-                n = _emit(loop, n, entry, rank, row, loop.done[k, 2], loop.done[k, 3])
+                if n == room:
+                    _send(loop, n, now)
+                    n = 0
+                n = _emit(outgoing, n, entry, rank, row, loop.done[k, 2], loop.done[k, 3])
         first = last
     _send(loop, n, now)
 
@@ -267,8 +272,9 @@ def _announce_sleep(loop, asleep):
 @kernel
 def serve(loop):
     """Serve until somebody writes to the wake descriptor."""
+    loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
-    quiet = busy = 0
+    quiet, busy = _PATIENCE, 0
     while True:
         nearby = _take_nearby(loop)
         if nearby:
@@ -288,11 +294,10 @@ def serve(loop):
             _step(loop, loop.incoming, count, now)
             _wake_ranks(loop)  # a job's ranks need not all come the same way
         if count or nearby:
-            quiet = 0
             if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
                 return
             continue
-        if loop.rings[0] and quiet < _PATIENCE:
+        if quiet < _PATIENCE:
             quiet += 1
             libc.give_way()
             continue
@@ -304,7 +309,6 @@ def serve(loop):
             timeout = 0
         woken = libc.wait_readable(loop.io.config[0], loop.wake[0], timeout, clock)
         _announce_sleep(loop, 0)
-        quiet = 0
         if woken & 2:
             return
 

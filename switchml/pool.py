@@ -105,6 +105,14 @@ def add_int8(sums, values, lanes):
 
 
 @kernel
+def _store(kept, fresh, payload):
+    """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
+    a, b = u32_at(kept, payload // 4), u32_at(fresh, payload // 4)
+    for i in range(payload // 4):
+        a[i] = b[i]
+
+
+@kernel
 def _add(wire, sums, values, payload):
     if wire == wire_format.WIRE_INT32:
         return add_int32(sums, values, payload // 4)
@@ -209,8 +217,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         seen[row, :] = 0
         seen[row, word] = bit
-        kept, fresh = u8_at(payload_at, job.payload), u8_at(address + _HEADER, job.payload)
-        kept[:] = fresh
+        _store(payload_at, address + _HEADER, job.payload)
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
         mine[REFUSED_WINDOW] += 1
         return DROP, row
@@ -305,8 +312,7 @@ def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     payload_at = rows[row].ctypes.data + ROW_HEADER + _HEADER
     if first:
         slot.e0, slot.e1 = e0, e1
-        kept, fresh = u8_at(payload_at, payload), u8_at(address + _HEADER, payload)
-        kept[:] = fresh
+        _store(payload_at, address + _HEADER, payload)
     else:
         slot.e0, slot.e1 = max(slot.e0, e0), max(slot.e1, e1)
         add_int32(payload_at, address + _HEADER, payload // 4)

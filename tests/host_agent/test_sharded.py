@@ -233,7 +233,11 @@ def test_leaving_and_aborting(join):
     agents = join(2)
     x = np.ones(LARGE, "float32")
     handles = [agents[0].allreduce(x, async_op=True) for _ in range(3)]
+    told: list[str] = []
+    agents[0].on_failure(lambda error: told.append(str(error)))
     agents[0].abort(JobError("enough"))
+    agents[0].on_failure(lambda error: told.append(str(error)))
+    assert told == ["enough"] * 2
     for handle in handles:
         with pytest.raises(JobError, match="enough"):
             handle.wait(DEADLINE_S)
