@@ -203,12 +203,13 @@ def _existing() -> list[str]:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if there is none."""
+    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if there is none that runs."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    return int(stat.rpartition(")")[2].split()[19])
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody asks for it
 
 
 def _raise_exit(number: int, _: object) -> None:

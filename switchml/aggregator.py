@@ -163,8 +163,9 @@ class SoftwareDataplane:
             self._stopping = True
             os.eventfd_write(self._wake, 1)
         self._finish()
-        for job in self._jobs.values():
-            job.close()
+        with self._lock:
+            for job in self._jobs.values():
+                job.close()
         self._socket.close()
         os.close(self._wake)
 
@@ -198,7 +199,8 @@ class SoftwareDataplane:
         if serving:
             return future.result()
         self._finish()
-        return action()
+        with self._lock:
+            return action()
 
     # -- Dataplane --
 
@@ -213,6 +215,8 @@ class SoftwareDataplane:
 
     def _install(self, state: _JobState) -> None:
         spec = state.spec
+        if self._stopping:
+            raise ConfigError(f"job {spec.job_id} can't start: the aggregator is stopping")
         if spec.job_id in self._jobs:
             raise ConfigError(f"job {spec.job_id} is running already")
         free = np.flatnonzero(self._loop.jobs["protocol"] == 0)

@@ -18,12 +18,28 @@ import time
 import grpc
 import numpy as np
 import pytest
-from launch import DEADLINE_S, Aggregator, Rank, contribution, digest, good, join_all, leave_all, on_all, total, until
+from launch import (
+    DEADLINE_S,
+    START_S,
+    Aggregator,
+    Rank,
+    contribution,
+    digest,
+    good,
+    join_all,
+    leave_all,
+    on_all,
+    total,
+    until,
+)
 
 from host_agent.agent import HostAgent
 from switchml.controller import client, v2_pb2, v2_pb2_grpc
 from switchml.errors import JoinError
 from switchml.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
+
+# The first test may have to wait for two compilations, one of an aggregator and one of a rank.
+pytestmark = pytest.mark.timeout(300)
 
 BIG = 3_000_000
 """Elements of a tensor that takes long enough to be hit in the middle."""
@@ -78,7 +94,7 @@ def join_ranks(ranks: list[Rank], address: str, job: str, **options) -> None:
     for number, rank in enumerate(ranks):
         rank.tell("join", address=address, job=job, rank=number, world_size=len(ranks), **options)
     for rank in ranks:
-        assert rank.next() == {}
+        assert rank.next(START_S) == {}
 
 
 def tell_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:

@@ -101,8 +101,8 @@ def test_star_with_loss_and_delay(iproute2):
         for way in counts.values():
             assert way["received"] == way["lost"] + way["sent"]
             assert way["failed"] == 0
-        # ARP's few packets apart, what host 0 sent is 510 datagrams, and what the switch sent is what got there.
-        assert 510 <= counts["up"]["received"] <= 530
+        # 510 datagrams, a few packets of ARP, perhaps an ICMP message for one that came too late.
+        assert 510 <= counts["up"]["received"] <= 600
         assert counts["down"]["received"] >= counts["up"]["sent"]
 
 
@@ -138,6 +138,17 @@ def test_sweep_leaves_the_living_alone(iproute2):
         space = lab.add("host")
         namespaces.sweep()
         assert names_of(os.getpid()) == [space.name]
+
+
+@pytest.mark.root
+def test_a_zombie_is_dead(iproute2):
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    holder.stdout.readline()
+    holder.kill()
+    wait_until(lambda: psutil.Process(holder.pid).status() == psutil.STATUS_ZOMBIE)
+    namespaces.sweep()
+    assert names_of(holder.pid) == []
+    holder.communicate()
 
 
 @pytest.mark.root
