@@ -226,9 +226,8 @@ class SoftwareDataplane:
         for rank, address in enumerate(spec.addresses):
             if address is not None:
                 if address in spec.addresses[:rank]:
-                    raise ConfigError(
-                        f"address {address[0]}:{address[1]} is given for rank {spec.addresses.index(address)} and for rank {rank}"
-                    )
+                    first = spec.addresses.index(address)
+                    raise ConfigError(f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}")
                 self._check_address(spec, rank, address)
         state.index = int(free[0])
         self._jobs[spec.job_id] = state
