@@ -5,7 +5,8 @@
 
 The rate is tbf's at both ends of a link, so each direction has one queue, in front of it. The switch itself is not
 limited: what runs in its namespace, with br0's address, has all ports at once, as a real switch has. Loss and delay, if
-any, are those of link.py, run by a process (wires.py) in a namespace of its own.
+any, are those of link.py, run by a process (wires.py) in a namespace of its own. Everybody knows everybody's MAC
+address from the start: a lost ARP packet would cost a second, and three of them the packets that wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import platform
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
+from typing import Any
 
 from emulator.link import COUNTS, LEAST_CAPACITY_BYTES
 from emulator.namespaces import Lab, Namespace, run
@@ -38,6 +41,8 @@ for UDP's trains, but cutting takes a timer for each packet."""
 LEAST_BURST_BYTES = 4 << 10
 QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
 """How much a queue holds unless told otherwise."""
+UP_S = 20.0
+"""How long interfaces may take to come up."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +105,7 @@ class Star:
         self._links_process: subprocess.Popen | None = None
         self.switch = lab.add("switch")
         self.switch.ip(
-            "link add br0 type bridge stp_state 0 forward_delay 0",
+            f"link add br0 address {_mac(0)} type bridge stp_state 0 forward_delay 0",
             f"addr add {self.switch_address}/{NETWORK.prefixlen} dev br0",
             "link set br0 up",
         )
@@ -110,6 +115,9 @@ class Star:
             if tcp is not None:
                 host.set_sysctl(ipv4__tcp_congestion_control=tcp)
             self._plug_in(i, host, wires)
+        self._introduce()
+        for space in (self.switch, *self.hosts, *([wires] if wires else [])):
+            _wait_until_up(space)
         if wires is not None:
             self._links_process = self._start_links(wires)
 
@@ -151,10 +159,10 @@ class Star:
 
     def _plug_in(self, i: int, host: Namespace, wires: Namespace | None) -> None:
         if wires is None:
-            host.ip(f"link add {INTERFACE} type veth peer name p{i} netns {self.switch.name}")
+            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name p{i} netns {self.switch.name}")
             single = ""
         else:
-            host.ip(f"link add {INTERFACE} type veth peer name a{i} netns {wires.name}")
+            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name a{i} netns {wires.name}")
             wires.ip(
                 f"link add b{i} type veth peer name p{i} netns {self.switch.name}",
                 f"link set a{i} up",
@@ -168,6 +176,11 @@ class Star:
         )
         host.tc(f"qdisc add dev {INTERFACE} root {shape}")
         self.switch.tc(f"qdisc add dev p{i} root {shape}")
+
+    def _introduce(self) -> None:
+        known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]
+        for space, interface in [(self.switch, "br0"), *((host, INTERFACE) for host in self.hosts)]:
+            space.ip(*(f"neigh add {ip} lladdr {_mac(number)} dev {interface} nud permanent" for ip, number in known))
 
     def _start_links(self, wires: Namespace) -> subprocess.Popen:
         in_flight = self.link.rate_bps / 8 * self.link.delay_s
@@ -199,12 +212,37 @@ class Star:
         raise SwitchMLError(f"the process behind the links ended with exit code {self._links_process.wait()}")
 
 
+def _mac(number: int) -> str:
+    """A locally administered address: 0 is the switch's, i + 1 that of host i."""
+    return f"02:00:00:00:{number >> 8:02x}:{number & 0xFF:02x}"
+
+
 def has_udp_trains() -> bool:
     """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it, links of
     our own see single packets, and cost that much more.
     """
     major, minor = platform.release().split(".")[:2]
     return (int(major), int(re.match(r"\d+", minor)[0])) >= (6, 2)
+
+
+def _wait_until_up(space: Namespace) -> None:
+    """Wait until all interfaces, and the ports of bridges, carry packets: the kernel brings them up in the background,
+    and drops what comes before.
+    """
+    give_up_at = time.monotonic() + UP_S
+    while True:
+        links = json.loads(run(["ip", "-n", space.name, "-d", "-j", "link", "show"]))
+        waiting = [link["ifname"] for link in links if link["ifname"] != "lo" and not _is_up(link)]
+        if not waiting:
+            return
+        if time.monotonic() > give_up_at:
+            raise SwitchMLError(f"{space.name}: {', '.join(waiting)} not up after {UP_S:g} s")
+        time.sleep(0.01)
+
+
+def _is_up(link: dict[str, Any]) -> bool:
+    port = link.get("linkinfo", {}).get("info_slave_data", {})
+    return link["operstate"] == "UP" and port.get("state", "forwarding") == "forwarding"
 
 
 def _tbf(space: Namespace, interface: str) -> tuple[int, int, int, int]:

@@ -78,8 +78,8 @@ def test_plain_star(iproute2):
         assert datagrams_through(net, 200) == 200
         after = net.queues()
         for way in ("up", "down"):
-            assert after[way].packets - before[way].packets >= 204
-            assert after[way].bytes - before[way].bytes >= 200 * (100 + 8 + 20 + 14)
+            assert 204 <= after[way].packets - before[way].packets <= 210  # IGMP tells of itself
+            assert after[way].bytes - before[way].bytes >= 200 * (100 + 42) + 4 * (4 + 42)
             assert after[way].dropped == 0
         assert net.links() == {}
         assert len(names_of(os.getpid())) == 3
@@ -94,6 +94,8 @@ def test_star_with_loss_and_delay(iproute2):
             started = time.monotonic()
             arrived = datagrams_through(net, 500)
             assert time.monotonic() - started >= 10 * 0.004
+            # What the switch got, it has sent on once nothing is on its way any more.
+            wait_until(lambda: net.links()["down"]["received"] >= net.links()["up"]["sent"])
             counts = net.links()
         finally:
             net.close()
@@ -101,9 +103,7 @@ def test_star_with_loss_and_delay(iproute2):
         for way in counts.values():
             assert way["received"] == way["lost"] + way["sent"]
             assert way["failed"] == 0
-        # 510 datagrams, a few packets of ARP, perhaps an ICMP message for one that came too late.
-        assert 510 <= counts["up"]["received"] <= 600
-        assert counts["down"]["received"] >= counts["up"]["sent"]
+        assert counts["up"]["received"] == 510
 
 
 @pytest.mark.root
