@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from collections.abc import Callable
 
 import hypothesis
@@ -10,6 +11,10 @@ import pytest
 # The first example of a property may compile a kernel, and CI machines are slow: no deadline for a single example.
 hypothesis.settings.register_profile("switchml", deadline=None)
 hypothesis.settings.load_profile("switchml")
+
+# Who runs the tests in the background may have Ctrl-C ignored, and every process that a test starts would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
