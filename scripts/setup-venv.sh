@@ -135,7 +135,7 @@ _import_once() (
     export TORCH_DEVICE_BACKEND_AUTOLOAD=0  # that would import our own torch backend, whose faults are not pip's
     modules="grpc, numba, psutil, rich.console, scapy.all, simpy, sklearn.datasets, zmq"
     case " $extras " in *" dev "*) modules="$modules, hypothesis, pytest, xdist.plugin" ;; esac
-    "$venv/bin/python" -c "import torch.distributed, torch.nn.parallel, torch.utils.data" &
+    "$venv/bin/python" -c "import torch._dynamo, torch.distributed, torch.nn.parallel, torch.utils.data" &
     "$venv/bin/python" -c "import $modules" && wait $!
 )
 
