@@ -104,7 +104,7 @@ def run(loop, reported, tick_ns):
         if count:
             quiet = 0
             continue
-        if near and quiet < _PATIENCE and me.base < me.next:
+        if quiet < _PATIENCE and me.base < me.next:
             quiet += 1
             libc.give_way()
             continue

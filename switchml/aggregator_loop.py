@@ -91,7 +91,7 @@ class Loop(NamedTuple):
     rings: np.ndarray
 
 
-@kernel
+@kernel(forceinline=True)
 def _find(senders, key):
     """Value stored for an endpoint, or -1. Linear probing."""
     at = np.int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
@@ -102,7 +102,7 @@ def _find(senders, key):
     return -1
 
 
-@kernel
+@kernel(forceinline=True)
 def _counters_of(entry):
     return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
 
@@ -116,7 +116,7 @@ def _ask(entry, job, counters, rank, seq, reply):
     return ask_v2(job, slots, seen, counters, reply, rank, seq)
 
 
-@kernel
+@kernel(forceinline=True)
 def _apply(entry, rank, address, length, reply):
     """One packet under the rule of its job; (action, row)."""
     job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
@@ -132,7 +132,7 @@ def _apply(entry, rank, address, length, reply):
     return receive_v2(job, slots, seen, rows, counters, reply, rank, address, length)
 
 
-@kernel
+@kernel(forceinline=True)
 def _emit(outgoing, n, entry, rank, address, length, port):
     """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
     completing packet)."""
@@ -150,7 +150,7 @@ def _emit(outgoing, n, entry, rank, address, length, port):
     return n + 1
 
 
-@kernel
+@kernel(forceinline=True)
 def _hand_over(entry, rank, address, length):
     """Name a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, 8)

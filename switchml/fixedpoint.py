@@ -62,7 +62,7 @@ def headroom(workers: int) -> tuple[int, int, int]:
     return guard_bits(workers), steps(16, workers), steps(8, workers)
 
 
-@kernel
+@kernel(forceinline=True)
 def canonical(code, fmt):
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
 
@@ -219,7 +219,7 @@ def _encode_int(address, count, lanes, limbs):
             lanes[4 * i + 3] = bswap32(np.uint32(value & 0xFFFF))
 
 
-@kernel
+@kernel(forceinline=True)
 def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only, scratch):
     """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 
@@ -267,7 +267,7 @@ def classify(fmt, address, count, lanes_address, lanes):
             out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
 
 
-@kernel
+@kernel(forceinline=True)
 def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
     zero).

@@ -104,7 +104,7 @@ def add_int8(sums, values, lanes):
     return np.int64(overflow >> np.uint8(7))
 
 
-@kernel
+@kernel(forceinline=True)
 def _store(kept, fresh, payload):
     """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
     a, b = u32_at(kept, payload // 4), u32_at(fresh, payload // 4)
@@ -112,7 +112,7 @@ def _store(kept, fresh, payload):
         a[i] = b[i]
 
 
-@kernel
+@kernel(forceinline=True)
 def _add(wire, sums, values, payload):
     if wire == wire_format.WIRE_INT32:
         return add_int32(sums, values, payload // 4)
@@ -172,7 +172,7 @@ def ask_v2(job, slots, seen, counters, reply, rank, seq):
     return WAITING
 
 
-@kernel
+@kernel(forceinline=True)
 def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     """One datagram of `rank` at `address`, under the rule of section 3.
 

@@ -175,7 +175,7 @@ class State(NamedTuple):
     scratch: np.ndarray
 
 
-@kernel
+@kernel(forceinline=True)
 def _task_of(w, chunk, hint):
     """Index of the task that has `chunk`, looking from task number `hint` on."""
     number = hint
@@ -184,7 +184,7 @@ def _task_of(w, chunk, hint):
     return number
 
 
-@kernel
+@kernel(forceinline=True)
 def _elements(w, task, chunk):
     """(source address, target address, count) of a task's chunk."""
     per_chunk = w.me[0].payload // (_LANES[task.fmt] * _LANE_BYTES[task.fmt])
@@ -193,14 +193,14 @@ def _elements(w, task, chunk):
     return task.source + offset, task.target + offset, min(per_chunk, task.numel - start)
 
 
-@kernel
+@kernel(forceinline=True)
 def _scan(w, number, chunk):
     task = w.tasks[number % TASKS]
     source, _, count = _elements(w, task, chunk)
     return need_of(task.fmt, source, count, False)
 
 
-@kernel
+@kernel(forceinline=True)
 def _build_packet(w, index):
     """Write the packet of a slot's present round: mode, used and need are set."""
     me, slot = w.me[0], w.slots[index]
@@ -229,7 +229,7 @@ def _build_packet(w, index):
     row[9] = slot.used & 0xFF
 
 
-@kernel
+@kernel(forceinline=True)
 def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
@@ -241,7 +241,7 @@ def _send(w, index, now, out, n):
     return n + 1
 
 
-@kernel
+@kernel(forceinline=True)
 def fill(w, now, out, n):
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
     n."""
@@ -284,7 +284,7 @@ def _repeat(w, index, mode, used, now, out, n):
     return _send(w, index, now, out, n)
 
 
-@kernel
+@kernel(forceinline=True)
 def _finish_chunk(w, index, now):
     """A slot's chunk has its result in place: count it, and let the window's base move on."""
     me, slot = w.me[0], w.slots[index]
@@ -305,7 +305,7 @@ def _finish_chunk(w, index, now):
         me.first_task += 1
 
 
-@kernel
+@kernel(forceinline=True)
 def receive(w, address, length, now, out, n):
     """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
 
@@ -386,7 +386,7 @@ def receive(w, address, length, now, out, n):
     return n
 
 
-@kernel
+@kernel(forceinline=True)
 def timeouts(w, now, out, n):
     """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next
     deadline."""
