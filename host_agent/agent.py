@@ -233,7 +233,7 @@ class HostAgent:
         os.close(self._wake)
         # Shared memory goes now, and not when the last error that names a frame of ours does.
         self._segment = self._loop = None
-        self._worker.state = self._worker.state._replace(packets=np.zeros((0, rules.PACKET_ROW), np.uint8))
+        self._worker.state = self._worker.state._replace(packets=np.zeros((0, 1), np.uint8))
         return True
 
     # -- all-reduce --

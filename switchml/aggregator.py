@@ -71,6 +71,8 @@ class _JobState:
             pool.slots.ctypes.data,
             seen,
             pool.rows.ctypes.data,
+            pool.rows.shape[1],
+            pool.first_result,
             pool.counters.ctypes.data,
             self.endpoints.ctypes.data,
             len(pool.slots) // 2,
@@ -275,7 +277,7 @@ class SoftwareDataplane:
             if now - opened[row][1] >= 1.0:
                 missing |= state.missing(row)
         state.opened = opened
-        return JobCounters(ranks, len(set(rows // 2)), tuple(sorted(missing)))
+        return JobCounters(ranks, len(set(rows % (len(state.pool.slots) // 2))), tuple(sorted(missing)))
 
     def refused(self) -> dict[str, int]:
         return {"refused_address": int(self._loop.totals[0])}

@@ -19,7 +19,7 @@ class FakeDataplane:
     kind = "fake"
 
     def __init__(
-        self, slot_capacity: int = 1024, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
+        self, slot_capacity: int = 65536, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
     ):
         self.address = address
         self.slot_capacity = slot_capacity
