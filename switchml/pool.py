@@ -17,7 +17,7 @@ from . import packet as wire_format
 from .counters import COUNTERS
 from .errors import ConfigError
 from .jit import kernel
-from .memory import be16, be32, bswap16, bswap32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at, u16_at, u32_at
+from .memory import be16, be32, bswap32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at, u64_at
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
@@ -75,29 +75,42 @@ def add_int32(sums, values, lanes):
     return np.int64(overflow >> np.uint32(31))
 
 
+_TOP16, _LOW16, _BYTE16 = np.uint64(0x8000800080008000), np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x00FF00FF00FF00FF)
+_TOP8, _LOW8 = np.uint64(0x8080808080808080), np.uint64(0x7F7F7F7F7F7F7F7F)
+_EIGHT = np.uint64(8)
+
+
+@kernel(inline=True)
+def _swap16(word):
+    """The bytes of four 16-bit lanes swapped."""
+    return ((word & _BYTE16) << _EIGHT) | ((word >> _EIGHT) & _BYTE16)
+
+
 @kernel
 def add_int16(sums, values, lanes):
-    """The same for big-endian int16."""
-    a, b = u16_at(sums, lanes), u16_at(values, lanes)
-    overflow = np.uint16(0)
-    for i in range(lanes):
-        x, y = bswap16(a[i]), bswap16(b[i])
-        total = np.uint16(x + y)
-        overflow |= np.uint16((x ^ total) & (y ^ total))
-        a[i] = bswap16(total)
-    return np.int64(overflow >> np.uint16(15))
+    """The same for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits but the top
+    ones, so that no carry leaves a lane, then the top ones without carry."""
+    a, b = u64_at(sums, lanes // 4), u64_at(values, lanes // 4)
+    overflow = np.uint64(0)
+    for i in range(lanes // 4):
+        x, y = _swap16(a[i]), _swap16(b[i])
+        total = ((x & _LOW16) + (y & _LOW16)) ^ ((x ^ y) & _TOP16)
+        overflow |= (x ^ total) & (y ^ total)
+        a[i] = _swap16(total)
+    return np.int64(overflow & _TOP16 != 0)
 
 
 @kernel
 def add_int8(sums, values, lanes):
-    """The same for int8."""
-    a, b = u8_at(sums, lanes), u8_at(values, lanes)
-    overflow = np.uint8(0)
-    for i in range(lanes):
-        total = np.uint8(a[i] + b[i])
-        overflow |= np.uint8((a[i] ^ total) & (b[i] ^ total))
+    """The same for int8; `lanes` is a multiple of 8."""
+    a, b = u64_at(sums, lanes // 8), u64_at(values, lanes // 8)
+    overflow = np.uint64(0)
+    for i in range(lanes // 8):
+        x, y = a[i], b[i]
+        total = ((x & _LOW8) + (y & _LOW8)) ^ ((x ^ y) & _TOP8)
+        overflow |= (x ^ total) & (y ^ total)
         a[i] = total
-    return np.int64(overflow >> np.uint8(7))
+    return np.int64(overflow & _TOP8 != 0)
 
 
 @kernel(inline=True)
