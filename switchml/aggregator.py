@@ -229,7 +229,9 @@ class SoftwareDataplane:
             if address is not None:
                 if address in spec.addresses[:rank]:
                     first = spec.addresses.index(address)
-                    raise ConfigError(f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}")
+                    raise ConfigError(
+                        f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}"
+                    )
                 self._check_address(spec, rank, address)
         state.index = int(free[0])
         self._jobs[spec.job_id] = state
@@ -260,6 +262,9 @@ class SoftwareDataplane:
                 state.close()
 
         self._in_loop(remove)
+
+    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+        return self.address
 
     def segment(self, job_id: int) -> str:
         return self._jobs[job_id].segment_name

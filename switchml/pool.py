@@ -17,7 +17,19 @@ from . import packet as wire_format
 from .counters import COUNTERS
 from .errors import ConfigError
 from .jit import kernel
-from .memory import be16, be32, bswap32, copy_bytes, put_be16, put_be32, serial_difference, signed8, u8_at, u32_at, u64_at
+from .memory import (
+    be16,
+    be32,
+    bswap32,
+    copy_bytes,
+    put_be16,
+    put_be32,
+    serial_difference,
+    signed8,
+    u8_at,
+    u32_at,
+    u64_at,
+)
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")

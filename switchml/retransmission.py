@@ -14,8 +14,8 @@ INITIAL_RTO = 10 * MILLISECOND
 MINIMUM_RTO = MILLISECOND
 MAXIMUM_RTO = SECOND
 LEAST_VARIANCE = MILLISECOND // 2
-"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a grain fit for one switch between hosts, and at least
-twice the round-trip time, because a result also waits for the ranks that are a queue's length behind."""
+"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a grain fit for one switch between hosts, and at
+least twice the round-trip time, because a result also waits for the ranks that are a queue's length behind."""
 LEAST_CAUTION, MOST_CAUTION = 16, 512
 """RTO is multiplied by caution / 16, which needless retransmissions raise and RTT estimates bring down again."""
 SAMPLES = 8
@@ -34,8 +34,8 @@ LEAST_REORDERING = 200 * MICROSECOND
 LEAST_IN_FLIGHT = 128
 """Rounds that a worker may always have on the way, if its window has as many; also what it begins with."""
 QUEUE_TIME = 10 * MILLISECOND
-"""What a path delivers in this time (or in two of the shortest RTTs) is enough to keep on the way: more would only stand
-in queues, where it makes RTTs longer and the repair of a loss slower."""
+"""What a path delivers in this time (or in two of the shortest RTTs) is enough to keep on the way: more would only
+stand in queues, where it makes RTTs longer and the repair of a loss slower."""
 
 
 @kernel

@@ -39,8 +39,8 @@ from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
 from .retransmission import (
     INITIAL_RTO,
     LEAST_CAUTION,
-    LEAST_REORDERING,
     LEAST_IN_FLIGHT,
+    LEAST_REORDERING,
     LONGEST_PROBE,
     PROBES,
     adapt_limit,
@@ -107,8 +107,8 @@ ME = np.dtype(
 """A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
-bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at most
-`limit`; `limited`: that held something back since `counted_at`."""
+bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
+most `limit`; `limited`: that held something back since `counted_at`."""
 
 SLOT = np.dtype(
     [
@@ -153,8 +153,8 @@ TASK = np.dtype(
     ],
     align=True,
 )
-"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk; `history`: address of int8 exponent
-codes by chunk."""
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
+`history`: address of int8 exponent codes by chunk."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -442,9 +442,9 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
     callers.
 
-    `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024. `packets` uint8[slots, k >=
-    10 + payload]: where to build the packets (each at the end of its row), if not in memory of its own. `lossless`: nothing is lost on the way, so
-    a round is asked for only to learn whom it waits for.
+    `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
+    `packets` uint8[slots, k >= 10 + payload]: where to build the packets (each at the end of its row), if not in memory
+    of its own. `lossless`: nothing is lost on the way, so a round is asked for only to learn whom it waits for.
     """
 
     def __init__(

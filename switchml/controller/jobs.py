@@ -103,8 +103,9 @@ class Job:
 class JobRegistry:
     """All v2 jobs of one aggregator. Not thread-safe: one thread or event loop owns it.
 
-    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits the number of ranks) if its
-    ranks leave that to the aggregator. `job_ids` is shared with other registries on the same data plane.
+    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
+    the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
+    same data plane.
     """
 
     def __init__(
@@ -332,7 +333,7 @@ class JobRegistry:
             ),
             payload_bytes=spec.payload_bytes,
             wire=spec.wire,
-            data_address=self.dataplane.address,
+            data_address=self.dataplane.address_for(spec.addresses[0]),
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
         )

@@ -34,6 +34,9 @@ class FakeDataplane:
     def slots_held(self) -> int:
         return sum(job.slots for job in self.jobs.values() if job.protocol == 2)
 
+    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+        return self.address
+
     def start_job(self, spec: JobSpec) -> None:
         with self._lock:
             taken = {address for addresses in self.addresses.values() for address in addresses if address is not None}
