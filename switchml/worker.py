@@ -377,13 +377,14 @@ def receive(w, address, length, now, out, n):
     task = w.tasks[slot.task & (TASKS - 1)]
     mixed, overflow = flags & wire_format.FLAG_MIXED != 0, flags & wire_format.FLAG_OVERFLOW != 0
 
+    again, used = SPECULATE, np.int64(CODE_UNKNOWN)  # the mode of another round; no round ever goes back to SPECULATE
     if slot.mode == SPECULATE:
         if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
             source, _, count = _elements(w, task, slot.chunk)
             slot.need = need_of(task.fmt, source, count, True)
-            return _repeat(w, index, CLASSIFY, CODE_UNKNOWN, now, out, n)
-        if flags or slot.used != canonical(need, task.fmt):
-            return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
+            again = CLASSIFY
+        elif flags or slot.used != canonical(need, task.fmt):
+            again, used = EXACT, canonical(need, task.fmt)
     elif mixed or overflow:
         me.error, me.error_chunk = ERROR_MIXED if mixed else ERROR_OVERFLOW, slot.chunk
         return n
@@ -391,7 +392,9 @@ def receive(w, address, length, now, out, n):
         _, _, count = _elements(w, task, slot.chunk)
         keep_classes(task.fmt, address + _HEADER, count, w.classes[index])
         slot.classed = 1
-        return _repeat(w, index, EXACT, canonical(need, task.fmt), now, out, n)
+        again, used = EXACT, canonical(need, task.fmt)
+    if again != SPECULATE:
+        return _repeat(w, index, again, used, now, out, n)
 
     _, target, count = _elements(w, task, slot.chunk)
     task.misfits += decode(
