@@ -3,6 +3,7 @@
 SwitchMLError
  ├── ConfigError            an option or argument that makes no sense (also a ValueError)
  ├── PacketError            bytes that are not a packet of ours (also a ValueError)
+ ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
  ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
  ├── JoinError              the aggregator refused this rank, or could not be reached
@@ -26,6 +27,10 @@ class ConfigError(SwitchMLError, ValueError):
 
 class PacketError(SwitchMLError, ValueError):
     """Bytes that are not a packet of ours."""
+
+
+class ProgramError(SwitchMLError, ValueError):
+    """A P4 program (BMv2 JSON) that can't be loaded or run; names the object and its line in the P4 source."""
 
 
 class UnsupportedTensor(SwitchMLError, TypeError):

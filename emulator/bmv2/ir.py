@@ -1,0 +1,537 @@
+"""The typed form of a P4 program: what `loader` makes of BMv2's JSON, and all that the engines and the control plane
+read. Frozen dataclasses of plain data; objects refer to each other by index in the tuples of `Program`; expressions are
+in `expr`.
+
+Names and meanings follow BMv2's docs/JSON_format.md (2.24). END stands for "no next": the end of a parser or pipeline.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from emulator.bmv2.expr import VALID, Expr, FieldRef
+
+END = -1
+"""As a next state or next node: stop here."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an object stands in the P4 source; `str()` gives "file.p4:12"."""
+
+    filename: str = ""
+    line: int = 0
+    column: int = 0
+    fragment: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.filename}:{self.line}" if self.filename else ""
+
+
+# Headers
+
+
+@dataclass(frozen=True)
+class Field:
+    """`width` bits (the most it can have, if `is_varbit`), `offset` bits after the header's begin."""
+
+    name: str
+    width: int
+    offset: int
+    signed: bool = False
+    saturating: bool = False
+    is_varbit: bool = False
+
+
+@dataclass(frozen=True)
+class HeaderType:
+    """`width`: bits of the fixed-width fields together. `varbit`: index of the one field of variable width, or None;
+    `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of the
+    header that is being extracted. `max_length`: bytes that the whole header can have, 0 if not told."""
+
+    name: str
+    id: int
+    fields: tuple[Field, ...]
+    width: int
+    varbit: int | None = None
+    length: Expr | None = None
+    max_length: int = 0
+
+    @functools.cached_property
+    def field_index(self) -> Mapping[str, int]:
+        return {**{f.name: i for i, f in enumerate(self.fields)}, "$valid$": VALID}
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header instance. `stack` and `union` say of which it is an element: (index, position)."""
+
+    name: str
+    id: int
+    index: int
+    type: HeaderType
+    is_metadata: bool
+    stack: tuple[int, int] | None = None
+    union: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class HeaderStack:
+    """`headers`: indices of the elements, stack[0] first."""
+
+    name: str
+    id: int
+    type: HeaderType
+    headers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class HeaderUnion:
+    """`members`: names in the P4 type; `headers`: indices of the instances, in the same order; `stack`: (index,
+    position) of the union stack that it is an element of."""
+
+    name: str
+    id: int
+    members: tuple[str, ...]
+    headers: tuple[int, ...]
+    stack: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class HeaderUnionStack:
+    """`unions`: indices of the elements."""
+
+    name: str
+    id: int
+    members: tuple[str, ...]
+    unions: tuple[int, ...]
+
+
+# Actions
+
+PRIMITIVES: dict[str, str] = {
+    "assign": "place value", "assign_VL": "place place", "assign_header": "header header",
+    "assign_union": "union union", "assign_header_stack": "stack stack", "assign_union_stack": "stack stack",
+    "push": "stack value", "pop": "stack value", "exit": "", "assert": "value", "assume": "value",
+    "log_msg": "text vector", "_jump": "value", "_jump_if_zero": "value value",
+    "modify_field": "place value", "modify_field_rng_uniform": "place value value", "add_to_field": "place value",
+    "subtract_from_field": "place value", "add": "place value value", "subtract": "place value value",
+    "bit_xor": "place value value", "bit_or": "place value value", "bit_and": "place value value",
+    "shift_left": "place value value", "shift_right": "place value value", "drop": "", "mark_to_drop": "header",
+    "generate_digest": "value value", "add_header": "header", "add_header_fast": "header", "remove_header": "header",
+    "copy_header": "header header", "clone_ingress_pkt_to_egress": "value value",
+    "clone_egress_pkt_to_egress": "value value", "resubmit": "value", "recirculate": "value",
+    "modify_field_with_hash_based_offset": "place value calculation value", "no_op": "",
+    "execute_meter": "meter value place", "count": "counter value", "register_read": "place register value",
+    "register_write": "register value value", "truncate": "value",
+}  # fmt: skip
+"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell) that
+can be written."""
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One call; jumps name the index of a primitive in the same action."""
+
+    op: str
+    args: tuple[Expr, ...]
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of an action, `width` bits."""
+
+    name: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Action:
+    """`Local(i)` in its primitives is `params[i]`."""
+
+    name: str
+    id: int
+    params: tuple[Param, ...]
+    primitives: tuple[Primitive, ...]
+    source: Source = field(default=Source(), compare=False)
+
+
+# Parsers
+
+
+@dataclass(frozen=True)
+class Extract:
+    """`target`: HeaderRef, StackRef (the next element) or UnionStackNext. `length`: width of the varbit field in bits,
+    or None (then the header's type may know)."""
+
+    target: Expr
+    length: Expr | None = None
+
+
+@dataclass(frozen=True)
+class Set:
+    """dest = value; the value may be a Lookahead."""
+
+    dest: FieldRef
+    value: Expr
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Stop with this error code unless the condition holds."""
+
+    condition: Expr
+    error: Expr
+
+
+@dataclass(frozen=True)
+class Advance:
+    """Skip so many bits of the packet."""
+
+    bits: Expr
+
+
+@dataclass(frozen=True)
+class Call:
+    """Any primitive (assign_header, log_msg …)."""
+
+    primitive: Primitive
+
+
+ParserOp = Extract | Set | Verify | Advance | Call
+
+
+@dataclass(frozen=True)
+class SelectKey:
+    """One element of a state's key: FieldRef, StackLast, UnionStackLast or Lookahead, `width` bits, which take up whole
+    bytes in the key."""
+
+    value: Expr
+    width: int
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Taken if key & mask == value & mask (mask None: all ones), or, if `vset` is given, if that parse value set holds
+    the key; `mask` is then over the set's width. `value` and `mask` are over the byte-padded key."""
+
+    next_state: int
+    value: int = 0
+    mask: int | None = None
+    vset: int | None = None
+
+
+@dataclass(frozen=True)
+class ParseState:
+    """`transitions` are tried in order; then `default` is taken."""
+
+    name: str
+    id: int
+    ops: tuple[ParserOp, ...]
+    key: tuple[SelectKey, ...]
+    transitions: tuple[Transition, ...]
+    default: int = END
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class Parser:
+    name: str
+    id: int
+    states: tuple[ParseState, ...]
+    init_state: int
+
+
+@dataclass(frozen=True)
+class ParseVSet:
+    """A parse value set; its values have `width` bits (padding between fields not counted)."""
+
+    name: str
+    id: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Deparser:
+    """Runs `primitives`, then emits the valid headers of `order`."""
+
+    name: str
+    id: int
+    order: tuple[int, ...]
+    primitives: tuple[Primitive, ...] = ()
+
+
+# State
+
+
+@dataclass(frozen=True)
+class RegisterArray:
+    name: str
+    id: int
+    size: int
+    width: int
+
+
+@dataclass(frozen=True)
+class CounterArray:
+    """`table`: index of the table, if this is a direct counter."""
+
+    name: str
+    id: int
+    size: int
+    table: int | None = None
+
+
+@dataclass(frozen=True)
+class MeterArray:
+    """`counts_bytes`: rates are bytes, not packets. A direct meter has a `table` and writes its colour to `target`."""
+
+    name: str
+    id: int
+    size: int
+    rate_count: int
+    counts_bytes: bool
+    is_direct: bool = False
+    table: int | None = None
+    target: FieldRef | None = None
+
+
+# Calculations
+
+
+@dataclass(frozen=True)
+class CalcInput:
+    """`kind` "field" (value: FieldRef), "header" (HeaderRef), "hexstr" (Const, in `width` bits) or "payload" (None)."""
+
+    kind: str
+    value: Expr | None = None
+    width: int = 0
+
+
+@dataclass(frozen=True)
+class Calculation:
+    name: str
+    id: int
+    algo: str
+    inputs: tuple[CalcInput, ...]
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """`calculation`: an index, or None for the built-in type "ipv4" (over the target's own header)."""
+
+    name: str
+    id: int
+    target: FieldRef
+    calculation: int | None
+    update: bool
+    verify: bool
+    condition: Expr | None = None
+
+
+@dataclass(frozen=True)
+class FieldList:
+    """What clone, resubmit and recirculate keep. `elements`: FieldRef or Const."""
+
+    id: int
+    elements: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class LearnList:
+    """A digest: a sample is the values of `elements`."""
+
+    name: str
+    id: int
+    elements: tuple[FieldRef, ...]
+
+
+# Pipelines
+
+
+@dataclass(frozen=True)
+class KeyField:
+    """One field of a table's key. `kind`: "exact", "lpm", "ternary", "range" or "valid" (then `value` is a `$valid$`
+    field). `mask` is applied to what was read, if not None."""
+
+    kind: str
+    value: FieldRef
+    width: int
+    name: str
+    mask: int | None = None
+
+
+@dataclass(frozen=True)
+class MatchParam:
+    """What an entry says about one key field. `kind` as in KeyField; `extra` is the prefix length (lpm), the mask
+    (ternary), or the upper end, inclusive (range)."""
+
+    kind: str
+    value: int
+    extra: int = 0
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A const entry; `action` is an index. The lowest priority wins."""
+
+    match: tuple[MatchParam, ...]
+    action: int
+    args: tuple[int, ...]
+    priority: int
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class DefaultEntry:
+    """`const_action`: another action can't be set; `const_entry`: nothing can."""
+
+    action: int
+    args: tuple[int, ...]
+    const_action: bool = False
+    const_entry: bool = False
+
+
+SIMPLE, INDIRECT, INDIRECT_WS = "simple", "indirect", "indirect_ws"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A match-action table. `index` is its place in Program.tables. `match_type`: "exact", "lpm", "ternary", "range";
+    `type`: SIMPLE, INDIRECT (action profile) or INDIRECT_WS (with selector).
+
+    Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss with no default entry
+    goes to `next_default`."""
+
+    name: str
+    id: int
+    index: int
+    match_type: str
+    type: str
+    key: tuple[KeyField, ...]
+    actions: tuple[int, ...]
+    max_size: int
+    with_counters: bool = False
+    support_timeout: bool = False
+    direct_meter: int | None = None
+    action_profile: int | None = None
+    by_hit: bool = False
+    next_hit: int = END
+    next_miss: int = END
+    next_of_action: Mapping[int, int] = field(default_factory=lambda: types.MappingProxyType({}))
+    next_default: int = END
+    default: DefaultEntry | None = None
+    entries: tuple[Entry, ...] | None = None
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class Conditional:
+    name: str
+    id: int
+    condition: Expr
+    next_true: int
+    next_false: int
+    source: Source = field(default=Source(), compare=False)
+
+
+@dataclass(frozen=True)
+class ActionCall:
+    """An action without parameters that is called outside any table."""
+
+    name: str
+    id: int
+    action: int
+    next_node: int
+
+
+Node = Table | Conditional | ActionCall
+
+
+@dataclass(frozen=True)
+class ActionProfile:
+    """`selector`: index of the calculation that chooses a group's member (not in Program.calculations of the JSON, but
+    appended to them), or None. `actions`: what its members may run."""
+
+    name: str
+    id: int
+    max_size: int
+    selector: int | None
+    actions: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """`init_node` is an index in Program.nodes."""
+
+    name: str
+    id: int
+    init_node: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A whole program. Tuples are in the order of the JSON; `nodes` holds tables, conditionals and action calls of all
+    pipelines; `tables` the tables among them. `errors` and `enums` give values by name. `aliases`: name that simple_switch
+    uses → FieldRef. `text` is the JSON as it was read."""
+
+    name: str
+    header_types: tuple[HeaderType, ...]
+    headers: tuple[Header, ...]
+    stacks: tuple[HeaderStack, ...]
+    unions: tuple[HeaderUnion, ...]
+    union_stacks: tuple[HeaderUnionStack, ...]
+    errors: Mapping[str, int]
+    enums: Mapping[str, Mapping[str, int]]
+    parse_vsets: tuple[ParseVSet, ...]
+    parsers: tuple[Parser, ...]
+    deparsers: tuple[Deparser, ...]
+    registers: tuple[RegisterArray, ...]
+    counters: tuple[CounterArray, ...]
+    meters: tuple[MeterArray, ...]
+    calculations: tuple[Calculation, ...]
+    checksums: tuple[Checksum, ...]
+    field_lists: tuple[FieldList, ...]
+    learn_lists: tuple[LearnList, ...]
+    actions: tuple[Action, ...]
+    action_profiles: tuple[ActionProfile, ...]
+    nodes: tuple[Node, ...]
+    tables: tuple[Table, ...]
+    pipelines: tuple[Pipeline, ...]
+    aliases: Mapping[str, FieldRef]
+    config_options: Mapping[str, str]
+    text: str = field(default="", repr=False, compare=False)
+
+    @functools.cached_property
+    def header_index(self) -> Mapping[str, int]:
+        return {header.name: header.index for header in self.headers}
+
+    @functools.cached_property
+    def table_index(self) -> Mapping[str, int]:
+        return {table.name: table.index for table in self.tables}
+
+    def field(self, name: str) -> FieldRef | None:
+        """The field "header.field", aliases first, or None if there is none."""
+        if name in self.aliases:
+            return self.aliases[name]
+        header_name, _, field_name = name.rpartition(".")
+        header = self.header_index.get(header_name)
+        if header is None or field_name not in self.headers[header].type.field_index:
+            return None
+        return FieldRef(header, self.headers[header].type.field_index[field_name])
+
+    def field_name(self, ref: FieldRef) -> str:
+        """The name of a field as "header.field"."""
+        header = self.headers[ref.header]
+        return f"{header.name}.{'$valid$' if ref.field == VALID else header.type.fields[ref.field].name}"
+
+    def field_width(self, ref: FieldRef) -> int:
+        """Bits."""
+        return 1 if ref.field == VALID else self.headers[ref.header].type.fields[ref.field].width
+
+    def pipeline(self, name: str) -> Pipeline | None:
+        return next((pipeline for pipeline in self.pipelines if pipeline.name == name), None)
