@@ -4,6 +4,7 @@ SwitchMLError
  ├── ConfigError            an option or argument that makes no sense (also a ValueError)
  ├── PacketError            bytes that are not a packet of ours (also a ValueError)
  ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
+ ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
  ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
  ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
@@ -32,6 +33,15 @@ class PacketError(SwitchMLError, ValueError):
 
 class ProgramError(SwitchMLError, ValueError):
     """A P4 program (BMv2 JSON) that can't be loaded or run; names the object and its line in the P4 source."""
+
+
+class ProgramAbort(SwitchMLError):
+    """A P4 program's assert or assume failed, or log_msg was called wrongly: where BMv2 ends the process. `exit_code` is
+    what BMv2's process then returns (-6: SIGABRT)."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class ControlError(SwitchMLError):

@@ -514,15 +514,19 @@ class Program:
     def table_index(self) -> Mapping[str, int]:
         return {table.name: table.index for table in self.tables}
 
+    @functools.cached_property
+    def field_index(self) -> Mapping[str, FieldRef]:
+        """All fields by the name "header.field", and the aliases, which come first."""
+        named = {
+            f"{header.name}.{name}": FieldRef(header.index, index)
+            for header in self.headers
+            for name, index in header.type.field_index.items()
+        }
+        return {**named, **self.aliases}
+
     def field(self, name: str) -> FieldRef | None:
-        """The field "header.field", aliases first, or None if there is none."""
-        if name in self.aliases:
-            return self.aliases[name]
-        header_name, _, field_name = name.rpartition(".")
-        header = self.header_index.get(header_name)
-        if header is None or field_name not in self.headers[header].type.field_index:
-            return None
-        return FieldRef(header, self.headers[header].type.field_index[field_name])
+        """The field "header.field", or None if there is none."""
+        return self.field_index.get(name)
 
     def field_name(self, ref: FieldRef) -> str:
         """The name of a field as "header.field"."""

@@ -124,6 +124,25 @@ def _named(sort: str, names: Names, objs: list, make: Any) -> tuple:
     return tuple(found)
 
 
+REQUIRED_FIELDS = ("ingress_port", "packet_length", "instance_type", "egress_spec", "egress_port")
+"""Of standard_metadata, those that simple_switch can't do without."""
+
+
+def check_runnable(program: ir.Program) -> None:
+    """Refuse a program that loads, but is not one for simple_switch."""
+    for field in REQUIRED_FIELDS:
+        if program.field(f"standard_metadata.{field}") is None:
+            raise ProgramError(f"the program lacks the field standard_metadata.{field}, which simple_switch needs")
+    for sort, objects, wanted in (
+        ("parser", program.parsers, ("parser",)),
+        ("deparser", program.deparsers, ("deparser",)),
+        ("pipeline", program.pipelines, ("ingress", "egress")),
+    ):
+        for name in wanted:
+            if name not in (obj.name for obj in objects):
+                raise ProgramError(f"the program lacks a {sort} named {name!r}, which simple_switch needs")
+
+
 # Headers
 
 

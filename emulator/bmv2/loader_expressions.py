@@ -3,8 +3,6 @@ all operands checked, so that neither engine meets a boolean where a number shou
 
 from __future__ import annotations
 
-from typing import Any
-
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.loader_context import Names, expect, field_in, hex_int, reading, source_of
