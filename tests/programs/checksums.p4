@@ -65,7 +65,7 @@ control Verify(inout headers_t hdr, inout meta_t meta) {
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         sm.egress_spec = sm.ingress_port;
         if (hdr.ipv4.isValid()) {
@@ -90,4 +90,4 @@ control Compute(inout headers_t hdr, inout meta_t meta) {
     }
 }
 
-V1Switch(Parse(), Verify(), Ingress(), NoEgress(), Compute(), EmitAll()) main;
+V1Switch(Parse(), Verify(), MyIngress(), NoEgress(), Compute(), EmitAll()) main;

@@ -22,7 +22,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     action learn() {
         digest<learned_t>(1, { hdr.eth.src, sm.ingress_port });
         hdr.eth.type = 0x1ea4;
@@ -41,4 +41,4 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), NoEgress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), NoEgress(), NoCompute(), EmitAll()) main;

@@ -1,12 +1,12 @@
 """Writes the aggregation programs `agg_{unrolled,wide}_{64,256}.p4`: one text, and two ways to hold a packet's lanes.
 
-The packet is Ethernet, a slot, the sender's bit, the mask of all senders, a multicast group, then 32-bit lanes. The first
-packet of a slot stores its lanes, each other sender's adds, a repeated one is dropped; the one that completes the mask
-takes the sum out - to the group, or back to its sender's port where the group is 0 - and frees the slot.
+The packet is Ethernet, a slot, the sender's bit, the mask of all senders, a multicast group, then 32-bit lanes. The
+first packet of a slot stores its lanes, each other sender's adds, a repeated one is dropped; the one that completes the
+mask takes the sum out - to the group, or back to its sender's port where the group is 0 - and frees the slot.
 
 - unrolled: a field and a register for every lane, as programs for hardware have it;
-- wide: a 2048-bit field and register for 64 lanes, added without carries from lane to lane: sum the low 31 bits of each,
-  then put the top bits back with exclusive or.
+- wide: a 2048-bit field and register for 64 lanes, added without carries from lane to lane: sum the low 31 bits of
+  each, then put the top bits back with exclusive or.
 
     python tests/programs/generate_agg.py        # writes the four files beside itself
 """
@@ -57,7 +57,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }}
 }}
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {{
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {{
     register<bit<16>>({slots}) senders;
 {registers}
 
@@ -104,7 +104,7 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }}
 }}
 
-V1Switch(Parse(), NoVerify(), Ingress(), NoEgress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), NoEgress(), NoCompute(), EmitAll()) main;
 """
 
 # 64 times 0x7fffffff, put together by doubling: a literal of 2048 bits is no line to read.
@@ -128,7 +128,14 @@ def program(style: str, lanes: int) -> str:
         total = "((hdr.data.{0} & LOW) + (old_{0} & LOW)) ^ ((hdr.data.{0} ^ old_{0}) & TOP)"
     else:
         total = "hdr.data.{0} + old_{0}"
-    add = f"bit<{bits}> old_{{0}};\nsum_{{0}}.read(old_{{0}}, slot);\nhdr.data.{{0}} = {total};\nsum_{{0}}.write(slot, hdr.data.{{0}});"
+    add = "\n".join(
+        [
+            f"bit<{bits}> old_{{0}};",
+            "sum_{0}.read(old_{0}, slot);",
+            f"hdr.data.{{0}} = {total};",
+            "sum_{0}.write(slot, hdr.data.{0});",
+        ]
+    )
 
     def lines(text: str, indent: int) -> str:
         return "\n".join(" " * indent + line for name in names for line in text.format(name).splitlines())

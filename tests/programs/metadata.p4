@@ -35,7 +35,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         hdr.view.ingress_port = (bit<8>)sm.ingress_port;
         hdr.view.in_length = (bit<16>)sm.packet_length;
@@ -51,7 +51,7 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         hdr.view.out_length = (bit<16>)sm.packet_length;
         hdr.view.out_spec = (bit<16>)sm.egress_spec;
@@ -64,4 +64,4 @@ control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), Egress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), MyEgress(), NoCompute(), EmitAll()) main;

@@ -29,7 +29,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     meter(16, MeterType.packets) by_index;
     direct_meter<bit<8>>(MeterType.bytes) by_flow;
 
@@ -57,4 +57,4 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), NoEgress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), NoEgress(), NoCompute(), EmitAll()) main;

@@ -28,7 +28,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         if (hdr.group.mode == 1) {
             mark_to_drop(sm);
@@ -43,7 +43,7 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         hdr.group.rid = sm.egress_rid;
         hdr.group.port = (bit<16>)sm.egress_port;
@@ -54,4 +54,4 @@ control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), Egress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), MyEgress(), NoCompute(), EmitAll()) main;

@@ -36,7 +36,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         sm.egress_spec = sm.ingress_port;
         meta.lost = meta.lost + 1;
@@ -45,7 +45,7 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         meta.kept = meta.kept + 1;
         hdr.probe.kept = meta.kept;
@@ -59,4 +59,4 @@ control Egress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), Egress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), MyEgress(), NoCompute(), EmitAll()) main;

@@ -31,7 +31,7 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
     }
 }
 
-control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+control MyIngress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     apply {
         sm.egress_spec = sm.ingress_port;
         if (sm.parser_error != error.NoError) {
@@ -48,4 +48,4 @@ control Ingress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
 }
 
-V1Switch(Parse(), NoVerify(), Ingress(), NoEgress(), NoCompute(), EmitAll()) main;
+V1Switch(Parse(), NoVerify(), MyIngress(), NoEgress(), NoCompute(), EmitAll()) main;
