@@ -36,8 +36,8 @@ class ProgramError(SwitchMLError, ValueError):
 
 
 class ProgramAbort(SwitchMLError):
-    """A P4 program's assert or assume failed, or log_msg was called wrongly: where BMv2 ends the process. `exit_code` is
-    what BMv2's process then returns (-6: SIGABRT)."""
+    """A P4 program's assert or assume failed, or log_msg was called wrongly: where BMv2 ends the process. `exit_code`
+    is what BMv2's process then returns (-6: SIGABRT)."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)

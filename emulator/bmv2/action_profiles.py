@@ -1,5 +1,5 @@
-"""What a table entry runs, and action profiles: members (an action with its arguments) that entries share, and groups of
-members among which a selector's hash chooses."""
+"""What a table entry runs, and action profiles: members (an action with its arguments) that entries share, and groups
+of members among which a selector's hash chooses."""
 
 from __future__ import annotations
 

@@ -27,9 +27,12 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `on_digest` is called with each Digest that goes out."""
+    """One learn list. `widths`: bits of each value of a sample. `on_digest` is called with each Digest that goes
+    out."""
 
-    def __init__(self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]
+    ) -> None:
         self.list = learn_list
         self.widths = widths
         self.lock = lock

@@ -1,10 +1,9 @@
 """The calculations that simple_switch knows: hashes for `hash()`, for checksums and for action selectors.
 
-`make(algo)` gives a `Hash`: called with bytes it returns an unsigned integer. Each calculation of a program has a Hash of
-its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz). CRCs of all
-names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor, and whether
-data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp.
-"""
+`make(algo)` gives a `Hash`: called with bytes it returns an unsigned integer. Each calculation of a program has a Hash
+of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz). CRCs of
+all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor, and
+whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp. """
 
 from __future__ import annotations
 
@@ -77,7 +76,6 @@ NAMED_CRCS: dict[str, Crc] = {
     "crc_64_jones": Crc(64, 0xAD93D23594C935A9, _M64, 0, True, True),
 }
 """Name → parameters."""
-
 
 
 def spelled_crc(name: str) -> Crc | None:
@@ -246,8 +244,8 @@ def is_known(algo: str) -> bool:
 
 
 class Hash:
-    """One calculation's function. `crc` holds the parameters of a CRC (None for others) and may be replaced by another of
-    the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` grows with each such change."""
+    """One calculation's function. `crc` holds the parameters of a CRC (None for others) and may be replaced by another
+    of the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` grows with each such change."""
 
     def __init__(self, algo: str) -> None:
         if not is_known(algo):

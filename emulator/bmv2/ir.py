@@ -49,8 +49,8 @@ class Field:
 @dataclass(frozen=True)
 class HeaderType:
     """`width`: bits of the fixed-width fields together. `varbit`: index of the one field of variable width, or None;
-    `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of the
-    header that is being extracted. `max_length`: bytes that the whole header can have, 0 if not told."""
+    `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of
+    the header that is being extracted. `max_length`: bytes that the whole header can have, 0 if not told."""
 
     name: str
     id: int
@@ -128,8 +128,8 @@ PRIMITIVES: dict[str, str] = {
     "execute_meter": "meter value place", "count": "counter value", "register_read": "place register value",
     "register_write": "register value value", "truncate": "value",
 }  # fmt: skip
-"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell) that
-can be written."""
+"""Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell)
+that can be written."""
 
 
 @dataclass(frozen=True)
@@ -404,8 +404,8 @@ class Table:
     """A match-action table. `index` is its place in Program.tables. `match_type`: "exact", "lpm", "ternary", "range";
     `type`: SIMPLE, INDIRECT (action profile) or INDIRECT_WS (with selector).
 
-    Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss with no default entry
-    goes to `next_default`."""
+    Next nodes: `next_hit` and `next_miss` if `by_hit`, else `next_of_action[action index]`; a miss with no default
+    entry goes to `next_default`."""
 
     name: str
     id: int
@@ -476,8 +476,8 @@ class Pipeline:
 @dataclass(frozen=True)
 class Program:
     """A whole program. Tuples are in the order of the JSON; `nodes` holds tables, conditionals and action calls of all
-    pipelines; `tables` the tables among them. `errors` and `enums` give values by name. `aliases`: name that simple_switch
-    uses → FieldRef. `text` is the JSON as it was read."""
+    pipelines; `tables` the tables among them. `errors` and `enums` give values by name. `aliases`: name that
+    simple_switch uses → FieldRef. `text` is the JSON as it was read."""
 
     name: str
     header_types: tuple[HeaderType, ...]

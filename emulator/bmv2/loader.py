@@ -1,9 +1,8 @@
 """BMv2's JSON (2.x, as p4c's bmv2 back end writes it) to an `ir.Program`.
 
-`load` and `loads` are all that others need. Whatever is wrong with the JSON ends in one ProgramError that names the object
-and, where p4c told it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects), each
-into the tuple of the same name.
-"""
+`load` and `loads` are all that others need. Whatever is wrong with the JSON ends in one ProgramError that names the
+object and, where p4c told it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects),
+each into the tuple of the same name. """
 
 from __future__ import annotations
 
@@ -233,9 +232,7 @@ def _unions(names: Names, root: dict, number_of_id: dict[int, int]) -> None:
         with reading("header union stack", obj):
             names.add("header union stack", obj["name"], len(names.union_stacks))
             unions = tuple(union_of_id[id_] for id_ in obj["header_union_ids"])
-            names.union_stacks.append(
-                ir.HeaderUnionStack(obj["name"], obj["id"], members[obj["union_type"]], unions)
-            )
+            names.union_stacks.append(ir.HeaderUnionStack(obj["name"], obj["id"], members[obj["union_type"]], unions))
 
 
 def _places(objs: list, key: str, number_of_id: dict[int, int]) -> dict[int, tuple[int, int]]:

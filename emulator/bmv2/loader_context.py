@@ -1,4 +1,5 @@
-"""What all parts of the loader share: the objects read so far, by name, and errors that say which object was at fault."""
+"""What all parts of the loader share: the objects read so far, by name, and errors that say which object was at
+fault."""
 
 from __future__ import annotations
 

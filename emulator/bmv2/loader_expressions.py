@@ -1,5 +1,5 @@
-"""The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`, with the kinds of
-all operands checked, so that neither engine meets a boolean where a number should be."""
+"""The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`, with the kinds
+of all operands checked, so that neither engine meets a boolean where a number should be."""
 
 from __future__ import annotations
 

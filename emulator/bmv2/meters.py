@@ -19,7 +19,8 @@ from switchml.errors import ControlError
 
 class MeterArray:
     """`configured`: (size,) bool; `rate`: (size, rates) float64 units/µs; `burst`, `tokens`, `last`: (size, rates)
-    uint64, `last` being the tokens made since time 0 when the bucket was last filled. Rates ascend along the last axis."""
+    uint64, `last` being the tokens made since time 0 when the bucket was last filled. Rates ascend along the last
+    axis."""
 
     def __init__(self, array: ir.MeterArray, lock: RLock) -> None:
         shape = (array.size, array.rate_count)

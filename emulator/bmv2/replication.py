@@ -39,7 +39,8 @@ class Node:
 
 @dataclass
 class Replication:
-    """`groups`: mgid → handles of nodes; `nodes`: handle → Node; `lags`: index → ports; `version` grows with changes."""
+    """`groups`: mgid → handles of nodes; `nodes`: handle → Node; `lags`: index → ports; `version` grows with
+    changes."""
 
     lock: RLock
     max_groups: int = 4096

@@ -142,7 +142,9 @@ class State:
         profile = None if table.action_profile is None else self.action_profiles[table.action_profile]
         meter = None if table.direct_meter is None else self.meters[table.direct_meter]
         if meter is not None and meter.size < table.max_size:
-            raise ProgramError(f"table {table.name}: its direct meter has {meter.size} cells for {table.max_size} entries")
+            raise ProgramError(
+                f"table {table.name}: its direct meter has {meter.size} cells for {table.max_size} entries"
+            )
         try:
             return MatchTable(table, self.program, self.lock, profile, meter, self.clock)
         except ControlError as error:
@@ -200,7 +202,14 @@ class State:
 
     @locked
     def set_crc(
-        self, name: str, width: int, polynomial: int, initial: int, final_xor: int, reflect_data: bool, reflect_rest: bool
+        self,
+        name: str,
+        width: int,
+        polynomial: int,
+        initial: int,
+        final_xor: int,
+        reflect_data: bool,
+        reflect_rest: bool,
     ) -> None:
         """Set the parameters of a calculation with the algorithm crc{width}_custom."""
         function = self._hash(name, "Crc")

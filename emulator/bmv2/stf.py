@@ -26,7 +26,9 @@ PAUSE_US = 1_000_000
 """Time that goes by before a packet that follows a command, with `wait`, and at the end."""
 TOP_PRIORITY = 10_000
 
-_ADD = re.compile(r"(?P<table>\S+)\s+(?:(?P<priority>\d+)\s+)?(?P<keys>.*?)(?P<action>[^\s:]+\s*\(.*\))\s*(?:=\s*(?P<id>\S+))?$")
+_ADD = re.compile(
+    r"(?P<table>\S+)\s+((?P<priority>\d+)\s+)?(?P<keys>.*?)(?P<action>[^\s:]+\s*\(.*\))\s*(=\s*(?P<id>\S+))?$"
+)
 _KEY = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
 _CALL = re.compile(r"([^\s(]+)\s*\((.*)\)")
 _COUNTER = re.compile(r"(\S+?)\s*\(\s*(\S+?)\s*\)\s*(?:(packets|bytes)\s*(==|!=|<=|<|>=|>)\s*(\S+))?$", re.IGNORECASE)
@@ -112,9 +114,7 @@ class Runner:
 
     def run(self, statements: Sequence[Statement]) -> Report:
         """All statements, then the comparison of what was sent with what was expected."""
-        used = {
-            int(statement.rest.split()[0]) for statement in statements if statement.command in ("packet", "expect")
-        }
+        used = {int(statement.rest.split()[0]) for statement in statements if statement.command in ("packet", "expect")}
         self.report.sent = {port: [] for port in sorted(used)}
         for statement in statements:
             try:
@@ -286,7 +286,7 @@ def fits(expected: str, data: bytes) -> bool:
     wanted, got = expected.removesuffix("$"), data.hex()
     if len(got) < len(wanted) or (expected.endswith("$") and len(got) > len(wanted)):
         return False
-    return all(want in ("*", digit) for want, digit in zip(wanted, got))
+    return all(want in ("*", digit) for want, digit in zip(wanted, got, strict=False))
 
 
 def _spaced(keys: str) -> list[str]:

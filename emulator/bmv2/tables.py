@@ -158,9 +158,13 @@ class MatchTable:
             return stored, priority, (priority, *stored)
         if self.table.match_type == "exact":
             return stored, -1, tuple(param.value for param in stored)
-        return stored, -1, tuple(
-            (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
-            for param, width in zip(stored, self.widths, strict=True)
+        return (
+            stored,
+            -1,
+            tuple(
+                (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
+                for param, width in zip(stored, self.widths, strict=True)
+            ),
         )
 
     def _normal_param(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:

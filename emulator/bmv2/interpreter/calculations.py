@@ -11,8 +11,8 @@ from emulator.bmv2.values import mask
 
 
 def input_bytes(calculation: ir.Calculation, packet: Packet) -> bytes:
-    """The inputs bit after bit, padded at the end to whole bytes; then the payload, if it is among them. Invalid headers
-    are skipped."""
+    """The inputs bit after bit, padded at the end to whole bytes; then the payload, if it is among them. Invalid
+    headers are skipped."""
     bits = n_bits = 0
     payload = b""
     for item in calculation.inputs:

@@ -1,8 +1,8 @@
 """What an expression is worth: unbounded integers, booleans, or a place among the headers.
 
-BMv2 stops the whole switch where a program divides by zero, shifts by a negative number, or goes beyond a stack. Here x/0
-and x%0 are 0, a negative shift shifts by nothing, and beyond a stack one reads 0 (an invalid header) and writes nothing.
-"""
+BMv2 stops the whole switch where a program divides by zero, shifts by a negative number, or goes beyond a stack. Here
+x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack one reads 0 (an invalid header) and writes
+nothing. """
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ UNARY: dict[str, Callable[[int], int]] = {
 
 
 class Expressions:
-    """Evaluates expressions over one packet. `args`: the arguments of the running action; `at`: bytes of the packet that
-    have been parsed, for lookahead."""
+    """Evaluates expressions over one packet. `args`: the arguments of the running action; `at`: bytes of the packet
+    that have been parsed, for lookahead."""
 
     def __init__(self, packet: Packet, state: State, args: Sequence[int] = (), at: int = 0) -> None:
         self.packet = packet

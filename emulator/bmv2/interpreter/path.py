@@ -1,9 +1,8 @@
 """simple_switch's packet path, with the reference engine: from a received frame to the frames that leave.
 
 The order of everything that happens at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is
-that of simple_switch.cpp's ingress_thread and egress_thread. Here it is one thread: the packets that a packet sends back
-are served before the next, and egress follows at once, in the order in which packets were queued.
-"""
+that of simple_switch.cpp's ingress_thread and egress_thread. Here it is one thread: the packets that a packet sends
+back are served before the next, and egress follows at once, in the order in which packets were queued. """
 
 from __future__ import annotations
 

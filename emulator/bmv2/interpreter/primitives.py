@@ -20,9 +20,23 @@ from switchml.errors import ProgramAbort
 log = logging.getLogger("switchml.bmv2")
 
 _ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
-METHODS = {"assert": "check", "assume": "check", "exit": "exit_pipeline", "_jump": "jump", "_jump_if_zero": "jump_if_zero"}
+METHODS = {
+    "assert": "check",
+    "assume": "check",
+    "exit": "exit_pipeline",
+    "_jump": "jump",
+    "_jump_if_zero": "jump_if_zero",
+}
 """Primitives whose method has another name."""
-ON_TWO = {"add": "+", "subtract": "-", "bit_xor": "^", "bit_or": "|", "bit_and": "&", "shift_left": "<<", "shift_right": ">>"}
+ON_TWO = {
+    "add": "+",
+    "subtract": "-",
+    "bit_xor": "^",
+    "bit_or": "|",
+    "bit_and": "&",
+    "shift_left": "<<",
+    "shift_right": ">>",
+}
 """Primitives that store what an operator makes of two values."""
 
 
