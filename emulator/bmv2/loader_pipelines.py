@@ -38,6 +38,7 @@ class Pipelines:
             ir.ActionProfile(p.name, p.id, p.max_size, p.selector, tuple(dict.fromkeys(self.profile_actions[i])))
             for i, p in enumerate(self.profiles)
         ]
+        self._check_acyclic()
         for sort, objects in (("table", self.tables), ("pipeline", self.pipelines), ("action profile", self.profiles)):
             unique_ids(sort, objects)
 
@@ -101,6 +102,23 @@ class Pipelines:
                     node["name"], node["id"], action, self._next(node.get("next_node"))
                 )
         self.pipelines.append(ir.Pipeline(obj["name"], obj["id"], self._next(obj["init_table"])))
+
+    def _check_acyclic(self) -> None:
+        """Refuse control flow that comes back to a node: packets would never leave."""
+        done, entered = set(), set()
+        for start in range(len(self.nodes)):
+            stack = [(start, False)]
+            while stack:
+                number, is_left = stack.pop()
+                if is_left:
+                    entered.discard(number)
+                    done.add(number)
+                elif number in entered:
+                    raise ProgramError(f"control flow goes round through {self.nodes[number].name!r}")
+                elif number not in done:
+                    entered.add(number)
+                    stack.append((number, True))
+                    stack += [(after, False) for after in _next_of(self.nodes[number])]
 
     def _action(self, id_: int) -> int:
         if id_ not in self.names.action_of_id:
@@ -226,6 +244,17 @@ class Pipelines:
                 args = self._args(action, entry["action_entry"]["action_data"])
                 found.append(ir.Entry(match, action, args, entry.get("priority", 0), source_of(entry)))
         return tuple(found)
+
+
+def _next_of(node: ir.Node) -> set[int]:
+    """Where a node may lead."""
+    if isinstance(node, ir.Table):
+        after = {node.next_default, node.next_hit, node.next_miss, *node.next_of_action.values()}
+    elif isinstance(node, ir.Conditional):
+        after = {node.next_true, node.next_false}
+    else:
+        after = {node.next_node}
+    return after - {ir.END}
 
 
 def _size(obj: dict) -> int:
