@@ -14,7 +14,7 @@ from typing import Any
 
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import hashes, ir
-from emulator.bmv2.loader_context import Names, expect, hex_int, reading, source_of, unique_ids
+from emulator.bmv2.loader_context import Names, expect, hex_int, reading, source_of, unique_ids, width_of
 from emulator.bmv2.loader_expressions import condition, data, primitive
 from emulator.bmv2.loader_parsers import deparsers, parse_vsets, parsers
 from emulator.bmv2.loader_pipelines import Pipelines
@@ -160,14 +160,15 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
                 raise ProgramError("has more than one field of variable width")
             varbit = len(fields)
             width = 0  # until all others are known
-        expect(width, int, f"the width of field {name!r}")
-        if width < 0 or (signed and width == 1 and not is_varbit):
+        width_of(width, f"the width of field {expect(name, str, 'the name of a field')!r}")
+        if signed and width == 1 and not is_varbit:
             raise ProgramError(f"field {name!r} can't have {width} bits")
         fields.append(ir.Field(name, width, offset, signed, saturating, is_varbit))
         offset += width
     if varbit is not None and max_length:
         old = fields[varbit]
-        fields[varbit] = ir.Field(old.name, 8 * max_length - offset, old.offset, old.signed, old.saturating, True)
+        widest = width_of(max(8 * max_length - offset, 0), "the length of the varbit field")
+        fields[varbit] = ir.Field(old.name, widest, old.offset, old.signed, old.saturating, True)
     length = obj.get("length_exp")
     length = None if length is None else data(names, length)
     if length is not None:
@@ -263,9 +264,9 @@ def _counter(obj: dict) -> ir.CounterArray:
 
 
 def _register(obj: dict) -> ir.RegisterArray:
-    width = expect(obj["bitwidth"], int, "bitwidth")
-    if width <= 0:
-        raise ProgramError(f"can't have cells of {width} bits")
+    width = width_of(obj["bitwidth"], "bitwidth")
+    if width == 0:
+        raise ProgramError("can't have cells of 0 bits")
     return ir.RegisterArray(obj["name"], obj["id"], _array_size(obj), width)
 
 
@@ -312,7 +313,7 @@ def _calculation(names: Names, obj: dict) -> ir.Calculation:
             inputs.append(ir.CalcInput(sort, ref, names.width(ref)))
         elif sort == "hexstr":
             inputs.append(
-                ir.CalcInput(sort, e.Const(hex_int(item["value"])), expect(item["bitwidth"], int, "bitwidth"))
+                ir.CalcInput(sort, e.Const(hex_int(item["value"])), width_of(item["bitwidth"], "bitwidth"))
             )
         elif sort == "header":
             inputs.append(ir.CalcInput(sort, e.HeaderRef(names.find("header", item["value"]))))
@@ -371,7 +372,7 @@ def _actions(names: Names, objs: list) -> None:
     for obj in objs:
         with reading("action", obj):
             index = len(names.actions)
-            params = tuple(ir.Param(p["name"], expect(p["bitwidth"], int, "bitwidth")) for p in obj["runtime_data"])
+            params = tuple(ir.Param(p["name"], width_of(p["bitwidth"], "bitwidth")) for p in obj["runtime_data"])
             calls = tuple(primitive(names, call, len(params)) for call in obj["primitives"])
             names.actions.append(ir.Action(obj["name"], obj["id"], params, calls, source_of(obj)))
             names.indices.setdefault("action", {}).setdefault(obj["name"], index)  # names may repeat, ids not

@@ -10,6 +10,7 @@ from typing import Any
 
 from emulator.bmv2 import ir
 from emulator.bmv2.expr import FieldRef
+from emulator.bmv2.values import MAX_WIDTH
 from switchml.errors import ProgramError
 
 
@@ -62,6 +63,13 @@ def expect(value: Any, type_: type, what: str) -> Any:
     """`value`, which must be of this type (a bool is not an int)."""
     if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
         raise ProgramError(f"{what} is {value!r}, but should be of type {type_.__name__}")
+    return value
+
+
+def width_of(value: Any, what: str) -> int:
+    """A number of bits that something can have."""
+    if not 0 <= expect(value, int, what) <= MAX_WIDTH:
+        raise ProgramError(f"{what} is {value}, but should be at most {MAX_WIDTH}")
     return value
 
 

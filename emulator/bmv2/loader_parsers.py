@@ -6,7 +6,7 @@ from typing import Any
 
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
-from emulator.bmv2.loader_context import Names, expect, field_in, hex_int, reading, source_of, unique_ids
+from emulator.bmv2.loader_context import Names, expect, field_in, hex_int, reading, source_of, unique_ids, width_of
 from emulator.bmv2.loader_expressions import condition, data, primitive, stack_last, type_of
 from emulator.bmv2.values import n_bytes, pad_key, padded_width
 from switchml.errors import ProgramError
@@ -113,7 +113,7 @@ def _member(names: Names, stack: int, name: str) -> int:
 def _value(names: Names, obj: dict) -> e.Expr:
     if obj["type"] == "lookahead":
         offset, width = obj["value"]
-        return e.Lookahead(expect(offset, int, "the lookahead's offset"), expect(width, int, "the lookahead's width"))
+        return e.Lookahead(width_of(offset, "the lookahead's offset"), width_of(width, "the lookahead's width"))
     return data(names, obj)
 
 
@@ -170,7 +170,7 @@ def parse_vsets(names: Names, objs: list) -> tuple[ir.ParseVSet, ...]:
     for obj in objs:
         with reading("parse value set", obj):
             names.add("parse value set", obj["name"], len(names.parse_vsets))
-            width = expect(obj["compressed_bitwidth"], int, "compressed_bitwidth")
+            width = width_of(obj["compressed_bitwidth"], "compressed_bitwidth")
             names.parse_vsets.append(ir.ParseVSet(obj["name"], obj["id"], width))
     unique_ids("parse value set", names.parse_vsets)
     return tuple(names.parse_vsets)

@@ -12,6 +12,8 @@ from emulator.bmv2.loader_expressions import condition
 from switchml.errors import ProgramError
 
 KINDS = ("exact", "lpm", "ternary", "range", "valid")
+MAX_ENTRIES = (1 << 24) - 1
+"""What the index of an entry can count; BMv2, too, makes a larger table as large as this."""
 MATCH_TYPES = ("exact", "lpm", "ternary", "range")
 
 
@@ -261,7 +263,7 @@ def _size(obj: dict) -> int:
     """`max_size`, or the number of const entries where there are some."""
     if "entries" in obj:
         return len(obj["entries"])
-    return expect(obj["max_size"], int, "max_size")
+    return min(max(expect(obj["max_size"], int, "max_size"), 0), MAX_ENTRIES)
 
 
 def _match(obj: dict, field: ir.KeyField) -> ir.MatchParam:

@@ -115,6 +115,14 @@ class Queues:
         self.version += 1
 
 
+def _array(kind: type, array: Any, lock: RLock) -> Any:
+    """A register, counter or meter array."""
+    try:
+        return kind(array, lock)
+    except (MemoryError, ValueError) as error:
+        raise ProgramError(f"there is no memory for the {array.size} cells of {array.name!r}") from error
+
+
 class State:
     """The state of one program. `clock` gives µs since the switch started. Raises ProgramError if the program's own
     entries are refused."""
@@ -123,9 +131,9 @@ class State:
         self.program = program
         self.clock = clock
         self.lock = lock = lock or RLock()
-        self.registers = [RegisterArray(array, lock) for array in program.registers]
-        self.counters = [CounterArray(array, lock) for array in program.counters]
-        self.meters = [MeterArray(array, lock) for array in program.meters]
+        self.registers = [_array(RegisterArray, array, lock) for array in program.registers]
+        self.counters = [_array(CounterArray, array, lock) for array in program.counters]
+        self.meters = [_array(MeterArray, array, lock) for array in program.meters]
         self.parse_vsets = [ParseVSet(vset, lock) for vset in program.parse_vsets]
         self.hashes = [hashes.make(calculation.algo) for calculation in program.calculations]
         self.action_profiles = [ActionProfile(profile, program, lock) for profile in program.action_profiles]

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+MAX_WIDTH = 1 << 16
+"""Bits; the loader refuses fields, parameters and registers that are wider (p4c's limit is 2048)."""
+
 
 def mask(width: int) -> int:
     """`width` one bits."""
@@ -22,21 +25,21 @@ def n_bytes(width: int) -> int:
 
 def two_comp_mod(value: int, width: int) -> int:
     """`value` modulo 2^width as a signed number of `width` bits; 0 bits hold only 0."""
-    if width <= 0:
-        return 0
+    if width <= 0 or width > MAX_WIDTH:
+        return 0 if width <= 0 else value
     value &= mask(width)
     return value - (1 << width) if value >> (width - 1) else value
 
 
 def sat_cast(value: int, width: int) -> int:
     """The signed number of `width` bits nearest to `value`."""
-    limit = 1 << (width - 1) if width > 0 else 0
+    limit = 1 << (min(width, MAX_WIDTH) - 1) if width > 0 else 0
     return max(-limit, min(value, limit - 1)) if limit else 0
 
 
 def usat_cast(value: int, width: int) -> int:
     """The unsigned number of `width` bits nearest to `value`."""
-    return max(0, min(value, mask(width)))
+    return max(0, min(value, mask(min(max(width, 0), MAX_WIDTH))))
 
 
 def stored_in_field(value: int, width: int, signed: bool, saturating: bool = False) -> int:

@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from emulator.bmv2 import expr as e
 from emulator.bmv2.interpreter.packet import Packet
 from emulator.bmv2.state import State
-from emulator.bmv2.values import sat_cast, two_comp_mod, usat_cast
-
-MAX_SHIFT = 1 << 16
-"""Bits; nothing that a program can store is wider, so what is shifted further left is 0."""
+from emulator.bmv2.values import MAX_WIDTH, sat_cast, two_comp_mod, usat_cast
 
 
 def divide(left: int, right: int) -> int:
@@ -28,8 +25,8 @@ def remainder(left: int, right: int) -> int:
 
 
 def shift_left(left: int, right: int) -> int:
-    """left << right."""
-    return 0 if right > MAX_SHIFT else left << max(right, 0)
+    """left << right. Nothing that a program can store is as wide as MAX_WIDTH: what goes beyond is 0."""
+    return 0 if right > MAX_WIDTH else left << max(right, 0)
 
 
 def shift_right(left: int, right: int) -> int:

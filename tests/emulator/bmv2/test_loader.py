@@ -25,7 +25,9 @@ def test_every_program_loads_and_runs(path):
 
 def test_repeated_trees_are_one_object(program):
     unrolled = program("agg_unrolled_64")
-    nodes = [node for action in unrolled.actions for call in action.primitives for arg in call.args for node in e.walk(arg)]
+    nodes = [
+        node for action in unrolled.actions for call in action.primitives for arg in call.args for node in e.walk(arg)
+    ]
     assert len({id(node) for node in nodes}) < len(nodes) / 2
 
 
@@ -108,7 +110,9 @@ def places(value, path=()):
         yield from places(below, (*path, key))
 
 
-VALUES = st.sampled_from([None, -1, 0, 1, 7, 2**40, "", "0x", "x", "default", "-0x1", True, [], {}, [None], ["a", "b"], 0.5])
+VALUES = st.sampled_from(
+    [None, -1, 0, 1, 7, 2**40, "", "0x", "x", "default", "-0x1", True, [], {}, [None], ["a", "b"], 0.5]
+)
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
