@@ -9,7 +9,6 @@ import click
 
 IGNORED = ("--nanolog", "--debugger-addr", "--max-port-count", "--load-modules", "--max-l2-entries")
 """BMv2's options with a value that mean nothing here."""
-IGNORED_FLAGS = ("--debugger", "--log-flush")
 
 EPILOG = """INTERFACE is a network interface (needs root), or udp:ADDRESS:PORT for one Ethernet frame a datagram. With
 --use-files it names the files INTERFACE_in.pcap and INTERFACE_out.pcap."""
@@ -46,6 +45,7 @@ class SwitchCommand(click.Command):
 @click.option("--notifications-addr", metavar="ADDRESS", help="Where digests are published.")
 @click.option("--log-console", is_flag=True, help="Log to stdout.")
 @click.option("--log-file", metavar="FILE", help="Log to FILE.txt.")
+@click.option("--log-flush", is_flag=True, expose_value=False, help="For BMv2's sake: the log is always flushed.")
 @click.option("-L", "--log-level", type=click.Choice(["trace", "debug", "info", "warn", "error", "off"]), default="trace")
 @click.option("--log-file-max-size", type=click.IntRange(min=1), default=5 << 20, help="Bytes.")
 @click.option("--log-file-max-files", type=click.IntRange(min=0), default=3)
