@@ -55,7 +55,7 @@ control MyEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata
         hdr.probe.kept = meta.kept;
         hdr.probe.lost = meta.lost;
         hdr.probe.length = (bit<16>)sm.packet_length;
-        if (sm.instance_type != 2 && hdr.probe.what[1:1] == 1) {
+        if (sm.instance_type == 0 && hdr.probe.what[1:1] == 1) {
             clone_preserving_field_list(CloneType.E2E, 7, 1);
         }
         if (sm.instance_type == 0) {
