@@ -26,6 +26,10 @@ ABORTS = {"assert"}  # simple_switch ends when an assertion fails
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.json") if path.stem not in ABORTS)
 N_PACKETS = 40
 
+# simple_switch_CLI sends pvs_add's value with a byte too many under Python 3 (parse_pvs_value divides by `/`), so that it
+# never matches. The recording was made with a CLI where that is put right.
+WRONG_BY_CLI = {"value_set"}
+
 # These look before they read a header. From one that was not parsed simple_switch reads what an earlier packet left.
 ASK_VALID = {"checksums", "exact", "l3", "lookahead", "mixed_keys", "parser_errors", "stacks", "unions", "varbit"}
 ASK_VALID |= {"value_set"} | {name for name in NAMES if name.startswith("agg")}
@@ -105,7 +109,7 @@ def _worked(reply: str) -> bool:
     return not re.search(r"Invalid|Error|error|Usage", reply)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WRONG_BY_CLI])
 def test_same_as_simple_switch(name, require_program):
     switch, cli = require_program("simple_switch"), require_program("simple_switch_CLI")
     path = PROGRAMS / f"{name}.json"
