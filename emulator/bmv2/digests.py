@@ -75,10 +75,15 @@ class DigestList:
         if self.on_digest is not None:
             self.on_digest(digest)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether samples have been gathered that a time-out will send."""
+        return bool(self.pending and self.timeout_us)
+
     @locked
     def poll(self) -> int | None:
         """Send the buffer if it is old enough; else µs until it will be, or None if there is nothing to wait for."""
-        if not self.pending or not self.timeout_us:
+        if not self.is_waiting:
             return None
         left = self.started_us + self.timeout_us - self.clock()
         if left <= 0:

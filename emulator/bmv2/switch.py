@@ -65,3 +65,11 @@ class Switch:
             for digest in self.state.digests:
                 digest.poll()
             return self.engine.poll()
+
+    def next_us(self) -> float | None:
+        """When `poll` is worth calling, on the switch's clock: a packet may leave a queue, or a digest is due. None:
+        nothing waits."""
+        with self.lock:
+            digests = [digest.started_us + digest.timeout_us for digest in self.state.digests if digest.is_waiting]
+            queued = self.engine.queues.next_us()
+            return min([*digests, *([] if queued is None else [queued])], default=None)

@@ -23,6 +23,9 @@ log = logging.getLogger("switchml.bmv2")
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBMITTED = range(7)
 """Values of standard_metadata.instance_type."""
 
+MAX_GROWTH = 512
+"""Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Nothing is limited here."""
+
 MAX_PASSES = 1 << 16
 """Times that one frame and its copies may pass ingress or egress; what is left then is dropped."""
 
@@ -45,6 +48,7 @@ class Interpreter:
         self.field_lists = {field_list.id: field_list.elements for field_list in program.field_lists}
         self.returned: deque[Packet] = deque()
         self.sent: list[tuple[int, bytes]] = []
+        self.has_warned = False
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Take a frame in; returns (port, frame) for all that leave now, in order."""
@@ -187,10 +191,20 @@ class Interpreter:
         if packet.get_named("standard_metadata.egress_spec") == self.drop_port:
             return
         deparse(self.deparser, packet, self.state, self.primitives)
+        self._warn_of_growth(packet)
         if packet.recirculate:
             self.returned.append(self._recirculated(packet))
             return
         self.sent.append((port, packet.output))
+
+    def _warn_of_growth(self, packet: Packet) -> None:
+        """Say once that simple_switch would not survive this."""
+        if len(packet.data) > packet.ingress_length + MAX_GROWTH and not self.has_warned:
+            self.has_warned = True
+            log.warning(
+                "A packet of %d bytes grew to %d: that is fine here, but simple_switch has room for %d bytes more only",
+                packet.ingress_length, len(packet.data), MAX_GROWTH,
+            )  # fmt: skip
 
     def _clone_at_egress(self, packet: Packet) -> None:
         """The clone has the headers as they are now."""

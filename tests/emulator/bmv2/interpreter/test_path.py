@@ -232,6 +232,27 @@ def test_the_higher_priority_leaves_first_and_one_too_high_is_dropped(switch):
     assert [frame[16] for _, frame in running.poll()] == [1, 0]
 
 
+def test_when_to_poll_again(switch):
+    running = switch("queues")
+    assert running.next_us() is None
+    running.state.queues.set_rate(1000)
+    running.receive(1, queued(2))
+    running.receive(1, queued(2))
+    assert running.next_us() == 1000
+    learning = switch("digest")
+    learning.now = 5
+    learning.receive(1, ETHERNET)
+    assert learning.next_us() == 1_000_005
+
+
+def test_a_packet_may_grow_more_than_in_bmv2_but_it_is_said(switch, monkeypatch, caplog):
+    monkeypatch.setattr(path, "MAX_GROWTH", 3)
+    running = switch("metadata")
+    for _ in range(2):
+        assert len(running.receive(4, ETHERNET + b"\1" + bytes(11))[0][1]) == 30
+    assert ["26 bytes grew to 30" in message for message in caplog.messages] == [True]
+
+
 # Digests
 
 
