@@ -11,6 +11,7 @@ from emulator.bmv2.interpreter.primitives import Primitives
 from emulator.bmv2.state import State
 from emulator.bmv2.values import mask, n_bytes, pad_key, padded_width
 
+INT_MAX = (1 << 31) - 1
 MAX_STATES = 1 << 16
 """States that one packet may pass; a parser that takes more is stopped with the error ParserTimeout."""
 
@@ -88,7 +89,8 @@ class Parser:
                 varbit = self._own_length(header_type)
             else:
                 varbit = self.expressions.value(length)
-            if varbit % 8 or varbit < 0:
+            # BMv2 takes the length as a C int: what is larger counts as INT_MAX, which is no multiple of 8.
+            if varbit % 8 or not 0 <= varbit <= INT_MAX:
                 raise self._error("ParserInvalidArgument")
         n = n_bytes(header_type.width + varbit)
         if n > self._left:

@@ -1,5 +1,6 @@
 """Parsers, values and state in the packet path: what each program of tests/programs must do, worked out by hand."""
 
+import json
 import logging
 import zlib
 
@@ -8,9 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from emulator.bmv2 import loader
 from emulator.bmv2.action_profiles import RunAction, UseGroup
 from emulator.bmv2.hashes import csum16
+from emulator.bmv2.interpreter.packet import Packet
+from emulator.bmv2.interpreter.parser import Parser
+from emulator.bmv2.interpreter.primitives import Primitives
 from emulator.bmv2.ir import MatchParam
+from emulator.bmv2.state import State
 from emulator.bmv2.values import two_comp_mod as signed
 
 ETHERNET = bytes.fromhex("0102030405060708090a0b0c0d0e")
@@ -99,6 +105,20 @@ def test_varbit_fields(switch):
     assert send(running, head + b"\x11" + b"\1abc") == bad + b"\x11" + b"\1abc"  # not whole bytes
     assert send(running, head + b"\x88" + b"\1" + bytes(20)) == bad + b"\x88" + b"\1" + bytes(20)  # over 128 bits
     assert send(running, head + b"\x20" + b"\1ab") == bad + b"\x20" + b"\1ab"  # too short
+
+
+@pytest.mark.parametrize(("length", "error"), [(0xFFFFFFF8, "ParserInvalidArgument"), (0x7FFFFFF8, "PacketTooShort")])
+def test_a_length_beyond_a_c_int(program, length, error):
+    """As from (ihl - 5) * 32 with ihl 4, seen on simple_switch."""
+    root = json.loads(program("varbit").text)
+    for state in root["parsers"][0]["parse_states"]:
+        for op in state["parser_ops"]:
+            if op["op"] == "extract_VL":
+                op["parameters"][1]["value"] = {"type": "hexstr", "value": hex(length)}
+    changed = loader.loads(json.dumps(root))
+    state, packet = State(changed), Packet(changed, ETHERNET + b"\0" + bytes(20))
+    Parser(changed.parsers[0], packet, state, Primitives(state)).run()
+    assert packet.parser_error == changed.errors[error]
 
 
 def test_lookahead_and_advance(switch):
