@@ -26,7 +26,7 @@ ABORTS = {"assert"}  # simple_switch ends when an assertion fails
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.json") if path.stem not in ABORTS)
 N_PACKETS = 40
 
-# simple_switch_CLI sends pvs_add's value with a byte too many under Python 3 (parse_pvs_value divides by `/`), so that it
+# simple_switch_CLI sends the value of pvs_add with a byte too many under Python 3 (parse_pvs_value divides by `/`): it
 # never matches. The recording was made with a CLI where that is put right.
 WRONG_BY_CLI = {"value_set"}
 
