@@ -9,12 +9,27 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import RLock
+from typing import Protocol
 
 from emulator.bmv2 import ir, loader
 from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.state import State
 
 DROP_PORT = 511
+
+
+class Engine(Protocol):
+    """What moves packets through a program; `interpreter.path.Interpreter` is one. Made from (state, drop_port,
+    n_priorities, seed). The switch's lock is held during all calls."""
+
+    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Take a frame in; returns (port, frame) for all that leave now, in order."""
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """What leaves now without anything coming in."""
+
+    def next_us(self) -> float | None:
+        """When `poll` will next have something, on the switch's clock; None if nothing waits."""
 
 
 def running_clock() -> Callable[[], int]:
@@ -25,7 +40,7 @@ def running_clock() -> Callable[[], int]:
 
 class Switch:
     """A switch that runs `program`. `clock` gives µs since the switch started. `drop_port` and `n_priorities` are
-    simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable.
+    simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
 
     `state` is what the control plane works on, under `lock`. Raises ProgramError for a program that is not one for
     simple_switch."""
@@ -38,11 +53,13 @@ class Switch:
         drop_port: int = DROP_PORT,
         n_priorities: int = 1,
         seed: int | None = None,
+        engine: Callable[[State, int, int, int | None], Engine] = Interpreter,
     ) -> None:
         self.clock = clock or running_clock()
         self.drop_port = drop_port
         self.n_priorities = n_priorities
         self.seed = seed
+        self.make_engine = engine
         self.lock = RLock()
         self.load(program)
 
@@ -50,7 +67,7 @@ class Switch:
         """Run another program from now on, with fresh state."""
         loader.check_runnable(program)
         state = State(program, self.clock, self.lock)
-        engine = Interpreter(state, self.drop_port, self.n_priorities, self.seed)
+        engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
             self.program, self.state, self.engine = program, state, engine
 
@@ -71,5 +88,5 @@ class Switch:
         nothing waits."""
         with self.lock:
             digests = [digest.started_us + digest.timeout_us for digest in self.state.digests if digest.is_waiting]
-            queued = self.engine.queues.next_us()
+            queued = self.engine.next_us()
             return min([*digests, *([] if queued is None else [queued])], default=None)

@@ -78,6 +78,10 @@ class Interpreter:
         sent, self.sent = self.sent, []
         return sent
 
+    def next_us(self) -> float | None:
+        """When the next packet may leave a queue; None if none waits."""
+        return self.queues.next_us()
+
     def _guarded(self, stage, packet: Packet, *args: int) -> None:
         """Run a stage; a program that goes on for ever costs the packet, not the switch."""
         try:
