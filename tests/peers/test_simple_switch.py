@@ -106,7 +106,7 @@ def _count(reply: str, unit: str) -> int:
 
 
 def _worked(reply: str) -> bool:
-    return not re.search(r"Invalid|Error|error|Usage", reply)
+    return not re.search(r"^(Invalid|Error|Usage)", reply, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WRONG_BY_CLI])
