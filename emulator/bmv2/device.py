@@ -102,8 +102,7 @@ class Device:
             self._run(self.switch.poll)
 
     def _pause_s(self) -> float:
-        queues = getattr(self.switch.engine, "queues", None)
-        due = queues.next_us() if queues is not None else None
+        due = self.switch.next_us()
         return POLL_S if due is None else min(max((due - self.switch.clock()) / 1e6, 0.0002), POLL_S)
 
     # Ports
