@@ -3,7 +3,7 @@ of members among which a selector's hash chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
 
@@ -196,6 +196,20 @@ class ActionProfile:
             raise table_error("MBR_NOT_IN_GRP", f"member {member} is not in group {group} of {self.name}")
         del members[member]
         found.uses -= 1
+        self.version += 1
+
+    @locked
+    def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:
+        """Replace all members, and all groups (handle → member → weight), before any entry uses them."""
+        for run in members.values():
+            self._check(run)
+        self.members = {handle: Member(run) for handle, run in members.items()}
+        self.groups = {handle: Group() for handle in groups}
+        self._member_handles.restore(self.members)
+        self._group_handles.restore(self.groups)
+        for group, weights in groups.items():
+            for member, weight in weights.items():
+                self.add_to_group(member, group, weight)
         self.version += 1
 
     def use(self, target: Target, by: int = 1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import wraps
 
 INDEX_BITS = 24
@@ -34,6 +34,12 @@ class Handles:
     def clear(self) -> None:
         """Free all."""
         self.__init__()
+
+    def restore(self, used: Iterable[int]) -> None:
+        """Have exactly these numbers in use."""
+        self.used = set(used)
+        self._next = max(self.used, default=-1) + 1
+        self._free = [number for number in range(self._next) if number not in self.used]
 
 
 def entry_handle(version: int, index: int) -> int:

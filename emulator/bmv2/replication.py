@@ -173,6 +173,21 @@ class Replication:
         }
 
     @locked
+    def restore(self, found: dict) -> None:
+        """Replace all by what `describe` gave."""
+        self.reset()
+        members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in found["l2_handles"]}
+        for item in found["l1_handles"]:
+            self.nodes[item["handle"]] = Node(item["rid"], *members[item["l2_handle"]], item["l2_handle"])
+        for item in found["mgrps"]:
+            self.groups[item["id"]] = list(item["l1_handles"])
+            for handle in item["l1_handles"]:
+                self.nodes[handle].group = item["id"]
+        self.lags = {item["id"]: tuple(item["ports"]) for item in found["lags"]}
+        self._handles.restore(self.nodes)
+        self._l2_handles.restore(members)
+
+    @locked
     def reset(self) -> None:
         """Remove all groups, nodes and LAGs."""
         self.groups.clear()

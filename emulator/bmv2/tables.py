@@ -245,7 +245,10 @@ class MatchTable:
             raise table_error("DUPLICATE_ENTRY", f"table {self.name} already has an entry with this key")
         if len(self._index_of_key) >= self.size:
             raise table_error("TABLE_FULL", f"table {self.name} has no room for more than {self.size} entries")
-        index = self._handles.take()
+        return self._place(self._handles.take(), stored, priority, key, target)
+
+    def _place(self, index: int, stored: tuple[ir.MatchParam, ...], priority: int, key: tuple, target: Target) -> int:
+        """Put an entry at an index that is in use for it; returns its handle."""
         self.entries.extend([None] * (index + 1 - len(self.entries)))
         entry = Entry(entry_handle(self._versions.get(index, 0), index), stored, priority, target)
         self.entries[index] = entry
@@ -256,6 +259,20 @@ class MatchTable:
         self._use(target)
         self._changed()
         return entry.handle
+
+    @locked
+    def restore(self, entries: Sequence[tuple[int, Sequence[ir.MatchParam], Target, int]]) -> None:
+        """Replace all entries by these: (handle, match, target, priority). Raises as `add` does."""
+        self.clear()
+        for handle, match, target, priority in entries:
+            self._check_target(target)
+            stored, priority, key = self._normal(match, priority)
+            index = index_of(handle)
+            if key in self._index_of_key or index >= self.size:
+                raise table_error("ERROR", f"table {self.name} can't have entry {handle}")
+            self._versions[index] = version_of(handle)
+            self._place(index, stored, priority, key, target)
+        self._handles.restore(self._index_of_key.values())
 
     @locked
     def delete(self, handle: int) -> None:
