@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from emulator.bmv2 import ir, loader
+from emulator.bmv2 import ir, loader, snapshot
 from emulator.bmv2.ports.port import Frames, PortInfo, Ports
 from emulator.bmv2.state import State
 from emulator.bmv2.switch import Switch
-from switchml.errors import ConfigError, ControlError, ProgramAbort, ProgramError
+from switchml.errors import ConfigError, ControlError, ProgramAbort
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.bmv2.ports.packet_io import Batch
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -20,9 +28,9 @@ POLL_S = 0.05
 
 
 class Device:
-    """`switch` on `ports`. `device_id` and `notifications_address` are told to clients; `thrift_port` is set by whoever
-    serves Thrift. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each frame that
-    are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
+    """`switch` on `ports`. `device_id` and `notifications_address` are told to clients; `thrift_port` is set by
+    whoever serves Thrift. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
+    frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
 
     def __init__(
         self,
@@ -57,7 +65,7 @@ class Device:
 
     def start(self) -> None:
         """Take frames from now on."""
-        self.ports.start(self.take)
+        self.ports.start(self.take, self.take_batch)
         threading.Thread(target=self._look_after, name="timer", daemon=True).start()
 
     def close(self) -> None:
@@ -72,6 +80,16 @@ class Device:
                 self._dump("Received packet of length %d on port %d: %s", port, data)
             self._run(lambda port=port, data=data: self.switch.receive(port, data))
 
+    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
+        """Run the first n frames of a batch through the engine, if it is one that takes batches; `send` gets records of
+        what leaves."""
+        process = getattr(self.switch.engine, "process", None)
+        if process is None or self.dump_bytes:
+            return False
+        with self._guard(), self.switch.lock:
+            process(batch.port[:n], batch.address[:n], batch.length[:n], send)
+        return True
+
     def send(self, frames: Frames) -> None:
         """Send frames out of ports."""
         frames = list(frames)
@@ -81,11 +99,16 @@ class Device:
         self.ports.send(frames)
 
     def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
-        """Send what a step of the switch gives, before anybody else's; nothing that happens in it ends the switch but a
-        program that wants it."""
+        """Send what a step of the switch gives."""
+        with self._guard():
+            self.send(step())
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Nobody else sends meanwhile, and nothing that happens ends the switch but a program that wants it."""
         try:
             with self._order:
-                self.send(step())
+                yield
         except ProgramAbort as error:
             log.critical("%s", error)
             if self.on_abort is not None:
@@ -152,4 +175,12 @@ class Device:
 
     def serialize(self) -> str:
         """The state as text, for `restore`."""
-        raise ControlError("Swap", "ERROR", "not there yet")
+        return snapshot.save(self.state)
+
+    def restore(self, path: str) -> None:
+        """Take the state from a file that holds what `serialize` gave. Raises ConfigError."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"can't read the state {path}: {error}") from error
+        snapshot.restore(self.state, text)

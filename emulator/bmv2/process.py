@@ -11,9 +11,11 @@ from pathlib import Path
 
 from emulator.bmv2 import loader, logs
 from emulator.bmv2.device import Device
+from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.ports.files import FilePorts
 from emulator.bmv2.ports.port import Ports, parse_interface
-from emulator.bmv2.switch import Switch
+from emulator.bmv2.state import State
+from emulator.bmv2.switch import Engine, Switch
 from emulator.bmv2.thrift.server import ThriftServer
 from switchml.errors import ConfigError, ProgramAbort
 
@@ -54,6 +56,7 @@ class Settings:
     priority_queues: int = 1
     max_mc_groups: int = 4096
     max_l1_entries: int = 4096
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
@@ -79,6 +82,8 @@ class Process:
             dump_bytes=settings.dump_packet_data,
             on_abort=abort,
         )
+        if settings.restore_state is not None:
+            self.device.restore(settings.restore_state)
         for number, interface in sorted(map(parse_interface, settings.interfaces)):
             log.debug("Adding interface %s as port %d", interface, number)
             self.device.ports.add(number, interface, settings.pcap)
@@ -122,10 +127,36 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     """The switch for these settings."""
     program = loader.load(settings.program or NO_PROGRAM)
-    switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues)
+    engines = {"reference": Interpreter, "compiled": compiled, "auto": compiled_if_possible}
+    name = settings.engine
+    if name == "auto" and settings.use_files is not None:
+        name = "reference"  # files are for tests, which are over before kernels are loaded
+    switch = Switch(
+        program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engines[name]
+    )
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries
     return switch
+
+
+def compiled(state: State, *settings) -> Engine:
+    """The compiled engine. Raises ConfigError for a program that it can't run."""
+    from emulator.bmv2.engine.code import Unsupported  # numba takes a while to import
+    from emulator.bmv2.engine.engine import Engine as Compiled
+
+    try:
+        return Compiled(state, *settings)
+    except Unsupported as error:
+        raise ConfigError(f"the compiled engine can't run this program: {error}") from error
+
+
+def compiled_if_possible(state: State, *settings) -> Engine:
+    """The compiled engine, or else the reference interpreter."""
+    try:
+        return compiled(state, *settings)
+    except ConfigError as error:
+        log.warning("%s; it runs on the interpreter, which is slow", error)
+        return Interpreter(state, *settings)
 
 
 def abort(error: ProgramAbort) -> None:

@@ -10,6 +10,8 @@ import click
 IGNORED = ("--nanolog", "--debugger-addr", "--max-port-count", "--load-modules", "--max-l2-entries")
 """BMv2's options with a value that mean nothing here."""
 
+LEVELS = ["trace", "debug", "info", "warn", "error", "off"]
+
 EPILOG = """INTERFACE is a network interface (needs root), or udp:ADDRESS:PORT for one Ethernet frame a datagram. With
 --use-files it names the files INTERFACE_in.pcap and INTERFACE_out.pcap."""
 
@@ -37,16 +39,16 @@ class SwitchCommand(click.Command):
 )
 @click.argument("rest", metavar="[PROGRAM.json]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-i", "--interface", "interfaces", metavar="PORT@INTERFACE", multiple=True, help="Attach an interface.")
-@click.option("--use-files", metavar="SECONDS", type=float, help="Interfaces are pcap files; wait so long before reading.")
+@click.option("--use-files", metavar="SECONDS", type=float, help="Interfaces are pcap files; wait before reading.")
 @click.option("--pcap", metavar="[=DIR]", help="Write the frames of each port to pcap files.")
-@click.option("--thrift-port", type=int, default=9090, show_default=True, help="TCP port for simple_switch_CLI; 0: none.")
+@click.option("--thrift-port", type=int, default=9090, show_default=True, help="For simple_switch_CLI; 0: none.")
 @click.option("--thrift-ip", metavar="ADDRESS", help="Listen for Thrift on this address only.")
 @click.option("--device-id", type=int, default=0, show_default=True)
 @click.option("--notifications-addr", metavar="ADDRESS", help="Where digests are published.")
 @click.option("--log-console", is_flag=True, help="Log to stdout.")
 @click.option("--log-file", metavar="FILE", help="Log to FILE.txt.")
 @click.option("--log-flush", is_flag=True, expose_value=False, help="For BMv2's sake: the log is always flushed.")
-@click.option("-L", "--log-level", type=click.Choice(["trace", "debug", "info", "warn", "error", "off"]), default="trace")
+@click.option("-L", "--log-level", type=click.Choice(LEVELS), default="trace")
 @click.option("--log-file-max-size", type=click.IntRange(min=1), default=5 << 20, help="Bytes.")
 @click.option("--log-file-max-files", type=click.IntRange(min=0), default=3)
 @click.option("--dump-packet-data", type=click.IntRange(min=0), default=0, help="Bytes of each frame to log.")
@@ -55,9 +57,15 @@ class SwitchCommand(click.Command):
 @click.option("--enable-swap", is_flag=True, help="Another program may be loaded while running.")
 @click.option("--disable-swap", is_flag=True, help="None may.")
 @click.option("--drop-port", type=int, default=511, show_default=True)
-@click.option("--priority-queues", type=click.IntRange(min=1), default=1, show_default=True, help="Queues of each port.")
+@click.option("--priority-queues", type=click.IntRange(min=1), default=1, show_default=True, help="Queues a port.")
 @click.option("--max-mc-groups", type=click.IntRange(min=1), default=4096, show_default=True)
 @click.option("--max-l1-entries", type=click.IntRange(min=1), default=4096, show_default=True)
+@click.option(
+    "--engine",
+    type=click.Choice(["auto", "compiled", "reference"]),
+    default="auto",
+    help="auto: compiled where the program allows it.",
+)
 @click.option("-v", "--version", "show_version", is_flag=True, help="Show the version of BMv2 that this is like.")
 @click.option("--json-version", "show_json_version", is_flag=True, help="Show the newest BMv2 JSON that is understood.")
 @click.pass_context

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from emulator.bmv2.ports.pcap import Captured, PcapReader, PcapWriter
-from emulator.bmv2.ports.port import Frames, PortInfo, Ports
+from emulator.bmv2.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
 from switchml.errors import ConfigError
 
 log = logging.getLogger("switchml.bmv2")
@@ -23,8 +23,8 @@ IN_PCAP, OUT_PCAP = "in_pcap", "out_pcap"
 
 
 class FilePorts(Ports):
-    """`wait_s`: seconds between `start` and the first frame. `on_error` is called with what went wrong in a file, from the
-    thread that reads."""
+    """`wait_s`: seconds between `start` and the first frame. `on_error` is called with what went wrong in a file, from
+    the thread that reads."""
 
     def __init__(self, wait_s: float, on_error: Callable[[ConfigError], None] | None = None) -> None:
         self.wait_s = wait_s
@@ -48,10 +48,10 @@ class FilePorts(Ports):
     def show(self) -> list[PortInfo]:
         return [self._info[number] for number in sorted(self._info)]
 
-    def start(self, take: Callable[[Frames], None]) -> None:
+    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
         threading.Thread(target=self._read_all, args=(take,), name="pcap-reader", daemon=True).start()
 
-    def _read_all(self, take: Callable[[Frames], None]) -> None:
+    def _read_all(self, take: Take) -> None:
         try:
             time.sleep(self.wait_s)
             at_hand: dict[int, Captured] = {}

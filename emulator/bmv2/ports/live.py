@@ -1,8 +1,7 @@
 """Ports that are network interfaces (AF_PACKET) or UDP sockets, all served by one thread.
 
-A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Frames go back to whoever sent
-the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address.
-"""
+A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Frames go back to whoever
+sent the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address. """
 
 from __future__ import annotations
 
@@ -12,7 +11,6 @@ import os
 import select
 import socket
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ import numpy as np
 from emulator.bmv2.ports import packet_io
 from emulator.bmv2.ports.packet_io import Batch, new_batch, new_packet_io, receive_frames, send_frames
 from emulator.bmv2.ports.pcap import PcapWriter
-from emulator.bmv2.ports.port import Frames, PortInfo, Ports
+from emulator.bmv2.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
 from emulator.bmv2.ports.superframes import VIRTIO_BYTES
 from switchml.errors import ConfigError
 from switchml.io import libc, udp
@@ -44,6 +42,11 @@ class InterfacePort:
         self.socket = packet_io.open_interface(interface)
         self._io = io
         self._state = Path("/sys/class/net", interface, "operstate")
+
+    def warm(self) -> None:
+        """Have compiled what the port needs."""
+        compile_once(receive_frames, self._io, 0, 0, new_batch())
+        compile_once(send_frames, self._io, 0, 0, np.zeros((1, 4), np.int64), False)
 
     def is_up(self) -> bool:
         """Whether the interface is there and up."""
@@ -86,6 +89,9 @@ class UdpPort:
             raise ConfigError(f"can't open {interface!r}: {error.strerror or error}") from error
         self._io = udp.new_udp_io(self.socket)
         self._packets = udp.new_packets(packet_io.MOST_PACKETS)
+
+    def warm(self) -> None:
+        """Have compiled what the port needs."""
         compile_once(udp.receive_batch, self._io, self._packets)
         compile_once(udp.send_batch, self._io, self._packets, 0)
 
@@ -134,11 +140,9 @@ def _endpoint(interface: str, text: str) -> int:
 
 
 class LivePorts(Ports):
-    """Interfaces and UDP sockets. `process(batch, n, send)` is called with each batch if it is given, and must call
-    `send(records)` with what leaves; else `take` gets frames as bytes."""
+    """Interfaces and UDP sockets."""
 
     def __init__(self) -> None:
-        self.process: Callable[[Batch, int, Callable[[np.ndarray], None]], None] | None = None
         self._io = new_packet_io()
         self._batch = new_batch()
         self._ports: dict[int, InterfacePort | UdpPort] = {}
@@ -148,11 +152,9 @@ class LivePorts(Ports):
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
         self._lock = threading.RLock()
+        self._superframes = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
-        records = np.zeros((1, 4), np.int64)
-        compile_once(receive_frames, self._io, 0, 0, self._batch)
-        compile_once(send_frames, self._io, 0, 0, records, False)
 
     def add(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
         with self._lock:
@@ -183,38 +185,38 @@ class LivePorts(Ports):
         with self._lock:
             return [PortInfo(number, port.interface, port.is_up()) for number, port in sorted(self._ports.items())]
 
-    def start(self, take: Callable[[Frames], None]) -> None:
-        self._thread = threading.Thread(target=self._serve, args=(take,), name="ports", daemon=True)
+    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
+        self._thread = threading.Thread(target=self._serve, args=(take, take_batch), name="ports", daemon=True)
         self._thread.start()
 
-    def _serve(self, take: Callable[[Frames], None]) -> None:
+    def _serve(self, take: Take, take_batch: TakeBatch | None) -> None:
+        # The sockets are open already: what comes while kernels are compiled, once on each machine, waits in them.
+        for port in list(self._ports.values()):
+            port.warm()
         while not self._is_closed:
             for fd, _ in self._poller.poll(_POLL_MS):
                 with self._lock:
                     port = self._of_fd.get(fd)
                     n = port.receive(self._batch) if port is not None else 0
                     if n:
-                        self._pass_on(take, port.number, n)
+                        self._pass_on(take, take_batch, port.number, n)
 
-    def _pass_on(self, take: Callable[[Frames], None], number: int, n: int) -> None:
+    def _pass_on(self, take: Take, take_batch: TakeBatch | None, number: int, n: int) -> None:
         batch = self._batch
         if number in self._dumps:
             for at, length in zip(batch.address[:n].tolist(), batch.length[:n].tolist(), strict=True):
                 self._dumps[number][0].write(ctypes.string_at(at, length))
-        if self.process is not None:
-            before = int(self._io.counts[packet_io.SUPERFRAMES])
-            join = n > packet_io.MESSAGES or before != self._superframes_seen
-            self._superframes_seen = before
-            self.process(batch, n, lambda records: self.send_records(records, join))
-        else:
-            places = zip(batch.address[:n].tolist(), batch.length[:n].tolist(), strict=True)
-            take([(number, ctypes.string_at(at, length)) for at, length in places])
-
-    _superframes_seen = 0
+        superframes = int(self._io.counts[packet_io.SUPERFRAMES])
+        join, self._superframes = superframes > self._superframes, superframes
+        if take_batch is not None and take_batch(batch, n, lambda records: self.send_records(records, join)):
+            return
+        places = zip(batch.address[:n].tolist(), batch.length[:n].tolist(), strict=True)
+        take([(number, ctypes.string_at(at, length)) for at, length in places])
 
     def send_records(self, records: np.ndarray, join: bool) -> None:
-        """Send frames by their addresses: int64[n, ≥ 3] of port, address, length. `join`: equal neighbours may leave as
-        superframes."""
+        """Send frames by their addresses: int64[n, ≥ 3] of port, address, length. `join`: neighbours that belong
+        together leave as superframes, which is for those who send superframes themselves: others would see odd
+        packets."""
         for number, port in self._ports.items():
             port.send_records(records, join)
             if number in self._dumps:

@@ -1,9 +1,8 @@
 """Frames in batches over a network interface: AF_PACKET with recvmmsg and sendmmsg, and superframes where there are any
 (superframes.py).
 
-What arrives has VLAN tags back in their place, which Linux keeps beside the frame. Frames are told as addresses of their
-bytes: those received in a `Batch`, those to be sent in records, rows of (port, address, length, …).
-"""
+What arrives has VLAN tags back in their place, which Linux keeps beside the frame. Frames are told as addresses of
+their bytes: those received in a `Batch`, those to be sent in records, rows of (port, address, length, …). """
 
 from __future__ import annotations
 
@@ -79,10 +78,9 @@ def new_batch() -> Batch:
 class PacketIO(NamedTuple):
     """What the kernels below need; one serves all ports of a thread, one port at a time.
 
-    `counts` int64[4] by COUNTS. Received frames lie in `buffers`, packets cut from superframes in `arena`; both are used
-    again by the next call. The rest are message headers as io/libc.py describes them, with two parts to a received frame
-    (virtio header, frame) and up to MOST_JOINED + 2 to a sent one.
-    """
+    `counts` int64[4] by COUNTS. Received frames lie in `buffers`, packets cut from superframes in `arena`; both are
+    used again by the next call. The rest are message headers as io/libc.py describes them, with two parts to a
+    received frame (virtio header, frame) and up to MOST_JOINED + 2 to a sent one. """
 
     counts: np.ndarray
     buffers: np.ndarray
@@ -98,8 +96,8 @@ class PacketIO(NamedTuple):
 
 
 COUNTS = ("superframes", "uncut", "failed", "refused_superframes")
-"""What PacketIO counts: superframes received; those that could not be cut, and are lost; packets that the kernel did not
-take; superframes that it did not take."""
+"""What PacketIO counts: superframes received; those that could not be cut, and are lost; packets that the kernel did
+not take; superframes that it did not take."""
 SUPERFRAMES, UNCUT, FAILED, REFUSED = range(len(COUNTS))
 
 
@@ -151,8 +149,8 @@ def _with_tag(control, at):
 
 @kernel
 def receive_frames(io, fd, port, batch):
-    """Take what has arrived at a port, without waiting. Fills `batch`, which stays valid until the next call; returns how
-    many frames it has."""
+    """Take what has arrived at a port, without waiting. Fills `batch`, which stays valid until the next call; returns
+    how many frames it has."""
     for i in range(MESSAGES):
         io.rx_headers[i, 5] = 64
         io.rx_headers[i, 6] = 0
@@ -204,8 +202,8 @@ def _flush(io, fd, messages):
 
 @kernel
 def send_frames(io, fd, port, records, join):
-    """Send those of `records` (int64[n, ≥ 3]: port, address, length) that are for `port`, in order; with `join`, neighbours
-    that belong together as one superframe."""
+    """Send those of `records` (int64[n, ≥ 3]: port, address, length) that are for `port`, in order; with `join`,
+    neighbours that belong together as one superframe."""
     messages = 0
     i = 0
     while i < len(records):

@@ -5,14 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.bmv2.ports.packet_io import Batch
 
 Frames = Iterable[tuple[int, bytes]]
 """(port, frame) pairs."""
 
-MOST_PORTS = 512
-"""Ports that a switch can have unless told otherwise (BMv2's --max-port-count)."""
+Take = Callable[[Frames], None]
+TakeBatch = Callable[["Batch", int, Callable[["np.ndarray"], None]], bool]
+"""Called with (batch, n, send): runs the first n frames of the batch, and calls `send` with records of what leaves; or
+returns False, having done nothing."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +58,9 @@ class Ports(ABC):
         """All ports, by number."""
 
     @abstractmethod
-    def start(self, take: Callable[[Frames], None]) -> None:
-        """Call `take` with frames as they come, from one thread at a time, until `close`."""
+    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
+        """Call `take` with frames as they come, from one thread at a time, until `close`. Ports that have their frames
+        in arrays try `take_batch` first."""
 
     @abstractmethod
     def send(self, frames: Frames) -> None:

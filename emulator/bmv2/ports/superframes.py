@@ -1,12 +1,11 @@
-"""Superframes: what Linux hands over as one frame when it leaves the cutting into packets to the hardware (GSO), with the
-checksum left out. A P4 program sees the packets, so they are cut here and their checksums completed, and equal packets that
-leave one after another are joined again.
+"""Superframes: what Linux hands over as one frame when it leaves the cutting into packets to the hardware (GSO), with
+the checksum left out. A P4 program sees the packets, so they are cut here and their checksums completed, and equal
+packets that leave one after another are joined again.
 
-A socket with PACKET_VNET_HDR puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags, type of
-segmentation, length of all headers, payload bytes of each packet, where the checksum starts and its offset from there.
-Frames below are addresses and lengths without that header. UDP and TCP over IPv4 and IPv6 are cut, with VLAN tags or
-without; UDP over IPv4 is joined.
-"""
+A socket with PACKET_VNET_HDR puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags,
+type of segmentation, length of all headers, payload bytes of each packet, where the checksum starts and its offset
+from there. Frames below are addresses and lengths without that header. UDP and TCP over IPv4 and IPv6 are cut, with
+VLAN tags or without; UDP over IPv4 is joined. """
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def network_at(frame, length):
     at = 14
     while at + 20 <= length:
         kind = be16(frame, at - 2)
-        if kind == _VLAN or kind == _QINQ:
+        if kind in (_VLAN, _QINQ):
             at += 4
         elif kind == _IPV4:
             return at, 4
@@ -93,9 +92,9 @@ def _put_ipv4(frame, at, length, number):
 
 @kernel
 def cut(at, length, size, start, offset, out, room, addresses, lengths):
-    """Cut the superframe at an address into packets with `size` bytes of payload (the last may have fewer). `start` and
-    `offset`: of its checksum. Packets are written one behind another from address `out` on, where there are `room` bytes;
-    `addresses` and `lengths` tell where. Returns (packets, bytes written), (0, 0) if it can't be cut."""
+    """Cut the superframe at an address into packets with `size` bytes of payload (the last may have fewer). `start`
+    and `offset`: of its checksum. Packets are written one behind another from address `out` on, where there are `room`
+    bytes; `addresses` and `lengths` tell where. Returns (packets, bytes written), (0, 0) if it can't be cut."""
     frame = u8_at(at, length)
     network, version = network_at(frame, length)
     if network == 0 or size == 0 or start + 20 > length or start < network + 20:
@@ -164,15 +163,15 @@ def follows(first, first_length, number, at, length):
         return False
     one, two = u8_at(first, 42), u8_at(at, 42)
     for i in range(40):
-        if one[i] != two[i] and i != 16 and i != 17 and i != 18 and i != 19 and i != 24 and i != 25 and i != 38 and i != 39:
+        if one[i] != two[i] and i not in (16, 17, 18, 19, 24, 25, 38, 39):  # lengths, identification, checksum
             return False
     return be16(two, 18) == (be16(one, 18) + number) & 0xFFFF and (be16(one, 40) == 0) == (be16(two, 40) == 0)
 
 
 @kernel
 def join_headers(virtio, header, first, first_length, payload):
-    """Write the virtio header and the 42 bytes of headers of a superframe with `payload` bytes in all, of which the packet
-    `first` is the first."""
+    """Write the virtio header and the 42 bytes of headers of a superframe with `payload` bytes in all, of which the
+    packet `first` is the first."""
     for i in range(VIRTIO_BYTES):
         virtio[i] = 0
     size = first_length - 42

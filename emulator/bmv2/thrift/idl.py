@@ -1,6 +1,6 @@
 """Reads the description of a Thrift interface from text, at run time.
 
-One definition a line, and `#` comments:
+One definition a line, which goes on in lines that are indented, and `#` comments:
 
     enum Colour RED GREEN=5 BLUE           numbers count on from 1
     type Handle i32                        another name for a type
@@ -62,8 +62,8 @@ class Interface:
     def add(self, text: str) -> Interface:
         """Take in more definitions; returns self."""
         calls: dict[str, Call] = {}
-        for line in text.splitlines():
-            line = " ".join(line.partition("#")[0].split())
+        for line in re.sub(r"\n +", " ", text).splitlines():
+            line = line.partition("#")[0].strip()
             if not line:
                 continue
             keyword, _, rest = line.partition(" ")

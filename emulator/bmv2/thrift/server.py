@@ -151,4 +151,4 @@ def _listen(port: int, address: str | None) -> _Listener:
             return _DualListener(("::", port), _Connection)
         return _Listener((address or "", port), _Connection)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"can't listen on port {port} for Thrift: {error}; is another switch running there?") from error
+        raise ConfigError(f"can't listen on port {port} for Thrift: {error}; does another switch run?") from error

@@ -1,7 +1,6 @@
 """The Thrift interfaces of BMv2 1.15: services `standard`, `simple_pre`, `simple_pre_lag` and `simple_switch`, in the
-notation of idl.py. Names, types and numbers are those of BMv2's standard.thrift, simple_pre.thrift, simple_pre_lag.thrift
-and simple_switch.thrift; clients of every version since 1.0 know a subset.
-"""
+notation of idl.py. Names, types and numbers are those of BMv2's standard.thrift, simple_pre.thrift,
+simple_pre_lag.thrift and simple_switch.thrift; clients of every version since 1.0 know a subset. """
 
 from __future__ import annotations
 
@@ -27,18 +26,19 @@ struct CounterValue i64 bytes, i64 packets
 struct Rate double units_per_micros, i32 burst_size
 type Rates list<Rate>
 
-enum InvalidTableOperationCode TABLE_FULL INVALID_HANDLE EXPIRED_HANDLE COUNTERS_DISABLED METERS_DISABLED AGEING_DISABLED \
- INVALID_TABLE_NAME INVALID_ACTION_NAME WRONG_TABLE_TYPE INVALID_MBR_HANDLE MBR_STILL_USED MBR_ALREADY_IN_GRP \
- MBR_NOT_IN_GRP INVALID_GRP_HANDLE GRP_STILL_USED EMPTY_GRP DUPLICATE_ENTRY BAD_MATCH_KEY INVALID_METER_OPERATION \
- DEFAULT_ACTION_IS_CONST DEFAULT_ENTRY_IS_CONST NO_DEFAULT_ENTRY INVALID_ACTION_PROFILE_NAME NO_ACTION_PROFILE_SELECTION \
- IMMUTABLE_TABLE_ENTRIES BAD_ACTION_DATA NO_TABLE_KEY ERROR=100
+enum InvalidTableOperationCode TABLE_FULL INVALID_HANDLE EXPIRED_HANDLE COUNTERS_DISABLED METERS_DISABLED
+    AGEING_DISABLED INVALID_TABLE_NAME INVALID_ACTION_NAME WRONG_TABLE_TYPE INVALID_MBR_HANDLE MBR_STILL_USED
+    MBR_ALREADY_IN_GRP MBR_NOT_IN_GRP INVALID_GRP_HANDLE GRP_STILL_USED EMPTY_GRP DUPLICATE_ENTRY BAD_MATCH_KEY
+    INVALID_METER_OPERATION DEFAULT_ACTION_IS_CONST DEFAULT_ENTRY_IS_CONST NO_DEFAULT_ENTRY
+    INVALID_ACTION_PROFILE_NAME NO_ACTION_PROFILE_SELECTION IMMUTABLE_TABLE_ENTRIES BAD_ACTION_DATA NO_TABLE_KEY
+    ERROR=100
 exception InvalidTableOperation
 enum InvalidCounterOperationCode INVALID_COUNTER_NAME INVALID_INDEX ERROR
 exception InvalidCounterOperation
 enum InvalidSwapOperationCode CONFIG_SWAP_DISABLED ONGOING_SWAP NO_ONGOING_SWAP
 exception InvalidSwapOperation
-enum InvalidMeterOperationCode INVALID_METER_NAME INVALID_INDEX BAD_RATES_LIST INVALID_INFO_RATE_VALUE \
- INVALID_BURST_SIZE_VALUE ERROR
+enum InvalidMeterOperationCode INVALID_METER_NAME INVALID_INDEX BAD_RATES_LIST INVALID_INFO_RATE_VALUE
+    INVALID_BURST_SIZE_VALUE ERROR
 exception InvalidMeterOperation
 enum InvalidRegisterOperationCode INVALID_REGISTER_NAME INVALID_INDEX ERROR
 exception InvalidRegisterOperation
@@ -70,8 +70,8 @@ enum ResourceType MATCH_TABLE=0 ACTION_PROFILE COUNTER METER REGISTER LEARNING_L
 service standard
 bm_mt_get_num_entries(i32 cxt, string table) -> i64 ! InvalidTableOperation
 bm_mt_clear_entries(i32 cxt, string table, bool reset_default) ! InvalidTableOperation
-bm_mt_add_entry(i32 cxt, string table, Match match, string action, Data data, Options options) -> Handle \
- ! InvalidTableOperation
+bm_mt_add_entry(i32 cxt, string table, Match match, string action, Data data, Options options) -> Handle
+    ! InvalidTableOperation
 bm_mt_set_default_action(i32 cxt, string table, string action, Data data) ! InvalidTableOperation
 bm_mt_reset_default_entry(i32 cxt, string table) ! InvalidTableOperation
 bm_mt_delete_entry(i32 cxt, string table, Handle entry) ! InvalidTableOperation
@@ -90,15 +90,15 @@ bm_mt_act_prof_get_member(i32 cxt, string profile, Handle member) -> Member ! In
 bm_mt_act_prof_get_groups(i32 cxt, string profile) -> list<Group> ! InvalidTableOperation
 bm_mt_act_prof_get_group(i32 cxt, string profile, Handle group) -> Group ! InvalidTableOperation
 
-bm_mt_indirect_add_entry(i32 cxt, string table, Match match, Handle member, Options options) -> Handle \
- ! InvalidTableOperation
+bm_mt_indirect_add_entry(i32 cxt, string table, Match match, Handle member, Options options) -> Handle
+    ! InvalidTableOperation
 bm_mt_indirect_modify_entry(i32 cxt, string table, Handle entry, Handle member) ! InvalidTableOperation
 bm_mt_indirect_delete_entry(i32 cxt, string table, Handle entry) ! InvalidTableOperation
 bm_mt_indirect_set_entry_ttl(i32 cxt, string table, Handle entry, i32 timeout_ms) ! InvalidTableOperation
 bm_mt_indirect_set_default_member(i32 cxt, string table, Handle member) ! InvalidTableOperation
 bm_mt_indirect_reset_default_entry(i32 cxt, string table) ! InvalidTableOperation
-bm_mt_indirect_ws_add_entry(i32 cxt, string table, Match match, Handle group, Options options) -> Handle \
- ! InvalidTableOperation
+bm_mt_indirect_ws_add_entry(i32 cxt, string table, Match match, Handle group, Options options) -> Handle
+    ! InvalidTableOperation
 bm_mt_indirect_ws_modify_entry(i32 cxt, string table, Handle entry, Handle group) ! InvalidTableOperation
 bm_mt_indirect_ws_set_default_group(i32 cxt, string table, Handle group) ! InvalidTableOperation
 
