@@ -4,6 +4,7 @@ Commands are those of simple_switch_CLI, as far as `peers.bmv2_random` writes th
 this process; `tests/programs/recorded/` holds what simple_switch did, in the form of `Outcome.to_json`.
 """
 
+import ipaddress
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,7 +122,7 @@ def command(switch: Switch, text: str) -> None:
     if name in ("table_add", "table_indirect_add", "table_indirect_add_with_group"):
         table = state.table(words[0])
         arrow = words.index("=>")
-        rest = [int(word, 0) for word in words[arrow + 1 :]]
+        rest = list(_numbers(words[arrow + 1 :]))
         priority = rest.pop() if table.has_priorities else 0
         if name == "table_add":
             target, keys = RunAction(table.action(words[1]), tuple(rest)), words[2:arrow]
@@ -162,12 +163,16 @@ def command(switch: Switch, text: str) -> None:
         raise ValueError(f"{name} is not known here")
 
 
+def _number(word: str) -> int:
+    return int(ipaddress.IPv6Address(word)) if ":" in word else int(word, 0)
+
+
 def _numbers(words: list[str]) -> tuple[int, ...]:
-    return tuple(int(word, 0) for word in words)
+    return tuple(map(_number, words))
 
 
 def _key(field: ir.KeyField, text: str) -> ir.MatchParam:
     for separator in ("&&&", "->", "/"):
         if separator in text:
             return ir.MatchParam(field.kind, *_numbers(text.split(separator)))
-    return ir.MatchParam(field.kind, int(text, 0))
+    return ir.MatchParam(field.kind, _number(text))

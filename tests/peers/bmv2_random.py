@@ -5,6 +5,7 @@ taken gets its value written into the bits that it selects on. Entries pick keys
 aim at one entry of each table, so that tables are hit. Commands are simple_switch_CLI's.
 """
 
+import ipaddress
 import random
 from dataclasses import dataclass, field
 
@@ -159,7 +160,7 @@ class Generator:
     def _arguments(self, action: dict) -> str:
         # nine bits are a port: a packet sent to one that nobody reads shows nothing
         return " ".join(
-            str(self.random.randrange(PORTS) if d["bitwidth"] == 9 else self.value(d["bitwidth"]))
+            _text(self.random.randrange(PORTS) if d["bitwidth"] == 9 else self.value(d["bitwidth"]), d["bitwidth"])
             for d in action["runtime_data"]
         )
 
@@ -172,15 +173,16 @@ class Generator:
         if key["match_type"] == "lpm":
             length = self.random.choice([width, width // 2, self.random.randint(0, width)])
             value &= top << (width - length)
-            text = f"{value}/{length}"
+            text = f"{_text(value, width)}/{length}"
         elif key["match_type"] == "ternary":
             mask = self.random.choice([0, top, top, self.value(width), top & ~0xFF])
-            text = f"{value & mask if self.random.random() < 0.9 else value}&&&{mask}"
+            shown = value & mask if self.random.random() < 0.9 else value
+            text = f"{_text(shown, width)}&&&{_text(mask, width)}"
         elif key["match_type"] == "range":
             other = self.value(width)
-            text = f"{min(value, other)}->{max(value, other)}"
+            text = f"{_text(min(value, other), width)}->{_text(max(value, other), width)}"
         aim[tuple(key["target"])] = value
-        return text if text else str(value)
+        return text if text else _text(value, width)
 
     # Packets
 
@@ -276,6 +278,11 @@ class Generator:
             return self.width(key["value"])
         except (KeyError, StopIteration):
             return 8
+
+
+def _text(value: int, width: int) -> str:
+    """A value for the CLI, which takes 128 bits for an IPv6 address."""
+    return str(ipaddress.IPv6Address(value)) if width == 128 else str(value)
 
 
 def _constants(node) -> list[int]:

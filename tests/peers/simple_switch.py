@@ -61,7 +61,7 @@ def run(
 
 
 def command(cli: str, thrift_port: int, commands) -> str:
-    """Run simple_switch_CLI on `commands`; its output."""
+    """Run simple_switch_CLI on `commands`; its output. Raises RuntimeError if it gives up on one."""
     done = subprocess.run(
         [cli, "--thrift-port", str(thrift_port)],
         input="\n".join([*commands, ""]),
@@ -69,6 +69,8 @@ def command(cli: str, thrift_port: int, commands) -> str:
         text=True,
         timeout=60,
     )
+    if "Traceback" in done.stderr:
+        raise RuntimeError(f"simple_switch_CLI failed:\n{done.stderr}")
     return done.stdout + done.stderr
 
 
