@@ -26,8 +26,8 @@ ABORTS = {"assert"}  # simple_switch ends when an assertion fails
 NAMES = sorted(path.stem for path in PROGRAMS.glob("*.json") if path.stem not in ABORTS)
 N_PACKETS = 40
 
-# simple_switch_CLI under Python 3 sends the value of pvs_add with a byte too many (parse_pvs_value divides by `/`), which
-# never matches, and the one on PyPI takes no 128-bit key. The recordings were made with one where both are right.
+# simple_switch_CLI under Python 3 sends the value of pvs_add with a byte too many (parse_pvs_value divides by `/`), so
+# that it never matches; the one on PyPI takes no 128-bit key. The recordings were made with one where both are right.
 WRONG_BY_CLI = {"value_set", "lpm"}
 
 # These look before they read a header. From one that was not parsed simple_switch reads what an earlier packet left.
