@@ -68,6 +68,7 @@ class Code:
 
     def words(self, values: tuple[int, ...]) -> int:
         """Constants that lie one after the other."""
+        values = tuple(value & _M64 for value in values)
         found = self._places.get(values)
         if found is None:
             self.constants.extend(reversed(values))  # the pool grows downwards

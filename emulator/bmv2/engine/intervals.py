@@ -3,15 +3,26 @@ compare as signed numbers, and which need limbs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.engine.code import Unsupported
 from emulator.bmv2.values import mask
 
 MAX_BITS = 1 << 14
-"""No value may be wider: an expression that could be is left to the interpreter."""
+"""Wider values count as this wide: no code asks for all their bits."""
 
 Interval = tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Cell(e.Expr):
+    """A value that code has put into `n_limbs` cells from `offset`: an unsigned number of `width` bits."""
+
+    offset: int
+    n_limbs: int
+    width: int
 
 
 def bits_of(interval: Interval) -> int:
@@ -47,8 +58,8 @@ class Intervals:
             for part in e.walk(node):  # children first, so that deep trees don't recurse
                 if part not in self._known and part.kind in (e.DATA, e.BOOL):
                     low, high = self._known[part] = self._of(part)
-                    if max(abs(low), abs(high)).bit_length() > MAX_BITS:
-                        raise Unsupported("a value of unbounded width")
+                    if max(-low, high).bit_length() > MAX_BITS:  # few bits of it may be asked for
+                        self._known[part] = -(1 << MAX_BITS), 1 << MAX_BITS
             found = self._known[node]
         return found
 
@@ -73,7 +84,7 @@ class Intervals:
             return 0, mask(self.params[node.index].width)
         if isinstance(node, e.RegisterRef):
             return 0, mask(self.program.registers[node.array].width)
-        if isinstance(node, e.Lookahead):
+        if isinstance(node, e.Lookahead | Cell):
             return 0, mask(node.width)
         if isinstance(node, e.Op):
             return self._op(node)
@@ -102,17 +113,16 @@ class Intervals:
         if op in "&|^":
             return self._bitwise(op, (a, b), (c, d))
         if op == "<<":
-            if d > MAX_BITS:
-                raise Unsupported("a shift by an unbounded amount")
-            shift = max(d, 0)
+            shift = min(max(d, 0), MAX_BITS)
             return min(a << shift, a), max(b << shift, b)
         if op == ">>":
             low, high = min(max(c, 0), MAX_BITS), min(max(d, 0), MAX_BITS)
             return min(a >> low, a >> high), max(b >> low, b >> high)
         if op == "/":
-            return 0, max(b, 0)
+            return (0, b) if min(a, c) >= 0 else (-max(-a, b), max(-a, b))
         if op == "%":
-            return 0, max(min(b, d - 1), 0)
+            most = max(min(max(-a, b), max(-c, d) - 1), 0)
+            return (0 if a >= 0 else -most), (most if b > 0 else 0)
         if op in ("two_comp_mod", "sat_cast", "usat_cast"):
             if not isinstance(node.args[1], e.Const):
                 raise Unsupported(f"{op} with a computed width")
@@ -126,8 +136,7 @@ class Intervals:
     @staticmethod
     def _bitwise(op: str, left: Interval, right: Interval) -> Interval:
         if op == "&" and (left[0] >= 0 or right[0] >= 0):
-            highs = [high for low, high in (left, right) if low >= 0]
-            return 0, min(highs) if left[0] < 0 or right[0] < 0 else min(mask(high.bit_length()) for high in highs)
+            return 0, min(high for low, high in (left, right) if low >= 0)
         if left[0] >= 0 and right[0] >= 0:
             return 0, mask(max(left[1].bit_length(), right[1].bit_length()))
         n = max(bits_of((min(left[0], -1), left[1])), bits_of((min(right[0], -1), right[1]))) - 1

@@ -1,7 +1,7 @@
 """Where everything of a packet lies in the VM's frame.
 
 A frame is one block of memory. Constants lie below its origin, then come the system cells (SYSTEM), then the packet's
-headers (PHV), then temporaries. Of the PHV the first part (validity, stack positions, metadata) is zeroed for each packet.
+headers (PHV), then temporaries. The PHV is zeroed for each packet.
 
 - Metadata is never on the wire: each field has 64-bit limbs of its own, least significant first, and is an operand of
   instructions as it stands. A signed field holds its exact value in two's complement (one bit more than its width).
@@ -13,29 +13,53 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from emulator.bmv2 import ir
 from emulator.bmv2.expr import VALID, FieldRef
 
+
+def offsets(names: tuple[str, ...], start: int = 0) -> dict[str, np.int64]:
+    """Offsets of words that lie one after the other. They are NumPy's integers because numba makes of a Python constant
+    that is passed on a type of its own, and compiles the function that gets it once for each."""
+    return {name: np.int64(start + 8 * i) for i, name in enumerate(names)}
+
+
 SYSTEM = (
-    "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "exit", "error", "clone_i2e", "clone_i2e_list",
-    "clone_e2e", "clone_e2e_list", "resubmit", "recirculate", "digest", "truncate", "packet_length", "ingress_length",
-    "now", "bits", "context", "color", "payload", "random", "trap", "start",
+    "context", "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "exit", "error", "checksum_error",
+    "clone", "clone_list", "resubmit", "recirculate", "digest", "truncate", "packet_length", "ingress_length", "now",
+    "bits", "out", "states", "loops", "start_length", "ingress_port",
 )  # fmt: skip
-"""Names of the system cells, 8 bytes each:
-packet, length, cursor: address and bytes of the packet, bytes parsed; args: address of the running action's arguments;
-return_pc: where the action goes on; entry, hit: address of the entry found, and whether it is no default; error: the
-parser's; clone_*..truncate: what primitives asked for (0: nothing, else value + 1); packet_length: the length register;
-bits: how full the hash buffer is; context: address of vm_context; start: address of the program's header table."""
-CELL = {name: 8 * i for i, name in enumerate(SYSTEM)}
+"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address and
+bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code goes on
+after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the parser's;
+clone: session + 1, or 0; clone_list..digest: ids that primitives gave; truncate: length + 1, or 0; packet_length: the
+length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where the deparser writes;
+states, loops: limits; start_length: the length register at
+ingress."""
+CELL = offsets(SYSTEM)
 PHV = 8 * 32
 """Offset of the headers: room for 32 system cells before it."""
 
-DESCRIPTOR = ("valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags",
-              "stack")  # fmt: skip
-"""Words of a header's row in the header table: offsets of its validity byte, data, bytes of its fixed fields, bytes of
-all it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte of the
-fixed fields that belongs, its limit in bytes, where the flags of signed fields begin."""
+DESCRIPTOR = (
+    "valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags", "type",
+    "position",
+)  # fmt: skip
+"""Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes of
+all that it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte of the
+fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in its union."""
+ROW = offsets(DESCRIPTOR)
 DESCRIPTOR_BYTES = 16 * 8
+
+CONTEXT = (
+    "code", "headers", "tables", "hash_buffer", "events", "event_at", "event_end", "event_open", "events_lost", "random",
+    "run_wide", "run_headers", "run_hash",
+)  # fmt: skip
+"""Words of the context: addresses of the code, the header table, the table directory, the hash buffer; the event ring
+(address, words used, words it has, whether the event being written fits, how many did not); the Mersenne
+Twister; the kernels that run the other groups of instructions."""
+CTX = offsets(CONTEXT)
+HASH_BUFFER_BYTES = 1 << 18
 
 
 def limbs(width: int) -> int:
@@ -83,10 +107,11 @@ class Layout:
         at += 8 * len(program.stacks)
         self.union_next: list[int] = [at + 8 * i for i in range(len(program.union_stacks))]
         at += 8 * len(program.union_stacks)
+        metadata = at
         for header in program.headers:
             if header.is_metadata:
                 at = self._metadata(header, at)
-        self.zeroed = (PHV, at)
+        self.metadata = (metadata, at)
         for header in program.headers:
             if not header.is_metadata:
                 at = self._wire(header, at)

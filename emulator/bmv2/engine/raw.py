@@ -10,6 +10,8 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from switchml.jit import compile_once
+
 _I64 = ir.IntType(64)
 _INT = types.int64
 
@@ -174,3 +176,45 @@ def put(typingctx, frame, at, value):
         return context.get_dummy_value()
 
     return types.void(_INT, _INT, _INT), codegen
+
+
+def _caller(n_args):
+    """An intrinsic that calls a kernel of n_args int64 arguments, which returns int64, at an address."""
+
+    def codegen(context, builder, signature, args):
+        pointer = ir.IntType(8).as_pointer()
+        function = ir.FunctionType(ir.IntType(32), [_I64.as_pointer(), pointer, *[_I64] * n_args])
+        result = cgutils.alloca_once(builder, _I64)
+        exception = cgutils.alloca_once(builder, pointer)
+        target = builder.inttoptr(args[0], function.as_pointer())
+        builder.call(target, [result, builder.bitcast(exception, pointer), *args[1:]])
+        return builder.load(result)
+
+    return codegen
+
+
+@intrinsic
+def call2(typingctx, address, a, b):
+    """Call a kernel by its address (`address_of`). Kernels that are called so are compiled once, by themselves; a direct
+    call has the callee optimised again within every caller."""
+    return _INT(_INT, _INT, _INT), _caller(2)
+
+
+@intrinsic
+def call3(typingctx, address, a, b, c):
+    """As call2, with three arguments."""
+    return _INT(_INT, _INT, _INT, _INT), _caller(3)
+
+
+@intrinsic
+def call4(typingctx, address, a, b, c, d):
+    """As call2, with four arguments."""
+    return _INT(_INT, _INT, _INT, _INT, _INT), _caller(4)
+
+
+def address_of(kernel, n_args):
+    """Where the code of a kernel of n_args int64 arguments begins; compiles it first if need be."""
+    signature = (_INT,) * n_args
+    compile_once(kernel, *[0] * n_args)
+    compiled = kernel.overloads[signature]
+    return compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

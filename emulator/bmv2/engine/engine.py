@@ -1,0 +1,283 @@
+"""The compiled engine: puts a program's code, its state and the compiled packet path together.
+
+It takes the place of interpreter.path.Interpreter: `receive` and `poll` mean the same; `process` takes a whole batch. The
+control plane changes the state as it likes in between: what the VM reads of it in another form (entries, value sets, hash
+parameters, multicast groups, mirroring sessions) is written anew when its version has changed; registers, counters and
+meters it shares.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.bmv2.engine import traffic as t
+from emulator.bmv2.engine.code import Unsupported
+from emulator.bmv2.engine.events import Events
+from emulator.bmv2.engine.layout import CELL, CONTEXT, CTX, DESCRIPTOR_BYTES, HASH_BUFFER_BYTES, Layout
+from emulator.bmv2.engine.lookup import TableImage
+from emulator.bmv2.engine.lower import Lowered, Lowering
+from emulator.bmv2.engine.raw import address_of
+from emulator.bmv2.engine.vm import run
+from emulator.bmv2.engine.vm_hash import run_hash
+from emulator.bmv2.engine.vm_headers import run_headers
+from emulator.bmv2.engine.vm_tables import TABLE_BYTES
+from emulator.bmv2.engine.vm_wide import run_wide
+from emulator.bmv2.expr import VALID
+from emulator.bmv2.state import State
+from emulator.bmv2.values import mask
+from switchml.jit import compile_once
+
+log = logging.getLogger("switchml.bmv2")
+
+OUT_BYTES = 8 << 20
+"""Room for the frames that a batch gives."""
+RESERVE = 2 << 20
+"""Room that must be left before another frame is taken in."""
+MAX_RECORDS = 1 << 14
+RING_SIZE = 4096
+"""Packets that can wait between ingress and egress, or to pass ingress once more."""
+SLACK = 64
+"""Bytes behind each block of memory, for loads that reach a little too far."""
+
+
+def _block(n_bytes: int) -> np.ndarray:
+    return np.zeros((n_bytes + SLACK + 7) // 8, dtype=np.int64)
+
+
+def warm() -> None:
+    """Have the kernels compiled."""
+    for entry, n_args in ((run, 2), (run_wide, 3), (run_headers, 4), (run_hash, 3), (t.process, 4)):
+        compile_once(entry, *[0] * n_args)
+
+
+class Engine:
+    """Runs `state`'s program. `drop_port`, `n_priorities`, `seed` as for the interpreter. Raises Unsupported for a program
+    that can't be lowered."""
+
+    def __init__(self, state: State, drop_port: int = 511, n_priorities: int = 1, seed: int | None = None) -> None:
+        self.state = state
+        self.program = state.program
+        self.clock = state.clock
+        self.drop_port = drop_port
+        self.n_priorities = n_priorities
+        try:
+            lowering = Lowering(state, drop_port)
+            self.lowered = lowering.lower()
+        except RecursionError:
+            raise Unsupported("an expression nested too deep") from None
+        warm()
+        self._frame()
+        self._context(random.Random(seed))
+        self._plan()
+        rows = np.zeros((max(len(self.program.tables), 1), TABLE_BYTES // 8), dtype=np.int64)
+        self._directory = rows
+        self.context[CTX["tables"] // 8] = rows.ctypes.data
+        self.images = [TableImage(state, self.lowered, found, rows[i]) for i, found in self.lowered.tables.items()]
+        self._versions: tuple | None = None
+        self.events = Events(self.program, state, self.lowered.messages)
+        self._refresh()
+
+    # Memory
+
+    def _frame(self) -> None:
+        lowered: Lowered = self.lowered
+        n_constants = len(lowered.constants)
+        self._frame_block = _block(8 * n_constants + lowered.frame_end + 4096)
+        self._frame_block[:n_constants] = np.array(lowered.constants[::-1], dtype=np.uint64).view(np.int64)
+        self.frame = self._frame_block.ctypes.data + 8 * n_constants
+        self._cells = self._frame_block[n_constants:]
+
+    def _context(self, source: random.Random) -> None:
+        self.context = np.zeros(len(CONTEXT), dtype=np.int64)
+        self._cells[CELL["context"] // 8] = self.context.ctypes.data
+        self._hash_buffer = _block(HASH_BUFFER_BYTES + (1 << 16))
+        self._event_ring = _block(8 << 16)
+        self._headers = self._header_table()
+        words = source.getstate()[1]
+        self._random = np.array(words, dtype=np.uint32)
+        for name, value in {
+            "code": self.lowered.code.ctypes.data, "headers": self._headers.ctypes.data,
+            "hash_buffer": self._hash_buffer.ctypes.data, "events": self._event_ring.ctypes.data,
+            "event_end": len(self._event_ring), "random": self._random.ctypes.data, "run_wide": address_of(run_wide, 3),
+            "run_headers": address_of(run_headers, 4), "run_hash": address_of(run_hash, 3),
+        }.items():  # fmt: skip
+            self.context[CTX[name] // 8] = value
+
+    def _header_table(self) -> np.ndarray:
+        layout, program = self.lowered.layout, self.program
+        table = np.zeros((max(len(program.headers), 1), DESCRIPTOR_BYTES // 8), dtype=np.int64)
+        self._sibling_lists: list[np.ndarray] = []
+        for header in program.headers:
+            i, kind = header.index, header.type
+            siblings, n_siblings = 0, 0
+            if header.union is not None:
+                members = np.array(program.unions[header.union[0]].headers, dtype=np.int64)
+                self._sibling_lists.append(members)
+                siblings, n_siblings = members.ctypes.data - self.frame, len(members)
+            row = [layout.valid[i], layout.data[i], layout.n_bytes[i], layout.total[i], siblings, n_siblings, layout.varbit[i]]
+            if kind.varbit is not None and not header.is_metadata:
+                row += [layout.wire_bit(kind, kind.varbit) // 8, Layout.varbit_max(kind)]
+            else:
+                row += [0, 0]
+            row += [layout.flags[i], kind.id, header.union[1] if header.union else 0]
+            table[i, : len(row)] = row
+        return table
+
+    def _plan(self) -> None:
+        lowered, layout = self.lowered, self.lowered.layout
+        self.plan = np.zeros(t.PLAN_WORDS, dtype=np.int64)
+        for number, name in enumerate(t.FIELDS):
+            self.plan[2 * number : 2 * number + 2] = self._field(name)
+        self._metadata_valid = np.array(
+            [layout.valid[header.index] for header in self.program.headers if header.is_metadata] or [0], dtype=np.int64
+        )
+        stride = layout.phv_end + SLACK
+        self._saved = _block(stride)
+        self._returned, self._queued = _block(RING_SIZE * stride), _block(RING_SIZE * stride)
+        self._out = np.empty(OUT_BYTES + SLACK, dtype=np.uint8)
+        self._records = np.zeros((MAX_RECORDS, t.RECORD_WORDS), dtype=np.int64)
+        self._digests = np.array(lowered.digests or [(0, 0)], dtype=np.int64)
+        self._field_lists = self._field_list_table()
+        for name, value in {
+            "frame": self.frame, "phv_end": layout.phv_end, "metadata": layout.metadata[0],
+            "metadata_end": layout.metadata[1], "metadata_headers": self._metadata_valid.ctypes.data,
+            "n_metadata_headers": sum(header.is_metadata for header in self.program.headers),
+            "saved": self._saved.ctypes.data, "no_error": self.program.errors["NoError"], "parser": lowered.parser,
+            "ingress": lowered.ingress, "egress": lowered.egress, "deparser": lowered.deparser,
+            "digests": self._digests.ctypes.data, "n_digests": len(lowered.digests),
+            "field_lists": self._field_lists.ctypes.data, "n_field_lists": len(self._field_lists),
+            "drop_port": self.drop_port, "n_priorities": self.n_priorities,
+            "returned": self._returned.ctypes.data, "queued": self._queued.ctypes.data, "ring_size": RING_SIZE,
+            "ring_stride": stride, "out_end": self._out.ctypes.data + OUT_BYTES, "records": self._records.ctypes.data,
+            "max_records": MAX_RECORDS, "vm": address_of(run, 2), "reserve": RESERVE, "max_events": len(self._event_ring) // 2,
+        }.items():  # fmt: skip
+            self.plan[t.P[name] // 8] = value
+
+    def _field(self, name: str) -> tuple[int, int]:
+        ref = self.program.field(name)
+        if ref is None:
+            return -1, 0
+        place = self.lowered.layout.places.get(ref)
+        if ref.field == VALID or place is None or place.is_wire or place.signed or place.width > 63:
+            raise Unsupported(f"{name} is no plain metadata")
+        return place.offset, mask(place.width)
+
+    def _field_list_table(self) -> np.ndarray:
+        lists = self.lowered.field_lists
+        table = np.zeros((max(lists, default=0) + 1, 2), dtype=np.int64)
+        self._field_pieces = []
+        for number, pieces in lists.items():
+            words = np.array(pieces or [(0, 0, 0)], dtype=np.int64)
+            self._field_pieces.append(words)
+            if 0 <= number < 1 << 16:
+                table[number] = words.ctypes.data, len(pieces)
+        return table
+
+    # State in the VM's form
+
+    def _refresh(self) -> None:
+        state = self.state
+        for part in (*self.images, *self.lowered.hashes, *self.lowered.vsets):
+            part.refresh()
+        versions = state.replication.version, state.mirroring.version
+        if versions != self._versions:
+            self._versions = versions
+            self._refresh_replication()
+
+    def _refresh_replication(self) -> None:
+        replication = self.state.replication
+        groups = {mgid: replication.copies(mgid) or [] for mgid in replication.groups if 0 <= mgid < 1 << 16}
+        self._groups = np.zeros((max(groups, default=-1) + 2, 2), dtype=np.int64)
+        self._copies = []
+        for mgid, copies in groups.items():
+            rows = np.array(copies or [(0, 0)], dtype=np.int64)
+            self._copies.append(rows)
+            self._groups[mgid] = rows.ctypes.data, len(copies)
+        self._sessions = np.full((1 << 15, 3), -1, dtype=np.int64)
+        self._sessions[:, 0] = 0
+        for number, session in self.state.mirroring.sessions.items():
+            port, group = (-1 if value is None else value for value in (session.port, session.mgid))
+            self._sessions[number] = 1, port, group
+        self._set("groups", self._groups.ctypes.data)
+        self._set("n_groups", len(self._groups))
+        self._set("sessions", self._sessions.ctypes.data)
+
+    def _set(self, name: str, value: int) -> None:
+        self.plan[t.P[name] // 8] = value
+
+    def _get(self, name: str) -> int:
+        return int(self.plan[t.P[name] // 8])
+
+    # Packets
+
+    def process(self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, take) -> None:
+        """Take a batch of frames in: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is called
+        with what leaves, in order: (n, 4) int64 of port, address, length, index of the frame that came in; the bytes
+        stay there until it returns. Raises ProgramAbort."""
+        self._refresh()
+        n, first = len(ports), 0
+        self._set("in_port", ports.ctypes.data)
+        self._set("in_address", addresses.ctypes.data)
+        self._set("in_length", lengths.ctypes.data)
+        self._set("now", self.clock())
+        while True:
+            self._set("n_records", 0)
+            first = t.process(self.plan.ctypes.data, first, n, self._out.ctypes.data)
+            n_records = self._get("n_records")
+            if n_records:
+                take(self._records[:n_records])
+            self._report()
+            if first == n:
+                return
+
+    def _report(self) -> None:
+        """Pass on what the VM told, and drop what is left of a packet at which the program aborted."""
+        self._complain()
+        n_words = int(self.context[CTX["event_at"] // 8])
+        aborted = self._get("status")
+        if aborted:
+            self._set("status", 0)
+            self._set("returned_n", 0)
+            self._set("queued_n", 0)
+        if n_words:
+            self.context[CTX["event_at"] // 8] = 0
+            self.events.report(self._event_ring[:n_words])
+
+    def _complain(self) -> None:
+        for name, text in (("lost", "Dropped %d packets that would not end or had no room"),
+                           ("bad_priority", "Priority out of range, dropping packet (%d times)")):  # fmt: skip
+            n = self._get(name)
+            if n:
+                self._set(name, 0)
+                log.error(text, n)
+        n = int(self.context[CTX["events_lost"] // 8])
+        if n:
+            self.context[CTX["events_lost"] // 8] = 0
+            log.error("%d log messages or digests were lost", n)
+
+    def receive_batch(self, frames: Sequence[tuple[int, bytes]]) -> list[list[tuple[int, bytes]]]:
+        """`receive` for each of (port, frame); the results in the same order."""
+        found: list[list[tuple[int, bytes]]] = [[] for _ in frames]
+        sizes = np.array([len(data) for _, data in frames], dtype=np.int64)
+        self._incoming = np.frombuffer(b"".join(data for _, data in frames) + bytes(SLACK), dtype=np.uint8)
+        starts = self._incoming.ctypes.data + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
+        base = self._out.ctypes.data
+
+        def take(records: np.ndarray) -> None:
+            for port, address, length, source in records.tolist():
+                found[source].append((port, self._out[address - base : address - base + length].tobytes()))
+
+        self.process(np.array([port for port, _ in frames], dtype=np.int64), starts, sizes, take)
+        return found
+
+    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Take a frame in; returns (port, frame) for all that leave, in order."""
+        return self.receive_batch([(port, data)])[0]
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """Nothing ever waits."""
+        return []
