@@ -11,6 +11,7 @@ from pathlib import Path
 
 from emulator.bmv2 import ir
 from emulator.bmv2.action_profiles import RunAction, UseGroup, UseMember
+from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.switch import Switch
 from switchml.errors import ControlError
 
@@ -90,10 +91,12 @@ def _lines(items: list) -> str:
     return "[\n" + ",\n".join(map(json.dumps, items)) + "\n]"
 
 
-def replay(program: ir.Program, commands: list[str], packets: list[tuple[int, bytes]], ports: int = 8) -> Outcome:
-    """Run it all on our switch, one packet every 15 ms; `ports` are connected."""
+def replay(
+    program: ir.Program, commands: list[str], packets: list[tuple[int, bytes]], engine=Interpreter, ports: int = 8
+) -> Outcome:
+    """Run it all on our switch with this engine, one packet every 15 ms; `ports` are connected."""
     now = 0
-    switch = Switch(program, clock=lambda: now, seed=1)
+    switch = Switch(program, clock=lambda: now, seed=1, engine=engine)
     outcome = Outcome(sent={port: [] for port in range(ports)})
     for text in commands:
         try:
