@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from emulator.bmv2 import ir, loader, snapshot
 from emulator.bmv2.ports.port import Frames, PortInfo, Ports
 from emulator.bmv2.state import State
-from emulator.bmv2.switch import Switch
+from emulator.bmv2.switch import Engine, Switch
 from switchml.errors import ConfigError, ControlError, ProgramAbort
 
 if TYPE_CHECKING:
@@ -172,6 +172,16 @@ class Device:
     def load(self, program: ir.Program) -> None:
         """Run another program, with fresh state. Raises ProgramError."""
         self.switch.load(program)
+
+    def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
+        """Let another engine move packets from now on, with the state as it is. Packets in queues are lost."""
+        switch = self.switch
+        switch.make_engine = make
+        state = switch.state
+        engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
+        with switch.lock:
+            if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
+                switch.engine = engine
 
     def serialize(self) -> str:
         """The state as text, for `restore`."""

@@ -93,6 +93,13 @@ class Process:
             self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
+        threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def _begin(self) -> None:
+        """Take frames, once the engine for them is there. Control goes on meanwhile: on a machine's first start,
+        kernels are compiled now, and what comes waits in the sockets."""
+        if self.settings.engine == "auto" and self.settings.use_files is None:
+            self.device.change_engine(compiled_if_possible)
         self.device.start()
 
     def _make_ports(self) -> Ports:
@@ -127,13 +134,9 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     """The switch for these settings."""
     program = loader.load(settings.program or NO_PROGRAM)
-    engines = {"reference": Interpreter, "compiled": compiled, "auto": compiled_if_possible}
-    name = settings.engine
-    if name == "auto" and settings.use_files is not None:
-        name = "reference"  # files are for tests, which are over before kernels are loaded
-    switch = Switch(
-        program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engines[name]
-    )
+    # With "auto" a faster engine may follow, but not for files: tests are over before kernels are loaded.
+    engine = compiled if settings.engine == "compiled" else Interpreter
+    switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
     switch.state.replication.max_nodes = settings.max_l1_entries
     return switch
