@@ -59,6 +59,8 @@ class Generator:
 
     def value(self, width: int, place: tuple[str, str] | None = None) -> int:
         """A number of `width` bits, for the field `place` if given."""
+        if width == 0:
+            return 0
         draw = self.random.random()
         top = (1 << width) - 1
         if place in self.hints and draw < 0.95:
