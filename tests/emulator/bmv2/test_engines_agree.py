@@ -1,5 +1,5 @@
-"""The compiled engine and the interpreter on the same random entries and packets: the same bytes on each port in the same
-order, the same state.
+"""The compiled engine and the interpreter on the same random entries and packets: the same bytes on each port in the
+same order, and the same state.
 
 Unlike the comparison with simple_switch, packets end early here for every program: what is read of a header that was
 not parsed is 0 in both.
