@@ -37,7 +37,7 @@ OUT_BYTES = 8 << 20
 """Room for the frames that a batch gives."""
 RESERVE = 2 << 20
 """Room that must be left before another frame is taken in."""
-MAX_RECORDS = 1 << 14
+MAX_RECORDS = 1 << 18
 RING_SIZE = 4096
 """Packets that can wait between ingress and egress, or to pass ingress once more."""
 SLACK = 64
@@ -162,9 +162,9 @@ class Engine:
         if ref is None:
             return -1, 0
         place = self.lowered.layout.places.get(ref)
-        if ref.field == VALID or place is None or place.is_wire or place.signed or place.width > 63:
+        if ref.field == VALID or place is None or place.is_wire or place.signed or place.width > 64:
             raise Unsupported(f"{name} is no plain metadata")
-        return place.offset, mask(place.width)
+        return place.offset, mask(place.width) if place.width < 64 else -1
 
     def _field_list_table(self) -> np.ndarray:
         lists = self.lowered.field_lists

@@ -195,8 +195,8 @@ class Expressions:
             return
         place = self.layout.places.get(node)
         if place is None:
-            raise Unsupported("the value of a varbit field")
-        if not place.signed:
+            self.code.emit(o.VBLD, d, self.layout.varbit[node.header], n)
+        elif not place.signed:
             self.load_bits(place, 0, place.width, n, d)
         elif place.width <= 64 and n == 1:
             self.load_bits(place, 0, place.width, 1, d)

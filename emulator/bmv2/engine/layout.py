@@ -121,6 +121,10 @@ class Layout:
     def _metadata(self, header: ir.Header, at: int) -> int:
         self.data[header.index] = at
         for i, field in enumerate(header.type.fields):
+            if field.is_varbit:
+                self.varbit[header.index] = at
+                at += 8 + aligned(self.varbit_max(header.type))
+                continue
             n = limbs(field.width + (1 if field.signed else 0))
             ref = FieldRef(header.index, i)
             self.places[ref] = Place(at, field.width, field.signed, False, n)

@@ -86,6 +86,7 @@ TRUNC  a
 
 _WIDE = """
 WLD    d o bit w n
+VBLD   d o n                  the value of a varbit field
 WST    o bit w a              (w + 63) / 64 limbs of a
 WEXT   d n a k signed         k limbs to n
 WADD   d a b n

@@ -366,9 +366,8 @@ def _egress(plan, frame, port, priority, out):
 
 
 @kernel
-def _settle(plan, frame, out):
-    """Serve the rings until they are empty: packets that came back first, then egress."""
-    passes = 0
+def _settle(plan, frame, out, passes):
+    """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there were."""
     while ld64(plan + _STATUS) == 0:
         passes += 1
         if passes > MAX_PASSES:
@@ -380,8 +379,9 @@ def _settle(plan, frame, out):
             _pop(plan, frame, _RETURNED)
             port = _ingress(plan, frame)
             if port >= 0:
+                passes += 1
                 priority = _enqueue(plan, frame, port)
-                if priority >= 0:
+                if priority >= 0 and passes <= MAX_PASSES:
                     out = _egress(plan, frame, port, priority, out)
         elif ld64(plan + _QUEUED_N):
             found = _pop(plan, frame, _QUEUED)
@@ -409,12 +409,14 @@ def process(plan, first, n, out):
         _set(plan, frame, INSTANCE_TYPE, NORMAL)
         _set(plan, frame, INGRESS_TIME, ld64(plan + _PLAN_NOW))
         port = _ingress(plan, frame)
+        passes = 0
         if port >= 0:
             priority = _enqueue(plan, frame, port)
             if priority >= 0:
+                passes = 1
                 out = _egress(plan, frame, port, priority, out)
         if ld64(plan + _QUEUED_N) or ld64(plan + _RETURNED_N):
-            out = _settle(plan, frame, out)
+            out = _settle(plan, frame, out, passes)
         if ld64(plan + _STATUS):
             return number
     return n

@@ -208,6 +208,8 @@ def run_wide(frame, at, op):
     d, a, b = frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3)
     if op == o.WLD:
         load_wide(d, a, arg(at, 3), arg(at, 4), arg(at, 5))
+    elif op == o.VBLD:
+        load_wide(d, a + 8, 0, ld64(a), arg(at, 3))
     elif op == o.WST:
         store_wide(d, arg(at, 2), arg(at, 3), frame + arg(at, 4))
     elif op == o.WEXT:
