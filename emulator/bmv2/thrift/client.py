@@ -33,7 +33,7 @@ class Client:
         self._file = self._socket.makefile("rb")
         self._sequence = 0
 
-    def call(self, service: str, name: str, **arguments: Any) -> Any:
+    def call(self, service: str, name: str, /, **arguments: Any) -> Any:
         """Make a call; gives its result back. Structs are given and come as Records. Raises ControlError if the switch
         refuses (its `operation` and `code` are BMv2's), EOFError if it goes away."""
         call = self.interface.services[service][name]
