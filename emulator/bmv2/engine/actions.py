@@ -14,7 +14,7 @@ from emulator.bmv2.engine.code import Label, Unsupported
 from emulator.bmv2.engine.expressions import DYNAMIC, REGISTERS, Expressions
 from emulator.bmv2.engine.intervals import Cell, header_type
 from emulator.bmv2.engine.layout import CELL, limbs
-from emulator.bmv2.engine.reroll import lanes_at
+from emulator.bmv2.engine.reroll import Lanes, field_reads
 from emulator.bmv2.values import mask
 
 LOG, ABORT, DIGEST, NO_GROUP, BAD_PRIORITY, NO_MULTICAST, DROPPED = range(1, 8)
@@ -50,6 +50,7 @@ class Actions:
         self.calculations = calculations
         self.drop_port = drop_port
         self.messages: list[Message] = []
+        self.lanes = Lanes(self, field_reads(self.program))
 
     # Actions
 
@@ -70,7 +71,7 @@ class Actions:
         while at < len(calls):
             if at in labels:
                 self.ex.bind(labels[at])
-            lanes = None if labels else lanes_at(self, calls, at)
+            lanes = None if labels else self.lanes.lower(calls, at)
             if lanes is not None:
                 at += lanes
                 continue

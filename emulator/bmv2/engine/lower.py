@@ -79,6 +79,7 @@ class Lowering:
 
     def lower(self) -> Lowered:
         program = self.program
+        self.actions.lanes.prepare()
         named = {parser.name: parser for parser in program.parsers}
         parser = Parser(self.actions, self._vset_words).lower(named["parser"])
         pipelines = Pipelines(self.actions)
