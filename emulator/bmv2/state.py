@@ -101,6 +101,11 @@ class Queues:
         """Packets/s that leave a queue at most; 0: no limit."""
         return self._get(self._rate, port, priority)
 
+    @property
+    def are_paced(self) -> bool:
+        """Whether a packet may have to wait or be dropped: some queue has a rate, or holds nothing."""
+        return any(self._rate.values()) or not all(self._depth.values())
+
     @staticmethod
     def _get(settings: dict, port: int, priority: int) -> int:
         for key in ((port, priority), (port, None), (None, None)):

@@ -8,6 +8,7 @@ meters it shares.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import random
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from emulator.bmv2.engine.vm_headers import run_headers
 from emulator.bmv2.engine.vm_tables import TABLE_BYTES
 from emulator.bmv2.engine.vm_wide import run_wide
 from emulator.bmv2.expr import VALID
+from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.state import State
 from emulator.bmv2.values import mask
 from switchml.jit import compile_once
@@ -64,21 +66,30 @@ class Engine:
         self.clock = state.clock
         self.drop_port = drop_port
         self.n_priorities = n_priorities
+        self.slow = Interpreter(state, drop_port, n_priorities, seed)
+        self._queue_version = -1
+        self._is_paced = False
+        warm()
+        with state.lock:  # the control plane may be at work already
+            self._lower()
+            self._set_up(seed)
+
+    def _lower(self) -> None:
         try:
-            lowering = Lowering(state, drop_port)
-            self.lowered = lowering.lower()
+            self.lowered = Lowering(self.state, self.drop_port).lower()
         except RecursionError:
             raise Unsupported("an expression nested too deep") from None
-        warm()
+
+    def _set_up(self, seed: int | None) -> None:
         self._frame()
         self._context(random.Random(seed))
         self._plan()
         rows = np.zeros((max(len(self.program.tables), 1), TABLE_BYTES // 8), dtype=np.int64)
         self._directory = rows
         self.context[CTX["tables"] // 8] = rows.ctypes.data
-        self.images = [TableImage(state, self.lowered, found, rows[i]) for i, found in self.lowered.tables.items()]
+        self.images = [TableImage(self.state, self.lowered, found, rows[i]) for i, found in self.lowered.tables.items()]
         self._versions: tuple | None = None
-        self.events = Events(self.program, state, self.lowered.messages)
+        self.events = Events(self.program, self.state, self.lowered.messages)
         self._refresh()
 
     # Memory
@@ -218,6 +229,9 @@ class Engine:
         """Take a batch of frames in: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is called
         with what leaves, in order: (n, 4) int64 of port, address, length, index of the frame that came in; the bytes
         stay there until it returns. Raises ProgramAbort."""
+        if self.is_paced():
+            self._process_slowly(ports, addresses, lengths, take)
+            return
         self._refresh()
         n, first = len(ports), 0
         self._set("in_port", ports.ctypes.data)
@@ -233,6 +247,28 @@ class Engine:
             self._report()
             if first == n:
                 return
+
+    def is_paced(self) -> bool:
+        """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no room at
+        all, or something waits still."""
+        queues = self.state.queues
+        if queues.version != self._queue_version:
+            self._queue_version = queues.version
+            self._is_paced = queues.are_paced
+        return self._is_paced or self.slow.next_us() is not None
+
+    def _process_slowly(self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, take) -> None:
+        for number, (port, address, length) in enumerate(
+            zip(ports.tolist(), addresses.tolist(), lengths.tolist(), strict=True)
+        ):
+            sent = self.slow.receive(port, ctypes.string_at(address, length))
+            data = np.frombuffer(b"".join(frame for _, frame in sent), dtype=np.uint8)
+            records, at = np.zeros((len(sent), t.RECORD_WORDS), dtype=np.int64), data.ctypes.data
+            for record, (egress, frame) in zip(records, sent, strict=True):
+                record[:] = egress, at, len(frame), number
+                at += len(frame)
+            if sent:
+                take(records)
 
     def _report(self) -> None:
         """Pass on what the VM told, and drop what is left of a packet at which the program aborted."""
@@ -265,11 +301,10 @@ class Engine:
         sizes = np.array([len(data) for _, data in frames], dtype=np.int64)
         self._incoming = np.frombuffer(b"".join(data for _, data in frames) + bytes(SLACK), dtype=np.uint8)
         starts = self._incoming.ctypes.data + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
-        base = self._out.ctypes.data
 
         def take(records: np.ndarray) -> None:
             for port, address, length, source in records.tolist():
-                found[source].append((port, self._out[address - base : address - base + length].tobytes()))
+                found[source].append((port, ctypes.string_at(address, length)))
 
         self.process(np.array([port for port, _ in frames], dtype=np.int64), starts, sizes, take)
         return found
@@ -279,5 +314,9 @@ class Engine:
         return self.receive_batch([(port, data)])[0]
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """Nothing ever waits."""
-        return []
+        """What leaves queues with a rate now."""
+        return self.slow.poll()
+
+    def next_us(self) -> float | None:
+        """When `poll` will have something; None if nothing waits."""
+        return self.slow.next_us()
