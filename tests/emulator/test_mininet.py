@@ -1,4 +1,5 @@
-"""Mininet with our switch between two hosts. Mininet wants the main thread and a fresh process, so it runs in its own."""
+"""Mininet with our switch between two hosts. Mininet wants the main thread and a fresh process, so it runs in its
+own."""
 
 import importlib.util
 import subprocess
