@@ -56,7 +56,11 @@ def run(
             ending = command(cli, thrift_port, after) if after else ""
         finally:
             process.terminate()
-            process.wait(10)
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:  # it hangs in its destructors now and then
+                process.kill()
+                process.wait()
         return {port: _read(Path(folder, f"p{port}_out.pcap")) for port in range(ports)}, transcript, ending
 
 
