@@ -97,12 +97,12 @@ def cut(at, length, size, start, offset, out, room, addresses, lengths):
     bytes; `addresses` and `lengths` tell where. Returns (packets, bytes written), (0, 0) if it can't be cut."""
     frame = u8_at(at, length)
     network, version = network_at(frame, length)
-    if network == 0 or size == 0 or start + 20 > length or start < network + 20:
-        return 0, 0
     is_udp = offset == _UDP_CHECKSUM_AT
-    header = start + (8 if is_udp else 4 * (frame[start + 12] >> 4))
+    if network == 0 or size == 0 or start < network + 20 or start + (8 if is_udp else 20) > length:
+        return 0, 0
     if not is_udp and offset != _TCP_CHECKSUM_AT:
         return 0, 0
+    header = start + (8 if is_udp else 4 * (frame[start + 12] >> 4))
     count = (length - header + size - 1) // size
     if header >= length or header > MOST_HEADER_BYTES or count > min(len(addresses), MOST_PACKETS):
         return 0, 0
