@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from emulator.bmv2.engine import opcodes as o
 from emulator.bmv2.engine import traffic as t
 from emulator.bmv2.engine.code import Unsupported
 from emulator.bmv2.engine.events import Events
@@ -50,9 +51,17 @@ def _block(n_bytes: int) -> np.ndarray:
     return np.zeros((n_bytes + SLACK + 7) // 8, dtype=np.int64)
 
 
+GROUPS = (
+    ("run_wide", run_wide, 3, o.FIRST_WIDE, o.FIRST_HEADER),
+    ("run_headers", run_headers, 4, o.FIRST_HEADER, o.FIRST_HASH),
+    ("run_hash", run_hash, 3, o.FIRST_HASH, len(o.NAMES)),
+)
+"""Kernels that run a group of instructions each: name in the context, kernel, arguments, first opcode, and last one + 1."""
+
+
 def warm() -> None:
-    """Have the kernels compiled."""
-    for entry, n_args in ((run, 2), (run_wide, 3), (run_headers, 4), (run_hash, 3), (t.process, 4)):
+    """Have all kernels compiled."""
+    for entry, n_args in ((t.process, 4), (run, 2), *(group[1:3] for group in GROUPS)):
         compile_once(entry, *[0] * n_args)
 
 
@@ -69,7 +78,7 @@ class Engine:
         self.slow = Interpreter(state, drop_port, n_priorities, seed)
         self._queue_version = -1
         self._is_paced = False
-        warm()
+        compile_once(t.process, 0, 0, 0, 0)
         with state.lock:  # the control plane may be at work already
             self._lower()
             self._set_up(seed)
@@ -113,10 +122,13 @@ class Engine:
         for name, value in {
             "code": self.lowered.code.ctypes.data, "headers": self._headers.ctypes.data,
             "hash_buffer": self._hash_buffer.ctypes.data, "events": self._event_ring.ctypes.data,
-            "event_end": len(self._event_ring), "random": self._random.ctypes.data, "run_wide": address_of(run_wide, 3),
-            "run_headers": address_of(run_headers, 4), "run_hash": address_of(run_hash, 3),
+            "event_end": len(self._event_ring), "random": self._random.ctypes.data,
         }.items():  # fmt: skip
             self.context[CTX[name] // 8] = value
+        used = set(self.lowered.code[:, 0].tolist())
+        for name, entry, n_args, first, end in GROUPS:
+            if not used.isdisjoint(range(first, end)):  # what the program does not need is not compiled for it
+                self.context[CTX[name] // 8] = address_of(entry, n_args)
 
     def _header_table(self) -> np.ndarray:
         layout, program = self.lowered.layout, self.program

@@ -8,7 +8,7 @@ to ingress, `queued` those on their way to egress. Queues with a rate are not fo
 import numpy as np
 
 from emulator.bmv2.engine.layout import CELL, CTX, offsets
-from emulator.bmv2.engine.raw import call2, clear_block, copy_block, ld64, st8, st64
+from emulator.bmv2.engine.raw import call2, clear_block, copy_block, kernel_part, ld64, st8, st64
 from emulator.bmv2.engine.vm import STUCK
 from emulator.bmv2.engine.vm_bits import copy, load_bits, store_bits
 from switchml.jit import kernel
@@ -61,20 +61,20 @@ _NOW, _START_LENGTH, _PORT = CELL["now"], CELL["start_length"], CELL["ingress_po
 ) = (P[name] for name in PLAN)  # fmt: skip
 
 
-@kernel
+@kernel_part
 def _set(plan, frame, field, value):
     offset = ld64(plan + field)
     if offset >= 0:
         st64(frame + offset, value & ld64(plan + field + 8))
 
 
-@kernel
+@kernel_part
 def _get(plan, frame, field):
     offset = ld64(plan + field)
     return ld64(frame + offset) if offset >= 0 else 0
 
 
-@kernel
+@kernel_part
 def _begin(plan, frame, address, length, port, ingress_length):
     """A packet of which nothing is parsed and all metadata is 0."""
     end = ld64(plan + _PHV_END)
@@ -90,7 +90,7 @@ def _begin(plan, frame, address, length, port, ingress_length):
     st64(frame + _NOW, ld64(plan + _PLAN_NOW))
 
 
-@kernel
+@kernel_part
 def _run(plan, frame, pc):
     """Run a stage; False if the packet is to be dropped for it."""
     st64(frame + _LOOPS, 0)
@@ -104,7 +104,7 @@ def _run(plan, frame, pc):
     return True
 
 
-@kernel
+@kernel_part
 def _parse(plan, frame):
     st64(frame + _CURSOR, 0)
     st64(frame + _ERROR, ld64(plan + _NO_ERROR))
@@ -113,7 +113,7 @@ def _parse(plan, frame):
     return _run(plan, frame, _PARSER)
 
 
-@kernel
+@kernel_part
 def _push(plan, frame, ring, port, priority):
     """Put a copy of the packet at the end of a ring: `ring` is the plan's word with its address."""
     n, size = ld64(plan + ring + 16), ld64(plan + _RING_SIZE)
@@ -128,7 +128,7 @@ def _push(plan, frame, ring, port, priority):
     st64(plan + ring + 16, n + 1)
 
 
-@kernel
+@kernel_part
 def _pop(plan, frame, ring):
     """Take the first packet of a ring into the frame; the address of what was pushed with it."""
     first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
@@ -139,7 +139,7 @@ def _pop(plan, frame, ring):
     return found
 
 
-@kernel
+@kernel_part
 def _enqueue(plan, frame, port):
     """Mark a packet as queued; its priority, or -1 if it is dropped."""
     priority = _get(plan, frame, PRIORITY)
@@ -151,14 +151,14 @@ def _enqueue(plan, frame, port):
     return priority
 
 
-@kernel
+@kernel_part
 def _push_to_egress(plan, frame, port):
     priority = _enqueue(plan, frame, port)
     if priority >= 0:
         _push(plan, frame, _QUEUED, port, priority)
 
 
-@kernel
+@kernel_part
 def _forget_requests(frame):
     st64(frame + _CLONE, 0)
     st64(frame + _DIGEST, 0)
@@ -168,7 +168,7 @@ def _forget_requests(frame):
     st64(frame + _EXIT, 0)
 
 
-@kernel
+@kernel_part
 def _multicast(plan, frame, group):
     """Queue a copy for each port of a group; copies ask for nothing."""
     _forget_requests(frame)
@@ -181,7 +181,7 @@ def _multicast(plan, frame, group):
         _push_to_egress(plan, frame, ld64(copies + 16 * i))
 
 
-@kernel
+@kernel_part
 def _take_over(plan, frame, other, field_list, instance_type):
     """Reset a copy's metadata but for the fields of a list, which come from another packet."""
     start = ld64(plan + _METADATA)
@@ -203,7 +203,7 @@ def _take_over(plan, frame, other, field_list, instance_type):
     _set(plan, frame, INSTANCE_TYPE, instance_type)
 
 
-@kernel
+@kernel_part
 def _save(plan, frame):
     """Put the packet aside; where it is."""
     saved = ld64(plan + _SAVED)
@@ -211,19 +211,19 @@ def _save(plan, frame):
     return saved
 
 
-@kernel
+@kernel_part
 def _restore(plan, frame):
     copy_block(frame, ld64(plan + _SAVED), ld64(plan + _PHV_END))
 
 
-@kernel
+@kernel_part
 def _session(plan, clone):
     """Address of a mirroring session's row (exists, port or -1, group or -1), or 0."""
     row = ld64(plan + _SESSIONS) + 24 * (clone - 1)
     return row if ld64(row) else 0
 
 
-@kernel
+@kernel_part
 def _mirror(plan, frame, session):
     port, group = ld64(session + 8), ld64(session + 16)
     if group >= 0:
@@ -232,7 +232,7 @@ def _mirror(plan, frame, session):
         _push_to_egress(plan, frame, port)
 
 
-@kernel
+@kernel_part
 def _clone_at_ingress(plan, frame):
     session = _session(plan, ld64(frame + _CLONE))
     st64(frame + _CLONE, 0)
@@ -249,7 +249,7 @@ def _clone_at_ingress(plan, frame):
     _restore(plan, frame)
 
 
-@kernel
+@kernel_part
 def _clone_at_egress(plan, frame):
     session = _session(plan, ld64(frame + _CLONE))
     st64(frame + _CLONE, 0)
@@ -262,7 +262,7 @@ def _clone_at_egress(plan, frame):
     _restore(plan, frame)
 
 
-@kernel
+@kernel_part
 def _learn(plan, frame):
     for i in range(ld64(plan + _N_DIGESTS)):
         row = ld64(plan + _DIGESTS) + 16 * i
@@ -270,7 +270,7 @@ def _learn(plan, frame):
             call2(ld64(plan + _VM), frame, ld64(row + 8))
 
 
-@kernel
+@kernel_part
 def _resubmit(plan, frame):
     saved = _save(plan, frame)
     length = ld64(saved + _START_LENGTH)
@@ -281,7 +281,7 @@ def _resubmit(plan, frame):
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
 
 
-@kernel
+@kernel_part
 def _ingress(plan, frame):
     """Parse, run the ingress pipeline, do what it asked for; the port, if the packet goes on to egress at once, or -1."""
     st64(frame + _START_LENGTH, ld64(frame + _REG))
@@ -314,7 +314,7 @@ def _ingress(plan, frame):
     return port
 
 
-@kernel
+@kernel_part
 def _recirculate(plan, frame, address, length):
     saved = _save(plan, frame)
     _begin(plan, frame, address, length, ld64(saved + _PORT), length)
@@ -323,7 +323,7 @@ def _recirculate(plan, frame, address, length):
     _push(plan, frame, _RETURNED, _ZERO, _ZERO)
 
 
-@kernel
+@kernel_part
 def _egress(plan, frame, port, priority, out):
     """Run the egress pipeline, do what it asked for, deparse and send; where the next frame may be written."""
     now = ld64(plan + _PLAN_NOW)
@@ -365,7 +365,7 @@ def _egress(plan, frame, port, priority, out):
     return out + length
 
 
-@kernel
+@kernel_part
 def _settle(plan, frame, out, passes):
     """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there were."""
     while ld64(plan + _STATUS) == 0:

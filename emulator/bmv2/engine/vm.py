@@ -3,15 +3,46 @@
 from emulator.bmv2.engine import opcodes as o
 from emulator.bmv2.engine.layout import CELL, CTX
 from emulator.bmv2.engine.raw import (
-    arg, be16, be32, be64, bits_of, call3, call4, clear_block, divu, ld8, ld32, ld64, ltu, put, remu, shr, st8, st64, ste16, ste32, ste64,
+    arg,
+    be16,
+    be32,
+    be64,
+    bits_of,
+    call3,
+    call4,
+    clear_block,
+    divu,
+    kernel_part,
+    ld8,
+    ld32,
+    ld64,
+    ltu,
+    put,
+    remu,
+    shr,
+    st8,
+    st64,
+    ste16,
+    ste32,
+    ste64,
     val,
 )  # fmt: skip
 from emulator.bmv2.engine.vm_bits import copy, load_bits, store_bits
 from emulator.bmv2.engine.vm_tables import (
-    ACTION, ARGS, CHOICES, INDEX, N_CHOICES, NEXT, count, execute_meter, look_up, random_within, read_register,
-    value_in_set, write_register,
+    ACTION,
+    ARGS,
+    CHOICES,
+    INDEX,
+    N_CHOICES,
+    NEXT,
+    count,
+    execute_meter,
+    look_up,
+    random_within,
+    read_register,
+    value_in_set,
+    write_register,
 )  # fmt: skip
-from switchml.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _ARGS, _RETURN, _ENTRY, _HIT, _EXIT = (CELL[name] for name in ("args", "return_pc", "entry", "hit", "exit"))
@@ -30,7 +61,7 @@ STUCK = 1
 """Status of a stage that took more."""
 
 
-@kernel
+@kernel_part
 def _divide_signed(a, b, want_rest):
     """Towards 0; by 0 it is 0."""
     if b == 0:
@@ -41,7 +72,7 @@ def _divide_signed(a, b, want_rest):
     return a - quotient * b if want_rest else quotient
 
 
-@kernel
+@kernel_part
 def _peek(frame, at):
     """PEEK: byte by byte, for the packet may end."""
     data, length = ld64(frame + _PACKET), ld64(frame + _LENGTH)
@@ -63,7 +94,7 @@ def _peek(frame, at):
         st64(frame + arg(at, 1) + 8 * i, value)
 
 
-@kernel
+@kernel_part
 def _event(frame, at):
     context = ld64(frame + _CONTEXT)
     place, n = ld64(context + _EVENT_AT), arg(at, 3)
@@ -79,7 +110,7 @@ def _event(frame, at):
     st64(context + _EVENT_OPEN, 1)
 
 
-@kernel
+@kernel_part
 def _event_add(frame, at):
     context = ld64(frame + _CONTEXT)
     if ld64(context + _EVENT_OPEN) == 0:
@@ -90,7 +121,7 @@ def _event_add(frame, at):
     st64(context + _EVENT_AT, place + n)
 
 
-@kernel
+@kernel_part
 def _same_under_mask(a, mask, b, n):
     for i in range(0, 8 * n, 8):
         if ld64(a + i) & ld64(mask + i) != ld64(b + i):
@@ -98,7 +129,7 @@ def _same_under_mask(a, mask, b, n):
     return True
 
 
-@kernel
+@kernel_part
 def run(frame, pc):
     """Run from `pc` until END or TRAP; returns the status."""
     code = ld64(ld64(frame + _CONTEXT) + _CODE)

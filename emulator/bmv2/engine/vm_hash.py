@@ -5,10 +5,9 @@ import numpy as np
 from emulator.bmv2.engine import opcodes as o
 from emulator.bmv2.engine.calculation_kinds import CRC, CSUM16, FNV, IDENTITY, TOEPLITZ, XOR16, XOR32
 from emulator.bmv2.engine.layout import CELL, CTX, HASH_BUFFER_BYTES, ROW
-from emulator.bmv2.engine.raw import arg, be16, be64, ld8, ld32, ld64, put, shr, st8, st64, val
+from emulator.bmv2.engine.raw import arg, be16, be64, kernel_part, ld8, ld32, ld64, put, shr, st8, st64, val
 from emulator.bmv2.engine.vm_bits import copy, load_bits, low_mask, store_bits
 from emulator.bmv2.engine.vm_headers import is_valid, row_of, wire_bytes
-from switchml.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _BITS = (CELL[name] for name in ("context", "packet", "length", "cursor", "bits"))
 _VARBIT = ROW["varbit"]
@@ -16,12 +15,12 @@ _BUFFER = CTX["hash_buffer"]
 _ROOM = 8 * HASH_BUFFER_BYTES - 128
 
 
-@kernel
+@kernel_part
 def _buffer(frame):
     return ld64(ld64(frame + _CONTEXT) + _BUFFER)
 
 
-@kernel
+@kernel_part
 def _append(frame, source, bit, width):
     """Append bits that lie anywhere."""
     buffer, at = _buffer(frame), ld64(frame + _BITS)
@@ -39,7 +38,7 @@ def _append(frame, source, bit, width):
         width -= part
 
 
-@kernel
+@kernel_part
 def _append_value(frame, value, width):
     at = ld64(frame + _BITS)
     if width > 0 and at + width <= _ROOM:
@@ -47,7 +46,7 @@ def _append_value(frame, value, width):
         store_bits(_buffer(frame) + (at >> 3), at & 7, width, value)
 
 
-@kernel
+@kernel_part
 def _pad(frame):
     """Fill the last byte with zeros; returns the number of bytes."""
     at = ld64(frame + _BITS)
@@ -58,7 +57,7 @@ def _pad(frame):
     return (at + 7) >> 3
 
 
-@kernel
+@kernel_part
 def _reflect(value, width):
     result = 0
     for _ in range(width):
@@ -67,7 +66,7 @@ def _reflect(value, width):
     return result
 
 
-@kernel
+@kernel_part
 def _crc(parameters, data, n):
     width, table = ld64(parameters), ld64(parameters + 40)
     remainder, mask = ld64(parameters + 8), low_mask(width)
@@ -83,7 +82,7 @@ def _crc(parameters, data, n):
     return remainder ^ ld64(parameters + 16)
 
 
-@kernel
+@kernel_part
 def _csum16(data, n):
     total, at = 0, 0
     while at + 8 <= n:
@@ -100,7 +99,7 @@ def _csum16(data, n):
     return total ^ 0xFFFF
 
 
-@kernel
+@kernel_part
 def _xor_words(data, n, size):
     result = 0
     for i in range(n):
@@ -108,7 +107,7 @@ def _xor_words(data, n, size):
     return result
 
 
-@kernel
+@kernel_part
 def _toeplitz(key, n_words, data, n):
     result, word_at = 0, 0
     for at in range(0, n, 4):
@@ -123,7 +122,7 @@ def _toeplitz(key, n_words, data, n):
     return result
 
 
-@kernel
+@kernel_part
 def _fnv(data, n):
     value = 2166136261
     for i in range(n):
@@ -139,18 +138,20 @@ def _fnv(data, n):
 _P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
 _P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
 
+_R1, _R7, _R11, _R12, _R18, _R23, _R27, _R31 = (np.uint64(n) for n in (1, 7, 11, 12, 18, 23, 27, 31))
 
-@kernel
+
+@kernel_part
 def _rotate(value, n):
-    return (value << np.uint64(n)) | (value >> np.uint64(64 - n))
+    return (value << n) | (value >> (np.uint64(64) - n))
 
 
-@kernel
+@kernel_part
 def _round(lane, word):
-    return _rotate(lane + word * _P2, 31) * _P1
+    return _rotate(lane + word * _P2, _R31) * _P1
 
 
-@kernel
+@kernel_part
 def _xxh64(data, n):
     at, zero = 0, np.uint64(0)
     if n >= 32:
@@ -161,7 +162,7 @@ def _xxh64(data, n):
             c = _round(c, np.uint64(ld64(data + at + 16)))
             d = _round(d, np.uint64(ld64(data + at + 24)))
             at += 32
-        value = _rotate(a, 1) + _rotate(b, 7) + _rotate(c, 12) + _rotate(d, 18)
+        value = _rotate(a, _R1) + _rotate(b, _R7) + _rotate(c, _R12) + _rotate(d, _R18)
         value = (value ^ _round(zero, a)) * _P1 + _P4
         value = (value ^ _round(zero, b)) * _P1 + _P4
         value = (value ^ _round(zero, c)) * _P1 + _P4
@@ -170,20 +171,20 @@ def _xxh64(data, n):
         value = _P5
     value += np.uint64(n)
     while n - at >= 8:
-        value = _rotate(value ^ _round(zero, np.uint64(ld64(data + at))), 27) * _P1 + _P4
+        value = _rotate(value ^ _round(zero, np.uint64(ld64(data + at))), _R27) * _P1 + _P4
         at += 8
     if n - at >= 4:
-        value = _rotate(value ^ (np.uint64(ld32(data + at)) * _P1), 23) * _P2 + _P3
+        value = _rotate(value ^ (np.uint64(ld32(data + at)) * _P1), _R23) * _P2 + _P3
         at += 4
     while at < n:
-        value = _rotate(value ^ (np.uint64(ld8(data + at)) * _P5), 11) * _P1
+        value = _rotate(value ^ (np.uint64(ld8(data + at)) * _P5), _R11) * _P1
         at += 1
     value = (value ^ (value >> np.uint64(33))) * _P2
     value = (value ^ (value >> np.uint64(29))) * _P3
     return np.int64(value ^ (value >> np.uint64(32)))
 
 
-@kernel
+@kernel_part
 def _hash(kind, parameters, data, n):
     if kind == CSUM16:
         return _csum16(data, n)
@@ -202,7 +203,7 @@ def _hash(kind, parameters, data, n):
     return _xxh64(data, n)
 
 
-@kernel
+@kernel_part
 def run_hash(frame, at, op):
     """One instruction of the hash group."""
     if op == o.HPUT:

@@ -3,9 +3,8 @@ of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyo
 
 from emulator.bmv2.engine import opcodes as o
 from emulator.bmv2.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
-from emulator.bmv2.engine.raw import arg, bits_of, clear_block, copy_block, ld8, ld64, put, st8, st64, val
+from emulator.bmv2.engine.raw import arg, bits_of, clear_block, copy_block, kernel_part, ld8, ld64, put, st8, st64, val
 from emulator.bmv2.engine.vm_bits import copy, load_bits, load_wide, store_bits, store_wide
-from switchml.jit import kernel
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _PACKET_LENGTH = CELL["packet_length"]
@@ -15,13 +14,13 @@ _VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "va
 _TYPE, _POSITION = ROW["type"], ROW["position"]
 
 
-@kernel
+@kernel_part
 def row_of(frame, header):
     """The address of a header's row."""
     return ld64(ld64(frame + _CONTEXT) + _HEADERS) + header * DESCRIPTOR_BYTES
 
 
-@kernel
+@kernel_part
 def set_valid(frame, row):
     """Make a header valid, and the other members of its union invalid."""
     siblings = frame + ld64(row + _SIBLINGS)
@@ -30,19 +29,19 @@ def set_valid(frame, row):
     st8(frame + ld64(row + _VALID), 1)
 
 
-@kernel
+@kernel_part
 def is_valid(frame, row):
     return ld8(frame + ld64(row + _VALID))
 
 
-@kernel
+@kernel_part
 def varbit_width(frame, row):
     """Bits of the varbit field, 0 if there is none."""
     at = ld64(row + _VARBIT)
     return ld64(frame + at) if at else 0
 
 
-@kernel
+@kernel_part
 def _assign(frame, target, source):
     if target < 0:
         return
@@ -55,7 +54,7 @@ def _assign(frame, target, source):
         copy(frame + ld64(to + _DATA), frame + ld64(row_of(frame, source) + _DATA), ld64(to + _TOTAL))
 
 
-@kernel
+@kernel_part
 def _same_bytes(a, b, n):
     for i in range(n):
         if ld8(a + i) != ld8(b + i):
@@ -63,7 +62,7 @@ def _same_bytes(a, b, n):
     return True
 
 
-@kernel
+@kernel_part
 def _equal(frame, left, right, in_union):
     if left < 0 or right < 0:
         return 0
@@ -84,7 +83,7 @@ def _equal(frame, left, right, in_union):
     return bits_of(_same_bytes(frame + ld64(a + _VARBIT) + 8, frame + ld64(b + _VARBIT) + 8, (width + 7) >> 3))
 
 
-@kernel
+@kernel_part
 def _swap(frame, left, right):
     if left == right:
         return
@@ -99,7 +98,7 @@ def _swap(frame, left, right):
         st64(second + at, kept)
 
 
-@kernel
+@kernel_part
 def _shift(frame, ids, n, by):
     """Push or pop: elements move by exchanging places; those that get nothing become invalid."""
     for step in range(n):
@@ -112,7 +111,7 @@ def _shift(frame, ids, n, by):
             st8(frame + ld64(row_of(frame, ld64(ids + 8 * place)) + _VALID), 0)
 
 
-@kernel
+@kernel_part
 def _add(frame, header, is_fast):
     if header < 0:
         return
@@ -128,7 +127,7 @@ def _add(frame, header, is_fast):
         st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) + ld64(row + _BYTES) + (width >> 3))
 
 
-@kernel
+@kernel_part
 def _remove(frame, header):
     if header < 0:
         return
@@ -139,7 +138,7 @@ def _remove(frame, header):
         st8(frame + ld64(row + _VALID), 0)
 
 
-@kernel
+@kernel_part
 def _extract(frame, at, pc):
     """EXTH: returns where to go on."""
     width, has_varbit, longest = val(frame, at, 2), arg(at, 3), arg(at, 4)
@@ -167,7 +166,7 @@ def _extract(frame, at, pc):
     return pc
 
 
-@kernel
+@kernel_part
 def wire_bytes(frame, row, to):
     """Write a header as it is on the wire; returns how many bytes."""
     fixed, data = ld64(row + _BYTES), frame + ld64(row + _DATA)
@@ -182,7 +181,7 @@ def wire_bytes(frame, row, to):
     return fixed + extra
 
 
-@kernel
+@kernel_part
 def _load(frame, at):
     """HFIELD."""
     header, bit, width, number = val(frame, at, 2), arg(at, 3), arg(at, 4), arg(at, 5)
@@ -195,7 +194,7 @@ def _load(frame, at):
     return value
 
 
-@kernel
+@kernel_part
 def _store(frame, at):
     """HSET."""
     header, bit, number = val(frame, at, 1), arg(at, 2), arg(at, 5)
@@ -207,7 +206,7 @@ def _store(frame, at):
         st8(frame + ld64(row + _FLAGS) + number, val(frame, at, 6))
 
 
-@kernel
+@kernel_part
 def _first_valid(frame, list_at, n):
     if list_at == -1:
         return -1
@@ -218,7 +217,7 @@ def _first_valid(frame, list_at, n):
     return -1
 
 
-@kernel
+@kernel_part
 def run_headers(frame, at, op, pc):
     """One instruction of the headers group; returns where to go on."""
     if op == o.HIDX:

@@ -3,8 +3,7 @@
 import numpy as np
 
 from emulator.bmv2.engine.layout import CELL, CTX
-from emulator.bmv2.engine.raw import arg, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
-from switchml.jit import kernel
+from emulator.bmv2.engine.raw import arg, kernel_part, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
 
 _CONTEXT, _ENTRY, _HIT, _NOW, _LENGTH = (CELL[name] for name in ("context", "entry", "hit", "now", "ingress_length"))
 _TABLES, _RANDOM = CTX["tables"], CTX["random"]
@@ -26,7 +25,7 @@ _MIX = -0x61C8864680B583EB
 """2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
 
 
-@kernel
+@kernel_part
 def hash_limbs(key, mask, n):
     """A hash of a key under a mask: 63 bits."""
     mixed = 0
@@ -36,7 +35,7 @@ def hash_limbs(key, mask, n):
     return mixed & 0x7FFFFFFFFFFFFFFF
 
 
-@kernel
+@kernel_part
 def _find(table, key, n):
     """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
     best, found = 0x7FFFFFFFFFFFFFFF, 0
@@ -65,7 +64,7 @@ def _find(table, key, n):
     return found
 
 
-@kernel
+@kernel_part
 def _at_most(a, b, n):
     """Whether a <= b, n limbs each, unsigned."""
     for i in range(8 * (n - 1), -8, -8):
@@ -75,7 +74,7 @@ def _at_most(a, b, n):
     return True
 
 
-@kernel
+@kernel_part
 def _fits(row, key):
     """Whether a key fits a row: record, how many fields, then of each (is range, limbs, value, mask or upper end)."""
     at = row + 16
@@ -94,7 +93,7 @@ def _fits(row, key):
     return True
 
 
-@kernel
+@kernel_part
 def look_up(frame, number, key, n):
     """LOOKUP."""
     table = ld64(ld64(frame + _CONTEXT) + _TABLES) + number * TABLE_BYTES
@@ -117,7 +116,7 @@ def look_up(frame, number, key, n):
     st64(ld64(record + LAST_HIT), ld64(frame + _NOW))
 
 
-@kernel
+@kernel_part
 def value_in_set(key, n, cover, words):
     """VSET: `words` hold the address of the values and how many there are."""
     value = ld64(words)
@@ -132,7 +131,7 @@ def value_in_set(key, n, cover, words):
     return False
 
 
-@kernel
+@kernel_part
 def read_register(frame, at):
     """REG: 0 beyond the array."""
     to, words, index, n = frame + arg(at, 1), frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
@@ -142,7 +141,7 @@ def read_register(frame, at):
         st64(to + i, ld64(cell + i) if inside else 0)
 
 
-@kernel
+@kernel_part
 def write_register(frame, at):
     """REGW: nothing beyond the array."""
     words, index, n, source = frame + arg(at, 1), val(frame, at, 2), arg(at, 3), frame + arg(at, 4)
@@ -153,7 +152,7 @@ def write_register(frame, at):
         st64(cell + top, ld64(source + top) & ld64(words + 24))
 
 
-@kernel
+@kernel_part
 def count(words, index, n_bytes):
     """COUNT."""
     if ltu(index, ld64(words + 8)):
@@ -162,7 +161,7 @@ def count(words, index, n_bytes):
         st64(cell + 8, ld64(cell + 8) + n_bytes)
 
 
-@kernel
+@kernel_part
 def execute_meter(words, index, n_bytes, now):
     """METER (meters.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
     number of rates, whether bytes count, the size."""
@@ -183,7 +182,7 @@ def execute_meter(words, index, n_bytes, now):
     return 0
 
 
-@kernel
+@kernel_part
 def _twist(state):
     """The next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
     for i in range(624):
@@ -194,7 +193,7 @@ def _twist(state):
         st32(state + 4 * i, word)
 
 
-@kernel
+@kernel_part
 def _random32(state):
     at = ld32(state + 4 * 624)
     if at >= 624:
@@ -208,7 +207,7 @@ def _random32(state):
     return (word ^ (word >> 18)) & 0xFFFFFFFF
 
 
-@kernel
+@kernel_part
 def random_within(frame, low, high):
     """RANDOM: what Python's random.randint gives from the same state."""
     state = ld64(ld64(frame + _CONTEXT) + _RANDOM)

@@ -5,7 +5,22 @@ import numba
 import numpy as np
 
 from emulator.bmv2.engine import opcodes as o
-from emulator.bmv2.engine.raw import arg, be16, be64, ld8, ld64, ltu, mulhu, shr, st8, st64, ste16, ste64, val
+from emulator.bmv2.engine.raw import (
+    arg,
+    be16,
+    be64,
+    kernel_part,
+    ld8,
+    ld64,
+    ltu,
+    mulhu,
+    shr,
+    st8,
+    st64,
+    ste16,
+    ste64,
+    val,
+)
 from emulator.bmv2.engine.vm_bits import load_wide, low_mask, store_wide
 from switchml.jit import kernel
 from switchml.memory import pointer
@@ -22,7 +37,7 @@ def _u32(address, n):
     return numba.carray(pointer(np.uintp(address)), (n,), np.uint32)
 
 
-@kernel
+@kernel_part
 def _add(d, a, b, n):
     carry = 0
     for i in range(0, 8 * n, 8):
@@ -33,7 +48,7 @@ def _add(d, a, b, n):
         st64(d + i, with_carry)
 
 
-@kernel
+@kernel_part
 def _subtract(d, a, b, n):
     borrow = 0
     for i in range(0, 8 * n, 8):
@@ -43,7 +58,7 @@ def _subtract(d, a, b, n):
         borrow = ltu(left, right) | ltu(rest, borrow)
 
 
-@kernel
+@kernel_part
 def _multiply(d, a, b, n):
     for i in range(n):
         st64(d + 8 * i, 0)
@@ -60,14 +75,14 @@ def _multiply(d, a, b, n):
             carry = high
 
 
-@kernel
+@kernel_part
 def _extend(d, n, a, k, is_signed):
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
     for i in range(n):
         st64(d + 8 * i, ld64(a + 8 * i) if i < k else fill)
 
 
-@kernel
+@kernel_part
 def _shift_left(d, a, by, n):
     limbs, bits = by >> 6, by & 63
     for i in range(n - 1, -1, -1):
@@ -79,7 +94,7 @@ def _shift_left(d, a, by, n):
         st64(d + 8 * i, value)
 
 
-@kernel
+@kernel_part
 def _shift_right(d, n, a, k, by, is_signed):
     limbs, bits = by >> 6, by & 63
     fill = ld64(a + 8 * (k - 1)) >> 63 if is_signed else 0
@@ -90,7 +105,7 @@ def _shift_right(d, n, a, k, by, is_signed):
         st64(d + 8 * i, (shr(low, bits) | (high << (64 - bits))) if bits else low)
 
 
-@kernel
+@kernel_part
 def _sign_extend(d, a, width, n):
     whole, bits = width >> 6, width & 63
     sign = (ld64(a + 8 * ((width - 1) >> 6)) << (63 - ((width - 1) & 63))) >> 63
@@ -103,7 +118,7 @@ def _sign_extend(d, a, width, n):
         st64(d + 8 * i, limb)
 
 
-@kernel
+@kernel_part
 def _compare(a, b, n):
     top = 8 * (n - 1)
     left, right = ld64(a + top), ld64(b + top)
@@ -116,7 +131,7 @@ def _compare(a, b, n):
     return 0
 
 
-@kernel
+@kernel_part
 def _load_lanes(d, source, size, n):
     lanes = _u64(d, n)
     if size == 4:
@@ -135,7 +150,7 @@ def _load_lanes(d, source, size, n):
             st64(d + 8 * i, ld8(at) if size == 1 else be16(at) if size == 2 else be64(at))
 
 
-@kernel
+@kernel_part
 def _store_lanes(target, size, a, n):
     if size == 4:
         lanes, fields = _u64(a, n), _u32(target, n)
@@ -158,7 +173,7 @@ def _store_lanes(target, size, a, n):
                 ste64(at, lane)
 
 
-@kernel
+@kernel_part
 def _lanes(frame, at, op):
     """VAND..VMUL."""
     n = arg(at, 4)
@@ -183,7 +198,7 @@ def _lanes(frame, at, op):
             d[i] = a[i] * b[i]
 
 
-@kernel
+@kernel_part
 def _registers(frame, at, op):
     """VREG, VREGW."""
     if op == o.VREG:
@@ -202,7 +217,7 @@ def _registers(frame, at, op):
                 cells[i] = lanes[i] & mask
 
 
-@kernel
+@kernel_part
 def run_wide(frame, at, op):
     """One instruction of the wide group."""
     d, a, b = frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3)
