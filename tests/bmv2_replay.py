@@ -145,11 +145,18 @@ def command(switch: Switch, text: str) -> None:
     elif name == "mirroring_add":
         session, port = _numbers(words)
         state.mirroring.add(session, port=port)
+    elif name == "mirroring_add_mc":
+        session, mgid = _numbers(words)
+        state.mirroring.add(session, mgid=mgid)
     elif name == "mc_mgrp_create":
         state.replication.create_group(*_numbers(words))
     elif name == "mc_node_create":
-        rid, *ports = _numbers(words)
-        state.replication.create_node(rid, ports)
+        bar = words.index("|") if "|" in words else len(words)
+        rid, *ports = _numbers(words[:bar])
+        state.replication.create_node(rid, ports, _numbers(words[bar + 1 :]))
+    elif name == "mc_set_lag_membership":
+        lag, *ports = _numbers(words)
+        state.replication.set_lag(lag, ports)
     elif name == "mc_node_associate":
         state.replication.associate_node(*_numbers(words))
     elif name == "register_write":

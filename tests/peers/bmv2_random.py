@@ -90,13 +90,12 @@ class Generator:
         """The set-up: sessions, groups, profiles, table entries, registers, meters, value sets."""
         out = []
         for session in range(1, 10):
-            out.append(f"mirroring_add {session} {session % PORTS}")
+            out.append(f"mirroring_add {session} {session % PORTS}" if session != 6 else "mirroring_add_mc 6 1")
         for group, ports in ((1, "1 2 3"), (2, "4"), (3, "0 7")):
             out.append(f"mc_mgrp_create {group}")
             out.append(f"mc_node_create {group * 10} {ports}")
             out.append(f"mc_node_associate {group} {group - 1}")
-        out.append("mc_node_create 99 5 6")
-        out.append("mc_node_associate 1 3")
+        out += ["mc_node_create 99 5 6 | 1", "mc_set_lag_membership 1 0 4 7", "mc_node_associate 1 3"]
         for array in self.program.get("register_arrays", []):
             for _ in range(3):
                 index = self.random.randrange(min(array["size"], 8))
