@@ -1,9 +1,8 @@
-"""What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and results
-in memory), through the reference interpreter, and through simple_switch.
+"""What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and
+results in memory), through the reference interpreter, and through simple_switch.
 
-For the programs of WORKLOADS there are table entries, and frames that make them work; any other program gets small frames
-of zeros and whatever entries it brings along.
-"""
+For the programs of WORKLOADS there are table entries, and frames that make them work; any other program gets small
+frames of zeros and whatever entries it brings along."""
 
 from __future__ import annotations
 
@@ -58,7 +57,8 @@ class Result:
 
 
 def forwarding(state: State) -> Frames:
-    """A thousand routes of 16 to 32 bits in the program's lpm table; UDP packets of 60 bytes to addresses within them."""
+    """A thousand routes of 16 to 32 bits in the program's lpm table; UDP packets of 60 bytes to addresses within
+    them."""
     source = random.Random(1)
     table = next(table for table in state.tables if table.table.match_type == "lpm")
     route = next(action for action in table.table.actions if len(state.program.actions[action].params) == 2)
@@ -68,7 +68,9 @@ def forwarding(state: State) -> Frames:
         prefixes[source.getrandbits(length) << (32 - length), length] = None
     frames = []
     for number, (prefix, length) in enumerate(prefixes):
-        table.add([ir.MatchParam("lpm", prefix, length)], RunAction(route, (source.getrandbits(48), source.randrange(8))))
+        table.add(
+            [ir.MatchParam("lpm", prefix, length)], RunAction(route, (source.getrandbits(48), source.randrange(8)))
+        )
         address = prefix | source.getrandbits(32) >> length
         header = struct.pack(">BBHHHBBHII", 0x45, 0, 46, number, 0, 64, 17, 0, 0x0A000001, address)
         header = header[:10] + struct.pack(">H", csum16(header)) + header[12:]
@@ -83,7 +85,13 @@ def aggregation(lanes: int) -> Callable[[State], Frames]:
     def frames(state: State) -> Frames:
         source, everybody = random.Random(1), (1 << N_SENDERS) - 1
         return [
-            (sender, ETHERNET + b"\x88\xb5" + struct.pack(">HHHH", slot, 1 << sender, everybody, 0) + source.randbytes(4 * lanes))
+            (
+                sender,
+                ETHERNET
+                + b"\x88\xb5"
+                + struct.pack(">HHHH", slot, 1 << sender, everybody, 0)
+                + source.randbytes(4 * lanes),
+            )
             for slot in range(N_SLOTS)
             for sender in range(N_SENDERS)
         ]

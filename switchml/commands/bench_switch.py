@@ -1,4 +1,5 @@
-"""`switchml bench switch`: packets a second through the P4 switch's compiled engine, beside the reference interpreter."""
+"""`switchml bench switch`: packets a second through the P4 switch's compiled engine, beside the reference
+interpreter."""
 
 from __future__ import annotations
 
@@ -29,4 +30,5 @@ def switch(programs: tuple[Path, ...], seconds: float, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(found))
         else:
-            click.echo(f"{found['program']:<20} {found['engine_pps']:>12,.0f} {found['reference_pps']:>12,.0f} {found['ratio']:>8}")
+            engine, reference = found["engine_pps"], found["reference_pps"]
+            click.echo(f"{found['program']:<20} {engine:>12,.0f} {reference:>12,.0f} {found['ratio']:>8}")

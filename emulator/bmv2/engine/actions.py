@@ -1,5 +1,5 @@
-"""Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters, what
-becomes of the packet, and jumps within an action."""
+"""Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters,
+what becomes of the packet, and jumps within an action."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ ABORTED = 2
 """Trap: a failed assert or a wrong log_msg."""
 
 _STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
-_ON_TWO = {"add": "+", "subtract": "-", "bit_xor": "^", "bit_or": "|", "bit_and": "&", "shift_left": "<<", "shift_right": ">>"}
+_ON_TWO = {
+    "add": "+",
+    "subtract": "-",
+    "bit_xor": "^",
+    "bit_or": "|",
+    "bit_and": "&",
+    "shift_left": "<<",
+    "shift_right": ">>",
+}
 _ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
 _M64 = e.Const((1 << 64) - 1)
 
@@ -107,7 +115,8 @@ class Actions:
             self._log(call)
         else:
             {"exit": self.exit_pipeline, "modify_field": self.assign, "copy_header": self.assign_header,
-             "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress}.get(op, getattr(self, op, None))(*args)  # fmt: skip
+             "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress}.get(op, getattr(self, op, None))(*args)
+             # fmt: skip
 
     # Assignments
 
@@ -150,7 +159,11 @@ class Actions:
             if flag is not None:
                 self.code.emit(o.ST8, place.flag, flag)
         else:
-            kept = self._signed_value(value, place.width) if place.signed else e.Op("&", (value, e.Const(mask(place.width))))
+            kept = (
+                self._signed_value(value, place.width)
+                if place.signed
+                else e.Op("&", (value, e.Const(mask(place.width))))
+            )
             n = place.n_limbs
             if n > 1 and target in self.ex.reads(value):
                 self.ex._moved(self.ex.cells(kept, n), n, place.offset)
@@ -214,7 +227,9 @@ class Actions:
     def assign_VL(self, target: e.Expr, source: e.Expr) -> None:
         """Copy a varbit field with its width."""
         refs = (target, source)
-        if not all(isinstance(ref, e.FieldRef) and self.program.headers[ref.header].type.varbit == ref.field for ref in refs):
+        if not all(
+            isinstance(ref, e.FieldRef) and self.program.headers[ref.header].type.varbit == ref.field for ref in refs
+        ):
             raise Unsupported("a varbit field assigned from another kind of field")
         room = [self.layout.varbit_max(self.program.headers[ref.header].type) for ref in refs]
         if room[0] < room[1]:
@@ -233,7 +248,9 @@ class Actions:
         self.store(target, Cell(d, 1, 63))
         self.ex.bind(over)
 
-    def modify_field_with_hash_based_offset(self, target: e.Expr, base: e.Expr, calculation: e.ObjectRef, size: e.Expr) -> None:
+    def modify_field_with_hash_based_offset(
+        self, target: e.Expr, base: e.Expr, calculation: e.ObjectRef, size: e.Expr
+    ) -> None:
         modulus = e.Op("&", (size, _M64))
         modulus = e.Op("?", (e.Op("==", (modulus, e.Const(0))), e.Const(1), modulus))
         result = self.calculations.compute(calculation.index)
@@ -356,7 +373,9 @@ class Actions:
         """Constants that describe a meter array."""
         meter = self.state.meters[index]
         arrays = (meter.configured, meter.rate, meter.burst, meter.tokens, meter.last)
-        return self.code.words((*(a.ctypes.data for a in arrays), meter.rate_count, int(meter.counts_bytes), meter.size))
+        return self.code.words(
+            (*(a.ctypes.data for a in arrays), meter.rate_count, int(meter.counts_bytes), meter.size)
+        )
 
     # What becomes of the packet
 

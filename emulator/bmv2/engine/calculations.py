@@ -1,4 +1,5 @@
-"""Lowering of calculations (hashes, checksums): inputs go bit by bit into the hash buffer, then one instruction hashes it."""
+"""Lowering of calculations (hashes, checksums): inputs go bit by bit into the hash buffer, then one instruction hashes
+it."""
 
 from __future__ import annotations
 
@@ -98,7 +99,11 @@ class Calculations:
             return [header.index, 0, header.type.width]
         if item.value.field == e.VALID:
             return None
-        return [header.index, self.layout.wire_bit(header.type, item.value.field), header.type.fields[item.value.field].width]
+        return [
+            header.index,
+            self.layout.wire_bit(header.type, item.value.field),
+            header.type.fields[item.value.field].width,
+        ]
 
     def _put(self, run: list[int] | None) -> None:
         if run and run[2]:

@@ -1,10 +1,9 @@
 """The compiled engine: puts a program's code, its state and the compiled packet path together.
 
-It takes the place of interpreter.path.Interpreter: `receive` and `poll` mean the same; `process` takes a whole batch. The
-control plane changes the state as it likes in between: what the VM reads of it in another form (entries, value sets, hash
-parameters, multicast groups, mirroring sessions) is written anew when its version has changed; registers, counters and
-meters it shares.
-"""
+It takes the place of interpreter.path.Interpreter: `receive` and `poll` mean the same; `process` takes a whole batch.
+The control plane changes the state as it likes in between: what the VM reads of it in another form (entries, value
+sets, hash parameters, multicast groups, mirroring sessions) is written anew when its version has changed; registers,
+counters and meters it shares."""
 
 from __future__ import annotations
 
@@ -56,7 +55,8 @@ GROUPS = (
     ("run_headers", run_headers, 4, o.FIRST_HEADER, o.FIRST_HASH),
     ("run_hash", run_hash, 3, o.FIRST_HASH, len(o.NAMES)),
 )
-"""Kernels that run a group of instructions each: name in the context, kernel, arguments, first opcode, and last one + 1."""
+"""Kernels that run a group of instructions each: name in the context, kernel, arguments, first opcode, and last one +
+1."""
 
 
 def warm() -> None:
@@ -66,8 +66,8 @@ def warm() -> None:
 
 
 class Engine:
-    """Runs `state`'s program. `drop_port`, `n_priorities`, `seed` as for the interpreter. Raises Unsupported for a program
-    that can't be lowered."""
+    """Runs `state`'s program. `drop_port`, `n_priorities`, `seed` as for the interpreter. Raises Unsupported for a
+    program that can't be lowered."""
 
     def __init__(self, state: State, drop_port: int = 511, n_priorities: int = 1, seed: int | None = None) -> None:
         self.state = state
@@ -88,6 +88,8 @@ class Engine:
             self.lowered = Lowering(self.state, self.drop_port).lower()
         except RecursionError:
             raise Unsupported("an expression nested too deep") from None
+        except OverflowError:
+            raise Unsupported("a number that does not fit an instruction") from None
 
     def _set_up(self, seed: int | None) -> None:
         self._frame()
@@ -141,7 +143,15 @@ class Engine:
                 members = np.array(program.unions[header.union[0]].headers, dtype=np.int64)
                 self._sibling_lists.append(members)
                 siblings, n_siblings = members.ctypes.data - self.frame, len(members)
-            row = [layout.valid[i], layout.data[i], layout.n_bytes[i], layout.total[i], siblings, n_siblings, layout.varbit[i]]
+            row = [
+                layout.valid[i],
+                layout.data[i],
+                layout.n_bytes[i],
+                layout.total[i],
+                siblings,
+                n_siblings,
+                layout.varbit[i],
+            ]
             if kind.varbit is not None and not header.is_metadata:
                 row += [layout.wire_bit(kind, kind.varbit) // 8, Layout.varbit_max(kind)]
             else:
@@ -171,12 +181,14 @@ class Engine:
             "n_metadata_headers": sum(header.is_metadata for header in self.program.headers),
             "saved": self._saved.ctypes.data, "no_error": self.program.errors["NoError"], "parser": lowered.parser,
             "ingress": lowered.ingress, "egress": lowered.egress, "deparser": lowered.deparser,
+            "header_bytes": lowered.header_bytes + SLACK,
             "digests": self._digests.ctypes.data, "n_digests": len(lowered.digests),
             "field_lists": self._field_lists.ctypes.data, "n_field_lists": len(self._field_lists),
             "drop_port": self.drop_port, "n_priorities": self.n_priorities,
             "returned": self._returned.ctypes.data, "queued": self._queued.ctypes.data, "ring_size": RING_SIZE,
             "ring_stride": stride, "out_end": self._out.ctypes.data + OUT_BYTES, "records": self._records.ctypes.data,
-            "max_records": MAX_RECORDS, "vm": address_of(run, 2), "reserve": RESERVE, "max_events": len(self._event_ring) // 2,
+            "max_records": MAX_RECORDS, "vm": address_of(run, 2), "reserve": RESERVE, "max_events":
+            len(self._event_ring) // 2,
         }.items():  # fmt: skip
             self.plan[t.P[name] // 8] = value
 
@@ -238,9 +250,9 @@ class Engine:
     # Packets
 
     def process(self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, take) -> None:
-        """Take a batch of frames in: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is called
-        with what leaves, in order: (n, 4) int64 of port, address, length, index of the frame that came in; the bytes
-        stay there until it returns. Raises ProgramAbort."""
+        """Take a batch of frames in: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is
+        called with what leaves, in order: (n, 4) int64 of port, address, length, index of the frame that came in; the
+        bytes stay there until it returns. Raises ProgramAbort."""
         if self.is_paced():
             self._process_slowly(ports, addresses, lengths, take)
             return
@@ -261,8 +273,8 @@ class Engine:
                 return
 
     def is_paced(self) -> bool:
-        """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no room at
-        all, or something waits still."""
+        """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no
+        room at all, or something waits still."""
         queues = self.state.queues
         if queues.version != self._queue_version:
             self._queue_version = queues.version

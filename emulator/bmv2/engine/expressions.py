@@ -1,10 +1,10 @@
-"""Lowering of expressions: a node and a number of limbs in, cells of the frame that hold its value modulo 2^(64 limbs) out.
+"""Lowering of expressions: a node and a number of limbs in, cells of the frame that hold its value modulo 2^(64 limbs)
+out.
 
 Values are unbounded in P4's IR, but what is asked for are a few low limbs (the demanded bits): +, -, * and << need only
-as many of their operands, and an `&` with a constant no more than that has. Where all bits matter (comparing, >>, /) the
-interval of the operand says how many limbs are exact. A node is computed once within a basic block (`memo`), until
-something that it reads is written.
-"""
+as many of their operands, and an `&` with a constant no more than that has. Where all bits matter (comparing, >>, /)
+the interval of the operand says how many limbs are exact. A node is computed once within a basic block (`memo`), until
+something that it reads is written."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class Expressions:
                 found = frozenset([node])
             else:
                 parts = [self.reads(child) for child in node.children]
-                if isinstance(node, e.StackLast | e.StackRef | e.UnionStackRef | e.UnionStackLast | e.HeaderRef | e.UnionRef):
+                if isinstance(
+                    node, e.StackLast | e.StackRef | e.UnionStackRef | e.UnionStackLast | e.HeaderRef | e.UnionRef
+                ):
                     parts.append(frozenset([DYNAMIC]))
                 if isinstance(node, e.RegisterRef):
                     parts.append(frozenset([REGISTERS]))
@@ -118,8 +120,10 @@ class Expressions:
     def index(self, node: e.Expr, what: str) -> int:
         """The cell of an index, compared as unsigned: every value outside int64 is out of range anyway."""
         low, high = self.interval(node)
-        return self.narrow(node) if -(1 << 63) <= low and high < 1 << 64 and not (low < 0 and high >= 1 << 63) else (
-            self.exact_narrow(node, what)
+        return (
+            self.narrow(node)
+            if -(1 << 63) <= low and high < 1 << 64 and not (low < 0 and high >= 1 << 63)
+            else (self.exact_narrow(node, what))
         )
 
     def cells(self, node: e.Expr, n: int, into: int | None = None) -> int:
@@ -234,9 +238,13 @@ class Expressions:
         elif isinstance(node, e.UnionMember):
             self.code.emit(o.HMEM, d, self.union_list(node.union), node.member)
         elif isinstance(node, e.UnionStackNext):
-            self.code.emit(o.HMEM, d, self.element_of_unions(node.stack, self.layout.union_next[node.stack]), node.member)
+            self.code.emit(
+                o.HMEM, d, self.element_of_unions(node.stack, self.layout.union_next[node.stack]), node.member
+            )
         elif isinstance(node, e.Op):
-            self.code.emit(o.SEL, d, self.narrow(node.args[0]), self.header_id(node.args[1]), self.header_id(node.args[2]))
+            self.code.emit(
+                o.SEL, d, self.narrow(node.args[0]), self.header_id(node.args[1]), self.header_id(node.args[2])
+            )
         else:
             raise Unsupported(f"the header expression {type(node).__name__}")
         return d
@@ -260,7 +268,9 @@ class Expressions:
             return self.element_of_unions(node.stack.stack, self.exact_narrow(node.index, "an index"))
         if isinstance(node, e.Op):
             d = self.code.temp()
-            self.code.emit(o.SEL, d, self.narrow(node.args[0]), self.union_list(node.args[1]), self.union_list(node.args[2]))
+            self.code.emit(
+                o.SEL, d, self.narrow(node.args[0]), self.union_list(node.args[1]), self.union_list(node.args[2])
+            )
             return d
         raise Unsupported(f"the union expression {type(node).__name__}")
 

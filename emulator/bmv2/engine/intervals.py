@@ -1,5 +1,5 @@
-"""What values an expression can have: for each node an interval, so that the lowering knows which sums fit 64 bits, which
-compare as signed numbers, and which need limbs."""
+"""What values an expression can have: for each node an interval, so that the lowering knows which sums fit 64 bits,
+which compare as signed numbers, and which need limbs."""
 
 from __future__ import annotations
 
@@ -72,14 +72,22 @@ class Intervals:
         if isinstance(node, e.Const):
             return node.value, node.value
         if isinstance(node, e.FieldRef):
-            return (0, 1) if node.field == e.VALID else self._field(self.program.headers[node.header].type.fields[node.field])
+            return (
+                (0, 1)
+                if node.field == e.VALID
+                else self._field(self.program.headers[node.header].type.fields[node.field])
+            )
         if isinstance(node, e.StackLast):
             return self._field(self.program.stacks[node.stack].type.fields[node.field])
         if isinstance(node, e.UnionStackLast):
             union = self.program.unions[self.program.union_stacks[node.stack].unions[0]]
             return self._field(self.program.headers[union.headers[node.member]].type.fields[node.field])
         if isinstance(node, e.AccessField):
-            return (0, 1) if node.field == e.VALID else self._field(header_type(self.program, node.header).fields[node.field])
+            return (
+                (0, 1)
+                if node.field == e.VALID
+                else self._field(header_type(self.program, node.header).fields[node.field])
+            )
         if isinstance(node, e.Local):
             return 0, mask(self.params[node.index].width)
         if isinstance(node, e.RegisterRef):
@@ -127,7 +135,9 @@ class Intervals:
             if not isinstance(node.args[1], e.Const):
                 raise Unsupported(f"{op} with a computed width")
             width = max(node.args[1].value, 0)
-            low, high = (0, mask(width)) if op == "usat_cast" else (-(1 << width >> 1), (1 << width >> 1) - 1 if width else 0)
+            low, high = (
+                (0, mask(width)) if op == "usat_cast" else (-(1 << width >> 1), (1 << width >> 1) - 1 if width else 0)
+            )
             if low <= a and b <= high:
                 return a, b
             return (low, high) if op == "two_comp_mod" else (max(low, min(a, high)), min(high, max(b, low)))

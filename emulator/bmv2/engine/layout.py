@@ -30,13 +30,12 @@ SYSTEM = (
     "clone", "clone_list", "resubmit", "recirculate", "digest", "truncate", "packet_length", "ingress_length", "now",
     "bits", "out", "states", "loops", "start_length", "ingress_port",
 )  # fmt: skip
-"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address and
-bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code goes on
-after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the parser's;
+"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address
+and bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code goes
+on after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the parser's;
 clone: session + 1, or 0; clone_list..digest: ids that primitives gave; truncate: length + 1, or 0; packet_length: the
 length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where the deparser writes;
-states, loops: limits; start_length: the length register at
-ingress."""
+states, loops: limits; start_length: the length register at ingress."""
 CELL = offsets(SYSTEM)
 PHV = 8 * 32
 """Offset of the headers: room for 32 system cells before it."""
@@ -45,15 +44,16 @@ DESCRIPTOR = (
     "valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags", "type",
     "position",
 )  # fmt: skip
-"""Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes of
-all that it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte of the
-fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in its union."""
+"""Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
+of all that it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte
+of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in
+its union."""
 ROW = offsets(DESCRIPTOR)
 DESCRIPTOR_BYTES = 16 * 8
 
 CONTEXT = (
-    "code", "headers", "tables", "hash_buffer", "events", "event_at", "event_end", "event_open", "events_lost", "random",
-    "run_wide", "run_headers", "run_hash",
+    "code", "headers", "tables", "hash_buffer", "events", "event_at", "event_end", "event_open", "events_lost",
+    "random", "run_wide", "run_headers", "run_hash",
 )  # fmt: skip
 """Words of the context: addresses of the code, the header table, the table directory, the hash buffer; the event ring
 (address, words used, words it has, whether the event being written fits, how many did not); the Mersenne
@@ -146,7 +146,9 @@ class Layout:
             flag = None
             if field.signed:
                 flag, n_signed = flags + n_signed, n_signed + 1
-            place = Place(at + bit // 8, field.width, field.signed, True, limbs(field.width), bit % 8, self.valid[index], flag)
+            place = Place(
+                at + bit // 8, field.width, field.signed, True, limbs(field.width), bit % 8, self.valid[index], flag
+            )
             self.places[FieldRef(index, i)] = place
         end = flags + aligned(n_signed)
         if kind.varbit is not None:

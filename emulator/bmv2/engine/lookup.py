@@ -41,7 +41,8 @@ def _words(values: list[int]) -> np.ndarray:
 
 
 class TableImage:
-    """The entries of one table. `row` is its part of the directory; `refresh` rewrites it when the table has changed."""
+    """The entries of one table. `row` is its part of the directory; `refresh` rewrites it when the table has
+    changed."""
 
     def __init__(self, state: State, lowered: Lowered, found: TableCode, row: np.ndarray) -> None:
         self.state = state

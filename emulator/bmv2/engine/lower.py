@@ -1,4 +1,5 @@
-"""From a program and its state to code: all parts of the packet path, and what the rest of the engine must know of it."""
+"""From a program and its state to code: all parts of the packet path, and what the rest of the engine must know of
+it."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class ValueSet:
 
 @dataclass
 class Lowered:
-    """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest; `parser`,
-    `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id → pieces
-    (offset in the frame, bits before it, bits) of what is kept."""
+    """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest;
+    `parser`, `ingress`, `egress`, `deparser`: where code begins; `header_bytes`: what the deparser emits at most; `digests`: (list id, code) pairs; `field_lists`: id
+    → pieces (offset in the frame, bits before it, bits) of what is kept."""
 
     layout: Layout
     code: np.ndarray
@@ -54,6 +55,7 @@ class Lowered:
     ingress: int
     egress: int
     deparser: int
+    header_bytes: int
     digests: list[tuple[int, int]]
     field_lists: dict[int, list[tuple[int, int, int]]]
     tables: dict[int, TableCode]
@@ -89,8 +91,8 @@ class Lowering:
         digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
         pipelines.lower_actions()
         return Lowered(
-            self.layout, self.code.finish(), self.code.constants, self.code.frame_end, parser, ingress, egress, deparser,
-            digests, {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
+            self.layout, self.code.finish(), self.code.constants, self.code.frame_end, parser, ingress, egress,
+            deparser, self._header_bytes(), digests, {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
             pipelines.actions_at, self.actions.messages, list(self.calculations.parameters.values()), self.vsets,
             self.code.listing(),
         )  # fmt: skip
@@ -120,6 +122,11 @@ class Lowering:
         self.code.emit(o.END, 0)
         return start
 
+    def _header_bytes(self) -> int:
+        """Bytes that the deparser emits at most: a header may be in its order more than once."""
+        order = next(item for item in self.program.deparsers if item.name == "deparser").order
+        return sum(self.layout.total[index] for index in order)
+
     def _digest(self, number: int, item: ir.LearnList) -> int:
         start = self.code.pc
         self.ex.start_block()
@@ -132,10 +139,6 @@ class Lowering:
             self.code.emit(o.EVADD, cell, n)
         self.code.emit(o.END, 0)
         return start
-
-    def digest_limbs(self, item: ir.LearnList) -> list[int]:
-        """Limbs of each value in a digest's event."""
-        return [max((self.program.field_width(ref) + 63) // 64, 1) for ref in item.elements]
 
     def _field_list(self, item: ir.FieldList) -> list[tuple[int, int, int]]:
         pieces = []

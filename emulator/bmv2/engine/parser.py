@@ -185,7 +185,9 @@ class Parser:
                 cover = mask(total) if transition.mask is None else transition.mask & mask(total)
                 goal = labels[transition.next_state]
                 if transition.vset is not None:
-                    self.code.emit(o.VSET, cell, n, self.code.const(cover, n), self.vset_words(transition.vset, n, widths), goal)
+                    self.code.emit(
+                        o.VSET, cell, n, self.code.const(cover, n), self.vset_words(transition.vset, n, widths), goal
+                    )
                 elif n == 1 and cover == mask(total):
                     self.code.emit(o.JEQ, cell, self.code.const(transition.value & cover), goal)
                 else:

@@ -1,6 +1,6 @@
 """Lowering of pipelines: nodes become code in the order in which they are reached; a node with one way in follows it
-without a break, so that what is known goes on. Actions are shared subroutines, but for an action without parameters that
-a table without a key always runs (p4c makes such tables of plain statements): it stands in the table's place."""
+without a break, so that what is known goes on. Actions are shared subroutines, but for an action without parameters
+that a table without a key always runs (p4c makes such tables of plain statements): it stands in the table's place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TableCode:
 
 
 class Pipelines:
-    """Writes the code of pipelines. `tables` describes each table that is looked up, `actions_at` each action's code."""
+    """Writes the code of pipelines. `tables` describes each table that is looked up, `actions_at` each action's
+    code."""
 
     def __init__(self, actions: Actions) -> None:
         self.actions = actions
@@ -223,5 +224,9 @@ class Pipelines:
         if ref.field == e.VALID or self.program.headers[ref.header].is_metadata:
             self.ex.cells(value, n, at)
             return
-        valid, cells, zero = self.ex.narrow(e.FieldRef(ref.header, e.VALID)), self.ex.cells(value, n), self.code.const(0, n)
+        valid, cells, zero = (
+            self.ex.narrow(e.FieldRef(ref.header, e.VALID)),
+            self.ex.cells(value, n),
+            self.code.const(0, n),
+        )
         self.code.emit(*((o.SEL, at, valid, cells, zero) if n == 1 else (o.WSEL, at, valid, cells, zero, n)))

@@ -2,9 +2,8 @@
 mixes signed and unsigned types (numba would make floats of them) and no array object is carried about.
 
 `ld32s` loads 32 bits with their sign, `ld32` without; `be` forms are big-endian. Addresses need no alignment. `arg`,
-`val` and `put` are an instruction's operands: its k-th 32-bit word, the 64-bit cell of the frame at that offset, and the
-same cell to be written.
-"""
+`val` and `put` are an instruction's operands: its k-th 32-bit word, the 64-bit cell of the frame at that offset, and
+the same cell to be written."""
 
 import functools
 
@@ -201,8 +200,8 @@ def _caller(n_args):
 
 @intrinsic
 def call2(typingctx, address, a, b):
-    """Call a kernel by its address (`address_of`). Kernels that are called so are compiled once, by themselves; a direct
-    call has the callee optimised again within every caller."""
+    """Call a kernel by its address (`address_of`). Kernels that are called so are compiled once, by themselves; a
+    direct call has the callee optimised again within every caller."""
     return _INT(_INT, _INT, _INT), _caller(2)
 
 

@@ -3,9 +3,8 @@
 Programs made for hardware hold a vector as a field and a register for each lane, and p4c repeats the statements of one
 lane for all of them. Here such a run is found (`find_run`): a body of a few primitives, repeated with every field and
 register number moved on by a constant. If no lane touches what another one writes, statement after statement can be
-done for all lanes at once (`Lanes`). Registers of one run are moved together in memory (`place_together`), one row for each
-index, so that a row of cells is a vector too.
-"""
+done for all lanes at once (`Lanes`). Registers of one run are moved together in memory (`place_together`), one row for
+each index, so that a row of cells is a vector too."""
 
 from __future__ import annotations
 
@@ -28,8 +27,9 @@ _OPS = {"+": o.VADD, "-": o.VSUB, "*": o.VMUL, "&": o.VAND, "|": o.VOR, "^": o.V
 
 @dataclass(frozen=True)
 class Run:
-    """`n` lanes of `body` primitives, from primitive `at`. `step[field]`: by how much the field's number grows from lane to
-    lane, of each field of the first lane; `registers`: those of the first lane, each next to that of the next lane."""
+    """`n` lanes of `body` primitives, from primitive `at`. `step[field]`: by how much the field's number grows from
+    lane to lane, of each field of the first lane; `registers`: those of the first lane, each next to that of the next
+    lane."""
 
     at: int
     body: int
@@ -74,7 +74,9 @@ def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
 
 
 def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
-    if at + 2 * body > len(calls) or any(shape[0][0] not in ("assign", "register_read", "register_write") for shape in shapes):
+    if at + 2 * body > len(calls) or any(
+        shape[0][0] not in ("assign", "register_read", "register_write") for shape in shapes
+    ):
         return None
     first = [leaf for _, leaves in shapes for leaf in leaves]
     steps: list[int] | None = None
@@ -83,7 +85,9 @@ def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
         lane = [_shape(call) for call in calls[at + n * body : at + (n + 1) * body]]
         if any(mine[0] != other[0] for mine, other in zip(lane, shapes, strict=True)):
             break
-        moved = [_number(leaf) - _number(old) for leaf, old in zip((x for _, xs in lane for x in xs), first, strict=True)]
+        moved = [
+            _number(leaf) - _number(old) for leaf, old in zip((x for _, xs in lane for x in xs), first, strict=True)
+        ]
         if steps is None:
             steps = moved
         if moved != [n * step for step in steps]:
@@ -139,7 +143,10 @@ def place_together(state: State, run: Run) -> bool:
 
 def _lie_together(group: list) -> bool:
     starts = [register.data.ctypes.data for register in group]
-    return all(start == starts[0] + 8 * i for i, start in enumerate(starts)) and len({r.data.strides[0] for r in group}) == 1
+    return (
+        all(start == starts[0] + 8 * i for i, start in enumerate(starts))
+        and len({r.data.strides[0] for r in group}) == 1
+    )
 
 
 class Lanes:
@@ -172,9 +179,7 @@ class Lanes:
         self.run, self.known = run, {}
         body = calls[run.at : run.at + run.body]
         for call in body:
-            {"assign": self._assign, "register_read": self._read, "register_write": self._write}[call.op](
-                *call.args
-            )
+            {"assign": self._assign, "register_read": self._read, "register_write": self._write}[call.op](*call.args)
         self.ex.forget_all()
         return run.body * run.n
 
@@ -221,8 +226,8 @@ class Lanes:
         return all(place.offset == first.offset + size * i for i, place in enumerate(places))
 
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
-        """Whether the field only passes on, within a lane, a value that is the same for all lanes: an index, mostly. Then
-        it is never stored."""
+        """Whether the field only passes on, within a lane, a value that is the same for all lanes: an index, mostly.
+        Then it is never stored."""
         body = calls[run.at : run.at + run.body]
         inside, is_written = 0, False
         for call in body:
@@ -324,8 +329,8 @@ def _count(node: e.Expr, ref: e.FieldRef) -> int:
 
 
 def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
-    """How often the program reads each field of metadata, in primitives as `_count` counts, and anywhere else more often
-    than any run could."""
+    """How often the program reads each field of metadata, in primitives as `_count` counts, and anywhere else more
+    often than any run could."""
     reads: dict[e.FieldRef, int] = {}
 
     def add(node: e.Expr, by: int) -> None:
@@ -342,7 +347,9 @@ def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
                 add(arg, 1)
     others: list[e.Expr] = [node.condition for node in program.nodes if isinstance(node, ir.Conditional)]
     others += [part.value for table in program.tables for part in table.key]
-    others += [item.value for calculation in program.calculations for item in calculation.inputs if item.value is not None]
+    others += [
+        item.value for calculation in program.calculations for item in calculation.inputs if item.value is not None
+    ]
     others += [checksum.condition for checksum in program.checksums if checksum.condition is not None]
     others += [element for item in program.field_lists for element in item.elements]
     others += [element for item in program.learn_lists for element in item.elements]

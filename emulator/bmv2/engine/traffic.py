@@ -1,9 +1,9 @@
-"""simple_switch's packet path, compiled: ingress, clones, resubmit, multicast, egress, recirculate, for a batch of frames.
+"""simple_switch's packet path, compiled: ingress, clones, resubmit, multicast, egress, recirculate, for a batch of
+frames.
 
-interpreter.path is the same in plain Python, in the same order, and says why. One frame is the packet being worked on; a
-packet that has to wait is a copy of the frame's system cells and headers in a ring: `returned` are packets on their way
-to ingress, `queued` those on their way to egress. Queues with a rate are not for this path.
-"""
+interpreter.path is the same in plain Python, in the same order, and says why. One frame is the packet being worked on;
+a packet that has to wait is a copy of the frame's system cells and headers in a ring: `returned` are packets on their
+way to ingress, `queued` those on their way to egress. Queues with a rate are not for this path."""
 
 import numpy as np
 
@@ -29,12 +29,12 @@ have it) and the mask of its width."""
 ) = (np.int64(16 * i) for i in range(len(FIELDS)))  # fmt: skip
 
 PLAN = (
-    "frame", "phv", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved", "no_error",
-    "parser", "ingress", "egress", "deparser", "digests", "n_digests", "field_lists", "n_field_lists", "drop_port",
-    "n_priorities", "groups", "n_groups", "sessions", "returned", "returned_first", "returned_n", "queued",
+    "frame", "phv", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved",
+    "no_error", "parser", "ingress", "egress", "deparser", "digests", "n_digests", "field_lists", "n_field_lists",
+    "drop_port", "n_priorities", "groups", "n_groups", "sessions", "returned", "returned_first", "returned_n", "queued",
     "queued_first", "queued_n", "ring_size", "ring_stride", "out_end", "records", "n_records", "max_records", "status",
     "lost", "in_address", "in_length", "in_port", "now", "source", "max_events", "reserve", "bad_priority",
-    "vm",
+    "vm", "header_bytes",
 )  # fmt: skip
 """Words of the plan after the fields: all that the path needs to know, and its counters."""
 P = offsets(PLAN, 16 * len(FIELDS))
@@ -47,17 +47,23 @@ RECORD_WORDS = 4
 """A frame that leaves: port, address, bytes, number of the frame that came in."""
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
-_EXIT, _ERROR, _CHECKSUM, _STATES, _LOOPS = (CELL[name] for name in ("exit", "error", "checksum_error", "states", "loops"))
-_CLONE, _CLONE_LIST, _RESUBMIT, _RECIRCULATE = (CELL[name] for name in ("clone", "clone_list", "resubmit", "recirculate"))
-_DIGEST, _TRUNCATE, _REG, _INGRESS_LENGTH = (CELL[name] for name in ("digest", "truncate", "packet_length", "ingress_length"))
+_EXIT, _ERROR, _CHECKSUM, _STATES, _LOOPS = (
+    CELL[name] for name in ("exit", "error", "checksum_error", "states", "loops")
+)
+_CLONE, _CLONE_LIST, _RESUBMIT, _RECIRCULATE = (
+    CELL[name] for name in ("clone", "clone_list", "resubmit", "recirculate")
+)
+_DIGEST, _TRUNCATE, _REG, _INGRESS_LENGTH = (
+    CELL[name] for name in ("digest", "truncate", "packet_length", "ingress_length")
+)
 _EVENT_AT = CTX["event_at"]
 _NOW, _START_LENGTH, _PORT = CELL["now"], CELL["start_length"], CELL["ingress_port"]
 (
-    _FRAME, _PHV, _PHV_END, _METADATA, _METADATA_END, _META_HEADERS, _N_META_HEADERS, _SAVED, _NO_ERROR, _PARSER, _INGRESS,
-    _EGRESS, _DEPARSER, _DIGESTS, _N_DIGESTS, _FIELD_LISTS, _N_FIELD_LISTS, _DROP_PORT, _N_PRIORITIES, _GROUPS, _N_GROUPS,
-    _SESSIONS, _RETURNED, _RETURNED_FIRST, _RETURNED_N, _QUEUED, _QUEUED_FIRST, _QUEUED_N, _RING_SIZE, _RING_STRIDE,
-    _OUT_END, _RECORDS, _N_RECORDS, _MAX_RECORDS, _STATUS, _LOST, _IN_ADDRESS, _IN_LENGTH, _IN_PORT, _PLAN_NOW, _SOURCE,
-    _MAX_EVENTS, _RESERVE, _BAD_PRIORITY, _VM,
+    _FRAME, _PHV, _PHV_END, _METADATA, _METADATA_END, _META_HEADERS, _N_META_HEADERS, _SAVED, _NO_ERROR, _PARSER,
+    _INGRESS, _EGRESS, _DEPARSER, _DIGESTS, _N_DIGESTS, _FIELD_LISTS, _N_FIELD_LISTS, _DROP_PORT, _N_PRIORITIES,
+    _GROUPS, _N_GROUPS, _SESSIONS, _RETURNED, _RETURNED_FIRST, _RETURNED_N, _QUEUED, _QUEUED_FIRST, _QUEUED_N,
+    _RING_SIZE, _RING_STRIDE, _OUT_END, _RECORDS, _N_RECORDS, _MAX_RECORDS, _STATUS, _LOST, _IN_ADDRESS, _IN_LENGTH,
+    _IN_PORT, _PLAN_NOW, _SOURCE, _MAX_EVENTS, _RESERVE, _BAD_PRIORITY, _VM, _HEADER_BYTES,
 ) = (P[name] for name in PLAN)  # fmt: skip
 
 
@@ -196,7 +202,12 @@ def _take_over(plan, frame, other, field_list, instance_type):
             else:
                 while width > 0:
                     part = min(width, 32)
-                    store_bits(frame + offset + (bit >> 3), bit & 7, part, load_bits(other + offset + (bit >> 3), bit & 7, part))
+                    store_bits(
+                        frame + offset + (bit >> 3),
+                        bit & 7,
+                        part,
+                        load_bits(other + offset + (bit >> 3), bit & 7, part),
+                    )
                     bit += part
                     width -= part
             piece += 24
@@ -239,7 +250,9 @@ def _clone_at_ingress(plan, frame):
     if session == 0:
         return
     saved = _save(plan, frame)
-    _begin(plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH))
+    _begin(
+        plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH)
+    )
     st64(frame + _REG, ld64(saved + _START_LENGTH))
     _set(plan, frame, INGRESS_PORT, ld64(saved + _PORT))
     if _parse(plan, frame):
@@ -274,7 +287,9 @@ def _learn(plan, frame):
 def _resubmit(plan, frame):
     saved = _save(plan, frame)
     length = ld64(saved + _START_LENGTH)
-    _begin(plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH))
+    _begin(
+        plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH)
+    )
     _take_over(plan, frame, saved, ld64(saved + _RESUBMIT), RESUBMITTED)
     st64(frame + _REG, length)
     _set(plan, frame, PACKET_LENGTH, length)
@@ -283,7 +298,8 @@ def _resubmit(plan, frame):
 
 @kernel_part
 def _ingress(plan, frame):
-    """Parse, run the ingress pipeline, do what it asked for; the port, if the packet goes on to egress at once, or -1."""
+    """Parse, run the ingress pipeline, do what it asked for; the port, if the packet goes on to egress at once, or
+    -1."""
     st64(frame + _START_LENGTH, ld64(frame + _REG))
     if not _parse(plan, frame):
         return -1
@@ -342,7 +358,9 @@ def _egress(plan, frame, port, priority, out):
         return out
     cursor = ld64(frame + _CURSOR)
     rest = ld64(frame + _LENGTH) - cursor
-    if out + ld64(plan + _PHV_END) + rest > ld64(plan + _OUT_END) or ld64(plan + _N_RECORDS) >= ld64(plan + _MAX_RECORDS):
+    if out + ld64(plan + _HEADER_BYTES) + rest > ld64(plan + _OUT_END) or ld64(plan + _N_RECORDS) >= ld64(
+        plan + _MAX_RECORDS
+    ):
         st64(plan + _LOST, ld64(plan + _LOST) + 1)
         return out
     st64(frame + _OUT, out)
@@ -367,7 +385,8 @@ def _egress(plan, frame, port, priority, out):
 
 @kernel_part
 def _settle(plan, frame, out, passes):
-    """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there were."""
+    """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there
+    were."""
     while ld64(plan + _STATUS) == 0:
         passes += 1
         if passes > MAX_PASSES:
@@ -394,7 +413,8 @@ def _settle(plan, frame, out, passes):
 @kernel
 def process(plan, first, n, out):
     """Take frames first..n-1 of the batch through the switch, one after the other; the number of the first one that was
-    not taken, because there might be no room for what it gives, or because the program aborted (then `status` is set)."""
+    not taken, because there might be no room for what it gives, or because the program aborted (then `status` is
+    set)."""
     frame = ld64(plan + _FRAME)
     context = ld64(frame + _CONTEXT)
     end, most = ld64(plan + _OUT_END) - ld64(plan + _RESERVE), ld64(plan + _MAX_RECORDS) >> 1

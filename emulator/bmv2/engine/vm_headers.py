@@ -9,7 +9,9 @@ from emulator.bmv2.engine.vm_bits import copy, load_bits, load_wide, store_bits,
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
 _PACKET_LENGTH = CELL["packet_length"]
 _HEADERS = CTX["headers"]
-_VALID, _DATA, _BYTES, _TOTAL, _SIBLINGS, _N_SIBLINGS = (ROW[n] for n in ("valid", "data", "n_bytes", "total", "siblings", "n_siblings"))
+_VALID, _DATA, _BYTES, _TOTAL, _SIBLINGS, _N_SIBLINGS = (
+    ROW[n] for n in ("valid", "data", "n_bytes", "total", "siblings", "n_siblings")
+)
 _VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "varbit_at", "varbit_max", "flags"))
 _TYPE, _POSITION = ROW["type"], ROW["position"]
 

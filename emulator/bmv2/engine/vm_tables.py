@@ -17,9 +17,9 @@ MASK, SLOTS, SLOT_MASK, FIRST_RANK, IS_FULL = (np.int64(i) for i in range(0, 40,
 the mask is all ones. A slot: rank + 1 (0: free), record, the key's limbs."""
 GROUP_BYTES = 64
 ACTION, ARGS, NEXT, COUNTER, LAST_HIT, N_CHOICES, CHOICES, INDEX = (np.int64(i) for i in range(0, 64, 8))
-"""Words of a record: where its action's code is (0: none), address of the arguments, where code goes on, addresses of its
-counter and of the time of its last hit, members of its group (0: it is no group) and where their records are listed, index
-of the entry."""
+"""Words of a record: where its action's code is (0: none), address of the arguments, where code goes on, addresses of
+its counter and of the time of its last hit, members of its group (0: it is no group) and where their records are
+listed, index of the entry."""
 RECORD_BYTES = 64
 _MIX = -0x61C8864680B583EB
 """2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
