@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import threading
 import time
@@ -53,6 +54,7 @@ class Device:
         self.on_abort = on_abort
         self.started_us = time.time_ns() // 1000 - switch.clock()
         self._next_program: ir.Program | None = None
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
         self._closed = threading.Event()
         self._order = threading.Lock()
 
@@ -87,12 +89,32 @@ class Device:
         if process is None or self.dump_bytes:
             return False
         with self._guard(), self.switch.lock:
-            process(batch.port[:n], batch.address[:n], batch.length[:n], send)
+            process(batch.port[:n], batch.address[:n], batch.length[:n], self._also_tell(send))
         return True
+
+    def _also_tell(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
+        """`send`, and listeners get what is for them."""
+        if not self._listeners:
+            return send
+
+        def send_and_tell(records: np.ndarray) -> None:
+            send(records)
+            for port, address, length in records[:, :3].tolist():
+                if port in self._listeners:
+                    self._listeners[port](ctypes.string_at(address, length))
+
+        return send_and_tell
+
+    def listen(self, port: int, tell: Callable[[bytes], None]) -> None:
+        """Have `tell` called with each frame that leaves by a port, which need not be attached."""
+        self._listeners[port] = tell
 
     def send(self, frames: Frames) -> None:
         """Send frames out of ports."""
         frames = list(frames)
+        for port, data in frames if self._listeners else ():
+            if port in self._listeners:
+                self._listeners[port](data)
         if self.dump_bytes:
             for port, data in frames:
                 self._dump("Sending packet of length %d on port %d: %s", port, data)

@@ -57,6 +57,8 @@ class Settings:
     max_mc_groups: int = 4096
     max_l1_entries: int = 4096
     engine: str = "auto"
+    grpc_server_addr: str | None = None
+    cpu_port: int | None = None
 
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
@@ -93,7 +95,19 @@ class Process:
             self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip)
             self.device.thrift_port = self.thrift.port
             log.info("Thrift server was started")
+        self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None
         threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def _serve_p4runtime(self):
+        """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
+        try:
+            from emulator.bmv2.p4runtime.server import P4RuntimeServer
+
+            server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
+        except ImportError as error:
+            raise ConfigError(f"P4Runtime needs {error.name}; install it with: pip install 'switchml[p4]'") from error
+        log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
+        return server
 
     def _begin(self) -> None:
         """Take frames, once the engine for them is there. Control goes on meanwhile: on a machine's first start,

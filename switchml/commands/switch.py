@@ -58,6 +58,8 @@ class SwitchCommand(click.Command):
 @click.option("--disable-swap", is_flag=True, help="None may.")
 @click.option("--drop-port", type=int, default=511, show_default=True)
 @click.option("--priority-queues", type=click.IntRange(min=1), default=1, show_default=True, help="Queues a port.")
+@click.option("--grpc-server-addr", metavar="ADDRESS:PORT", help="Serve P4Runtime there.")
+@click.option("--cpu-port", type=int, help="The port by which P4Runtime's controller meets the program.")
 @click.option("--max-mc-groups", type=click.IntRange(min=1), default=4096, show_default=True)
 @click.option("--max-l1-entries", type=click.IntRange(min=1), default=4096, show_default=True)
 @click.option(
