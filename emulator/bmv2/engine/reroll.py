@@ -22,6 +22,8 @@ from emulator.bmv2.values import mask
 MIN_LANES = 8
 MAX_BODY = 8
 """Primitives of one lane."""
+READ_BY_THE_SWITCH = ("standard_metadata", "intrinsic_metadata", "queueing_metadata")
+"""Headers whose fields the packet path reads."""
 _OPS = {"+": o.VADD, "-": o.VSUB, "*": o.VMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
 
 
@@ -228,6 +230,8 @@ class Lanes:
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
         """Whether the field only passes on, within a lane, a value that is the same for all lanes: an index, mostly.
         Then it is never stored."""
+        if not self.program.headers[ref.header].is_metadata:
+            return False  # it may be sent
         body = calls[run.at : run.at + run.body]
         inside, is_written = 0, False
         for call in body:
@@ -332,14 +336,17 @@ def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
     """How often the program reads each field of metadata, in primitives as `_count` counts, and anywhere else more
     often than any run could."""
     reads: dict[e.FieldRef, int] = {}
+    often = 1 << 20
 
     def add(node: e.Expr, by: int) -> None:
         if isinstance(node, e.FieldRef):
             reads[node] = reads.get(node, 0) + by
+        elif isinstance(node, e.HeaderRef):
+            for number in range(len(program.headers[node.header].type.fields)):
+                add(e.FieldRef(node.header, number), often)
         for child in node.children:
             add(child, by)
 
-    often = 1 << 20
     for action in program.actions:
         for call in action.primitives:
             is_store = call.op in ("assign", "register_read") and isinstance(call.args[0], e.FieldRef)
@@ -363,6 +370,7 @@ def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
                     others += op.primitive.args
     for deparser in program.deparsers:
         others += [arg for call in deparser.primitives for arg in call.args]
+    others += [e.HeaderRef(header.index) for header in program.headers if header.name in READ_BY_THE_SWITCH]
     for node in others:
         add(node, often)
     return reads

@@ -1,5 +1,6 @@
 """The compiled engine beyond what test_engines_agree compares: lanes, table look-up, queues with a rate, traps, batches."""
 
+import dataclasses
 import random
 import struct
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from bmv2_engines import both, outcome, switch_on, visible
 
+from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.action_profiles import RunAction
 from emulator.bmv2.bench import WORKLOADS
@@ -44,6 +46,38 @@ def test_unrolled_lanes_are_re_rolled(program):
     engine = switch_on(Engine, program("agg_unrolled_256")).engine
     assert len(engine.lowered.code) < 200
     assert {o.VLD, o.VADD, o.VST, o.VREG, o.VREGW} <= set(engine.lowered.code[:, 0].tolist())
+
+
+@pytest.mark.parametrize("to_wire", [True, False])
+def test_a_run_that_nothing_reads(program, to_wire):
+    """Stores of the same value into neighbouring fields: those on the wire are sent, others may be left out."""
+    base = program("l3")
+    ethernet = next(header for header in base.headers if not header.is_metadata)
+    kind = dataclasses.replace(
+        ethernet.type, fields=tuple(ir.Field(f"lane{i}", 8, 8 * i) for i in range(14)), width=8 * 14
+    )
+    scalars = next(header for header in base.headers if header.name == "scalars")
+    target = ethernet if to_wire else scalars
+    headers = list(base.headers)
+    headers[target.index] = dataclasses.replace(target, type=dataclasses.replace(kind, id=target.type.id))
+    calls = tuple(ir.Primitive("assign", (e.FieldRef(target.index, i), e.Const(85))) for i in range(14))
+    node = ir.ActionCall("lanes", 1000, len(base.actions), ir.END)
+    changed = dataclasses.replace(
+        base,
+        headers=tuple(headers),
+        actions=(*base.actions, ir.Action("lanes", 1000, (), calls)),
+        nodes=(*base.nodes, node),
+        pipelines=tuple(dataclasses.replace(p, init_node=len(base.nodes)) for p in base.pipelines),
+        tables=(),
+        parsers=(dataclasses.replace(base.parsers[0], states=(_only(base.parsers[0].states[0]),), init_state=0),),
+        checksums=(),
+    )
+    reference, compiled = (outcome(switch, [(1, bytes(range(100)))]) for switch in both(changed))
+    assert compiled == reference and len(reference[0][0]) == 1
+
+
+def _only(state: ir.ParseState) -> ir.ParseState:
+    return dataclasses.replace(state, key=(), transitions=(), default=ir.END)
 
 
 def test_registers_of_lanes_are_read_and_written_as_ever(program):
