@@ -3,6 +3,9 @@
 SwitchMLError
  ├── ConfigError            an option or argument that makes no sense (also a ValueError)
  ├── PacketError            bytes that are not a packet of ours (also a ValueError)
+ ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
+ ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
+ ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
  ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
  ├── JoinError              the aggregator refused this rank, or could not be reached
@@ -26,6 +29,29 @@ class ConfigError(SwitchMLError, ValueError):
 
 class PacketError(SwitchMLError, ValueError):
     """Bytes that are not a packet of ours."""
+
+
+class ProgramError(SwitchMLError, ValueError):
+    """A P4 program (BMv2 JSON) that can't be loaded or run; names the object and its line in the P4 source."""
+
+
+class ProgramAbort(SwitchMLError):
+    """A P4 program's assert or assume failed, or log_msg was called wrongly: where BMv2 ends the process. `exit_code`
+    is what BMv2's process then returns (-6: SIGABRT)."""
+
+    def __init__(self, message: str, exit_code: int):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class ControlError(SwitchMLError):
+    """A switch's control plane asked for what can't be done. `operation` and `code` are named as in BMv2's Thrift
+    interface: exception Invalid{operation}Operation with the code {code}, for example "Table" and "TABLE_FULL"."""
+
+    def __init__(self, operation: str, code: str, message: str = ""):
+        super().__init__(message or code)
+        self.operation = operation
+        self.code = code
 
 
 class UnsupportedTensor(SwitchMLError, TypeError):

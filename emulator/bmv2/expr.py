@@ -1,0 +1,276 @@
+"""Expressions of the typed IR: small immutable nodes, hash-consed, so that structurally equal trees are one object.
+
+p4c's copy propagation repeats whole trees; here a repeated tree costs one dictionary look-up, equality is identity, and
+a pass that memoises on nodes visits each distinct tree once. A node is made by calling its class with positional
+arguments. Objects of the program (headers, stacks, registers …) are named by their index in the tuples of `ir.Program`.
+
+Every node has a `kind`, the sort of thing that it evaluates to: DATA (an unbounded signed integer), BOOL, HEADER,
+STACK, UNION, UNION_STACK, or OBJECT for what only a primitive takes (a register array, a string, …). """
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+from weakref import WeakValueDictionary
+
+DATA, BOOL, HEADER, STACK, UNION, UNION_STACK, OBJECT = (
+    "data",
+    "bool",
+    "header",
+    "header stack",
+    "header union",
+    "header union stack",
+    "object",
+)
+
+VALID = -1
+"""The field index of the hidden field `$valid$`."""
+
+_nodes: WeakValueDictionary = WeakValueDictionary()
+
+
+class Expr:
+    """Base of all nodes: interns them, so that `==` and `is` agree."""
+
+    kind: ClassVar[str] = DATA
+
+    def __new__(cls, *args: Any) -> Expr:
+        key = (cls, args)
+        node = _nodes.get(key)
+        if node is None:
+            node = _nodes[key] = object.__new__(cls)
+        return node
+
+    def __reduce__(self):
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # unpickling interns again
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo):
+        return self
+
+    @property
+    def children(self) -> tuple[Expr, ...]:
+        """The expressions directly below this one."""
+        found: list[Expr] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Expr):
+                found.append(value)
+            elif isinstance(value, tuple):
+                found.extend(item for item in value if isinstance(item, Expr))
+        return tuple(found)
+
+
+def _node(cls):
+    return dataclass(frozen=True, eq=False)(cls)
+
+
+@_node
+class Const(Expr):
+    """An integer literal of any size or sign."""
+
+    value: int
+
+
+@_node
+class Bool(Expr):
+    """A literal `true` or `false`; `value` is 1 or 0."""
+
+    kind = BOOL
+    value: int
+
+
+@_node
+class FieldRef(Expr):
+    """A field of a header instance. `field` is VALID for the hidden 1-bit field `$valid$`."""
+
+    header: int
+    field: int
+
+
+@_node
+class HeaderRef(Expr):
+    """A header instance."""
+
+    kind = HEADER
+    header: int
+
+
+@_node
+class StackRef(Expr):
+    """A header stack."""
+
+    kind = STACK
+    stack: int
+
+
+@_node
+class UnionRef(Expr):
+    """A header union."""
+
+    kind = UNION
+    union: int
+
+
+@_node
+class UnionStackRef(Expr):
+    """A stack of header unions."""
+
+    kind = UNION_STACK
+    stack: int
+
+
+@_node
+class StackLast(Expr):
+    """A field of the last valid element of a header stack (JSON: stack_field)."""
+
+    stack: int
+    field: int
+
+
+@_node
+class UnionStackLast(Expr):
+    """A field of one member of the last union of a union stack (JSON: union_stack_field; only in parser keys)."""
+
+    stack: int
+    member: int
+    field: int
+
+
+@_node
+class UnionStackNext(Expr):
+    """One member of the next free union of a union stack: where a parser extracts to."""
+
+    kind = HEADER
+    stack: int
+    member: int
+
+
+@_node
+class StackElement(Expr):
+    """stack[index], the index computed at run time. `stack` is a StackRef (a header results) or a UnionStackRef (a
+    union)."""
+
+    stack: Expr
+    index: Expr
+
+    @property
+    def kind(self) -> str:
+        return HEADER if self.stack.kind == STACK else UNION
+
+
+@_node
+class AccessField(Expr):
+    """A field, by its index, of a header that is only known at run time."""
+
+    header: Expr
+    field: int
+
+
+@_node
+class UnionMember(Expr):
+    """A member, by its index, of a union that is only known at run time."""
+
+    kind = HEADER
+    union: Expr
+    member: int
+
+
+@_node
+class Local(Expr):
+    """Argument number `index` of the running action."""
+
+    index: int
+
+
+@_node
+class RegisterRef(Expr):
+    """One cell of a register array."""
+
+    array: int
+    index: Expr
+
+
+@_node
+class Lookahead(Expr):
+    """`width` bits of the packet, `offset` bits after what has been parsed; only in parsers."""
+
+    offset: int
+    width: int
+
+
+@_node
+class Op(Expr):
+    """An operator applied to its arguments; OPERATORS lists them. `?` has the arguments condition, left, right. Unary
+    + and - are binary with a zero on the left, as BMv2 has them."""
+
+    op: str
+    args: tuple[Expr, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.args[1].kind if self.op == "?" else OPERATORS[self.op][1]
+
+
+@_node
+class ObjectRef(Expr):
+    """A register, counter or meter array or a calculation as an argument of a primitive: `sort` is "register",
+    "counter", "meter" or "calculation"."""
+
+    kind = OBJECT
+    sort: str
+    index: int
+
+
+@_node
+class Text(Expr):
+    """A string argument (the format of log_msg)."""
+
+    kind = OBJECT
+    text: str
+
+
+@_node
+class Vector(Expr):
+    """A list argument (the values of log_msg; a field list)."""
+
+    kind = OBJECT
+    items: tuple[Expr, ...]
+
+
+ANY = "any"
+"""In OPERATORS: DATA, BOOL, HEADER or UNION, and the same kind on both sides."""
+
+OPERATORS: dict[str, tuple[tuple[str, ...], str]] = {
+    **dict.fromkeys(("+", "-", "*", "/", "%", "<<", ">>", "&", "|", "^"), ((DATA, DATA), DATA)),
+    **dict.fromkeys(("two_comp_mod", "sat_cast", "usat_cast"), ((DATA, DATA), DATA)),
+    **dict.fromkeys((">", ">=", "<", "<="), ((DATA, DATA), BOOL)),
+    **dict.fromkeys(("==", "!="), ((ANY, ANY), BOOL)),
+    **dict.fromkeys(("and", "or"), ((BOOL, BOOL), BOOL)),
+    "not": ((BOOL,), BOOL),
+    "~": ((DATA,), DATA),
+    "valid": ((HEADER,), BOOL),
+    "valid_union": ((UNION,), BOOL),
+    "d2b": ((DATA,), BOOL),
+    "b2d": ((BOOL,), DATA),
+    "last_stack_index": ((STACK,), DATA),
+    "size_stack": ((STACK,), DATA),
+    "?": ((BOOL, ANY, ANY), ANY),
+}
+"""Operator → (the kinds of its arguments, the kind of its result)."""
+
+
+def walk(expr: Expr):
+    """Each distinct node of `expr` once, children before parents."""
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(expr, False)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            yield node
+        elif id(node) not in seen:
+            seen.add(id(node))
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))

@@ -1,0 +1,86 @@
+"""Capture files as libpcap writes them: either byte order, times in µs or ns."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from switchml.errors import ConfigError
+
+MAGIC_US, MAGIC_NS = 0xA1B2C3D4, 0xA1B23C4D
+ETHERNET = 1
+"""Link type."""
+MOST_BYTES = 1 << 18
+"""The longest frame (libpcap's MAXIMUM_SNAPLEN)."""
+
+
+class Captured(NamedTuple):
+    """A frame and its time in ns since the epoch."""
+
+    time_ns: int
+    data: bytes
+
+
+class PcapReader:
+    """Reads a capture file from its start; waits where the file is a pipe. Raises ConfigError if it is no such file."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        try:
+            self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(f"can't read {path}: {error.strerror}") from error
+        header = self._file.read(24)
+        orders = [order for order in "<>" if header[:4] in (struct.pack(order + "I", m) for m in (MAGIC_US, MAGIC_NS))]
+        if len(header) < 24 or not orders:
+            self._file.close()
+            raise ConfigError(f"{path} is not a pcap file")
+        self._record = struct.Struct(orders[0] + "IIII")
+        self._tick_ns = 1 if struct.unpack(orders[0] + "I", header[:4])[0] == MAGIC_NS else 1000
+
+    def read(self) -> Captured | None:
+        """The next frame, or None at the end of the file."""
+        header = self._file.read(16)
+        if not header:
+            return None
+        if len(header) < 16:
+            raise ConfigError(f"{self.path} ends within a record")
+        seconds, fraction, captured, length = self._record.unpack(header)
+        if captured != length:
+            raise ConfigError(f"{self.path} has a frame of which only {captured} of {length} bytes were captured")
+        if captured > MOST_BYTES:
+            raise ConfigError(f"{self.path} has a frame of {captured} bytes")
+        data = self._file.read(captured)
+        if len(data) < captured:
+            raise ConfigError(f"{self.path} ends within a frame")
+        return Captured(seconds * 1_000_000_000 + fraction * self._tick_ns, data)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class PcapWriter:
+    """Writes a capture file of Ethernet frames, each of which is on its way to the disk at once. Any thread may write.
+    Raises ConfigError if the file can't be made."""
+
+    def __init__(self, path: str | Path) -> None:
+        try:
+            self._file: BinaryIO = open(path, "wb", buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise ConfigError(f"can't write {path}: {error.strerror}") from error
+        self._lock = threading.Lock()
+        self._file.write(struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MOST_BYTES, ETHERNET))
+
+    def write(self, data: bytes) -> None:
+        """Add a frame that came or went now."""
+        seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        record = struct.pack("<IIII", seconds, nanoseconds // 1000, len(data), len(data)) + data
+        with self._lock:
+            self._file.write(record)
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()

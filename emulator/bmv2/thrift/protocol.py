@@ -1,0 +1,270 @@
+"""Thrift's binary protocol (strict, version 1), driven by descriptions of types in place of generated code.
+
+A type has a `code` (the byte that names it on the wire), a `default`, `read` and `write`. Values are plain: bool, int,
+float, str, bytes, list, dict, and for structs a `Record`. Fields that are not known are skipped, fields that did not
+come are None. Bytes that can't be read raise ProtocolError; lengths are believed only up to what has arrived. """
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+VERSION_1 = 0x80010000
+CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
+"""Kinds of message."""
+STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 3, 4, 6, 8, 10, 11, 12, 13, 14, 15
+"""Codes of types."""
+
+MAX_BYTES = 1 << 26
+"""The longest string that is taken (the largest program is a few MB)."""
+MAX_DEPTH = 32
+"""Levels of containers within a field that is skipped."""
+
+
+class ProtocolError(Exception):
+    """Bytes that are not the binary protocol. The connection can't be used any more."""
+
+
+class Record:
+    """A struct's value: one attribute a field, None if it did not come."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+
+class Reader:
+    """Takes values off a stream. `read(n)` gives n bytes, or fewer at its end."""
+
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def take(self, size: int) -> bytes:
+        """Exactly `size` bytes. Raises EOFError at the end of the stream."""
+        data = self._read(size)
+        if len(data) < size:
+            raise EOFError
+        return data
+
+    def number(self, layout: struct.Struct) -> Any:
+        return layout.unpack(self.take(layout.size))[0]
+
+    def length(self) -> int:
+        """A length or count, which must be sensible."""
+        size = self.number(_I32)
+        if not 0 <= size <= MAX_BYTES:
+            raise ProtocolError(f"a length of {size}: expected 0 to {MAX_BYTES}")
+        return size
+
+    def skip(self, code: int, depth: int = 0) -> None:
+        """Read past a value of any type."""
+        if depth > MAX_DEPTH:
+            raise ProtocolError(f"more than {MAX_DEPTH} levels of containers")
+        if code in _FIXED_BYTES:
+            self.take(_FIXED_BYTES[code])
+        elif code == STRING:
+            self.take(self.length())
+        elif code == STRUCT:
+            while (field_code := self.number(_U8)) != STOP:
+                self.take(2)
+                self.skip(field_code, depth + 1)
+        elif code in (LIST, SET):
+            item = self.number(_U8)
+            for _ in range(self.length()):
+                self.skip(item, depth + 1)
+        elif code == MAP:
+            codes = self.number(_U8), self.number(_U8)
+            for _ in range(self.length()):
+                for item in codes:
+                    self.skip(item, depth + 1)
+        else:
+            raise ProtocolError(f"there is no type {code}")
+
+
+_U8, _I16, _I32, _U32 = (struct.Struct(layout) for layout in (">B", ">h", ">i", ">I"))
+_FIXED_BYTES = {BOOL: 1, BYTE: 1, DOUBLE: 8, I16: 2, I32: 4, I64: 8}
+
+
+# Types
+
+
+class Number:
+    """bool, byte, i16, i32, i64 or double. Integers that do not fit keep their low bits."""
+
+    def __init__(self, code: int, layout: str) -> None:
+        self.code = code
+        self._layout = struct.Struct(">" + layout)
+        self._bits = 8 * self._layout.size
+        self.default = {BOOL: False, DOUBLE: 0.0}.get(code, 0)
+
+    def read(self, reader: Reader) -> int | float | bool:
+        return reader.number(self._layout)
+
+    def write(self, out: bytearray, value: Any) -> None:
+        if self.code not in (BOOL, DOUBLE):
+            half = 1 << (self._bits - 1)
+            value = (value + half) % (2 * half) - half
+        out += self._layout.pack(value)
+
+
+class Text:
+    """string: str, as UTF-8; what is not UTF-8 is replaced."""
+
+    code = STRING
+    default = ""
+
+    def read(self, reader: Reader) -> str:
+        return reader.take(reader.length()).decode(errors="replace")
+
+    def write(self, out: bytearray, value: str) -> None:
+        Binary().write(out, value.encode())
+
+
+class Binary:
+    """binary: bytes."""
+
+    code = STRING
+    default = b""
+
+    def read(self, reader: Reader) -> bytes:
+        return reader.take(reader.length())
+
+    def write(self, out: bytearray, value: bytes) -> None:
+        out += _U32.pack(len(value)) + value
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """list<item>."""
+
+    item: Any
+    code = LIST
+    default = ()
+
+    def read(self, reader: Reader) -> list:
+        code, size = reader.number(_U8), reader.length()
+        if size and code != self.item.code:
+            raise ProtocolError(f"a list of type {code}: expected {self.item.code}")
+        return [self.item.read(reader) for _ in range(size)]
+
+    def write(self, out: bytearray, value: list) -> None:
+        out += _U8.pack(self.item.code) + _U32.pack(len(value))
+        for item in value:
+            self.item.write(out, item)
+
+
+@dataclass(frozen=True)
+class MapOf:
+    """map<key, value>."""
+
+    key: Any
+    value: Any
+    code = MAP
+    default = MappingProxyType({})
+
+    def read(self, reader: Reader) -> dict:
+        codes, size = (reader.number(_U8), reader.number(_U8)), reader.length()
+        if size and codes != (self.key.code, self.value.code):
+            raise ProtocolError(f"a map of types {codes}: expected {(self.key.code, self.value.code)}")
+        return {self.key.read(reader): self.value.read(reader) for _ in range(size)}
+
+    def write(self, out: bytearray, value: dict) -> None:
+        out += _U8.pack(self.key.code) + _U8.pack(self.value.code) + _U32.pack(len(value))
+        for key, item in value.items():
+            self.key.write(out, key)
+            self.value.write(out, item)
+
+
+class Field(NamedTuple):
+    """A field of a struct or an argument of a call."""
+
+    id: int
+    name: str
+    type: Any
+
+
+class Struct:
+    """A struct, also the arguments of a call and its result."""
+
+    code = STRUCT
+
+    def __init__(self, name: str, fields: list[Field]) -> None:
+        self.name = name
+        self.fields = fields
+
+    @property
+    def default(self) -> Record:
+        return Record(**{field.name: None for field in self.fields})
+
+    def read(self, reader: Reader) -> Record:
+        record = self.default
+        known = {field.id: field for field in self.fields}
+        while (code := reader.number(_U8)) != STOP:
+            field = known.get(reader.number(_I16))
+            if field is None or field.type.code != code:
+                reader.skip(code)
+            else:
+                setattr(record, field.name, field.type.read(reader))
+        return record
+
+    def write(self, out: bytearray, value: Record) -> None:
+        for field in self.fields:
+            item = getattr(value, field.name, None)
+            if item is not None:
+                out += struct.pack(">Bh", field.type.code, field.id)
+                field.type.write(out, item)
+        out.append(STOP)
+
+
+BASE_TYPES: dict[str, Any] = {
+    "bool": Number(BOOL, "?"),
+    "byte": Number(BYTE, "b"),
+    "i16": Number(I16, "h"),
+    "i32": Number(I32, "i"),
+    "i64": Number(I64, "q"),
+    "double": Number(DOUBLE, "d"),
+    "string": Text(),
+    "binary": Binary(),
+}
+
+
+# Messages
+
+APPLICATION_ERROR = Struct(
+    "TApplicationException", [Field(1, "message", BASE_TYPES["string"]), Field(2, "type", BASE_TYPES["i32"])]
+)
+"""The body of a message of kind EXCEPTION."""
+UNKNOWN_METHOD, BAD_MESSAGE_KIND, INTERNAL_ERROR = 1, 2, 6
+"""Values of its `type`."""
+
+
+class Message(NamedTuple):
+    """What precedes the arguments or the result."""
+
+    kind: int
+    name: str
+    sequence: int
+
+
+def read_message(reader: Reader) -> Message:
+    """The start of a message. Raises EOFError at the end of the stream."""
+    version = reader.number(_U32)
+    if version & 0xFFFF0000 != VERSION_1:
+        raise ProtocolError(f"the message starts with {version:#010x}, not with version 1 of the binary protocol")
+    return Message(version & 0xFF, BASE_TYPES["string"].read(reader), reader.number(_I32))
+
+
+def write_message(message: Message) -> bytearray:
+    """The start of a message, for what follows to be appended."""
+    out = bytearray(_U32.pack(VERSION_1 | message.kind))
+    BASE_TYPES["string"].write(out, message.name)
+    out += _I32.pack(message.sequence)
+    return out

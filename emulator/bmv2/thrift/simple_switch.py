@@ -1,0 +1,75 @@
+"""Service `simple_switch`: mirroring sessions, egress queues and the clock."""
+
+from __future__ import annotations
+
+from emulator.bmv2.device import Device
+from emulator.bmv2.thrift.protocol import Record
+from switchml.errors import ControlError
+
+
+class SimpleSwitch:
+    """Answers for `device`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
+
+    def mirroring_mapping_add(self, session, port):
+        self.device.state.mirroring.add(session, port=port)
+        return 0
+
+    def mirroring_mapping_delete(self, session):
+        try:
+            self.device.state.mirroring.delete(session)
+        except ControlError:
+            return 1
+        return 0
+
+    def mirroring_mapping_get_egress_port(self, session):
+        found = self.device.state.mirroring.sessions.get(session)
+        return -1 if found is None or found.port is None else found.port
+
+    def mirroring_session_add(self, session, config):
+        self.device.state.mirroring.add(session, port=config.port, mgid=config.mgid)
+
+    def mirroring_session_delete(self, session):
+        self.device.state.mirroring.delete(session)
+
+    def mirroring_session_get(self, session):
+        found = self.device.state.mirroring.get(session)
+        return Record(port=found.port, mgid=found.mgid)
+
+    # Queues
+
+    def set_egress_priority_queue_depth(self, port, priority, depth):
+        self.device.state.queues.set_depth(depth, port, priority)
+        return 0
+
+    def set_egress_queue_depth(self, port, depth):
+        self.device.state.queues.set_depth(depth, port)
+        return 0
+
+    def set_all_egress_queue_depths(self, depth):
+        self.device.state.queues.set_depth(depth)
+        return 0
+
+    def set_egress_priority_queue_rate(self, port, priority, rate_pps):
+        self.device.state.queues.set_rate(rate_pps, port, priority)
+        return 0
+
+    def set_egress_queue_rate(self, port, rate_pps):
+        self.device.state.queues.set_rate(rate_pps, port)
+        return 0
+
+    def set_all_egress_queue_rates(self, rate_pps):
+        self.device.state.queues.set_rate(rate_pps)
+        return 0
+
+    # Time
+
+    def get_time_elapsed_us(self):
+        return self.device.switch.clock()
+
+    def get_time_since_epoch_us(self):
+        return self.device.started_us + self.device.switch.clock()

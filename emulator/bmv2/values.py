@@ -1,0 +1,76 @@
+"""Arithmetic on values: masks, two's complement, what storing into a field or register keeps, and the byte-padded form
+that keys have.
+
+A value is an unbounded signed integer while an expression is evaluated and is cut to its width when it is stored
+(BMv2's Data, Field::export_bytes and Register::export_bytes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+MAX_WIDTH = 1 << 16
+"""Bits; the loader refuses fields, parameters and registers that are wider (p4c's limit is 2048)."""
+
+
+def mask(width: int) -> int:
+    """`width` one bits."""
+    return (1 << width) - 1
+
+
+def n_bytes(width: int) -> int:
+    """Bytes that hold `width` bits."""
+    return (width + 7) // 8
+
+
+def two_comp_mod(value: int, width: int) -> int:
+    """`value` modulo 2^width as a signed number of `width` bits; 0 bits hold only 0."""
+    if width <= 0 or width > MAX_WIDTH:
+        return 0 if width <= 0 else value
+    value &= mask(width)
+    return value - (1 << width) if value >> (width - 1) else value
+
+
+def sat_cast(value: int, width: int) -> int:
+    """The signed number of `width` bits nearest to `value`."""
+    limit = 1 << (min(width, MAX_WIDTH) - 1) if width > 0 else 0
+    return max(-limit, min(value, limit - 1)) if limit else 0
+
+
+def usat_cast(value: int, width: int) -> int:
+    """The unsigned number of `width` bits nearest to `value`."""
+    return max(0, min(value, mask(min(max(width, 0), MAX_WIDTH))))
+
+
+def stored_in_field(value: int, width: int, signed: bool, saturating: bool = False) -> int:
+    """What a field keeps of `value`.
+
+    A signed field takes anything from -2^(width-1) to 2^width - 1 as it is (so that what a register or an unsigned
+    expression gave keeps its positive sign: BMv2's known quirk) and wraps only what lies outside."""
+    low, high = (-(1 << (width - 1)), mask(width)) if signed and width else (0, mask(width))
+    if saturating:
+        high = high >> 1 if signed else high
+        return max(low, min(value, high))
+    if low <= value <= high:
+        return value
+    return two_comp_mod(value, width) if signed else value & mask(width)
+
+
+def stored_in_register(value: int, width: int) -> int:
+    """What a register keeps of `value`: the low bits, unsigned, whatever the P4 type was."""
+    return value & mask(width)
+
+
+def padded_width(widths: Sequence[int]) -> int:
+    """Bits of a key whose parts have these widths: each takes whole bytes."""
+    return sum(8 * n_bytes(width) for width in widths)
+
+
+def pad_key(value: int, widths: Sequence[int]) -> int:
+    """A value of sum(widths) bits as the byte-padded key of parts with these widths (the first is most significant)."""
+    padded, shift_in, shift_out = 0, 0, 0
+    for width in reversed(widths):
+        padded |= ((value >> shift_in) & mask(width)) << shift_out
+        shift_in += width
+        shift_out += 8 * n_bytes(width)
+    return padded

@@ -1,0 +1,10 @@
+"""The transcripts that our switch is held to are what the real simple_switch says."""
+
+import pytest
+from peers import cli
+
+
+@pytest.mark.parametrize("name", cli.names())
+def test_transcript_is_simple_switch_s(name, require_program):
+    found = cli.real(require_program("simple_switch"), require_program("simple_switch_CLI"), name)
+    assert found == cli.read(name)
