@@ -38,7 +38,8 @@ ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
 
 @dataclass
 class Result:
-    """Packets a second; None where it was not measured. `ratio`: wire over simple_switch, else engine over reference."""
+    """Packets a second; None where it was not measured. `ratio`: wire over simple_switch, else engine over
+    reference."""
 
     program: str
     engine_pps: float | None = None

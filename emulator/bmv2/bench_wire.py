@@ -1,5 +1,5 @@
-"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than it can
-take; what comes out is counted by the kernel. Needs root, `ip`, and simple_switch_CLI for table entries."""
+"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than
+it can take; what comes out is counted by the kernel. Needs root, `ip`, and simple_switch_CLI for table entries."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def can_measure() -> bool:
 
 
 def cli_commands(state: State) -> list[str]:
-    """The entries of all tables with one lpm or exact field, for simple_switch_CLI; ports are folded into those there are."""
+    """The entries of all tables with one lpm or exact field, for simple_switch_CLI; ports are folded into those there
+    are."""
     lines = []
     for table in state.tables:
         for entry in table.all_entries():
@@ -77,7 +78,15 @@ def pps(command: list[str], program: Path, commands: list[str], frames: list[byt
         ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
         address = f"ipc://{folder}/notifications.ipc"
         process = subprocess.Popen(
-            [*command, *ports, "--thrift-port", str(thrift_port), "--notifications-addr", address, str(program.resolve())],
+            [
+                *command,
+                *ports,
+                "--thrift-port",
+                str(thrift_port),
+                "--notifications-addr",
+                address,
+                str(program.resolve()),
+            ],
             cwd=os.getcwd(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
