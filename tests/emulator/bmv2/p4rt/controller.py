@@ -97,7 +97,8 @@ class Stream:
         self._in = queue.SimpleQueue()
         self.error: grpc.RpcError | None = None
         self._responses = call(iter(self._out.get, None))
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         try:
@@ -127,13 +128,11 @@ class Stream:
 
     def close(self) -> None:
         self._out.put(None)
-        while self._in.get(timeout=PATIENCE_S) is not None:
-            pass
+        self._reader.join(PATIENCE_S)
 
     def code(self) -> grpc.StatusCode:
         """How the stream ended."""
-        while self._in.get(timeout=PATIENCE_S) is not None:
-            pass
+        self._reader.join(PATIENCE_S)
         return self.error.code() if self.error else grpc.StatusCode.OK
 
 
