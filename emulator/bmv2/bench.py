@@ -1,5 +1,5 @@
 """What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and
-results in memory), through the reference interpreter, and through simple_switch.
+results in memory), through the reference interpreter, and on the wire, beside simple_switch.
 
 For the programs of WORKLOADS there are table entries, and frames that make them work; any other program gets small
 frames of zeros and whatever entries it brings along."""
@@ -38,8 +38,8 @@ ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
 
 @dataclass
 class Result:
-    """Packets a second; None where it was not measured. `ratio`: the engine's over simple_switch's, else over the
-    reference's."""
+    """Packets a second; None where it was not measured. `ratio`: wire over simple_switch, else engine over
+    reference."""
 
     program: str
     engine_pps: float | None = None
@@ -174,8 +174,9 @@ def _rate(once: Callable[[], int], seconds: float) -> float:
     return best
 
 
-def measure(path: Path, *, seconds: float = 1.0) -> Result:
-    """Measure one program, everything that runs in this process."""
+def measure(path: Path, *, seconds: float = 1.0, wire: bool = False, against: str | None = None) -> Result:
+    """Measure one program. `wire`: also through veth pairs; `against`: there also this simple_switch. On the wire, each
+    frame of an aggregation completes its slot by itself, so that every frame that is served can be counted."""
     program = loader.load(path)
     loader.check_runnable(program)
     work = WORKLOADS.get(path.stem, zeros)
@@ -186,4 +187,25 @@ def measure(path: Path, *, seconds: float = 1.0) -> Result:
         raise ConfigError(f"the compiled engine can't run {path.name}: {error}") from error
     result.reference_pps = reference_pps(program, work, seconds)
     result.ratio = result.engine_pps / result.reference_pps
+    if wire or against:
+        _on_the_wire(result, path, program, work, seconds, against)
     return result
+
+
+def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds: float, against: str | None) -> None:
+    from emulator.bmv2 import bench_wire  # compiled
+
+    if not bench_wire.can_measure():
+        raise ConfigError("measuring on the wire needs root, ip(8), and simple_switch_CLI on PATH")
+    state = State(program)
+    frames = [_alone(path.stem, data) for _, data in work(state)]
+    commands = bench_wire.cli_commands(state)
+    result.wire_pps = bench_wire.pps(bench_wire.OURS, path, commands, frames, 2 * seconds)
+    if against:
+        result.simple_switch_pps = bench_wire.pps([against], path, commands, frames, 2 * seconds)
+        result.ratio = result.wire_pps / result.simple_switch_pps if result.simple_switch_pps else None
+
+
+def _alone(name: str, data: bytes) -> bytes:
+    """A frame of aggregation whose sender is everybody."""
+    return data[:18] + data[16:18] + data[20:] if name.startswith("agg_") else data

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,6 +179,5 @@ def abort(error: ProgramAbort) -> None:
     """End the process as BMv2 ends: with a signal where the exit code is negative."""
     logging.shutdown()
     if error.exit_code < 0:
-        signal.signal(-error.exit_code, signal.SIG_DFL)
         os.kill(os.getpid(), -error.exit_code)
     os._exit(error.exit_code & 0xFF)

@@ -66,10 +66,13 @@ class Switch:
     def load(self, program: ir.Program) -> None:
         """Run another program from now on, with fresh state."""
         loader.check_runnable(program)
-        state = State(program, self.clock, self.lock)
+        self.run(State(program, self.clock, self.lock))
+
+    def run(self, state: State) -> None:
+        """Run a state's program from now on. It has this switch's clock and lock."""
         engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
-            self.program, self.state, self.engine = program, state, engine
+            self.program, self.state, self.engine = state.program, state, engine
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Take a frame in at a port; returns (port, frame) for all that leave now, in order."""

@@ -177,7 +177,7 @@ class MatchTable:
         if not 0 <= param.value <= limit:
             raise bad(f"{param.value:#x} does not fit {n_bytes(width)} bytes")
         value, extra = param.value & mask(width), param.extra
-        if param.kind == "lpm" and not 0 <= extra <= width:
+        if param.kind == "lpm" and not 0 <= extra <= 8 * n_bytes(width):
             raise bad(f"a prefix of {extra} bits, but the field has {width}")
         if param.kind in ("ternary", "range") and not 0 <= extra <= limit:
             raise bad(f"{extra:#x} does not fit {n_bytes(width)} bytes")

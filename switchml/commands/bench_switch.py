@@ -18,17 +18,20 @@ import click
     help="BMv2 JSON to measure, instead of L3 forwarding and aggregation of 64 and 256 lanes; may be repeated.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="For each figure.")
+@click.option("--wire", is_flag=True, help="Also a switch process between veth pairs (root).")
+@click.option("--against", metavar="SIMPLE_SWITCH", help="Also this simple_switch, between veth pairs (root).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
-def switch(programs: tuple[Path, ...], seconds: float, as_json: bool) -> None:
+def switch(programs: tuple[Path, ...], seconds: float, wire: bool, against: str | None, as_json: bool) -> None:
     """Measure the P4 switch: packets a second on one core."""
     from emulator.bmv2.bench import default_programs, measure
 
+    columns = ("engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio")
     if not as_json:
-        click.echo(f"{'program':<20} {'engine':>12} {'reference':>12} {'ratio':>8}   packets/s")
+        click.echo(f"{'program':<20}" + "".join(f"{name:>18}" for name in columns))
     for path in programs or default_programs():
-        found = measure(path, seconds=seconds).to_json()
+        found = measure(path, seconds=seconds, wire=wire, against=against).to_json()
         if as_json:
             click.echo(json.dumps(found))
         else:
-            engine, reference = found["engine_pps"], found["reference_pps"]
-            click.echo(f"{found['program']:<20} {engine:>12,.0f} {reference:>12,.0f} {found['ratio']:>8}")
+            cells = ("-" if found[name] is None else f"{found[name]:,.1f}" for name in columns)
+            click.echo(f"{found['program']:<20}" + "".join(f"{cell:>18}" for cell in cells))

@@ -337,7 +337,7 @@ class Actions:
         size = self.state.registers[array.index].size
         low, high = self.ex.interval(index)
         value = e.RegisterRef(array.index, index)
-        if 0 <= low and high < size:
+        if low >= 0 and high < size:
             self.store(target, value)
             return
         over = Label()

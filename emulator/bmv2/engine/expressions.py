@@ -122,7 +122,7 @@ class Expressions:
         low, high = self.interval(node)
         return (
             self.narrow(node)
-            if -(1 << 63) <= low and high < 1 << 64 and not (low < 0 and high >= 1 << 63)
+            if low >= -(1 << 63) and high < 1 << 64 and not (low < 0 and high >= 1 << 63)
             else (self.exact_narrow(node, what))
         )
 
@@ -358,7 +358,7 @@ class Expressions:
     def _two_comp_mod(self, node: e.Op, n: int, into: int | None) -> int:
         value, width = node.args[0], node.args[1].value
         low, high = self.interval(value)
-        if -(1 << (width - 1)) <= low and high < 1 << (width - 1) or 64 * n < width or 64 == width:
+        if low >= -(1 << (width - 1)) and high < 1 << (width - 1) or 64 * n < width or width == 64:
             return self.cells(value, n, into)
         inner = self.cells(value, n)
         d = self._target(n, into)

@@ -44,8 +44,9 @@ class ValueSet:
 @dataclass
 class Lowered:
     """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest;
-    `parser`, `ingress`, `egress`, `deparser`: where code begins; `header_bytes`: what the deparser emits at most; `digests`: (list id, code) pairs; `field_lists`: id
-    → pieces (offset in the frame, bits before it, bits) of what is kept."""
+    `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id
+    → pieces (offset in the frame, bits before it, bits) of what is kept; `header_bytes`: what the deparser emits at
+    most."""
 
     layout: Layout
     code: np.ndarray
@@ -92,7 +93,8 @@ class Lowering:
         pipelines.lower_actions()
         return Lowered(
             self.layout, self.code.finish(), self.code.constants, self.code.frame_end, parser, ingress, egress,
-            deparser, self._header_bytes(), digests, {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
+            deparser, self._header_bytes(), digests,
+            {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
             pipelines.actions_at, self.actions.messages, list(self.calculations.parameters.values()), self.vsets,
             self.code.listing(),
         )  # fmt: skip

@@ -123,7 +123,7 @@ def _event_add(frame, at):
 
 @kernel_part
 def _same_under_mask(a, mask, b, n):
-    for i in range(0, 8 * n, 8):
+    for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
         if ld64(a + i) & ld64(mask + i) != ld64(b + i):
             return False
     return True

@@ -37,6 +37,10 @@ def store_bits(address, bit, width, value):
 def load_wide(to, address, bit, width, n):
     """A field of any width into n limbs."""
     start = bit + width
+    if bit == 0 and width == 64 * n:
+        for i in range(n):
+            st64(to + 8 * i, be64(address + 8 * (n - 1 - i)))
+        return
     for i in range(n):
         part = min(width - 64 * i, 64)
         if part <= 0:
@@ -53,6 +57,11 @@ def load_wide(to, address, bit, width, n):
 def store_wide(address, bit, width, source):
     """The low `width` bits of limbs into a field."""
     start, i = bit + width, 0
+    if bit == 0 and width & 63 == 0:
+        n = width >> 6
+        for k in range(n):
+            ste64(address + 8 * (n - 1 - k), ld64(source + 8 * k))
+        return
     while width > 0:
         part = min(width, 64)
         start -= part

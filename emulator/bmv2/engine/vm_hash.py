@@ -109,13 +109,13 @@ def _xor_words(data, n, size):
 
 @kernel_part
 def _toeplitz(key, n_words, data, n):
-    result, word_at = 0, 0
+    result = 0
     for at in range(0, n, 4):
         word = 0
         for k in range(4):
             word = (word << 8) | (ld8(data + at + k) if at + k < n else 0)
-        window = (ld64(key + 8 * (word_at % n_words)) << 32) | ld64(key + 8 * ((word_at + 1) % n_words))
-        word_at += 1
+        number = at >> 2
+        window = (ld64(key + 8 * (number % n_words)) << 32) | ld64(key + 8 * ((number + 1) % n_words))
         for bit in range(32):
             if (word >> (31 - bit)) & 1:
                 result ^= shr(window, 32 - bit) & 0xFFFFFFFF

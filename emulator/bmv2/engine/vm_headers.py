@@ -58,7 +58,7 @@ def _assign(frame, target, source):
 
 @kernel_part
 def _same_bytes(a, b, n):
-    for i in range(n):
+    for i in range(n):  # noqa: SIM110 (compiled: no generators)
         if ld8(a + i) != ld8(b + i):
             return False
     return True

@@ -1,7 +1,8 @@
 """Controllers and who of them is primary (section "Client Arbitration and Controller Replication").
 
-A controller is a stream that has sent an arbitration message. Of each role, the one is primary that has sent the highest
-election id that was ever seen for the role; when it goes, nobody is, until somebody sends as high an id again. """
+A controller is a stream that has sent an arbitration message. Of each role, the one is primary that has sent the
+highest election id that was ever seen for the role; when it goes, nobody is, until somebody sends as high an id again.
+"""
 
 from __future__ import annotations
 

@@ -31,9 +31,7 @@ class ControllerHeader:
     def split(self, frame: bytes) -> v1.PacketIn:
         """A frame as a packet-in. Raises INVALID_ARGUMENT if it is too short."""
         if len(frame) < self.n_bytes:
-            raise refuse(
-                "INVALID_ARGUMENT", f"a frame of {len(frame)} bytes on the CPU port, where {self.name} has {self.n_bytes}"
-            )
+            raise refuse("INVALID_ARGUMENT", f"{len(frame)} bytes, where {self.name} alone has {self.n_bytes}")
         message = v1.PacketIn(payload=frame[self.n_bytes :])
         bits, left = int.from_bytes(frame[: self.n_bytes], "big"), 8 * self.n_bytes
         for number, _, width in self.fields:

@@ -162,7 +162,8 @@ class Profiles:
         found.forget_lost()
         if found.one_shots:
             raise refuse(
-                "INVALID_ARGUMENT", f"tables of action profile {found.profile.name} hold action sets: it can't take both"
+                "INVALID_ARGUMENT",
+                f"tables of action profile {found.profile.name} hold action sets: it can't take both",
             )
         return found
 

@@ -19,7 +19,7 @@ from emulator.bmv2.p4rt.configs import Configs
 from emulator.bmv2.p4rt.controllers import MAX_STREAMS, Controllers, Stream
 from emulator.bmv2.p4rt.packets import PACKET_IN, PACKET_OUT, ControllerHeader
 from emulator.bmv2.p4rt.protos import v1
-from emulator.bmv2.p4rt.refusals import batch_status, error_message, refuse, status_code
+from emulator.bmv2.p4rt.refusals import batch_status, refuse, status_code
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
@@ -56,15 +56,13 @@ class P4RuntimeServer:
         if not self.port:
             raise ConfigError(f"can't listen on {address} for P4Runtime; does another switch run?")
         if cpu_port is not None:
-            device.attach(cpu_port, self._packet_in)
+            device.listen(cpu_port, self._packet_in)
         self._server.start()
         threading.Thread(target=self._look_after, name="p4runtime-timer", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening, and end all streams."""
         self._closed.set()
-        if self.cpu_port is not None:
-            self.device.detach(self.cpu_port)
         self.controllers.close()
         self._server.stop(0.2).wait()
 
@@ -227,10 +225,14 @@ def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.
 
 
 def _handlers(server: P4RuntimeServer) -> grpc.GenericRpcHandler:
+    kinds = {
+        (True, True): grpc.stream_stream_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (False, False): grpc.unary_unary_rpc_method_handler,
+    }
     handlers = {}
     for method in protos.METHODS:
-        kinds = {(True, True): grpc.stream_stream_rpc_method_handler, (False, True): grpc.unary_stream_rpc_method_handler}
-        make = kinds.get((method.client_streaming, method.server_streaming), grpc.unary_unary_rpc_method_handler)
+        make = kinds[method.client_streaming, method.server_streaming]
         call = getattr(server, method.name)
         handlers[method.name] = make(
             _guarded_stream(call) if method.server_streaming else _guarded(call),

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -153,6 +154,7 @@ class LivePorts(Ports):
         self._poller.register(self._wake, select.POLLIN)
         self._lock = threading.RLock()
         self._superframes = 0
+        self._rounds = 0
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -177,9 +179,17 @@ class LivePorts(Ports):
             port = self._ports.pop(number)
             self._poller.unregister(port.socket.fileno())
             del self._of_fd[port.socket.fileno()]
-            port.socket.close()
-            for dump in self._dumps.pop(number, ()):
-                dump.close()
+            dumps = self._dumps.pop(number, ())
+        # A socket stays open as long as a poll() that began before waits for it: end that first.
+        if self._thread is not None and self._thread.is_alive():
+            rounds = self._rounds
+            os.eventfd_write(self._wake, 1)
+            deadline = time.monotonic() + 1
+            while self._rounds == rounds and time.monotonic() < deadline:
+                time.sleep(0.001)
+        port.socket.close()
+        for dump in dumps:
+            dump.close()
 
     def show(self) -> list[PortInfo]:
         with self._lock:
@@ -194,7 +204,11 @@ class LivePorts(Ports):
         for port in list(self._ports.values()):
             port.warm()
         while not self._is_closed:
-            for fd, _ in self._poller.poll(_POLL_MS):
+            ready = self._poller.poll(_POLL_MS)
+            self._rounds += 1
+            for fd, _ in ready:
+                if fd == self._wake:
+                    os.eventfd_read(fd)
                 with self._lock:
                     port = self._of_fd.get(fd)
                     n = port.receive(self._batch) if port is not None else 0
@@ -237,7 +251,6 @@ class LivePorts(Ports):
         os.eventfd_write(self._wake, 1)
         if self._thread is not None:
             self._thread.join()
-        with self._lock:
-            for number in list(self._ports):
-                self.remove(number)
+        for number in list(self._ports):
+            self.remove(number)
         os.close(self._wake)

@@ -52,6 +52,11 @@ def _param_from_wire(table: ir.Table, field: ir.KeyField, param: Record) -> ir.M
                     f"table {table.name}, field {field.name}: {len(part)} bytes, but it has {n_bytes(field.width)}",
                 )
             parts[number] = int.from_bytes(part, "big")
+    if kind == "lpm" and parts[1] > field.width:  # though a prefix counts the padding: BMv2 refuses it
+        raise table_error(
+            "BAD_MATCH_KEY",
+            f"table {table.name}, field {field.name}: a prefix of {parts[1]} bits, but it has {field.width}",
+        )
     return ir.MatchParam(kind, *map(int, parts))
 
 

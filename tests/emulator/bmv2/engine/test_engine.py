@@ -1,4 +1,5 @@
-"""The compiled engine beyond what test_engines_agree compares: lanes, table look-up, queues with a rate, traps, batches."""
+"""The compiled engine beyond what test_engines_agree compares: lanes, table look-up, queues with a rate, traps,
+batches."""
 
 import dataclasses
 import random
@@ -22,17 +23,25 @@ def aggregate(slot: int, sender: int, everybody: int, group: int, lanes: bytes) 
     return ETHERNET + b"\x88\xb5" + struct.pack(">HHHH", slot, sender, everybody, group) + lanes
 
 
-@pytest.mark.parametrize("name, lanes", [("agg_unrolled_64", 64), ("agg_unrolled_256", 256), ("agg_wide_64", 64), ("agg_wide_256", 256)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, lanes", [("agg_unrolled_64", 64), ("agg_unrolled_256", 256), ("agg_wide_64", 64), ("agg_wide_256", 256)]
+)
 def test_aggregation_is_the_same_in_lanes(program, name, lanes):
     """Sums, repeated packets, slots beyond the registers, packets that end early, delivery to a group."""
     source = random.Random(3)
     packets = [
         (
             source.randrange(4),
-            aggregate(source.choice((0, 255, 256)), 1 << source.randrange(2), 3, source.randrange(2), source.randbytes(4 * lanes + source.choice((0, -1, 7)))),
+            aggregate(
+                source.choice((0, 255, 256)),
+                1 << source.randrange(2),
+                3,
+                source.randrange(2),
+                source.randbytes(4 * lanes + source.choice((0, -1, 7))),
+            ),
         )
         for _ in range(40)
-    ]  # fmt: skip
+    ]
     switches = both(program(name))
     for switch in switches:
         switch.state.replication.create_group(1)
@@ -88,7 +97,9 @@ def test_registers_of_lanes_are_read_and_written_as_ever(program):
     assert [register.read(7) for register in registers] == list(range(64))
     lanes = struct.pack(">64I", *range(64))
     switch.state.registers[0].write(7, 1)  # a first sender was there
-    assert switch.receive(0, aggregate(7, 2, 3, 0, lanes))[0][1][22:] == struct.pack(">64I", *(2 * i for i in range(64)))
+    assert switch.receive(0, aggregate(7, 2, 3, 0, lanes))[0][1][22:] == struct.pack(
+        ">64I", *(2 * i for i in range(64))
+    )
     registers[5].reset()
     assert registers[5].read_all() == [0] * registers[5].size and registers[6].read(7) == 12
 

@@ -1,0 +1,140 @@
+"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than
+it can take; what comes out is counted by the kernel. Needs root, `ip`, and simple_switch_CLI for table entries."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from emulator.bmv2.ports import packet_io
+from emulator.bmv2.state import State
+from switchml.errors import ConfigError
+
+OURS = [sys.executable, "-m", "switchml", "switch"]
+START_TIMEOUT_S = 90.0
+PORTS = 2
+BATCH = 64
+
+
+def can_measure() -> bool:
+    """Whether this machine lets us."""
+    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "simple_switch_CLI"))
+
+
+def cli_commands(state: State) -> list[str]:
+    """The entries of all tables with one lpm or exact field, for simple_switch_CLI; ports are folded into those there
+    are."""
+    lines = []
+    for table in state.tables:
+        for entry in table.all_entries():
+            action = state.program.actions[entry.target.action]
+            args = [
+                value % PORTS if param.width == 9 else value
+                for param, value in zip(action.params, entry.target.args, strict=True)
+            ]
+            keys = [f"{p.value}/{p.extra}" if p.kind == "lpm" else str(p.value) for p in entry.match]
+            lines.append(f"table_add {table.name} {action.name} {' '.join(keys)} => {' '.join(map(str, args))}")
+    return lines
+
+
+@contextlib.contextmanager
+def _interfaces() -> Iterator[list[str]]:
+    """Two veth pairs, benchN and benchNp; the names of the first ends."""
+    names = [f"bench{os.getpid() % 10000}{number}" for number in range(PORTS)]
+    try:
+        for name in names:
+            _run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
+            for end in (name, f"{name}p"):
+                Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
+                _run("ip", "link", "set", end, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def pps(command: list[str], program: Path, commands: list[str], frames: list[bytes], seconds: float = 2.0) -> float:
+    """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `frames` again and again."""
+    with _interfaces() as names, tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        thrift_port = probe.getsockname()[1]
+        probe.close()
+        ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
+        address = f"ipc://{folder}/notifications.ipc"
+        process = subprocess.Popen(
+            [
+                *command,
+                *ports,
+                "--thrift-port",
+                str(thrift_port),
+                "--notifications-addr",
+                address,
+                str(program.resolve()),
+            ],
+            cwd=os.getcwd(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            _await_thrift(thrift_port, process)
+            subprocess.run(
+                ["simple_switch_CLI", "--thrift-port", str(thrift_port)],
+                input="\n".join([*commands, ""]), text=True, capture_output=True, check=False, timeout=120,
+            )  # fmt: skip
+            return _offer(names, frames, seconds)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _await_thrift(port: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.1)
+    raise ConfigError("the switch did not start")
+
+
+def _left(names: list[str]) -> int:
+    """Frames that came out so far."""
+    return sum(int(Path(f"/sys/class/net/{name}p/statistics/rx_packets").read_text()) for name in names)
+
+
+def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
+    io = packet_io.new_packet_io()
+    data = np.frombuffer(b"".join(frames) + bytes(64), dtype=np.uint8)
+    lengths = np.array([len(frame) for frame in frames], dtype=np.int64)
+    records = np.zeros((len(frames), 4), dtype=np.int64)
+    records[:, 1] = data.ctypes.data + np.cumsum(lengths) - lengths
+    records[:, 2] = lengths
+    with packet_io.open_interface(f"{names[0]}p") as sock:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _left(names):  # the switch takes frames once its kernels are there
+            if time.monotonic() > deadline:
+                raise ConfigError("nothing came out of the switch")
+            packet_io.send_frames(io, sock.fileno(), 0, records[:BATCH], False)
+            time.sleep(0.1)
+        for warm_up in (True, False):
+            before, start, at = _left(names), time.perf_counter(), 0
+            while time.perf_counter() - start < (seconds / 4 if warm_up else seconds):
+                packet_io.send_frames(io, sock.fileno(), 0, records[at : at + BATCH], False)
+                at = (at + BATCH) % (len(frames) // BATCH * BATCH)
+            spent = time.perf_counter() - start
+        return (_left(names) - before) / spent
