@@ -25,7 +25,7 @@ from switchml.io import libc
 from switchml.jit import kernel
 from switchml.memory import put_be16, u8_at
 
-MESSAGES = 32
+MESSAGES = 128
 """Frames that one system call takes."""
 FRAME_BYTES = 1 << 17
 """Room for one: a superframe can be a little longer than 64 KiB."""
