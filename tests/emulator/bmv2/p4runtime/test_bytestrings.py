@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.bmv2.p4rt.bytestrings import decode, decode_signed, encode, encode_signed
+from emulator.bmv2.p4runtime.bytestrings import decode, decode_signed, encode, encode_signed
 from switchml.errors import ControlError
 
 
@@ -21,7 +21,14 @@ def test_valid(width, data, value):
 
 @pytest.mark.parametrize(
     ("width", "data"),
-    [(8, b"\x01\x63"), (8, b""), (16, b"\x01\x00\x63"), (12, b"\x10\x63"), (12, b"\x01\x00\x63"), (12, b"\x00\x40\x63")],
+    [
+        (8, b"\x01\x63"),
+        (8, b""),
+        (16, b"\x01\x00\x63"),
+        (12, b"\x10\x63"),
+        (12, b"\x01\x00\x63"),
+        (12, b"\x00\x40\x63"),
+    ],
 )
 def test_invalid(width, data):
     with pytest.raises(ControlError) as refused:

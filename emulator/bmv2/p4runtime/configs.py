@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.p4rt.entities import INSERT, MODIFY, Entities, writable
-from emulator.bmv2.p4rt.pipeline import Pipeline, program_in
-from emulator.bmv2.p4rt.protos import v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.entities import INSERT, MODIFY, Entities, writable
+from emulator.bmv2.p4runtime.pipeline import Pipeline, program_in
+from emulator.bmv2.p4runtime.protos import v1
+from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.state import State
 from switchml.errors import ProgramError
 

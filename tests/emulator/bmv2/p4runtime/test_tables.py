@@ -243,7 +243,9 @@ def test_a_batch_that_is_undone(primary, atomicity):
         controller.update(
             "MODIFY", table_entry=controller.entry("forward", None, controller.action("drop"), is_default_action=True)
         ),
-        controller.update("INSERT", table_entry=controller.entry("forward", {1: exact(3), 2: exact(1)}, changed.action)),
+        controller.update(
+            "INSERT", table_entry=controller.entry("forward", {1: exact(3), 2: exact(1)}, changed.action)
+        ),
     ]
     bad = controller.update("INSERT", table_entry=changed)
     with pytest.raises(grpc.RpcError) as failed:
