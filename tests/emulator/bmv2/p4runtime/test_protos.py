@@ -16,5 +16,10 @@ def test_messages_survive_the_wire():
 def test_all_calls_are_there():
     names = {method.name for method in protos.METHODS}
     assert names == {
-        "Write", "Read", "SetForwardingPipelineConfig", "GetForwardingPipelineConfig", "StreamChannel", "Capabilities"
-    }  # fmt: skip
+        "Write",
+        "Read",
+        "SetForwardingPipelineConfig",
+        "GetForwardingPipelineConfig",
+        "StreamChannel",
+        "Capabilities",
+    }
