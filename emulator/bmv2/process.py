@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from emulator.bmv2 import loader, logs
 from emulator.bmv2.device import Device
 from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.notifications import Notifications, Publisher
 from emulator.bmv2.ports.files import FilePorts
 from emulator.bmv2.ports.port import Ports, parse_interface
 from emulator.bmv2.state import State
@@ -83,6 +85,7 @@ class Process:
             dump_bytes=settings.dump_packet_data,
             on_abort=abort,
         )
+        self._notify()
         if settings.restore_state is not None:
             self.device.restore(settings.restore_state)
         for number, interface in sorted(map(parse_interface, settings.interfaces)):
@@ -114,6 +117,17 @@ class Process:
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
         self.device.start()
+
+    def _notify(self) -> None:
+        """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""
+        try:
+            publisher = Publisher(self.device.notifications_address)
+        except ConfigError as error:
+            if self.settings.notifications_addr is not None:
+                raise
+            log.warning("%s", error)
+            return
+        self.device.on_load = Notifications(publisher, self.settings.device_id).watch
 
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:
@@ -180,4 +194,5 @@ def abort(error: ProgramAbort) -> None:
     logging.shutdown()
     if error.exit_code < 0:
         os.kill(os.getpid(), -error.exit_code)
+        time.sleep(1)  # the signal may take another thread, and a moment
     os._exit(error.exit_code & 0xFF)
