@@ -27,8 +27,8 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `on_digest` is called with each Digest that goes
-    out."""
+    """One learn list. `widths`: bits of each value of a sample. `on_digest` and all `listeners` are called with each
+    Digest that goes out."""
 
     def __init__(
         self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]
@@ -38,6 +38,7 @@ class DigestList:
         self.lock = lock
         self.clock = clock
         self.on_digest: Callable[[Digest], None] | None = None
+        self.listeners: list[Callable[[Digest], None]] = []
         self.max_samples = MAX_SAMPLES
         self.timeout_us = 1000 * TIMEOUT_MS
         self.reset()
@@ -74,6 +75,8 @@ class DigestList:
         self.buffer_id += 1
         if self.on_digest is not None:
             self.on_digest(digest)
+        for listener in list(self.listeners):
+            listener(digest)
 
     @property
     def is_waiting(self) -> bool:
