@@ -195,6 +195,14 @@ class Device:
     def load(self, program: ir.Program) -> None:
         """Run another program, with fresh state. Raises ProgramError."""
         self.switch.load(program)
+        self._loaded()
+
+    def run(self, state: State) -> None:
+        """Run a state's program. Raises ProgramError."""
+        self.switch.run(state)
+        self._loaded()
+
+    def _loaded(self) -> None:
         if self._on_load is not None:
             self._on_load(self.state)
 

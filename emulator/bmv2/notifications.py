@@ -116,7 +116,7 @@ class Notifications:
         """Publish the digests and aged entries of a state from now on."""
         self._state, self._told = state, {}
         for digest in state.digests:
-            digest.on_digest = lambda told, source=digest: self._learn(source, told)
+            digest.listeners.append(lambda told, source=digest: self._learn(source, told))
 
     def _learn(self, source: DigestList, told: Digest) -> None:
         header = _LEARN.pack(b"LEA|", self.device_id, 0, told.list_id, told.buffer_id, len(told.samples))

@@ -61,6 +61,11 @@ class Settings:
     grpc_server_addr: str | None = None
     cpu_port: int | None = None
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether another program may be loaded; simple_switch_grpc allows it unless told otherwise."""
+        return (self.enable_swap or self.no_p4 or self.grpc_server_addr is not None) and not self.disable_swap
+
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
             raise ConfigError("--log-console and --log-file can't both be given")
@@ -81,7 +86,7 @@ class Process:
             device_id=settings.device_id,
             notifications_address=settings.notifications_addr
             or f"ipc:///tmp/bmv2-{settings.device_id}-notifications.ipc",
-            can_swap=(settings.enable_swap or settings.no_p4) and not settings.disable_swap,
+            can_swap=settings.can_swap,
             dump_bytes=settings.dump_packet_data,
             on_abort=abort,
         )
@@ -102,12 +107,9 @@ class Process:
 
     def _serve_p4runtime(self):
         """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
-        try:
-            from emulator.bmv2.p4runtime.server import P4RuntimeServer
+        from emulator.bmv2.p4runtime.server import P4RuntimeServer  # grpc takes a while to import
 
-            server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
-        except ImportError as error:
-            raise ConfigError(f"P4Runtime needs {error.name}; install it with: pip install 'switchml[p4]'") from error
+        server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
         log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
         return server
 

@@ -104,7 +104,7 @@ class Configs:
         if not self.device.can_swap:
             raise refuse("FAILED_PRECONDITION", "the switch was started with --disable-swap")
         try:
-            self.device.switch.run(entities.pipeline.state)
+            self.device.run(entities.pipeline.state)
         except ProgramError as error:
             raise refuse("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
         log.info("P4Runtime: runs %s", entities.pipeline.program.name or "a program")
