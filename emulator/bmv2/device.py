@@ -55,6 +55,7 @@ class Device:
         self.started_us = time.time_ns() // 1000 - switch.clock()
         self._next_program: ir.Program | None = None
         self._listeners: dict[int, Callable[[bytes], None]] = {}
+        self._on_load: Callable[[State], None] | None = None
         self._closed = threading.Event()
         self._order = threading.Lock()
 
@@ -194,6 +195,26 @@ class Device:
     def load(self, program: ir.Program) -> None:
         """Run another program, with fresh state. Raises ProgramError."""
         self.switch.load(program)
+        self._loaded()
+
+    def run(self, state: State) -> None:
+        """Run a state's program. Raises ProgramError."""
+        self.switch.run(state)
+        self._loaded()
+
+    def _loaded(self) -> None:
+        if self._on_load is not None:
+            self._on_load(self.state)
+
+    @property
+    def on_load(self) -> Callable[[State], None] | None:
+        """What is called with the state, now and whenever another program was loaded."""
+        return self._on_load
+
+    @on_load.setter
+    def on_load(self, call: Callable[[State], None]) -> None:
+        self._on_load = call
+        call(self.state)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
         """Let another engine move packets from now on, with the state as it is. Packets in queues are lost."""

@@ -27,7 +27,7 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `on_digest` is called with each Digest that goes
+    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest that goes
     out."""
 
     def __init__(
@@ -37,7 +37,7 @@ class DigestList:
         self.widths = widths
         self.lock = lock
         self.clock = clock
-        self.on_digest: Callable[[Digest], None] | None = None
+        self.listeners: list[Callable[[Digest], None]] = []
         self.max_samples = MAX_SAMPLES
         self.timeout_us = 1000 * TIMEOUT_MS
         self.reset()
@@ -72,8 +72,8 @@ class DigestList:
         self.unacknowledged[self.buffer_id] = dict(enumerate(self.pending))
         self.pending = []
         self.buffer_id += 1
-        if self.on_digest is not None:
-            self.on_digest(digest)
+        for listener in list(self.listeners):
+            listener(digest)
 
     @property
     def is_waiting(self) -> bool:

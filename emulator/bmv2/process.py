@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from emulator.bmv2 import loader, logs
 from emulator.bmv2.device import Device
 from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.notifications import Notifications, Publisher
 from emulator.bmv2.ports.files import FilePorts
 from emulator.bmv2.ports.port import Ports, parse_interface
 from emulator.bmv2.state import State
@@ -59,6 +61,11 @@ class Settings:
     grpc_server_addr: str | None = None
     cpu_port: int | None = None
 
+    @property
+    def can_swap(self) -> bool:
+        """Whether another program may be loaded; simple_switch_grpc allows it unless told otherwise."""
+        return (self.enable_swap or self.no_p4 or self.grpc_server_addr is not None) and not self.disable_swap
+
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
             raise ConfigError("--log-console and --log-file can't both be given")
@@ -79,10 +86,11 @@ class Process:
             device_id=settings.device_id,
             notifications_address=settings.notifications_addr
             or f"ipc:///tmp/bmv2-{settings.device_id}-notifications.ipc",
-            can_swap=(settings.enable_swap or settings.no_p4) and not settings.disable_swap,
+            can_swap=settings.can_swap,
             dump_bytes=settings.dump_packet_data,
             on_abort=abort,
         )
+        self._notify()
         if settings.restore_state is not None:
             self.device.restore(settings.restore_state)
         for number, interface in sorted(map(parse_interface, settings.interfaces)):
@@ -99,12 +107,9 @@ class Process:
 
     def _serve_p4runtime(self):
         """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
-        try:
-            from emulator.bmv2.p4runtime.server import P4RuntimeServer
+        from emulator.bmv2.p4runtime.server import P4RuntimeServer  # grpc takes a while to import
 
-            server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
-        except ImportError as error:
-            raise ConfigError(f"P4Runtime needs {error.name}; install it with: pip install 'switchml[p4]'") from error
+        server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
         log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
         return server
 
@@ -114,6 +119,17 @@ class Process:
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
         self.device.start()
+
+    def _notify(self) -> None:
+        """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""
+        try:
+            publisher = Publisher(self.device.notifications_address)
+        except ConfigError as error:
+            if self.settings.notifications_addr is not None:
+                raise
+            log.warning("%s", error)
+            return
+        self.device.on_load = Notifications(publisher, self.settings.device_id).watch
 
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:
@@ -180,4 +196,5 @@ def abort(error: ProgramAbort) -> None:
     logging.shutdown()
     if error.exit_code < 0:
         os.kill(os.getpid(), -error.exit_code)
+        time.sleep(1)  # the signal may take another thread, and a moment
     os._exit(error.exit_code & 0xFF)

@@ -1,78 +1,167 @@
-"""The program of a switch as P4Runtime sees it: writes and reads all kinds of entities (sections 9 to 13)."""
+"""A pipeline: a program, its P4Info, and which of the switch's objects P4Info's numbers mean.
+
+Names are the same on both sides, as p4c gives them. P4Info is made before p4c's optimizer runs, so that it may have
+objects that the program has lost: these are left out, and refused when somebody asks for them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from emulator.bmv2.p4runtime.arrays import Arrays
-from emulator.bmv2.p4runtime.p4info import Info
-from emulator.bmv2.p4runtime.packets import Digests
-from emulator.bmv2.p4runtime.profiles import Profiles
-from emulator.bmv2.p4runtime.protos import messages
-from emulator.bmv2.p4runtime.replication import Groups
-from emulator.bmv2.p4runtime.tables import Tables
-from emulator.bmv2.p4runtime.values import Code, Refused, invalid
-from emulator.bmv2.state import State
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
 
-_KINDS = (1, 2, 3)
-_ARRAYS = ("counter_entry", "meter_entry", "register_entry", "value_set_entry")
-_DIRECT = ("direct_counter_entry", "direct_meter_entry")
+from emulator.bmv2 import ir, loader
+from emulator.bmv2.p4runtime.actions import Action, Actions, Param
+from emulator.bmv2.p4runtime.matches import HIGHEST, Key, KeyField
+from emulator.bmv2.p4runtime.protos import v1
+from emulator.bmv2.p4runtime.refusals import refuse
+from emulator.bmv2.state import State
+from emulator.bmv2.tables import MatchTable
+from switchml.errors import ControlError, ProgramError
+
+log = logging.getLogger("switchml.bmv2")
+
+_DEVICE_DATA = 3
+"""The number of the JSON's field in p4.tmp.P4DeviceConfig, in which older controllers wrap it."""
+
+
+def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
+    """The program of a config: BMv2 JSON, bare or in a P4DeviceConfig. Raises INVALID_ARGUMENT."""
+    data = config.p4_device_config
+    if not data.lstrip().startswith(b"{"):
+        try:
+            fields = UnknownFieldSet(Empty.FromString(data))
+            data = next((field.data for field in fields if field.field_number == _DEVICE_DATA), b"")
+        except DecodeError:
+            data = b""
+    if not isinstance(data, bytes) or not data:
+        raise refuse("INVALID_ARGUMENT", "p4_device_config is no BMv2 JSON")
+    try:
+        json.loads(data)
+        program = loader.loads(data.decode())
+        loader.check_runnable(program)
+    except (ProgramError, ValueError, RecursionError) as error:
+        raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
+    return program
 
 
 class Pipeline:
-    """`config`: the ForwardingPipelineConfig that was set. `send_digest` gets DigestLists."""
+    """`config` as it was given; `state` is that of its program. Raises INVALID_ARGUMENT if P4Info and program do not
+    go together."""
 
-    def __init__(self, config: Any, state: State, send_digest: Callable[[Any], None]) -> None:
+    def __init__(self, config: v1.ForwardingPipelineConfig, state: State) -> None:
         self.config = config
-        self.info = Info(config.p4info, state)
-        self.profiles = Profiles(self.info)
-        self.tables = Tables(self.info, self.profiles)
-        self.arrays = Arrays(self.info)
-        self.groups = Groups(state)
-        self.digests = Digests(self.info, send_digest)
+        self.state = state
+        self.program = state.program
+        self.p4info = p4info = config.p4info
+        self.notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None
+        self.actions = {action.preamble.id: action for action in p4info.actions}
+        self.tables = self._bind(p4info.tables, state.table)
+        self.profiles = self._bind(p4info.action_profiles, state.action_profile)
+        self.counters = self._bind(p4info.counters, state.counter)
+        self.meters = self._bind(p4info.meters, state.meter)
+        self.registers = self._bind(p4info.registers, state.register)
+        self.value_sets = self._bind(p4info.value_sets, state.parse_vset)
+        by_name = {digest.list.name: digest for digest in state.digests}
+        self.digests = self._bind(p4info.digests, lambda name: by_name.get(name))
+        direct = [*p4info.direct_counters, *p4info.direct_meters]
+        self.direct = {item.preamble.id: item for item in direct}
+        if p4info.tables and not self.tables:
+            raise refuse("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
 
-    def write(self, update: Any) -> None:
-        """Do one Update. Raises Refused or ControlError."""
-        if update.type not in _KINDS:
-            raise invalid("an update must say INSERT, MODIFY or DELETE")
-        sort = update.entity.WhichOneof("entity")
-        if sort is None:
-            raise invalid("an update without an entity")
-        entity = getattr(update.entity, sort)
-        if sort == "table_entry":
-            self.tables.write(update.type, entity)
-        elif sort in _DIRECT:
-            self.tables.write_direct(update.type, sort, entity)
-        elif sort in _ARRAYS:
-            self.arrays.write(update.type, sort, entity)
-        elif sort == "action_profile_member":
-            self.profiles.write_member(update.type, entity)
-        elif sort == "action_profile_group":
-            self.profiles.write_group(update.type, entity)
-        elif sort == "packet_replication_engine_entry":
-            self.groups.write(update.type, entity)
-        elif sort == "digest_entry":
-            self.digests.write(update.type, entity)
-        else:
-            raise Refused(Code.UNIMPLEMENTED, f"{sort} is not supported")
+    def _bind(self, items: Iterable, find: Callable[[str], Any]) -> dict[int, tuple[Any, Any]]:
+        """P4Info's number → (P4Info's object, the state's)."""
+        bound = {}
+        for item in items:
+            try:
+                found = find(item.preamble.name)
+            except ControlError:
+                found = None
+            if found is None:
+                log.debug("P4Info has %s, which the program does not use", item.preamble.name)
+            else:
+                bound[item.preamble.id] = item, found
+        return bound
 
-    def read(self, entity: Any) -> Iterator[Any]:
-        """The Entities that match one of a ReadRequest."""
-        sort = entity.WhichOneof("entity")
-        if sort is None:
-            raise invalid("a read without an entity")
-        wanted = getattr(entity, sort)
-        readers: dict[str, Callable[[], Iterator[Any]]] = {
-            "table_entry": lambda: self.tables.read(wanted),
-            "action_profile_member": lambda: self.profiles.read_members(wanted),
-            "action_profile_group": lambda: self.profiles.read_groups(wanted),
-            "packet_replication_engine_entry": lambda: self.groups.read(wanted),
-            "digest_entry": lambda: self.digests.read(wanted),
-            **{name: lambda: self.tables.read_direct(sort, wanted) for name in _DIRECT},
-            **{name: lambda: self.arrays.read(sort, wanted) for name in _ARRAYS},
-        }
-        if sort not in readers:
-            raise Refused(Code.UNIMPLEMENTED, f"{sort} is not supported")
-        for found in readers[sort]():
-            yield messages().Entity(**{sort: found})
+    def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
+        """What a number chooses: one object, or with 0 all. Raises NOT_FOUND."""
+        if not number:
+            return list(bound.values())
+        return [self.one(bound, number, sort)]
+
+    def one(self, bound: dict[int, Any], number: int, sort: str) -> Any:
+        """The object with a number. Raises NOT_FOUND or INVALID_ARGUMENT."""
+        if not number:
+            raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
+        if number not in bound:
+            raise refuse("NOT_FOUND", f"the program has no {sort} {number} ({number:#x})")
+        return bound[number]
+
+    # What tables and profiles are made of
+
+    def key(self, item, table: MatchTable) -> Key:
+        """How a table's entries are told apart."""
+        fields, given = table.table.key, list(item.match_fields)
+        by_name = {match.name: match for match in given}
+        if len(by_name) == len(fields) == len(given) and all(field.name in by_name for field in fields):
+            given = [by_name[field.name] for field in fields]
+        if len(given) != len(fields):
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"table {table.name} matches {len(fields)} fields in the BMv2 JSON, but {len(given)} in the P4Info",
+            )
+        priorities = [entry.priority for entry in table.table.entries or ()]
+        return Key(
+            table.name,
+            tuple(self._key_field(table, match, field) for match, field in zip(given, fields, strict=True)),
+            top=max(priorities, default=0) + 1 if table.is_immutable else HIGHEST,
+        )
+
+    def _key_field(self, table: MatchTable, match, field: ir.KeyField) -> KeyField:
+        width = 1 if field.kind == "valid" else field.width
+        self._check_width(f"table {table.name}, field {match.name}", match.bitwidth, width, match.type_name.name)
+        return KeyField(match.id, match.name, match.match_type, field.kind, width)
+
+    def _check_width(self, what: str, given: int, width: int, type_name: str) -> None:
+        """A translated type has another width; values then pass as they are."""
+        if given == width or (given and type_name):
+            return
+        if type_name:
+            raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
+        raise refuse("INVALID_ARGUMENT", f"{what} has {width} bits in the BMv2 JSON, but {given} in the P4Info")
+
+    def actions_of(self, owner, refs: Iterable, name: str) -> Actions:
+        """What a table or profile may run, of P4Info's references to actions."""
+        found = {}
+        for ref in refs:
+            item = self.actions.get(ref.id)
+            if item is None:
+                raise refuse("INVALID_ARGUMENT", f"{name}: P4Info has no action {ref.id:#x}")
+            try:
+                index = owner.action(item.preamble.name)
+            except ControlError:
+                log.debug("%s does not use %s, which P4Info has", name, item.preamble.name)
+            else:
+                found[ref.id] = Action(ref.id, index, item.preamble.name, self._params(item, index), ref.scope)
+        return Actions(name, found)
+
+    def _params(self, item, index: int) -> tuple[Param, ...]:
+        params = self.program.actions[index].params
+        given = {param.name: param for param in item.params}
+        if set(given) != {param.name for param in params}:
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"action {item.preamble.name} has the parameters {[param.name for param in params]} in the BMv2 JSON, "
+                f"but {list(given)} in the P4Info",
+            )
+        for param in params:
+            match = given[param.name]
+            self._check_width(
+                f"action {item.preamble.name}, {param.name}", match.bitwidth, param.width, match.type_name.name
+            )
+        return tuple(Param(given[param.name].id, param.name, param.width) for param in params)

@@ -1,165 +1,260 @@
-"""Action profiles (section 9.2): members and groups, whose ids the controller chooses, and action sets that a table entry
-brings along (one-shot programming, 9.2.3), for which members and a group are made and removed with the entry."""
+"""Action profiles: members, groups, and the one-shot form that puts a group and its members into a table entry (section
+"ActionProfileMember & ActionProfileGroup").
+
+A controller numbers members and groups itself; the switch has handles. What a one-shot made has no number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
-from emulator.bmv2.action_profiles import ActionProfile, RunAction, Target, UseGroup
-from emulator.bmv2.p4runtime.actions import run_action, tell_action
-from emulator.bmv2.p4runtime.p4info import Info
-from emulator.bmv2.p4runtime.protos import messages
-from emulator.bmv2.p4runtime.values import Code, Refused, invalid, not_found
-from emulator.bmv2.tables import MatchTable
+from emulator.bmv2.action_profiles import ActionProfile
+from emulator.bmv2.p4runtime.actions import Actions
+from emulator.bmv2.p4runtime.pipeline import Pipeline
+from emulator.bmv2.p4runtime.protos import info, new_entity, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 
-INSERT, MODIFY, DELETE = 1, 2, 3
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+
+@dataclass
+class OneShot:
+    """The handles that an entry's action set took."""
+
+    message: v1.ActionProfileActionSet
+    profile: Profile
+    group: int
+    members: list[int]
+
+    def remove(self) -> None:
+        """Give them back; through Thrift they may be gone already."""
+        self.profile.one_shots -= 1
+        profile = self.profile.profile
+        if self.group in profile.groups:
+            profile.delete_group(self.group)
+        for member in self.members:
+            if member in profile.members:
+                profile.delete_member(member)
+
+
+@dataclass
+class Group:
+    """A group's handle, and what the controller said of it."""
+
+    handle: int
+    message: v1.ActionProfileGroup
+
+
+@dataclass
+class Profile:
+    """An action profile as both sides see it: `members` by P4Runtime's number to the switch's handle, `groups` by
+    P4Runtime's number. `one_shots`: how many entries hold one."""
+
+    item: info.ActionProfile
+    profile: ActionProfile
+    actions: Actions
+    members: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    one_shots: int = 0
+
+    def forget_lost(self) -> None:
+        """Forget what was removed through Thrift."""
+        self.members = {number: handle for number, handle in self.members.items() if handle in self.profile.members}
+        self.groups = {number: group for number, group in self.groups.items() if group.handle in self.profile.groups}
+
+    def member(self, number: int) -> int:
+        """A member's handle. Raises NOT_FOUND."""
+        if number not in self.members:
+            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no member {number}")
+        return self.members[number]
+
+    def group(self, number: int) -> Group:
+        """Raises NOT_FOUND."""
+        if number not in self.groups:
+            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no group {number}")
+        return self.groups[number]
+
+    def number_of_member(self, handle: int) -> int:
+        """P4Runtime's number, or 0 if it has none."""
+        return next((number for number, found in self.members.items() if found == handle), 0)
+
+    def number_of_group(self, handle: int) -> int:
+        """P4Runtime's number, or 0 if it has none."""
+        return next((number for number, found in self.groups.items() if found.handle == handle), 0)
+
+    def check_weight(self, weight: int) -> int:
+        """What the switch takes for a weight. Raises INVALID_ARGUMENT."""
+        if self.item.weights_disallowed:
+            if weight:
+                raise refuse("INVALID_ARGUMENT", f"action profile {self.profile.name}: members have no weights")
+            return 1
+        if weight < 1:
+            raise refuse("INVALID_ARGUMENT", f"a member's weight must be at least 1, not {weight}")
+        return weight
+
+    def size_of(self, weights: Sequence[int]) -> int:
+        """How large a group is whose members have these weights."""
+        by_members = self.item.WhichOneof("selector_size_semantics") == "sum_of_members"
+        return len(weights) if by_members else sum(weights)
+
+    def new_one_shot(self, message: v1.ActionProfileActionSet) -> OneShot:
+        """Make members and group of an action set (section "One Shot Action Selector Programming"). Nothing is made
+        if it is refused."""
+        name = self.profile.name
+        if not self.profile.has_selector:
+            raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
+        if self.members or self.groups:
+            raise refuse(
+                "INVALID_ARGUMENT", f"action profile {name} holds members or groups: it can't take action sets as well"
+            )
+        if message.HasField("group_action"):
+            raise refuse("UNIMPLEMENTED", "an action for the whole group is not supported")
+        if message.action_selection_mode:
+            raise refuse("UNIMPLEMENTED", "only the program's own selection of actions is supported")
+        if not message.action_profile_actions:
+            raise refuse("INVALID_ARGUMENT", f"action profile {name}: an action set needs an action")
+        runs, weights = [], []
+        for part in message.action_profile_actions:
+            check_no_watch(part)
+            runs.append(self.actions.decode(part.action))
+            weights.append(self.check_weight(part.weight))
+        if 0 < self.item.max_group_size < self.size_of(weights):
+            raise refuse("RESOURCE_EXHAUSTED", f"a group of {name} has room for {self.item.max_group_size}")
+        members = [self.profile.add_member(run) for run in runs]
+        group = self.profile.create_group()
+        for member, weight in zip(members, weights, strict=True):
+            self.profile.add_to_group(member, group, weight)
+        self.one_shots += 1
+        return OneShot(v1.ActionProfileActionSet.FromString(message.SerializeToString()), self, group, members)
+
+
+def check_no_watch(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> None:
+    """Refuse what is not supported."""
+    if member.watch_port or member.watch:
+        raise refuse("UNIMPLEMENTED", "members that watch a port are not supported")
 
 
 class Profiles:
-    """`members` and `groups`: (profile's name, id) → handle."""
+    """Answers for all action profiles of a pipeline."""
 
-    def __init__(self, info: Info) -> None:
-        self.info = info
-        self.members: dict[tuple[str, int], int] = {}
-        self.groups: dict[tuple[str, int], int] = {}
-        self._one_shot: dict[tuple[str, int], list[int]] = {}
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.by_number = {number: self._profile(*found) for number, found in pipeline.profiles.items()}
+        self._of = {profile.profile.name: profile for profile in self.by_number.values()}
 
-    def _profile(self, number: int) -> tuple[Any, ActionProfile]:
-        found = self.info.get("action_profiles", number)
-        return found, self.info.state.action_profile(found.preamble.name)
+    def _profile(self, item: info.ActionProfile, profile: ActionProfile) -> Profile:
+        """A profile's actions are those of its tables."""
+        tables = [table for table in self.pipeline.p4info.tables if table.preamble.id in item.table_ids]
+        refs = {ref.id: ref for table in tables for ref in table.action_refs}
+        return Profile(item, profile, self.pipeline.actions_of(profile, refs.values(), profile.name))
 
-    def member(self, profile: int, number: int) -> int:
-        """The handle of a member."""
-        return self._handle(self.members, profile, number, "member")
+    def of(self, profile: ActionProfile | None) -> Profile | None:
+        """The profile of a table. Raises INVALID_ARGUMENT if P4Info has none for it."""
+        if profile is None:
+            return None
+        if profile.name not in self._of:
+            raise refuse("INVALID_ARGUMENT", f"the P4Info has no action profile {profile.name}")
+        return self._of[profile.name]
 
-    def group(self, profile: int, number: int) -> int:
-        """The handle of a group."""
-        return self._handle(self.groups, profile, number, "group")
+    def _one(self, number: int) -> Profile:
+        found = self.pipeline.one(self.by_number, number, "action profile")
+        found.forget_lost()
+        if found.one_shots:
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"tables of action profile {found.profile.name} hold action sets: it can't take both",
+            )
+        return found
 
-    def _handle(self, handles: dict, profile: int, number: int, sort: str) -> int:
-        name = self._profile(profile)[1].name
-        if (name, number) not in handles:
-            raise not_found(f"action profile {name} has no {sort} {number}")
-        return handles[name, number]
+    def _wanted(self, number: int) -> list[Profile]:
+        found = self.pipeline.pick(self.by_number, number, "action profile")
+        for profile in found:
+            profile.forget_lost()
+        return found
 
-    def member_id(self, table: MatchTable, handle: int) -> int:
-        """The id of a member that an entry of a table uses."""
-        return self._id(self.members, table, handle)
+    # Members
 
-    def group_id(self, table: MatchTable, handle: int) -> int:
-        """The id of a group that an entry of a table uses."""
-        return self._id(self.groups, table, handle)
+    def write_member(self, kind: int, entry: v1.ActionProfileMember) -> None:
+        """Do one update."""
+        found = self._one(entry.action_profile_id)
+        number = entry.member_id
+        if not number:
+            raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
+        if kind == DELETE:
+            found.profile.delete_member(found.member(number))
+            del found.members[number]
+            return
+        if not entry.HasField("action"):
+            raise refuse("INVALID_ARGUMENT", f"member {number} needs an action")
+        if kind == MODIFY:
+            found.profile.modify_member(found.member(number), found.actions.decode(entry.action))
+            return
+        if number in found.members:
+            raise refuse("ALREADY_EXISTS", f"action profile {found.profile.name} already has a member {number}")
+        found.members[number] = found.profile.add_member(found.actions.decode(entry.action))
+
+    def read_members(self, wanted: v1.ActionProfileMember) -> Iterator[v1.Entity]:
+        """All members that `wanted` asks for."""
+        for found in self._wanted(wanted.action_profile_id):
+            for number, handle in sorted(found.members.items()):
+                if wanted.member_id in (0, number):
+                    run = found.profile.member(handle).run
+                    message = v1.ActionProfileMember(action_profile_id=found.item.preamble.id, member_id=number)
+                    message.action.CopyFrom(found.actions.encode(run))
+                    yield new_entity("action_profile_member", message)
+
+    # Groups
+
+    def write_group(self, kind: int, entry: v1.ActionProfileGroup) -> None:
+        """Do one update."""
+        found = self._one(entry.action_profile_id)
+        profile, number = found.profile, entry.group_id
+        if not profile.has_selector:
+            raise refuse("INVALID_ARGUMENT", f"action profile {profile.name} has no selector, so it has no groups")
+        if not number:
+            raise refuse("INVALID_ARGUMENT", "a group's id can't be 0")
+        if kind == DELETE:
+            profile.delete_group(found.group(number).handle)
+            del found.groups[number]
+            return
+        if kind == INSERT and number in found.groups:
+            raise refuse("ALREADY_EXISTS", f"action profile {profile.name} already has a group {number}")
+        weights = self._weights(found, entry)
+        if kind == INSERT:
+            handle = profile.create_group()
+        else:
+            handle = found.group(number).handle
+            if entry.max_size != found.group(number).message.max_size:
+                raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
+            for member in list(profile.group(handle).members):
+                profile.remove_from_group(member, handle)
+        for member, weight in weights.items():
+            profile.add_to_group(member, handle, weight)
+        found.groups[number] = Group(handle, v1.ActionProfileGroup.FromString(entry.SerializeToString()))
 
     @staticmethod
-    def _id(handles: dict, table: MatchTable, handle: int) -> int:
-        for (name, number), found in handles.items():
-            if name == table.profile.name and found == handle:
-                return number
-        return 0  # made through Thrift
-
-    # Action sets
-
-    def one_shot(self, table: MatchTable, runs: Sequence[tuple[RunAction, int]]) -> Target:
-        """Make members and a group for an action set."""
-        profile = table.profile
-        if profile is None or not profile.has_selector:
-            raise invalid(f"table {table.name} has no action selector")
-        if not runs or any(weight < 1 for _, weight in runs):
-            raise invalid(f"table {table.name}: an action set needs actions, each with a positive weight")
-        group = profile.create_group()
-        members = []
-        for run, weight in runs:
-            members.append(profile.add_member(run))
-            profile.add_to_group(members[-1], group, weight)
-        self._one_shot[profile.name, group] = members
-        return UseGroup(group)
-
-    def drop(self, table: MatchTable, target: Target) -> None:
-        """Remove what was made for an action set that is not used any more."""
-        if isinstance(target, UseGroup) and (table.profile.name, target.group) in self._one_shot:
-            members = self._one_shot.pop((table.profile.name, target.group))
-            table.profile.delete_group(target.group)
-            for member in members:
-                table.profile.delete_member(member)
-
-    # Entities
-
-    def write_member(self, kind: int, entity: Any) -> None:
-        """INSERT, MODIFY or DELETE an ActionProfileMember."""
-        described, profile = self._profile(entity.action_profile_id)
-        key = profile.name, entity.member_id
-        if kind == INSERT:
-            if key in self.members:
-                raise Refused(Code.ALREADY_EXISTS, f"action profile {profile.name} has member {key[1]} already")
-            self.members[key] = profile.add_member(self._run(described, profile, entity.action))
-        elif kind == MODIFY:
-            profile.modify_member(self.member(entity.action_profile_id, key[1]), self._run(described, profile, entity.action))
-        else:
-            profile.delete_member(self.member(entity.action_profile_id, key[1]))
-            del self.members[key]
-
-    def _run(self, described: Any, profile: ActionProfile, action: Any) -> RunAction:
-        table = self.info.get("tables", described.table_ids[0])
-        return run_action(self.info, table, profile, action)
-
-    def write_group(self, kind: int, entity: Any) -> None:
-        """INSERT, MODIFY or DELETE an ActionProfileGroup."""
-        _, profile = self._profile(entity.action_profile_id)
-        key = profile.name, entity.group_id
-        if kind == INSERT:
-            if key in self.groups:
-                raise Refused(Code.ALREADY_EXISTS, f"action profile {profile.name} has group {key[1]} already")
-            members = self._weights(entity)
-            self.groups[key] = profile.create_group()
-            self._fill(profile, self.groups[key], members)
-        elif kind == MODIFY:
-            self._fill(profile, self.group(entity.action_profile_id, key[1]), self._weights(entity))
-        else:
-            profile.delete_group(self.group(entity.action_profile_id, key[1]))
-            del self.groups[key]
-
-    def _weights(self, entity: Any) -> dict[int, int]:
+    def _weights(found: Profile, entry: v1.ActionProfileGroup) -> dict[int, int]:
         """Handle → weight of a group's members."""
-        weights = {self.member(entity.action_profile_id, item.member_id): item.weight for item in entity.members}
-        if len(weights) < len(entity.members):
-            raise invalid(f"group {entity.group_id}: a member is given twice")
-        if any(weight < 1 for weight in weights.values()):
-            raise invalid(f"group {entity.group_id}: weights must be positive")
+        limit = found.item.max_group_size
+        if limit and not 0 < entry.max_size <= limit:
+            raise refuse("INVALID_ARGUMENT", f"max_size must be 1 to {limit}, not {entry.max_size}")
+        if entry.max_size < 0:
+            raise refuse("INVALID_ARGUMENT", f"max_size can't be negative: {entry.max_size}")
+        weights = {}
+        for member in entry.members:
+            check_no_watch(member)
+            handle = found.member(member.member_id)
+            if handle in weights:
+                raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
+            weights[handle] = found.check_weight(member.weight)
+        if entry.max_size and found.size_of(list(weights.values())) > entry.max_size:
+            raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {entry.max_size}")
         return weights
 
-    @staticmethod
-    def _fill(profile: ActionProfile, group: int, weights: dict[int, int]) -> None:
-        with profile.lock:
-            for member in list(profile.group(group).members):
-                profile.remove_from_group(member, group)
-            for member, weight in weights.items():
-                profile.add_to_group(member, group, weight)
-
-    def read_members(self, wanted: Any) -> Iterator[Any]:
-        """The members that match (0: all)."""
-        for described, (name, number), handle in self._all(self.members, wanted.action_profile_id, wanted.member_id):
-            told = messages().ActionProfileMember(action_profile_id=described.preamble.id, member_id=number)
-            tell_action(self.info, told.action, self.info.state.action_profile(name).member(handle).run)
-            yield told
-
-    def read_groups(self, wanted: Any) -> Iterator[Any]:
-        """The groups that match (0: all)."""
-        for described, (name, number), handle in self._all(self.groups, wanted.action_profile_id, wanted.group_id):
-            told = messages().ActionProfileGroup(action_profile_id=described.preamble.id, group_id=number)
-            told.max_size = described.max_group_size
-            ids = {found: key[1] for key, found in self.members.items() if key[0] == name}
-            for member, weight in self.info.state.action_profile(name).group(handle).members.items():
-                told.members.add(member_id=ids.get(member, 0), weight=weight)
-            yield told
-
-    def _all(self, handles: dict, profile: int, number: int) -> Iterator[tuple[Any, tuple[str, int], int]]:
-        for described in self.info.all("action_profiles", profile):
-            name = described.preamble.name
-            if number and (name, number) not in handles:
-                raise not_found(f"action profile {name} has no {number}")
-            for key, handle in sorted(handles.items()):
-                if key[0] == name and number in (0, key[1]):
-                    yield described, key, handle
-
-
+    def read_groups(self, wanted: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
+        """All groups that `wanted` asks for."""
+        for found in self._wanted(wanted.action_profile_id):
+            for number, group in sorted(found.groups.items()):
+                if wanted.group_id in (0, number):
+                    yield new_entity("action_profile_group", group.message)

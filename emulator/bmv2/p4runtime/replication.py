@@ -1,119 +1,140 @@
-"""Multicast groups and clone sessions (section 9.6). A clone session is a mirroring session to a multicast group of its
-own, whose number is out of the way of the controller's."""
+"""Multicast groups and clone sessions (section "PacketReplicationEngineEntry").
+
+A group has a node for each replica id, as BMv2's own server makes them. A clone session is a mirroring session onto a
+multicast group of its own, with an id from 2^15 on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from emulator.bmv2.p4runtime.protos import messages
-from emulator.bmv2.p4runtime.values import Code, Refused, invalid, not_found
-from emulator.bmv2.state import State
+from emulator.bmv2.p4runtime.bytestrings import decode
+from emulator.bmv2.p4runtime.pipeline import Pipeline
+from emulator.bmv2.p4runtime.protos import new_entity, v1
+from emulator.bmv2.p4runtime.refusals import refuse
+from emulator.bmv2.replication import MAX_PORTS, MAX_SESSION
 
-INSERT, MODIFY, DELETE = 1, 2, 3
-FIRST_SESSION_GROUP = 1 << 15
-"""Multicast groups below this are the controller's."""
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+FIRST_RESERVED = 1 << 15
+"""Multicast groups from here on belong to clone sessions."""
+MAX_INSTANCE = (1 << 16) - 1
+"""v1model's egress_rid has 16 bits."""
+
+GROUP, SESSION = "multicast_group_entry", "clone_session_entry"
 
 
-class Groups:
-    """`nodes`: mgid → handles of the nodes that were made for it; what was asked for is kept to be read again."""
+class ReplicationEngine:
+    """Answers for groups and sessions. `groups` and `sessions` hold what the controller said, `_nodes` the switch's
+    handles by group."""
 
-    def __init__(self, state: State) -> None:
-        self.state = state
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.replication = pipeline.state.replication
+        self.mirroring = pipeline.state.mirroring
+        self.groups: dict[int, v1.MulticastGroupEntry] = {}
+        self.sessions: dict[int, v1.CloneSessionEntry] = {}
         self._nodes: dict[int, list[int]] = {}
-        self._groups: dict[int, Any] = {}
-        self._sessions: dict[int, Any] = {}
 
-    def write(self, kind: int, entity: Any) -> None:
-        """INSERT, MODIFY or DELETE a PacketReplicationEngineEntry."""
-        sort = entity.WhichOneof("type")
-        if sort == "multicast_group_entry":
-            self._write_group(kind, entity.multicast_group_entry)
-        elif sort == "clone_session_entry":
-            self._write_session(kind, entity.clone_session_entry)
+    def write(self, kind: int, entry: v1.PacketReplicationEngineEntry) -> None:
+        """Do one update."""
+        if entry.WhichOneof("type") == GROUP:
+            self._write_group(kind, entry.multicast_group_entry)
+        elif entry.WhichOneof("type") == SESSION:
+            self._write_session(kind, entry.clone_session_entry)
         else:
-            raise invalid("neither a multicast group nor a clone session")
+            raise refuse("INVALID_ARGUMENT", "neither a multicast group nor a clone session")
 
-    @staticmethod
-    def _check(kind: int, number: int, limit: int, known: dict, sort: str) -> None:
-        if not 0 < number < limit:
-            raise invalid(f"{sort} {number}: expected 1 to {limit - 1}")
-        if kind == INSERT and number in known:
-            raise Refused(Code.ALREADY_EXISTS, f"there is {sort} {number} already")
-        if kind != INSERT and number not in known:
-            raise not_found(f"there is no {sort} {number}")
+    def read(self, wanted: v1.PacketReplicationEngineEntry) -> Iterator[v1.Entity]:
+        """All groups or sessions that `wanted` asks for."""
+        kind = wanted.WhichOneof("type")
+        if kind == GROUP:
+            found, number = self.groups, wanted.multicast_group_entry.multicast_group_id
+        elif kind == SESSION:
+            found, number = self.sessions, wanted.clone_session_entry.session_id
+        else:
+            raise refuse("INVALID_ARGUMENT", "neither multicast groups nor clone sessions")
+        for key in sorted(found):
+            if number in (0, key):
+                message = v1.PacketReplicationEngineEntry(**{kind: found[key]})
+                yield new_entity("packet_replication_engine_entry", message)
 
-    def _write_group(self, kind: int, entry: Any) -> None:
+    def _write_group(self, kind: int, entry: v1.MulticastGroupEntry) -> None:
         number = entry.multicast_group_id
-        self._check(kind, number, FIRST_SESSION_GROUP, self._groups, "multicast group")
-        replicas = [] if kind == DELETE else _replicas(entry.replicas)
-        self._set_group(number, None if kind == DELETE else replicas)
-        self._keep(self._groups, number, kind, entry)
+        if not 0 < number < FIRST_RESERVED:
+            raise refuse("INVALID_ARGUMENT", f"a multicast group's id is 1 to {FIRST_RESERVED - 1}, not {number}")
+        _check_there(kind, number in self.groups, f"multicast group {number}")
+        if kind == DELETE:
+            self._remove(number)
+            del self.groups[number]
+            return
+        self._place(number, _ports_by_instance(entry.replicas))
+        self.groups[number] = v1.MulticastGroupEntry.FromString(entry.SerializeToString())
 
-    def _write_session(self, kind: int, entry: Any) -> None:
+    def _write_session(self, kind: int, entry: v1.CloneSessionEntry) -> None:
         number = entry.session_id
-        self._check(kind, number, FIRST_SESSION_GROUP, self._sessions, "clone session")
+        if not 0 < number <= MAX_SESSION:
+            raise refuse("INVALID_ARGUMENT", f"a clone session's id is 1 to {MAX_SESSION}, not {number}")
+        _check_there(kind, number in self.sessions, f"clone session {number}")
+        group = FIRST_RESERVED + number
+        if kind == DELETE:
+            if number in self.mirroring.sessions:  # else it was removed through Thrift
+                self.mirroring.delete(number)
+            self._remove(group)
+            del self.sessions[number]
+            return
+        if entry.class_of_service:
+            raise refuse("UNIMPLEMENTED", "clones have no class of service")
         if entry.packet_length_bytes:
-            raise Refused(Code.UNIMPLEMENTED, "clones are not truncated")
-        replicas = [] if kind == DELETE else _replicas(entry.replicas)
-        group = FIRST_SESSION_GROUP + number
-        if kind == DELETE:
-            self.state.mirroring.delete(number)
-            self._set_group(group, None)
-        else:
-            self._set_group(group, replicas)
-            self.state.mirroring.add(number, mgid=group)
-        self._keep(self._sessions, number, kind, entry)
+            raise refuse("UNIMPLEMENTED", "a session does not truncate its clones; the program can")
+        self._place(group, _ports_by_instance(entry.replicas))
+        self.mirroring.add(number, mgid=group)
+        self.sessions[number] = v1.CloneSessionEntry.FromString(entry.SerializeToString())
 
-    @staticmethod
-    def _keep(known: dict, number: int, kind: int, entry: Any) -> None:
-        if kind == DELETE:
-            del known[number]
-        else:
-            known[number] = entry
+    def _place(self, group: int, ports: dict[int, list[int]]) -> None:
+        """Give a group exactly these ports by instance."""
+        engine = self.replication
+        before = [handle for handle in self._nodes.get(group, ()) if handle in engine.nodes]
+        if len(engine.nodes) - len(before) + len(ports) > engine.max_nodes:
+            raise refuse("RESOURCE_EXHAUSTED", f"there can't be more than {engine.max_nodes} multicast nodes")
+        engine.create_group(group)
+        for handle in before:
+            engine.destroy_node(handle)
+        self._nodes[group] = []
+        for instance, members in ports.items():
+            handle = engine.create_node(instance, members)
+            engine.associate_node(group, handle)
+            self._nodes[group].append(handle)
 
-    def _set_group(self, mgid: int, replicas: list[tuple[int, int]] | None) -> None:
-        """Make a group copy to (port, instance) pairs; None: remove it."""
-        replication = self.state.replication
-        with replication.lock:
-            for node in self._nodes.pop(mgid, ()):
-                replication.destroy_node(node)
-            if replicas is None:
-                replication.destroy_group(mgid)
-                return
-            replication.create_group(mgid)
-            ports: dict[int, list[int]] = {}
-            for port, instance in replicas:
-                ports.setdefault(instance, []).append(port)
-            self._nodes[mgid] = [replication.create_node(rid, members) for rid, members in ports.items()]
-            for node in self._nodes[mgid]:
-                replication.associate_node(mgid, node)
-
-    def read(self, wanted: Any) -> Iterator[Any]:
-        """The groups or sessions that match (0: all; nothing said: all of both)."""
-        sort = wanted.WhichOneof("type")
-        for field, number_of, known in (
-            ("multicast_group_entry", "multicast_group_id", self._groups),
-            ("clone_session_entry", "session_id", self._sessions),
-        ):
-            if sort in (None, field):
-                number = getattr(getattr(wanted, field), number_of)
-                if number and number not in known:
-                    raise not_found(f"there is no {field.replace('_', ' ')} {number}")
-                for key in [number] if number else sorted(known):
-                    yield messages().PacketReplicationEngineEntry(**{field: known[key]})
+    def _remove(self, group: int) -> None:
+        engine = self.replication
+        for handle in self._nodes.pop(group, ()):
+            if handle in engine.nodes:
+                engine.destroy_node(handle)
+        engine.destroy_group(group)
 
 
-def _replicas(replicas: Any) -> list[tuple[int, int]]:
-    """(port, instance) of each replica."""
-    found = []
+def _check_there(kind: int, is_there: bool, what: str) -> None:
+    if kind == INSERT and is_there:
+        raise refuse("ALREADY_EXISTS", f"{what} exists already")
+    if kind != INSERT and not is_there:
+        raise refuse("NOT_FOUND", f"there is no {what}")
+
+
+def _ports_by_instance(replicas: Sequence[v1.Replica]) -> dict[int, list[int]]:
+    """Instance → ports, in the order in which they come. Raises INVALID_ARGUMENT."""
+    found: dict[int, list[int]] = {}
     for replica in replicas:
-        port = int.from_bytes(replica.port, "big") if replica.WhichOneof("port_kind") == "port" else replica.egress_port
-        if not 0 <= port < 512:
-            raise invalid(f"a replica on port {port}: expected 0 to 511")
-        found.append((port, replica.instance))
-    if len(set(found)) < len(found):
-        raise invalid("two replicas have the same port and instance")
+        port = replica.egress_port
+        if replica.WhichOneof("port_kind") == "port":
+            port = decode(replica.port, 32, "a replica's port")
+        if port >= MAX_PORTS:
+            raise refuse("INVALID_ARGUMENT", f"a replica's port is below {MAX_PORTS}, not {port}")
+        if replica.instance > MAX_INSTANCE:
+            raise refuse("INVALID_ARGUMENT", f"a replica's instance is at most {MAX_INSTANCE}, not {replica.instance}")
+        if replica.backup_replicas:
+            raise refuse("UNIMPLEMENTED", "backup replicas are not supported")
+        ports = found.setdefault(replica.instance, [])
+        if port in ports:
+            raise refuse("INVALID_ARGUMENT", f"port {port} with instance {replica.instance} is there twice")
+        ports.append(port)
     return found
-
-

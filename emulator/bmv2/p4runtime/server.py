@@ -1,259 +1,276 @@
-"""The P4Runtime server: gRPC's side of it."""
+"""The gRPC server: P4Runtime's six calls.
+
+Whatever a client sends, the switch goes on: a call that can't be done ends with a code and a message."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from concurrent import futures
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
-from emulator.bmv2 import loader
 from emulator.bmv2.device import Device
-from emulator.bmv2.p4runtime.packets import packet_in, packet_out
-from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import SERVICE, messages
-from emulator.bmv2.p4runtime.streams import Arbiter, Stream
-from emulator.bmv2.p4runtime.values import Code, Refused, code_of, invalid
-from switchml.errors import ConfigError, ProgramError, SwitchMLError
+from emulator.bmv2.p4runtime import protos
+from emulator.bmv2.p4runtime.configs import Configs
+from emulator.bmv2.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
+from emulator.bmv2.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
+from emulator.bmv2.p4runtime.protos import v1
+from emulator.bmv2.p4runtime.refusals import batch_status, refuse, status_code
+from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
 
-API_VERSION = "1.4.1"
-"""The version of the specification that Capabilities tells."""
-VERIFY, VERIFY_AND_SAVE, VERIFY_AND_COMMIT, COMMIT, RECONCILE_AND_COMMIT = 1, 2, 3, 4, 5
-"""Actions of SetForwardingPipelineConfig."""
-ALL, COOKIE_ONLY, P4INFO_AND_COOKIE, DEVICE_CONFIG_AND_COOKIE = range(4)
-"""What GetForwardingPipelineConfig answers."""
-_THREADS = 32
+MAX_MESSAGE_BYTES = 256 << 20
+"""What a controller may send at once: programs can be large."""
+ANSWER_BYTES = 1 << 20
+"""About how much of a read comes in one message; gRPC's clients refuse messages above 4 MiB."""
+TICK_S = 0.05
+"""How often idle entries and old digests are looked for."""
 
 
 class P4RuntimeServer:
-    """Serves `device` on `address` ("0.0.0.0:9559"; port 0: any; `port` then says which) until `close`. `cpu_port`: where
-    the program meets the controller. Raises ConfigError if the port is taken."""
+    """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
+    port `cpu_port`, if it is given, go to the primary controllers. Raises ConfigError if the address can't be had."""
 
-    def __init__(self, device: Device, address: str = "0.0.0.0:9559", cpu_port: int | None = None) -> None:
+    def __init__(self, device: Device, address: str, cpu_port: int | None = None) -> None:
         self.device = device
         self.cpu_port = cpu_port
-        self.arbiter = Arbiter(device.device_id)
-        self.pipeline: Pipeline | None = None
-        self._saved: Any = None
-        self._writing = threading.RLock()
-        if cpu_port is not None:
-            device.listen(cpu_port, self._packet_in)
+        self.controllers = Controllers(device.device_id)
+        self.configs = Configs(device, self.controllers.to_primaries)
+        self._order = threading.RLock()  # one write, config or arbitration at a time
+        self._closed = threading.Event()
+        # A stream takes a thread as long as it lasts; the others serve the other calls.
         self._server = grpc.server(
-            futures.ThreadPoolExecutor(_THREADS, thread_name_prefix="p4runtime"),
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1 << 28)],
+            ThreadPoolExecutor(MAX_STREAMS + 16, "p4runtime"),
+            options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
-        self._server.add_generic_rpc_handlers([self._handlers()])
+        self._server.add_generic_rpc_handlers((_handlers(self),))
         try:
             self.port = self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError(f"can't listen on {address} for P4Runtime: {error}") from error
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(f"can't listen on {address} for P4Runtime; does another switch run?")
+        if cpu_port is not None:
+            device.listen(cpu_port, self._packet_in)
         self._server.start()
+        threading.Thread(target=self._look_after, name="p4runtime-timer", daemon=True).start()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and end all streams."""
+        self._closed.set()
+        self.controllers.close()
         self._server.stop(0.2).wait()
-
-    def _handlers(self) -> grpc.GenericRpcHandler:
-        m = messages()
-        calls = {
-            "Write": (grpc.unary_unary_rpc_method_handler, self.write, m.WriteRequest),
-            "Read": (grpc.unary_stream_rpc_method_handler, self.read, m.ReadRequest),
-            "SetForwardingPipelineConfig": (
-                grpc.unary_unary_rpc_method_handler, self.set_config, m.SetForwardingPipelineConfigRequest,
-            ),
-            "GetForwardingPipelineConfig": (
-                grpc.unary_unary_rpc_method_handler, self.get_config, m.GetForwardingPipelineConfigRequest,
-            ),
-            "StreamChannel": (grpc.stream_stream_rpc_method_handler, self.stream, m.StreamMessageRequest),
-            "Capabilities": (grpc.unary_unary_rpc_method_handler, self.capabilities, m.CapabilitiesRequest),
-        }  # fmt: skip
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                name: make(method, request_deserializer=kind.FromString, response_serializer=type(self)._serialize)
-                for name, (make, method, kind) in calls.items()
-            },
-        )
-
-    @staticmethod
-    def _serialize(message: Any) -> bytes:
-        return message.SerializeToString()
-
-    def _guarded(self, context: Any, step: Callable[[], Any]) -> Any:
-        """What `step` returns; its errors become gRPC's."""
-        try:
-            return step()
-        except SwitchMLError as error:
-            context.abort(code_of(error), str(error))
-        except Exception as error:
-            if error.args:  # abort() raises one without
-                log.exception("A P4Runtime call failed")
-            raise
-
-    def _running(self) -> Pipeline:
-        if self.pipeline is None:
-            raise Refused(Code.FAILED_PRECONDITION, "no program was set: call SetForwardingPipelineConfig first")
-        return self.pipeline
 
     # Calls
 
-    def capabilities(self, request: Any, context: Any) -> Any:
-        """Section 18."""
-        return messages().CapabilitiesResponse(p4runtime_api_version=API_VERSION)
+    def _check_device(self, device_id: int) -> None:
+        if device_id != self.device.device_id:
+            raise refuse("NOT_FOUND", f"there is no device {device_id}, this is {self.device.device_id}")
 
-    def set_config(self, request: Any, context: Any) -> Any:
-        """Section 7.2."""
-        return self._guarded(context, lambda: self._set_config(request))
+    def Capabilities(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """The version of the API."""
+        if request.device_id:
+            self._check_device(request.device_id)
+        return v1.CapabilitiesResponse(p4runtime_api_version=protos.VERSION)
 
-    def _set_config(self, request: Any) -> Any:
-        self.arbiter.check_primary(request)
-        response = messages().SetForwardingPipelineConfigResponse()
-        with self._writing:
-            if request.action == COMMIT:
-                if self._saved is None:
-                    raise Refused(Code.FAILED_PRECONDITION, "no program was saved")
-                config, self._saved = self._saved, None
+    def SetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Check, save or run a program."""
+        self._check_device(request.device_id)
+        with self._order:
+            self.controllers.check_primary(request)
+            self.configs.set(request.action, request.config if request.HasField("config") else None)
+        return v1.SetForwardingPipelineConfigResponse()
+
+    def GetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """What was set."""
+        self._check_device(request.device_id)
+        with self._order:
+            return self.configs.get(request.response_type)
+
+    def Write(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """A batch of updates."""
+        self._check_device(request.device_id)
+        with self._order:
+            self.controllers.check_primary(request)
+            entities = self.configs.entities()
+            if request.atomicity == v1.WriteRequest.CONTINUE_ON_ERROR:
+                errors = entities.write(request.updates)
+            elif request.atomicity in (v1.WriteRequest.ROLLBACK_ON_ERROR, v1.WriteRequest.DATAPLANE_ATOMIC):
+                errors = entities.write_all_or_none(request.updates)
             else:
-                config = request.config
-            if request.action not in (VERIFY, VERIFY_AND_SAVE, VERIFY_AND_COMMIT, COMMIT):
-                raise Refused(Code.UNIMPLEMENTED, f"action {request.action} is not supported")
-            try:
-                program = loader.loads(_json_of(config.p4_device_config))
-                loader.check_runnable(program)
-            except ProgramError as error:
-                raise invalid(str(error)) from error
-            if request.action == VERIFY_AND_SAVE:
-                self._saved = config
-            elif request.action in (VERIFY_AND_COMMIT, COMMIT):
-                self.device.load(program)
-                self.pipeline = Pipeline(
-                    config, self.device.state, lambda digest: self.arbiter.tell_primaries(digest=digest)
-                )
-        return response
+                raise refuse("INVALID_ARGUMENT", f"there is no atomicity {request.atomicity}")
+        if any(error is not None for error in errors):
+            context.abort_with_status(batch_status(errors))
+        return v1.WriteResponse()
 
-    def get_config(self, request: Any, context: Any) -> Any:
-        """Section 7.3."""
-        return self._guarded(context, lambda: self._get_config(request))
-
-    def _get_config(self, request: Any) -> Any:
-        self.arbiter.check_device(request.device_id)
-        response = messages().GetForwardingPipelineConfigResponse()
-        if self.pipeline is None:
-            return response
-        config, told = self.pipeline.config, response.config
-        if config.HasField("cookie"):
-            told.cookie.CopyFrom(config.cookie)
-        if request.response_type in (ALL, P4INFO_AND_COOKIE):
-            told.p4info.CopyFrom(config.p4info)
-        if request.response_type in (ALL, DEVICE_CONFIG_AND_COOKIE):
-            told.p4_device_config = config.p4_device_config
-        told.SetInParent()
-        return response
-
-    def write(self, request: Any, context: Any) -> Any:
-        """Section 12. Updates are done one by one; those that fail do not stop the others."""
-        return self._guarded(context, lambda: self._write(request, context))
-
-    def _write(self, request: Any, context: Any) -> Any:
-        self.arbiter.check_primary(request)
-        if request.atomicity:
-            raise Refused(Code.UNIMPLEMENTED, "only CONTINUE_ON_ERROR is supported")
-        errors, m = [], messages()
-        with self._writing:
-            pipeline = self._running()
-            for update in request.updates:
-                try:
-                    pipeline.write(update)
-                    errors.append(m.Error())
-                except SwitchMLError as error:
-                    errors.append(m.Error(canonical_code=code_of(error).value[0], message=str(error)))
-        if any(error.canonical_code for error in errors):
-            status = m.Status(code=Code.UNKNOWN.value[0], message="some updates failed")
-            for error in errors:
-                status.details.add().Pack(error)
-            context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
-            said = "; ".join(error.message for error in errors if error.message)
-            context.abort(Code.UNKNOWN, f"some updates failed: {said}")
-        return m.WriteResponse()
-
-    def read(self, request: Any, context: Any) -> Iterator[Any]:
-        """Section 13."""
-
-        def run() -> Any:
-            self.arbiter.check_device(request.device_id)
-            with self._writing:
-                pipeline = self._running()
-                found = [entity for wanted in request.entities for entity in pipeline.read(wanted)]
-            return messages().ReadResponse(entities=found)
-
-        yield self._guarded(context, run)
-
-    def stream(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:
-        """Sections 5 and 16: a controller, until it goes."""
-        stream = Stream()
-        failure: list[SwitchMLError] = []
-
-        def listen() -> None:
-            try:
-                for request in requests:
-                    self._take(stream, request)
-            except SwitchMLError as error:
-                failure.append(error)
-            except Exception:
-                log.debug("A controller went away")
-            finally:
-                stream.outgoing.put(None)
-
-        context.add_callback(lambda: stream.outgoing.put(None))
-        threading.Thread(target=listen, name="controller", daemon=True).start()
-        try:
-            while (response := stream.outgoing.get()) is not None:
+    def Read(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Entities, in messages of bearable size."""
+        self._check_device(request.device_id)
+        with self._order:
+            found = self.configs.entities().read(request.entities)
+        response, size = v1.ReadResponse(), 0
+        for entity in found:
+            response.entities.append(entity)
+            size += entity.ByteSize()
+            if size >= ANSWER_BYTES:
                 yield response
-        finally:
-            self.arbiter.leave(stream)
-        if failure:
-            context.abort(code_of(failure[0]), str(failure[0]))
+                response, size = v1.ReadResponse(), 0
+        if response.entities or not found:
+            yield response
 
-    def _take(self, stream: Stream, request: Any) -> None:
-        """One message of a controller; an error about anything but arbitration is told, and ends nothing."""
-        kind = request.WhichOneof("update")
-        if kind == "arbitration":
-            self.arbiter.arbitrate(stream, request.arbitration)
-            return
+    def StreamChannel(self, requests: Iterable[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """A controller, as long as it is there."""
+        stream = Stream()
+        self.controllers.add(stream)
         try:
-            if self.arbiter.primary(stream.role) is not stream:
-                raise Refused(Code.PERMISSION_DENIED, "only the primary controller may do this")
+            if context.add_callback(stream.close):
+                threading.Thread(target=self._listen, args=(stream, requests), daemon=True).start()
+                while (message := stream.messages.get()) is not None:
+                    yield message
+        finally:
+            with self._order:
+                self.controllers.remove(stream)
+        if stream.error is not None:
+            raise stream.error
+
+    def _listen(self, stream: Stream, requests: Iterable[Any]) -> None:
+        """Take a controller's messages until it has no more."""
+        error = None
+        try:
+            for request in requests:
+                if request.WhichOneof("update") == "arbitration":
+                    with self._order:
+                        self.controllers.arbitrate(stream, request.arbitration)
+                else:
+                    self._take(stream, request)
+        except ControlError as refused:
+            error = refused
+        except Exception as failure:  # the stream was broken off
+            if not isinstance(failure, grpc.RpcError) and str(failure):
+                log.debug("P4Runtime: a stream ended: %s", failure)
+        stream.close(error)
+
+    def _take(self, stream: Stream, request: v1.StreamMessageRequest) -> None:
+        """A message other than arbitration; what is wrong with it is told in the stream (section "Stream Error
+        Reporting")."""
+        try:
+            if not self.controllers.is_primary(stream):
+                raise refuse("PERMISSION_DENIED", "only the primary controller may send this")
+            kind = request.WhichOneof("update")
             if kind == "packet":
-                if self.cpu_port is None:
-                    raise Refused(Code.FAILED_PRECONDITION, "the switch was started without --cpu-port")
-                self.device.take([(self.cpu_port, packet_out(self._running().info, request.packet))])
+                self._packet_out(request.packet)
             elif kind == "digest_ack":
-                self._running().digests.acknowledge(request.digest_ack)
+                self.configs.entities().digests.acknowledge(request.digest_ack)
             else:
-                raise invalid(f"{kind} is not supported")
+                raise refuse("UNIMPLEMENTED", f"the switch does not know what to do with {kind}")
         except SwitchMLError as error:
-            told = messages().StreamError(canonical_code=code_of(error).value[0], message=str(error))
-            if kind == "packet":
-                told.packet_out.packet_out.CopyFrom(request.packet)
-            stream.tell(error=told)
+            stream.send(v1.StreamMessageResponse(error=_stream_error(error, request)))
+
+    # Packets
+
+    def _packet_out(self, packet: v1.PacketOut) -> None:
+        if self.cpu_port is None:
+            raise refuse("FAILED_PRECONDITION", "the switch has no CPU port; start it with --cpu-port")
+        p4info = self.configs.entities().pipeline.p4info
+        self.device.take([(self.cpu_port, ControllerHeader.of(p4info, PACKET_OUT).join(packet))])
 
     def _packet_in(self, frame: bytes) -> None:
-        """A frame left by the CPU port."""
-        if self.pipeline is not None:
-            self.arbiter.tell_primaries(packet=packet_in(self.pipeline.info, frame))
+        """Called while packets pass."""
+        running = self.configs.running
+        if running is None:
+            return
+        try:
+            packet = ControllerHeader.of(running.pipeline.p4info, PACKET_IN).split(frame)
+        except ControlError as error:
+            log.error("Dropping a packet for the controller: %s", error)
+        else:
+            self.controllers.to_primaries(v1.StreamMessageResponse(packet=packet))
+
+    # Time
+
+    def _look_after(self) -> None:
+        while not self._closed.wait(TICK_S):
+            running = self.configs.running
+            if running is None:
+                continue
+            try:
+                running.digests.forget_old()
+                with running.pipeline.state.lock:
+                    idle = running.tables.newly_idle()
+                if idle:
+                    message = v1.IdleTimeoutNotification(table_entry=idle, timestamp=time.time_ns())
+                    self.controllers.to_primaries(v1.StreamMessageResponse(idle_timeout_notification=message))
+            except Exception:
+                log.exception("P4Runtime: the timer failed")
 
 
-def _json_of(config: bytes) -> str:
-    """The program in a device config: the JSON itself, or within the P4DeviceConfig message of old clients."""
-    start = config.find(b"{")
-    if start < 0:
-        raise invalid("the device config is not BMv2 JSON")
-    try:
-        return config[start:].decode()
-    except UnicodeDecodeError as error:
-        raise invalid(f"the device config is not BMv2 JSON: {error}") from error
+def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.StreamError:
+    found = v1.StreamError(canonical_code=status_code(error).value[0], message=str(error))
+    kind = request.WhichOneof("update")
+    if kind == "packet":
+        found.packet_out.packet_out.CopyFrom(request.packet)
+    elif kind == "digest_ack":
+        found.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+    else:
+        found.other.SetInParent()
+    return found
+
+
+# gRPC
+
+
+def _handlers(server: P4RuntimeServer) -> grpc.GenericRpcHandler:
+    kinds = {
+        (True, True): grpc.stream_stream_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (False, False): grpc.unary_unary_rpc_method_handler,
+    }
+    handlers = {}
+    for method in protos.METHODS:
+        make = kinds[method.client_streaming, method.server_streaming]
+        call = getattr(server, method.name)
+        handlers[method.name] = make(
+            _guarded_stream(call) if method.server_streaming else _guarded(call),
+            request_deserializer=protos.class_of(method.input_type).FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+    return grpc.method_handlers_generic_handler(protos.SERVICE, handlers)
+
+
+def _guarded(call: Callable) -> Callable:
+    """A call whose errors become gRPC's."""
+
+    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _guarded_stream(call: Callable) -> Callable:
+    """A call that answers with several messages, whose errors become gRPC's."""
+
+    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from call(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    if context.code() is not None:  # it was aborted already, with a status of its own
+        raise error
+    if isinstance(error, SwitchMLError):
+        log.debug("P4Runtime: %s", error)
+        context.abort(status_code(error), str(error))
+    log.error("P4Runtime: a call failed", exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

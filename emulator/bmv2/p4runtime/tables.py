@@ -1,285 +1,373 @@
-"""Table entries (section 9.1) with their direct counters and meters (9.4, 9.5)."""
+"""Table entries, with their direct counters and meters (sections "TableEntry", "DirectCounterEntry" and
+"DirectMeterEntry")."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass, field
 
-from emulator.bmv2 import ir
 from emulator.bmv2.action_profiles import RunAction, Target, UseGroup, UseMember
-from emulator.bmv2.p4runtime.actions import run_action, tell_action
-from emulator.bmv2.p4runtime.arrays import config_of, counter_data, rates_of, set_data
-from emulator.bmv2.p4runtime.p4info import EXACT, LPM, OPTIONAL, RANGE, TERNARY, Info
-from emulator.bmv2.p4runtime.profiles import Profiles
-from emulator.bmv2.p4runtime.protos import messages
-from emulator.bmv2.p4runtime.values import decode, encode, invalid, not_found
+from emulator.bmv2.p4runtime import rates
+from emulator.bmv2.p4runtime.actions import Actions
+from emulator.bmv2.p4runtime.matches import Key
+from emulator.bmv2.p4runtime.pipeline import Pipeline
+from emulator.bmv2.p4runtime.profiles import OneShot, Profile, Profiles
+from emulator.bmv2.p4runtime.protos import info, new_entity, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.tables import Entry, MatchTable
-from emulator.bmv2.values import mask
 from switchml.errors import ControlError
 
-INSERT, MODIFY, DELETE = 1, 2, 3
-"""Values of Update.Type."""
-TOP_PRIORITY = (1 << 31) - 1
-"""P4Runtime's highest priority; in BMv2 the lowest number wins, so it becomes 0."""
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass
+class Extra:
+    """What P4Runtime keeps of an entry beside what the switch has."""
+
+    metadata: bytes = b""
+    controller_metadata: int = 0
+    idle_timeout_ns: int = 0
+    one_shot: OneShot | None = None
+
+
+@dataclass
+class Table:
+    """A table as both sides see it. `counter_spec` and `meter_spec`: P4Info's, of what is attached to its entries.
+    `extras` by handle; None stands for the default entry."""
+
+    number: int
+    table: MatchTable
+    key: Key
+    actions: Actions
+    profile: Profile | None
+    counter_spec: info.CounterSpec | None = None
+    meter_spec: info.MeterSpec | None = None
+    extras: dict[int | None, Extra] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def ages(self) -> bool:
+        """Whether entries have idle time-outs."""
+        return self.table.table.support_timeout
+
+    def extra(self, handle: int | None) -> Extra:
+        """An entry's, or an empty one."""
+        return self.extras.get(handle, Extra())
+
+    def find(self, entry: v1.TableEntry) -> Entry:
+        """The entry with the same key. Raises NOT_FOUND."""
+        match, priority = self.key.decode(entry.match), self.key.priority_in(entry.priority)
+        try:
+            return self.table.entry_from_key(match, priority)
+        except ControlError as error:
+            if error.code == "BAD_MATCH_KEY":
+                raise refuse("NOT_FOUND", str(error)) from error
+            raise
+
+    def key_of(self, entry: Entry) -> v1.TableEntry:
+        """A message with what tells an entry from others."""
+        message = v1.TableEntry(table_id=self.number, priority=self.key.priority_out(entry.priority))
+        message.match.extend(self.key.encode(entry.match))
+        return message
+
+    def selected(self, wanted: v1.TableEntry) -> list[Entry]:
+        """The entries that a read asks for by match and priority (section "Wildcard Reads" of TableEntry)."""
+        entries = self.table.all_entries()
+        if wanted.match:
+            canonical = self.key.encode(self.key.decode(wanted.match))
+            entries = [entry for entry in entries if self.key.encode(entry.match) == canonical]
+        if wanted.priority:
+            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == wanted.priority]
+        return entries
 
 
 class Tables:
-    """The tables of a program. `profiles` knows members, groups and action sets; what only P4Runtime has of an entry is
-    kept here: its metadata and its action set."""
+    """Answers for all tables of a pipeline."""
 
-    def __init__(self, info: Info, profiles: Profiles) -> None:
-        self.info = info
-        self.profiles = profiles
-        self._extra: dict[tuple[str, int], Any] = {}
+    def __init__(self, pipeline: Pipeline, profiles: Profiles) -> None:
+        self.pipeline = pipeline
+        self.by_number = {
+            number: Table(
+                number,
+                table,
+                pipeline.key(item, table),
+                pipeline.actions_of(table if table.profile is None else table.profile, item.action_refs, table.name),
+                profiles.of(table.profile),
+            )
+            for number, (item, table) in pipeline.tables.items()
+        }
+        for item in pipeline.p4info.direct_counters:
+            if item.direct_table_id in self.by_number:
+                self.by_number[item.direct_table_id].counter_spec = item.spec
+        for item in pipeline.p4info.direct_meters:
+            if item.direct_table_id in self.by_number:
+                self.by_number[item.direct_table_id].meter_spec = item.spec
+        self._idle: set[tuple[int, int]] = set()
 
-    # Keys
+    def one(self, number: int) -> Table:
+        """A table by its number. Raises NOT_FOUND."""
+        return self.pipeline.one(self.by_number, number, "table")
 
-    def _match(self, table: Any, ours: MatchTable, entry: Any) -> tuple[list[ir.MatchParam], int]:
-        """(key, BMv2's priority). Fields that are left out match anything (9.1.1)."""
-        given = {field.field_id: field for field in entry.match}
-        known = {field.id for field in table.match_fields}
-        if unknown := given.keys() - known:
-            raise invalid(f"table {ours.name} has no match field with id {min(unknown)}")
-        if len(given) < len(entry.match):
-            raise invalid(f"table {ours.name}: a match field is given twice")
-        params = [
-            _param(field, key, given.get(field.id)) for field, key in zip(table.match_fields, ours.table.key, strict=True)
-        ]
-        needs = any(field.match_type in (TERNARY, RANGE, OPTIONAL) for field in table.match_fields)
-        if needs != bool(entry.priority):
-            raise invalid(f"table {ours.name}: the priority must {'be positive' if needs else 'be 0'}")
-        if entry.priority < 0:
-            raise invalid(f"table {ours.name}: priority {entry.priority} is negative")
-        return params, TOP_PRIORITY - entry.priority if needs else 0
+    # Write
 
-    def _find(self, table: Any, ours: MatchTable, entry: Any) -> Entry:
-        try:
-            return ours.entry_from_key(*self._match(table, ours, entry))
-        except ControlError as error:
-            raise not_found(f"table {ours.name} has no such entry") from error
-
-    # Actions
-
-    def _run(self, table: Any, ours: MatchTable, action: Any) -> RunAction:
-        return run_action(self.info, table, ours, action)
-
-    def _target(self, table: Any, ours: MatchTable, action: Any) -> Target:
-        kind = action.WhichOneof("type")
-        if kind == "action":
-            return self._run(table, ours, action.action)
-        profile = table.implementation_id
-        if kind == "action_profile_member_id":
-            return UseMember(self.profiles.member(profile, action.action_profile_member_id))
-        if kind == "action_profile_group_id":
-            return UseGroup(self.profiles.group(profile, action.action_profile_group_id))
-        if kind == "action_profile_action_set":
-            runs = [(self._run(table, ours, item.action), item.weight) for item in _set_of(action)]
-            return self.profiles.one_shot(ours, runs)
-        raise invalid(f"table {ours.name}: the entry has no action")
-
-    # Writing
-
-    def write(self, kind: int, entry: Any) -> None:
-        """INSERT, MODIFY or DELETE an entry, or MODIFY the default entry."""
-        table, ours = self.info.table(entry.table_id)
+    def write(self, kind: int, entry: v1.TableEntry) -> None:
+        """Do one update."""
+        table = self.one(entry.table_id)
+        if entry.is_const:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
         if entry.is_default_action:
-            self._write_default(kind, table, ours, entry)
-        elif kind == INSERT:
-            match, priority = self._match(table, ours, entry)
-            target = self._target(table, ours, entry.action)
-            try:
-                handle = ours.add(match, target, priority)
-            except ControlError:
-                self.profiles.drop(ours, target)
-                raise
-            self._set_rest(table, ours, handle, entry)
-        elif kind == MODIFY:
-            found = self._find(table, ours, entry)
-            before = found.target
-            if entry.HasField("action"):
-                target = self._target(table, ours, entry.action)
-                ours.modify(found.handle, target)
-                self.profiles.drop(ours, before)
-            self._set_rest(table, ours, found.handle, entry)
+            self._write_default(kind, table, entry)
+        elif kind == DELETE:
+            self._delete(table, entry)
         else:
-            found = self._find(table, ours, entry)
-            ours.delete(found.handle)
-            self.profiles.drop(ours, found.target)
-            self._extra.pop((ours.name, found.handle), None)
+            self._check_resources(table, entry)
+            if kind == INSERT:
+                self._insert(table, entry)
+            else:
+                self._modify(table, entry)
 
-    def _write_default(self, kind: int, table: Any, ours: MatchTable, entry: Any) -> None:
-        if kind != MODIFY:
-            raise invalid(f"table {ours.name}: the default entry can only be modified")
-        if entry.match or entry.priority:
-            raise invalid(f"table {ours.name}: the default entry has no key")
+    def _check_resources(self, table: Table, entry: v1.TableEntry) -> None:
+        if entry.idle_timeout_ns < 0:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: an idle time-out can't be negative")
+        if entry.idle_timeout_ns and not table.ages:
+            raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+        if entry.HasField("time_since_last_hit"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
+        if entry.HasField("counter_data") and table.counter_spec is None:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct counter")
+        if entry.HasField("meter_counter_data"):
+            raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
+        if entry.HasField("meter_config"):
+            if table.meter_spec is None:
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct meter")
+            rates.from_config(entry.meter_config, table.meter_spec)
+
+    def _insert(self, table: Table, entry: v1.TableEntry) -> None:
+        match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
+        if table.table.is_immutable:
+            raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+        if not entry.HasField("action"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
+        target, one_shot = self._target(table, entry.action)
+        try:
+            handle = table.table.add(match, target, priority)
+        except ControlError:
+            if one_shot is not None:
+                one_shot.remove()
+            raise
+        self._keep(table, handle, entry, one_shot)
+
+    def _modify(self, table: Table, entry: v1.TableEntry) -> None:
+        """Without an action, only what belongs to the entry changes."""
+        handle = table.find(entry).handle
+        one_shot = before = table.extra(handle).one_shot
         if entry.HasField("action"):
-            ours.set_default(self._target(table, ours, entry.action))
-        else:
-            ours.reset_default()
+            if table.table.is_immutable:
+                raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+            target, one_shot = self._target(table, entry.action)
+            try:
+                table.table.modify(handle, target)
+            except ControlError:
+                if one_shot is not None:
+                    one_shot.remove()
+                raise
+            if before is not None:
+                before.remove()
+        self._keep(table, handle, entry, one_shot)
 
-    def _set_rest(self, table: Any, ours: MatchTable, handle: int, entry: Any) -> None:
-        """What an entry has besides key and action."""
-        self._extra[ours.name, handle] = entry
-        if table.idle_timeout_behavior:
-            ours.set_timeout(handle, entry.idle_timeout_ns // 1_000_000)
+    def _delete(self, table: Table, entry: v1.TableEntry) -> None:
+        handle = table.find(entry).handle
+        table.table.delete(handle)
+        extra = table.extras.pop(handle, None)
+        if extra is not None and extra.one_shot is not None:
+            extra.one_shot.remove()
+
+    def _keep(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
+        """Set what belongs to an entry."""
         if entry.HasField("counter_data"):
-            ours.write_counter(handle, entry.counter_data.packet_count, entry.counter_data.byte_count)
-        if self.info.direct("direct_meters", table) is not None:
-            if entry.HasField("meter_config"):
-                ours.set_meter_rates(handle, rates_of(entry.meter_config))
-            elif ours.direct_meter is not None:
-                ours.direct_meter.reset_rates(handle & 0xFFFFFF)
+            table.table.write_counter(handle, entry.counter_data.packet_count, entry.counter_data.byte_count)
+        if table.meter_spec is not None:
+            self._set_meter(table, handle, entry.meter_config if entry.HasField("meter_config") else None)
+        if table.ages:
+            table.table.set_timeout(handle, -(-entry.idle_timeout_ns // NS_PER_MS))
+        table.extras[handle] = Extra(entry.metadata, entry.controller_metadata, entry.idle_timeout_ns, one_shot)
 
-    # Reading
+    @staticmethod
+    def _set_meter(table: Table, handle: int, config: v1.MeterConfig | None) -> None:
+        rates.set_config(table.table.direct_meter, table.table.entry(handle).index, config, table.meter_spec)
 
-    def read(self, wanted: Any) -> Iterator[Any]:
-        """The entries that match `wanted`: those of one table (0: of all), with its key, or all if it has none (9.1.4)."""
-        for table in self.info.all("tables", wanted.table_id):
-            ours = self.info.table(table.preamble.id)[1]
-            if wanted.is_default_action:
-                if (default := self._default(table, ours)) is not None:
-                    yield default
-                continue
-            found = [self._find(table, ours, wanted)] if wanted.match else ours.all_entries()
-            for entry in found:
-                told = self._entry(table, ours, entry, wanted)
-                if not wanted.priority or told.priority == wanted.priority:
-                    yield told
+    def _target(self, table: Table, action: v1.TableAction, default: bool = False) -> tuple[Target, OneShot | None]:
+        """What an entry is to run; a one-shot's members and group are there then."""
+        kind = action.WhichOneof("type")
+        if table.profile is None:
+            if kind != "action":
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} takes actions, not {kind}")
+            scope = info.ActionRef.TABLE_ONLY if default else info.ActionRef.DEFAULT_ONLY
+            return table.actions.decode(action.action, forbidden_scope=scope), None
+        if kind == "action_profile_member_id":
+            return UseMember(table.profile.member(action.action_profile_member_id)), None
+        if kind == "action_profile_group_id":
+            return UseGroup(table.profile.group(action.action_profile_group_id).handle), None
+        if kind == "action_profile_action_set" and not default:
+            one_shot = table.profile.new_one_shot(action.action_profile_action_set)
+            return UseGroup(one_shot.group), one_shot
+        raise refuse("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
 
-    def _default(self, table: Any, ours: MatchTable) -> Any | None:
-        if ours.default is None:
-            return None
-        told = messages().TableEntry(table_id=table.preamble.id, is_default_action=True)
-        self._tell_target(told, table, ours, ours.default)
-        return told
-
-    def key_of(self, table: Any, ours: MatchTable, entry: Entry) -> Any:
-        """A TableEntry with the key of one of ours."""
-        told = messages().TableEntry(table_id=table.preamble.id)
-        for field, param in zip(table.match_fields, entry.match, strict=True):
-            _tell_param(told.match, field, param)
-        if any(field.match_type in (TERNARY, RANGE, OPTIONAL) for field in table.match_fields):
-            told.priority = max(TOP_PRIORITY - entry.priority, 1)
-        return told
-
-    def _entry(self, table: Any, ours: MatchTable, entry: Entry, wanted: Any) -> Any:
-        told = self.key_of(table, ours, entry)
-        extra = self._extra.get((ours.name, entry.handle))
-        if extra is not None:
-            told.metadata, told.controller_metadata = extra.metadata, extra.controller_metadata
-            told.idle_timeout_ns = extra.idle_timeout_ns
-        if extra is not None and extra.action.WhichOneof("type") == "action_profile_action_set":
-            told.action.CopyFrom(extra.action)
-        else:
-            self._tell_target(told, table, ours, entry.target)
-        if wanted.HasField("counter_data") and self.info.direct("direct_counters", table) is not None:
-            set_data(told.counter_data, ours.read_counter(entry.handle))
-        if wanted.HasField("meter_config") and self.info.direct("direct_meters", table) is not None:
-            rates = ours.get_meter_rates(entry.handle)
-            if rates:
-                told.meter_config.CopyFrom(config_of(rates))
-        return told
-
-    def _tell_target(self, told: Any, table: Any, ours: MatchTable, target: Target) -> None:
-        if isinstance(target, RunAction):
-            tell_action(self.info, told.action.action, target)
-        elif isinstance(target, UseMember):
-            told.action.action_profile_member_id = self.profiles.member_id(ours, target.member)
-        else:
-            told.action.action_profile_group_id = self.profiles.group_id(ours, target.group)
-
-    # Direct resources by themselves
-
-    def write_direct(self, kind: int, sort: str, entity: Any) -> None:
-        """MODIFY a DirectCounterEntry or DirectMeterEntry."""
+    def _write_default(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
+        """Section "Default Entry"."""
         if kind != MODIFY:
-            raise invalid("a direct counter or meter can only be modified")
-        table, ours = self.info.table(entity.table_entry.table_id)
-        handle = self._find(table, ours, entity.table_entry).handle
-        if sort == "direct_counter_entry":
-            ours.write_counter(handle, entity.data.packet_count, entity.data.byte_count)
-        elif entity.HasField("config"):
-            ours.set_meter_rates(handle, rates_of(entity.config))
-        elif ours.direct_meter is not None:
-            ours.direct_meter.reset_rates(handle & 0xFFFFFF)
+            raise refuse("INVALID_ARGUMENT", f"the default entry of table {table.name} can only be modified")
+        if entry.match or entry.priority or entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a default entry has no match, priority or time-out")
+        if entry.HasField("counter_data") or entry.HasField("meter_config") or entry.HasField("meter_counter_data"):
+            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+        if entry.HasField("action"):
+            table.table.set_default(self._target(table, entry.action, default=True)[0])
+            table.extras[None] = Extra(entry.metadata, entry.controller_metadata)
+            return
+        default = table.table.table.default
+        if default is not None and default.const_entry:
+            raise refuse("PERMISSION_DENIED", f"the default entry of table {table.name} is const")
+        table.table.reset_default()
+        table.extras.pop(None, None)
 
-    def read_direct(self, sort: str, wanted: Any) -> Iterator[Any]:
-        """DirectCounterEntries or DirectMeterEntries of the entries that match."""
-        lists = {"direct_counter_entry": "direct_counters", "direct_meter_entry": "direct_meters"}
-        for table in self.info.all("tables", wanted.table_entry.table_id):
-            ours = self.info.table(table.preamble.id)[1]
-            if self.info.direct(lists[sort], table) is None:
-                if wanted.table_entry.table_id:
-                    raise invalid(f"table {ours.name} has none")
-                continue
-            found = [self._find(table, ours, wanted.table_entry)] if wanted.table_entry.match else ours.all_entries()
-            for entry in found:
-                key = self.key_of(table, ours, entry)
-                if sort == "direct_counter_entry":
-                    data = counter_data(ours.read_counter(entry.handle))
-                    yield messages().DirectCounterEntry(table_entry=key, data=data)
-                else:
-                    rates = ours.get_meter_rates(entry.handle)
-                    config = config_of(rates) if rates else None
-                    yield messages().DirectMeterEntry(table_entry=key, config=config)
+    # Read
 
+    def read(self, wanted: v1.TableEntry) -> Iterator[v1.Entity]:
+        """All entries that `wanted` asks for. Of all tables at once (0), they can't be chosen any further."""
+        for table in self.pipeline.pick(self.by_number, wanted.table_id, "table"):
+            if wanted.is_default_action:
+                found = [self._default(table)] if table.table.default is not None else []
+            else:
+                if wanted.table_id and wanted.HasField("time_since_last_hit") and not table.ages:
+                    raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+                entries = table.selected(wanted) if wanted.table_id else table.table.all_entries()
+                found = (self._message(table, entry, wanted) for entry in entries)
+            for message in found:
+                if not wanted.table_id or self._passes(message, wanted):
+                    yield new_entity("table_entry", message)
 
-def _set_of(action: Any) -> list[Any]:
-    return list(action.action_profile_action_set.action_profile_actions)
+    @staticmethod
+    def _passes(message: v1.TableEntry, wanted: v1.TableEntry) -> bool:
+        if wanted.controller_metadata and message.controller_metadata != wanted.controller_metadata:
+            return False
+        if wanted.metadata and message.metadata != wanted.metadata:
+            return False
+        action = wanted.action.action.action_id
+        return not action or message.action.action.action_id == action
 
+    def _message(self, table: Table, entry: Entry, wanted: v1.TableEntry) -> v1.TableEntry:
+        message = table.key_of(entry)
+        extra = table.extra(entry.handle)
+        self._describe(table, message, entry.target, extra)
+        message.idle_timeout_ns = extra.idle_timeout_ns
+        message.is_const = table.table.is_immutable
+        if wanted.HasField("counter_data") and table.counter_spec is not None:
+            message.counter_data.CopyFrom(self._counter(table, entry.handle))
+        if wanted.HasField("meter_config") and table.meter_spec is not None:
+            config = self._meter(table, entry.handle)
+            if config is not None:
+                message.meter_config.CopyFrom(config)
+        if wanted.HasField("time_since_last_hit") and table.ages:
+            message.time_since_last_hit.elapsed_ns = table.table.life_ms(entry.handle)[1] * NS_PER_MS
+        return message
 
-def _param(field: Any, key: ir.KeyField, given: Any | None) -> ir.MatchParam:
-    """One field of a key."""
-    width = field.bitwidth or key.width
-    what = f"match field {field.name}"
-    kind = given.WhichOneof("field_match_type") if given is not None else None
-    expected = {EXACT: "exact", LPM: "lpm", TERNARY: "ternary", RANGE: "range", OPTIONAL: "optional"}
-    if kind is not None and kind != expected.get(field.match_type):
-        raise invalid(f"{what}: {kind} given, but it matches by {expected.get(field.match_type)}")
-    if field.match_type == EXACT:
-        if given is None:
-            raise invalid(f"{what} must be given")
-        return ir.MatchParam(key.kind, decode(given.exact.value, width, what))
-    if field.match_type == LPM:
-        length = given.lpm.prefix_len if given is not None else 0
-        value = decode(given.lpm.value, width, what) if given is not None else 0
-        if not 0 <= length <= width or (given is not None and length == 0) or value & mask(width - length):
-            raise invalid(f"{what}: {value:#x}/{length} is not a prefix (0 is left out, and so are bits behind it)")
-        return ir.MatchParam("lpm", value, length)
-    if field.match_type == RANGE:
-        if given is None:
-            return ir.MatchParam("range", 0, mask(width))
-        low, high = decode(given.range.low, width, what), decode(given.range.high, width, what)
-        if low > high:
-            raise invalid(f"{what}: the range {low:#x} to {high:#x} is empty")
-        return ir.MatchParam("range", low, high)
-    if given is None:
-        return ir.MatchParam("ternary", 0, 0)
-    if field.match_type == OPTIONAL:
-        return ir.MatchParam("ternary", decode(given.optional.value, width, what), mask(width))
-    value, cover = decode(given.ternary.value, width, what), decode(given.ternary.mask, width, what)
-    if cover == 0 or value & ~cover:
-        raise invalid(f"{what}: {value:#x} &&& {cover:#x} is not canonical (section 9.1.1)")
-    return ir.MatchParam("ternary", value, cover)
+    def _default(self, table: Table) -> v1.TableEntry:
+        message = v1.TableEntry(table_id=table.number, is_default_action=True)
+        self._describe(table, message, table.table.get_default(), table.extra(None))
+        default = table.table.table.default
+        message.is_const = default is not None and default.const_entry
+        return message
 
-
-def _tell_param(told: Any, field: Any, param: ir.MatchParam) -> None:
-    """The same, written into a list of FieldMatch; nothing for what matches anything."""
-    width = field.bitwidth
-    if field.match_type == EXACT:
-        told.add(field_id=field.id).exact.value = encode(param.value)
-    elif field.match_type == LPM:
-        if param.extra:
-            match = told.add(field_id=field.id).lpm
-            match.value, match.prefix_len = encode(param.value), param.extra
-    elif field.match_type == RANGE:
-        if (param.value, param.extra) != (0, mask(width)):
-            match = told.add(field_id=field.id).range
-            match.low, match.high = encode(param.value), encode(param.extra)
-    elif param.extra:
-        if field.match_type == OPTIONAL:
-            told.add(field_id=field.id).optional.value = encode(param.value)
+    @staticmethod
+    def _describe(table: Table, message: v1.TableEntry, target: Target, extra: Extra) -> None:
+        """Write what an entry runs, and what was kept with it. A member or group that came through Thrift has no
+        number: it reads 0."""
+        message.metadata, message.controller_metadata = extra.metadata, extra.controller_metadata
+        if extra.one_shot is not None:
+            message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)
+        elif isinstance(target, RunAction):
+            message.action.action.CopyFrom(table.actions.encode(target))
+        elif isinstance(target, UseMember):
+            message.action.action_profile_member_id = table.profile.number_of_member(target.member)
         else:
-            match = told.add(field_id=field.id).ternary
-            match.value, match.mask = encode(param.value), encode(param.extra)
+            message.action.action_profile_group_id = table.profile.number_of_group(target.group)
 
+    # Direct counters and meters
+
+    @staticmethod
+    def _counter(table: Table, handle: int) -> v1.CounterData:
+        return rates.counter_data(*table.table.read_counter(handle), table.counter_spec)
+
+    @staticmethod
+    def _meter(table: Table, handle: int) -> v1.MeterConfig | None:
+        return rates.to_config(table.table.get_meter_rates(handle))
+
+    def _check_direct(self, key: v1.TableEntry, spec: str) -> Table:
+        table = self.one(key.table_id)
+        if getattr(table, spec) is None:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct {spec.removesuffix('_spec')}")
+        if key.is_default_action:
+            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+        return table
+
+    def _direct(self, key: v1.TableEntry, spec: str) -> Iterator[tuple[Table, Entry]]:
+        """The entries whose direct counter or meter a read asks for."""
+        if key.table_id:
+            table = self._check_direct(key, spec)
+            yield from ((table, entry) for entry in table.selected(key))
+            return
+        for table in self.by_number.values():
+            if getattr(table, spec) is not None:
+                yield from ((table, entry) for entry in table.table.all_entries())
+
+    def write_counter(self, kind: int, entry: v1.DirectCounterEntry) -> None:
+        """Do one update of a direct counter."""
+        rates.check_modify(kind, "direct counter")
+        table = self._check_direct(entry.table_entry, "counter_spec")
+        handle = table.find(entry.table_entry).handle
+        if entry.HasField("data"):
+            table.table.write_counter(handle, entry.data.packet_count, entry.data.byte_count)
+
+    def read_counters(self, wanted: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
+        """Direct counters."""
+        for table, entry in self._direct(wanted.table_entry, "counter_spec"):
+            message = v1.DirectCounterEntry(table_entry=table.key_of(entry), data=self._counter(table, entry.handle))
+            yield new_entity("direct_counter_entry", message)
+
+    def write_meter(self, kind: int, entry: v1.DirectMeterEntry) -> None:
+        """Do one update of a direct meter."""
+        rates.check_modify(kind, "direct meter")
+        rates.check_no_colours(entry)
+        table = self._check_direct(entry.table_entry, "meter_spec")
+        handle = table.find(entry.table_entry).handle
+        self._set_meter(table, handle, entry.config if entry.HasField("config") else None)
+
+    def read_meters(self, wanted: v1.DirectMeterEntry) -> Iterator[v1.Entity]:
+        """Direct meters."""
+        rates.check_no_colours(wanted)
+        for table, entry in self._direct(wanted.table_entry, "meter_spec"):
+            config = self._meter(table, entry.handle)
+            message = v1.DirectMeterEntry(table_entry=table.key_of(entry), config=config)
+            yield new_entity("direct_meter_entry", message)
+
+    # Idle time-outs
+
+    def newly_idle(self) -> list[v1.TableEntry]:
+        """Entries whose time-out has come to its end since the last call (section "Table idle timeout notification").
+        An entry is told again once it was hit meanwhile."""
+        idle, found = set(), []
+        for table in self.by_number.values():
+            if not table.ages:
+                continue
+            for handle in table.table.expired():
+                idle.add((table.number, handle))
+                if (table.number, handle) not in self._idle:
+                    found.append(self._message(table, table.table.entry(handle), v1.TableEntry()))
+        self._idle = idle
+        return found

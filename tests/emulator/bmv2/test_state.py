@@ -155,7 +155,8 @@ class Clock:
 def digests():
     clock = Clock()
     found = DigestList(ir.LearnList("d", 1, ()), (8,), RLock(), clock)
-    found.sent, found.on_digest, found.test_clock = [], lambda digest: found.sent.append(digest), clock
+    found.sent, found.test_clock = [], clock
+    found.listeners.append(lambda digest: found.sent.append(digest))
     return found
 
 

@@ -259,7 +259,7 @@ def test_a_packet_may_grow_more_than_in_bmv2_but_it_is_said(switch, monkeypatch,
 def test_a_digest_has_the_fields_when_ingress_ended(switch):
     running = switch("digest")
     sent = []
-    running.state.digests[0].on_digest = sent.append
+    running.state.digests[0].listeners.append(sent.append)
     running.receive(5, ETHERNET)
     running.receive(5, ETHERNET)
     running.now = 1_000_000

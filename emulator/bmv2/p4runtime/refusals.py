@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import grpc
 
-from emulator.bmv2.p4rt.protos import Status, v1
+from emulator.bmv2.p4runtime.protos import Status, v1
 from switchml.errors import ControlError, SwitchMLError
 
 OPERATION = "P4Runtime"

@@ -13,9 +13,9 @@ from google.protobuf import text_format
 
 from emulator.bmv2.device import Device
 from emulator.bmv2.loader import load
-from emulator.bmv2.p4rt import protos
-from emulator.bmv2.p4rt.protos import info, v1
-from emulator.bmv2.p4rt.server import P4RuntimeServer
+from emulator.bmv2.p4runtime import protos
+from emulator.bmv2.p4runtime.protos import info, v1
+from emulator.bmv2.p4runtime.server import P4RuntimeServer
 from emulator.bmv2.ports.port import Frames, Ports
 from emulator.bmv2.process import NO_PROGRAM
 from emulator.bmv2.switch import Switch

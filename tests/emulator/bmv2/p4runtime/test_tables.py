@@ -49,9 +49,16 @@ def found(controller, table, **fields):
         ("range", "by_port", {1: exact(0x800)}, "send", (1,), 3),
         ("optional", "pairs", {1: optional(0)}, "found", (300,), 4),
         ("optional", "pairs", {1: optional(0x1234), 2: optional(1)}, "found", (0,), 4),
-        ("mixed_keys", "rules", {1: exact(1), 2: exact(0), 3: exact(7), 4: ternary(1, 1), 5: within(0, 9)}, "rule", (1,), 2),
+        (
+            "mixed_keys",
+            "rules",
+            {1: exact(1), 2: exact(0), 3: exact(7), 4: ternary(1, 1), 5: within(0, 9)},
+            "rule",
+            (1,),
+            2,
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_was_written_is_read(primary, program, table, match, action, args, priority):
     controller = primary(program)
     entry = insert(controller, table, match, controller.action(action, *args), priority=priority)
@@ -160,8 +167,11 @@ def test_full_table(primary, target):
     size = next(table.size for table in target.state.tables if table.table.key)
     action = controller.action("send", 1)
     controller.write_all(
-        [controller.update("INSERT", table_entry=controller.entry("stations", {1: exact(n)}, action)) for n in range(size)]
-    )  # fmt: skip
+        [
+            controller.update("INSERT", table_entry=controller.entry("stations", {1: exact(n)}, action))
+            for n in range(size)
+        ]
+    )
     with refused("RESOURCE_EXHAUSTED", str(size)):
         insert(controller, "stations", {1: exact(size)}, action)
     assert len(found(controller, "stations")) == size
@@ -243,7 +253,9 @@ def test_a_batch_that_is_undone(primary, atomicity):
         controller.update(
             "MODIFY", table_entry=controller.entry("forward", None, controller.action("drop"), is_default_action=True)
         ),
-        controller.update("INSERT", table_entry=controller.entry("forward", {1: exact(3), 2: exact(1)}, changed.action)),
+        controller.update(
+            "INSERT", table_entry=controller.entry("forward", {1: exact(3), 2: exact(1)}, changed.action)
+        ),
     ]
     bad = controller.update("INSERT", table_entry=changed)
     with pytest.raises(grpc.RpcError) as failed:

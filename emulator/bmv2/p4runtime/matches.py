@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emulator.bmv2 import ir
-from emulator.bmv2.p4rt.bytestrings import decode, encode
-from emulator.bmv2.p4rt.protos import info, v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.bytestrings import decode, encode
+from emulator.bmv2.p4runtime.protos import info, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.tables import prefix_mask
 from emulator.bmv2.values import mask, n_bytes
 

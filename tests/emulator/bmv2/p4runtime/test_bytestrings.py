@@ -4,24 +4,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.bmv2.p4rt.bytestrings import decode, decode_signed, encode, encode_signed
+from emulator.bmv2.p4runtime.bytestrings import decode, decode_signed, encode, encode_signed
 from switchml.errors import ControlError
 
 
 @pytest.mark.parametrize(
     ("width", "data", "value"),
     [
-        (8, b"\x63", 99), (16, b"\x00\x63", 99), (16, b"\x63", 99), (16, b"\x30\x64", 12388), (16, b"\x00\x30\x64", 12388),
-        (12, b"\x00\x63", 99), (12, b"\x63", 99), (12, b"\x00\x00\x63", 99),
+        (8, b"\x63", 99),
+        (16, b"\x00\x63", 99),
+        (16, b"\x63", 99),
+        (16, b"\x30\x64", 12388),
+        (16, b"\x00\x30\x64", 12388),
+        (12, b"\x00\x63", 99),
+        (12, b"\x63", 99),
+        (12, b"\x00\x00\x63", 99),
     ],
-)  # fmt: skip
+)
 def test_valid(width, data, value):
     assert decode(data, width, "x") == value
 
 
 @pytest.mark.parametrize(
     ("width", "data"),
-    [(8, b"\x01\x63"), (8, b""), (16, b"\x01\x00\x63"), (12, b"\x10\x63"), (12, b"\x01\x00\x63"), (12, b"\x00\x40\x63")],
+    [
+        (8, b"\x01\x63"),
+        (8, b""),
+        (16, b"\x01\x00\x63"),
+        (12, b"\x10\x63"),
+        (12, b"\x01\x00\x63"),
+        (12, b"\x00\x40\x63"),
+    ],
 )
 def test_invalid(width, data):
     with pytest.raises(ControlError) as refused:
@@ -32,10 +45,14 @@ def test_invalid(width, data):
 @pytest.mark.parametrize(
     ("width", "data", "value"),
     [
-        (8, b"\x63", 99), (8, b"\x9d", -99), (8, b"\xff\x9d", -99), (12, b"\xfd\x1d", -739), (16, b"\x00\x00", 0),
+        (8, b"\x63", 99),
+        (8, b"\x9d", -99),
+        (8, b"\xff\x9d", -99),
+        (12, b"\xfd\x1d", -739),
+        (16, b"\x00\x00", 0),
         (16, b"\x00", 0),
     ],
-)  # fmt: skip
+)
 def test_valid_signed(width, data, value):
     assert decode_signed(data, width, "x") == value
 
@@ -50,8 +67,13 @@ def test_invalid_signed(width, data):
 def test_shortest_strings():
     assert [encode(value) for value in (0, 99, 255, 256)] == [b"\0", b"c", b"\xff", b"\x01\0"]
     assert [encode_signed(value, 12) for value in (0, 127, 128, -1 & 0xFFF, -128, -739)] == [
-        b"\0", b"\x7f", b"\0\x80", b"\xff", b"\x80", b"\xfd\x1d"
-    ]  # fmt: skip
+        b"\0",
+        b"\x7f",
+        b"\0\x80",
+        b"\xff",
+        b"\x80",
+        b"\xfd\x1d",
+    ]
 
 
 @given(st.integers(1, 2048), st.data())

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from emulator.bmv2.digests import Digest, DigestList
-from emulator.bmv2.p4rt.bytestrings import encode_data
-from emulator.bmv2.p4rt.pipeline import Pipeline
-from emulator.bmv2.p4rt.protos import info, new_entity, v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.bytestrings import encode_data
+from emulator.bmv2.p4runtime.pipeline import Pipeline
+from emulator.bmv2.p4runtime.protos import info, new_entity, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
@@ -27,6 +27,7 @@ class Enabled:
     item: info.Digest
     digests: DigestList
     config: v1.DigestEntry.Config
+    listener: Callable[[Digest], None]
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
 
 
@@ -46,16 +47,17 @@ class Digests:
         if kind != INSERT and number not in self.enabled:
             raise refuse("NOT_FOUND", f"digest {name} is not enabled")
         if kind == DELETE:
-            del self.enabled[number]
-            digests.on_digest = None
+            digests.listeners.remove(self.enabled.pop(number).listener)
             return
         config = entry.config
         if min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
             raise refuse("INVALID_ARGUMENT", f"digest {name}: times and sizes can't be negative")
         if kind == INSERT:
             digests.reset()
-            self.enabled[number] = Enabled(item, digests, v1.DigestEntry.Config())
-            digests.on_digest = lambda digest: self._send(self.enabled[number], digest)
+            self.enabled[number] = Enabled(
+                item, digests, v1.DigestEntry.Config(), lambda digest: self._send(number, digest)
+            )
+            digests.listeners.append(self.enabled[number].listener)
         self.enabled[number].config.CopyFrom(config)
         at_once = config.max_timeout_ns == 0
         digests.set_timeout(-(-config.max_timeout_ns // NS_PER_MS))
@@ -68,11 +70,10 @@ class Digests:
             if wanted.digest_id in (0, number):
                 yield new_entity("digest_entry", v1.DigestEntry(digest_id=number, config=found.config))
 
-    def _send(self, found: Enabled, digest: Digest) -> None:
+    def _send(self, number: int, digest: Digest) -> None:
         """Called with the switch's lock held, while packets pass."""
-        message = v1.DigestList(
-            digest_id=found.item.preamble.id, list_id=digest.buffer_id + 1, timestamp=time.time_ns()
-        )
+        found = self.enabled[number]
+        message = v1.DigestList(digest_id=number, list_id=digest.buffer_id + 1, timestamp=time.time_ns())
         types = self.pipeline.p4info.type_info
         for sample in digest.samples:
             message.data.append(encode_data(found.item.type_spec, types, iter(sample)))

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("p4", reason="needs the package p4runtime: pip install 'switchml[p4]'")
 
-from emulator.bmv2.p4rt import protos
+from emulator.bmv2.p4runtime import protos
 
 
 def test_messages_survive_the_wire():
@@ -16,5 +16,10 @@ def test_messages_survive_the_wire():
 def test_all_calls_are_there():
     names = {method.name for method in protos.METHODS}
     assert names == {
-        "Write", "Read", "SetForwardingPipelineConfig", "GetForwardingPipelineConfig", "StreamChannel", "Capabilities"
-    }  # fmt: skip
+        "Write",
+        "Read",
+        "SetForwardingPipelineConfig",
+        "GetForwardingPipelineConfig",
+        "StreamChannel",
+        "Capabilities",
+    }

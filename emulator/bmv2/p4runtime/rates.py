@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from emulator.bmv2.meters import MeterArray
-from emulator.bmv2.p4rt.pipeline import Pipeline
-from emulator.bmv2.p4rt.protos import info, new_entity, v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.pipeline import Pipeline
+from emulator.bmv2.p4runtime.protos import info, new_entity, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 
 PER_S = 1_000_000
 """The switch's meters have rates a microsecond."""

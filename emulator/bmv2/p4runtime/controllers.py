@@ -11,8 +11,8 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from emulator.bmv2.p4rt.protos import v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.protos import v1
+from emulator.bmv2.p4runtime.refusals import refuse
 
 log = logging.getLogger("switchml.bmv2")
 

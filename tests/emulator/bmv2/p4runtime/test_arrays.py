@@ -17,7 +17,10 @@ def test_counters(primary):
     controller = primary("counters")
     number, size = controller.info.counters[0].preamble.id, controller.info.counters[0].size
     assert len(controller.read(counter_entry={})) == sum(item.size for item in controller.info.counters)
-    controller.write("MODIFY", counter_entry={"counter_id": number, "index": {"index": 3}, "data": {"packet_count": 5, "byte_count": 500}})  # fmt: skip
+    controller.write(
+        "MODIFY",
+        counter_entry={"counter_id": number, "index": {"index": 3}, "data": {"packet_count": 5, "byte_count": 500}},
+    )
     (one,) = controller.read(counter_entry={"counter_id": number, "index": {"index": 3}})
     assert one.data.packet_count == 5 or one.data.byte_count == 500
     controller.write("MODIFY", counter_entry={"counter_id": number, "data": {"packet_count": 1, "byte_count": 2}})
@@ -92,8 +95,13 @@ def test_direct_meters(primary):
 
 @pytest.mark.parametrize(
     ("name", "data", "value"),
-    [("sums", b"\xff\xff", 0xFFFF), ("smalls", b"\x1f", 31), ("wides", b"\x80" + bytes(16), 1 << 135), ("signed", b"\xfe", 2**32 - 2)],
-)  # fmt: skip
+    [
+        ("sums", b"\xff\xff", 0xFFFF),
+        ("smalls", b"\x1f", 31),
+        ("wides", b"\x80" + bytes(16), 1 << 135),
+        ("signed", b"\xfe", 2**32 - 2),
+    ],
+)
 def test_registers(primary, target, name, data, value):
     controller = primary("registers")
     number = controller.id("registers", name)
@@ -119,7 +127,13 @@ def test_bad_registers(primary):
         with refused(code):
             controller.write("MODIFY", register_entry={"register_id": number, **fields})
     with refused("OUT_OF_RANGE"):
-        controller.write("MODIFY", register_entry={"register_id": controller.id("registers", "signed"), "data": {"bitstring": b"\0\x80\0\0\0"}})  # fmt: skip
+        controller.write(
+            "MODIFY",
+            register_entry={
+                "register_id": controller.id("registers", "signed"),
+                "data": {"bitstring": b"\0\x80\0\0\0"},
+            },
+        )
 
 
 def test_value_sets(primary, target):

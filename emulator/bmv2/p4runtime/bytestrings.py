@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from emulator.bmv2.p4rt.protos import info, v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.protos import info, v1
+from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.values import mask, n_bytes, two_comp_mod
 
 

@@ -82,7 +82,11 @@ def test_what_is_refused(selector):
         ("INSERT", {"table_entry": to(selector, action_profile_member_id=9)}, "NOT_FOUND"),
         ("INSERT", {"table_entry": to(selector, action_profile_group_id=9)}, "NOT_FOUND"),
         ("INSERT", {"table_entry": to(selector, action=selector.action("send", 1, 1))}, "INVALID_ARGUMENT"),
-        ("INSERT", {"table_entry": to(selector, action_profile_action_set=action_set(selector, 1))}, "INVALID_ARGUMENT"),
+        (
+            "INSERT",
+            {"table_entry": to(selector, action_profile_action_set=action_set(selector, 1))},
+            "INVALID_ARGUMENT",
+        ),
     ]
     for kind, entity, code in cases:
         with refused(code):
@@ -91,7 +95,9 @@ def test_what_is_refused(selector):
 
 
 def action_set(controller, *weights):
-    actions = [{"action": controller.action("send", number, 0), "weight": weight} for number, weight in enumerate(weights)]
+    actions = [
+        {"action": controller.action("send", number, 0), "weight": weight} for number, weight in enumerate(weights)
+    ]
     return v1.ActionProfileActionSet(action_profile_actions=actions)
 
 

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.p4rt.entities import INSERT, MODIFY, Entities, writable
-from emulator.bmv2.p4rt.pipeline import Pipeline, program_in
-from emulator.bmv2.p4rt.protos import v1
-from emulator.bmv2.p4rt.refusals import refuse
+from emulator.bmv2.p4runtime.entities import INSERT, MODIFY, Entities, writable
+from emulator.bmv2.p4runtime.pipeline import Pipeline, program_in
+from emulator.bmv2.p4runtime.protos import v1
+from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.state import State
 from switchml.errors import ProgramError
 
@@ -104,7 +104,7 @@ class Configs:
         if not self.device.can_swap:
             raise refuse("FAILED_PRECONDITION", "the switch was started with --disable-swap")
         try:
-            self.device.switch.run(entities.pipeline.state)
+            self.device.run(entities.pipeline.state)
         except ProgramError as error:
             raise refuse("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
         log.info("P4Runtime: runs %s", entities.pipeline.program.name or "a program")
