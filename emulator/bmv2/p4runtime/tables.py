@@ -107,7 +107,7 @@ class Tables:
         for item in pipeline.p4info.direct_meters:
             if item.direct_table_id in self.by_number:
                 self.by_number[item.direct_table_id].meter_spec = item.spec
-        self._idle: set[tuple[int, int]] = set()
+        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were told
 
     def one(self, number: int) -> Table:
         """A table by its number. Raises NOT_FOUND."""
@@ -363,13 +363,14 @@ class Tables:
     def newly_idle(self) -> list[v1.TableEntry]:
         """Entries whose time-out has come to its end since the last call (section "Table idle timeout notification").
         An entry is told again once it was hit meanwhile."""
-        idle, found = set(), []
+        idle, found = {}, []
         for table in self.by_number.values():
             if not table.ages:
                 continue
             for handle in table.table.expired():
-                idle.add((table.number, handle))
-                if (table.number, handle) not in self._idle:
-                    found.append(self._message(table, table.table.entry(handle), v1.TableEntry()))
+                entry = table.table.entry(handle)
+                idle[table.number, handle] = last_hit = int(table.table.last_hit_us[entry.index])
+                if self._idle.get((table.number, handle)) != last_hit:
+                    found.append(self._message(table, entry, v1.TableEntry()))
         self._idle = idle
         return found
