@@ -1,8 +1,8 @@
 """P4Runtime controllers that others wrote, p4runtime-shell and Finsy, on `switchml switch` with simple_switch_grpc's
 options: the same steps on packet_io.p4, and the same seen by each.
 
-Both want versions of protobuf that do not go with ours. Install each where it likes, and name the Pythons that have them
-in SWITCHML_PEER_PYTHONS, separated by colons.
+Both want versions of protobuf that do not go with ours. Install each where it likes, and name the Pythons that have
+them in SWITCHML_PEER_PYTHONS, separated by colons.
 """
 
 import json

@@ -16,8 +16,20 @@ PER_S = 1_000_000
 ONE_RATE = (info.MeterSpec.SINGLE_RATE_THREE_COLOR, info.MeterSpec.SINGLE_RATE_TWO_COLOR)
 
 
+MOST = 2**63 - 1
+"""The highest number that P4Runtime has for counts and rates; Thrift can set higher ones, which are shown as this."""
+
+
+def counts(data: v1.CounterData) -> tuple[int, int]:
+    """(packets, bytes) of a counter that is written. Raises INVALID_ARGUMENT."""
+    if min(data.packet_count, data.byte_count) < 0:
+        raise refuse("INVALID_ARGUMENT", "a counter can't be negative")
+    return data.packet_count, data.byte_count
+
+
 def counter_data(packets: int, n_bytes: int, spec: info.CounterSpec) -> v1.CounterData:
     """What a counter says: BMv2's count both, P4Runtime shows what was asked for."""
+    packets, n_bytes = min(packets, MOST), min(n_bytes, MOST)
     data = v1.CounterData()
     if spec.unit in (info.CounterSpec.PACKETS, info.CounterSpec.BOTH):
         data.packet_count = packets
@@ -46,7 +58,8 @@ def to_config(rates: Sequence[tuple[float, int]]) -> v1.MeterConfig | None:
     if not rates:
         return None
     (cir, cburst), (pir, pburst) = rates[0], rates[-1]
-    return v1.MeterConfig(cir=round(cir * PER_S), cburst=cburst, pir=round(pir * PER_S), pburst=pburst)
+    cir, pir = round(cir * PER_S), round(pir * PER_S)
+    return v1.MeterConfig(cir=min(cir, MOST), cburst=min(cburst, MOST), pir=min(pir, MOST), pburst=min(pburst, MOST))
 
 
 def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spec: info.MeterSpec) -> None:
@@ -93,8 +106,9 @@ class Counters:
         _, array = self.pipeline.one(self.pipeline.counters, entry.counter_id, "counter")
         chosen = cells(entry, array, "counter")
         if entry.HasField("data"):
+            packets, n_bytes = counts(entry.data)
             for index in chosen:
-                array.write(index, entry.data.packet_count, entry.data.byte_count)
+                array.write(index, packets, n_bytes)
 
     def read(self, wanted: v1.CounterEntry) -> Iterator[v1.Entity]:
         """All cells that `wanted` asks for."""

@@ -107,7 +107,7 @@ class Tables:
         for item in pipeline.p4info.direct_meters:
             if item.direct_table_id in self.by_number:
                 self.by_number[item.direct_table_id].meter_spec = item.spec
-        self._idle: set[tuple[int, int]] = set()
+        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were told
 
     def one(self, number: int) -> Table:
         """A table by its number. Raises NOT_FOUND."""
@@ -138,8 +138,10 @@ class Tables:
             raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
         if entry.HasField("time_since_last_hit"):
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
-        if entry.HasField("counter_data") and table.counter_spec is None:
-            raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct counter")
+        if entry.HasField("counter_data"):
+            if table.counter_spec is None:
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct counter")
+            rates.counts(entry.counter_data)
         if entry.HasField("meter_counter_data"):
             raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
         if entry.HasField("meter_config"):
@@ -190,7 +192,7 @@ class Tables:
     def _keep(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
         """Set what belongs to an entry."""
         if entry.HasField("counter_data"):
-            table.table.write_counter(handle, entry.counter_data.packet_count, entry.counter_data.byte_count)
+            table.table.write_counter(handle, *rates.counts(entry.counter_data))
         if table.meter_spec is not None:
             self._set_meter(table, handle, entry.meter_config if entry.HasField("meter_config") else None)
         if table.ages:
@@ -332,7 +334,7 @@ class Tables:
         table = self._check_direct(entry.table_entry, "counter_spec")
         handle = table.find(entry.table_entry).handle
         if entry.HasField("data"):
-            table.table.write_counter(handle, entry.data.packet_count, entry.data.byte_count)
+            table.table.write_counter(handle, *rates.counts(entry.data))
 
     def read_counters(self, wanted: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
         """Direct counters."""
@@ -361,13 +363,14 @@ class Tables:
     def newly_idle(self) -> list[v1.TableEntry]:
         """Entries whose time-out has come to its end since the last call (section "Table idle timeout notification").
         An entry is told again once it was hit meanwhile."""
-        idle, found = set(), []
+        idle, found = {}, []
         for table in self.by_number.values():
             if not table.ages:
                 continue
             for handle in table.table.expired():
-                idle.add((table.number, handle))
-                if (table.number, handle) not in self._idle:
-                    found.append(self._message(table, table.table.entry(handle), v1.TableEntry()))
+                entry = table.table.entry(handle)
+                idle[table.number, handle] = last_hit = int(table.table.last_hit_us[entry.index])
+                if self._idle.get((table.number, handle)) != last_hit:
+                    found.append(self._message(table, entry, v1.TableEntry()))
         self._idle = idle
         return found

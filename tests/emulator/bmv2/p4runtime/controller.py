@@ -136,15 +136,47 @@ class Stream:
         return self.error.code() if self.error else grpc.StatusCode.OK
 
 
-class Controller:
-    """A controller of `target`. `program`: its name, for look-ups by name."""
+class Stub:
+    """Entities by the names of a P4Info."""
+
+    def __init__(self, info: info.P4Info) -> None:
+        self.info = info
+
+    def id(self, kind: str, name: str) -> int:
+        """The number of P4Info's object with this name or alias."""
+        for item in getattr(self.info, kind):
+            if name in (item.preamble.name, item.preamble.alias):
+                return item.preamble.id
+        raise KeyError(name)
+
+    def action(self, name: str, *args: int) -> v1.Action:
+        """An action with arguments in the order of its parameters."""
+        return v1.Action(
+            action_id=self.id("actions", name),
+            params=[{"param_id": number, "value": short(value)} for number, value in enumerate(args, 1)],
+        )
+
+    def entry(self, table: str, match: dict[int, dict] | None = None, action=None, **fields) -> v1.TableEntry:
+        """A table entry; `match`: field number → one keyword of FieldMatch."""
+        entry = v1.TableEntry(table_id=self.id("tables", table), **fields)
+        for number, value in (match or {}).items():
+            entry.match.add(field_id=number, **value)
+        if isinstance(action, v1.Action):
+            entry.action.action.CopyFrom(action)
+        elif action is not None:
+            entry.action.CopyFrom(action)
+        return entry
+
+
+class Controller(Stub):
+    """A controller of `target`, with the P4Info of what it set last."""
 
     def __init__(self, target: Target, election_id: int | None = 1, role: str = "") -> None:
+        super().__init__(info.P4Info())
         self.target = target
         self.channel = grpc.insecure_channel(target.address)
         self.election_id = election_id
         self.role = role
-        self.info = info.P4Info()
         for method in protos.METHODS:
             kinds = ("unary", "stream")
             make = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
@@ -202,33 +234,6 @@ class Controller:
         (name,) = entity
         responses = self.Read(v1.ReadRequest(entities=[v1.Entity(**entity)]))
         return [getattr(found, name) for response in responses for found in response.entities]
-
-    # By name
-
-    def id(self, kind: str, name: str) -> int:
-        """The number of P4Info's object with this name or alias."""
-        for item in getattr(self.info, kind):
-            if name in (item.preamble.name, item.preamble.alias):
-                return item.preamble.id
-        raise KeyError(name)
-
-    def action(self, name: str, *args: int) -> v1.Action:
-        """An action with arguments in the order of its parameters."""
-        return v1.Action(
-            action_id=self.id("actions", name),
-            params=[{"param_id": number, "value": short(value)} for number, value in enumerate(args, 1)],
-        )
-
-    def entry(self, table: str, match: dict[int, dict] | None = None, action=None, **fields) -> v1.TableEntry:
-        """A table entry; `match`: field number → one keyword of FieldMatch."""
-        entry = v1.TableEntry(table_id=self.id("tables", table), **fields)
-        for number, value in (match or {}).items():
-            entry.match.add(field_id=number, **value)
-        if isinstance(action, v1.Action):
-            entry.action.action.CopyFrom(action)
-        elif action is not None:
-            entry.action.CopyFrom(action)
-        return entry
 
     def close(self) -> None:
         self.stream.close()

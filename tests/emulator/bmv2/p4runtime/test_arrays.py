@@ -30,6 +30,8 @@ def test_counters(primary):
             controller.read(counter_entry={"counter_id": number, "index": {"index": index}})
         with refused(code):
             controller.write("MODIFY", counter_entry={"counter_id": number, "index": {"index": index}, "data": {}})
+    with refused("INVALID_ARGUMENT", "negative"):
+        controller.write("MODIFY", counter_entry={"counter_id": number, "data": {"packet_count": -1}})
     for kind in ("INSERT", "DELETE"):
         with refused("INVALID_ARGUMENT"):
             controller.write(kind, counter_entry={"counter_id": number, "data": {}})

@@ -2,8 +2,12 @@
 
 import json
 
+import grpc
 import pytest
 from controller import PROGRAMS, config, exact, refused, v1
+
+from emulator.bmv2.p4runtime.server import P4RuntimeServer
+from switchml.errors import ConfigError
 
 Set = v1.SetForwardingPipelineConfigRequest
 Get = v1.GetForwardingPipelineConfigRequest
@@ -146,3 +150,20 @@ def test_swap_can_be_disabled(primary, target):
     target.device.can_swap = False
     with refused("FAILED_PRECONDITION", "--disable-swap"):
         controller.push("lpm")
+
+
+@pytest.mark.parametrize("place", ["taken", "nowhere:nothing"])
+def test_an_address_that_can_not_be_had(target, place):
+    with pytest.raises(ConfigError, match="can't listen on"):
+        P4RuntimeServer(target.device, target.address if place == "taken" else place)
+
+
+def test_bytes_that_are_no_message(primary):
+    controller = primary("exact")
+    call = controller.channel.unary_unary("/p4.v1.P4Runtime/Write")
+    with pytest.raises(grpc.RpcError):
+        call(b"\xff\xff\xff\xff")
+    with pytest.raises(grpc.RpcError) as failed:
+        controller.channel.unary_unary("/p4.v1.P4Runtime/Nothing")(b"")
+    assert failed.value.code() == grpc.StatusCode.UNIMPLEMENTED
+    assert controller.read(table_entry={})

@@ -5,6 +5,9 @@ import time
 import pytest
 from controller import CPU_PORT, exact, refused, short, v1
 
+from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.process import compiled
+
 ETHERNET = bytes.fromhex("000000000001 000000000002 0800")
 FRAME = ETHERNET + bytes(50)
 
@@ -23,6 +26,19 @@ def test_packet_in(primary, target):
     packet = controller.stream.next("packet")
     assert packet.payload == FRAME
     assert metadata(packet) == [(1, short(300)), (2, b"\0"), (3, b"\0"), (4, b"\x01")]
+
+
+def test_packets_through_the_compiled_engine(primary, target):
+    controller = primary("packet_io")
+    target.device.change_engine(compiled)
+    target.receive(300, FRAME)
+    assert metadata(controller.stream.next("packet"))[0] == (1, short(300))
+    controller.push("packet_io")  # stays with that kind of engine
+    assert not isinstance(target.device.switch.engine, Interpreter)
+    target.receive(300, FRAME)
+    assert controller.stream.next("packet").payload == FRAME
+    controller.stream.send(packet={"payload": FRAME, "metadata": [{"metadata_id": 1, "value": short(300)}]})
+    wait_for(lambda: any(number == 300 for number, _ in target.ports.sent))
 
 
 def test_only_primaries_get_packets(primary, new_controller, target):
