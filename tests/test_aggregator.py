@@ -593,6 +593,7 @@ def test_start_and_stop_leave_nothing_behind():
 
 
 def test_no_request_is_lost_when_the_data_plane_stops():
+    gc.collect()  # of earlier tests
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         dataplane = SoftwareDataplane(port=0).start()
@@ -607,7 +608,7 @@ def test_no_request_is_lost_when_the_data_plane_stops():
         dataplane.stop_job(0)
     del dataplane, asked, future, error  # a mapping holds a descriptor, and an exception's traceback a mapping
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("options", [{}, {"loss_rate": 0.1, "reorder_rate": 0.5}], ids=["clean", "lossy"])

@@ -421,8 +421,9 @@ def test_no_wake_is_lost(job):
     me = Sleeper(segment, -1, seed=1)
     with me.socket, other_process("sleeper", name, str(me.socket.getsockname()[1])) as process:
         me.peer = ("127.0.0.1", int(process.stdout.readline()))
-        bursts, until = 0, time.monotonic() + 2.0
-        while time.monotonic() < until:
+        bursts, until = 0, time.monotonic() + 60.0  # the other process may have to compile first
+        while bursts <= 1000 or me.sleeps <= 30:
+            assert time.monotonic() < until
             burst = me.chooser.choice([1, 1, 3])
             me.push(burst)
             me.dally()
@@ -432,7 +433,6 @@ def test_no_wake_is_lost(job):
             assert come == burst
             bursts += 1
         me.push(1, LAST)
-    assert bursts > 300 and me.sleeps > 30
 
 
 def sleeper(name: str, port: int) -> None:
