@@ -143,8 +143,9 @@ class Workers:
 
     def tell_address(self, aggregator: ChildAggregator) -> None:
         """Wait for the aggregator and tell the workers where it is."""
-        # If it does not come up or a worker has died, `messages` finds out by itself.
-        with contextlib.suppress(SwitchMLError, OSError):
+        # If it does not come up or a worker has died, `messages` finds out by itself, and then closes the files that we
+        # read here (ValueError).
+        with contextlib.suppress(SwitchMLError, OSError, ValueError):
             address = aggregator.address
             for pipe in self._pipes:
                 pipe.send(address)
