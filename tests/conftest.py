@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 
 import hypothesis
@@ -30,8 +31,8 @@ def require_program() -> Callable[[str], str]:
     """`require_program("tshark")` returns the program's path, or skips the test, naming the program that is missing."""
 
     def require(name: str) -> str:
-        # Debian keeps `ip` and friends where only root's PATH looks.
-        path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
+        # Python packages bring programs into the venv; Debian keeps `ip` and friends where only root's PATH looks.
+        path = shutil.which(name) or shutil.which(name, path=f"{os.path.dirname(sys.executable)}:/usr/sbin:/sbin")
         if path is None:
             pytest.skip(f"needs the program {name}")
         return path
