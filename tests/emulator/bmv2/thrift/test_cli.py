@@ -1,14 +1,20 @@
 """The original simple_switch_CLI drives our switch, and says what it says of the real one."""
 
+import sys
+from pathlib import Path
+
 import pytest
 from peers import cli
 
 
 @pytest.mark.parametrize("name", cli.names())
 def test_transcript(name, serve, require_program):
+    program = require_program("simple_switch_CLI")
+    if name == "lpm" and Path(program).parent == Path(sys.executable).parent:
+        pytest.skip("needs BMv2's own simple_switch_CLI: PyPI's takes no key of 128 bits")
     _, server = serve(name, can_swap=False)
     transcript = cli.read(name)
-    assert cli.ask(require_program("simple_switch_CLI"), server.port, [c for c, _ in transcript]) == transcript
+    assert cli.ask(program, server.port, [c for c, _ in transcript]) == transcript
 
 
 def test_parse_value_set(serve, require_program):
