@@ -69,7 +69,7 @@ def forwarding(state: State) -> Frames:
     frames = []
     for number, (prefix, length) in enumerate(prefixes):
         table.add(
-            [ir.MatchParam("lpm", prefix, length)], RunAction(route, (source.getrandbits(48), source.randrange(8)))
+            [ir.MatchParam("lpm", prefix, length)], RunAction(route, (source.getrandbits(48) & ~(1 << 40), source.randrange(8)))
         )
         address = prefix | source.getrandbits(32) >> length
         header = struct.pack(">BBHHHBBHII", 0x45, 0, 46, number, 0, 64, 17, 0, 0x0A000001, address)
