@@ -18,6 +18,7 @@ from numba.core import types
 from emulator.trains import FRAME_BYTES, MOST_PACKETS, layout, without
 from switchml.errors import ConfigError
 from switchml.io import libc
+from switchml.io.impair import random
 from switchml.jit import kernel
 from switchml.memory import copy_bytes
 
@@ -121,17 +122,6 @@ def new_links(
 
 
 @kernel
-def _random(state, link):
-    """A float64 in [0, 1): splitmix64 (Steele, Lea, Flood 2014)."""
-    state[link] = np.uint64(state[link] + np.uint64(0x9E3779B97F4A7C15))
-    z = state[link]
-    z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
-    z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
-    z = z ^ (z >> np.uint64(31))
-    return np.float64(z >> np.uint64(11)) * (1.0 / 9007199254740992.0)
-
-
-@kernel
 def _room(links, link):
     """(where the next frame goes in the ring of bytes, how many frames of any size fit from there on)."""
     size = links.bytes.shape[1]
@@ -188,7 +178,7 @@ def _lose(links, link, packets):
     """Decide which packets of a frame go on (`links.kept`); returns how many."""
     remaining = packets
     for i in range(packets):
-        links.kept[i] = not _random(links.random, link) < links.odds[link]
+        links.kept[i] = not random(links.random, link) < links.odds[link]
         remaining -= not links.kept[i]
     links.counts[link, LOST] += packets - remaining
     return remaining

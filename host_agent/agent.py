@@ -5,8 +5,9 @@
         handle = agent.allreduce(y, op="mean", async_op=True)
         handle.wait()
 
-Calls are queued in the order they are made, from any thread, and every rank of the job must make the same ones in the same order. The
-agent's thread starts them, runs the compiled loop (loop.py) and reports them done. Results have the same bits on every rank.
+Calls are queued in the order they are made, from any thread, and every rank of the job must make the same ones in the
+same order. The agent's thread starts them, runs the compiled loop (loop.py) and reports them done. Results have the
+same bits on every rank.
 """
 
 from __future__ import annotations
@@ -17,21 +18,33 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 import numpy as np
 
 from switchml import worker as rules
-from switchml.errors import (AggregatorLost, CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow,
-                             SwitchMLError, UnsupportedTensor)
-from switchml.io import libc, shm, udp
+from switchml.errors import (
+    AggregatorLost,
+    CollectiveTimeout,
+    ConfigError,
+    JobError,
+    PeerLost,
+    RanksDisagree,
+    SumOverflow,
+    SwitchMLError,
+    UnsupportedTensor,
+)
+from switchml.io import libc, shm
 from switchml.io.tunnel import TunnelClient, choose_address
 
 from . import loop as compiled
 from . import tensors
 
 log = logging.getLogger("host_agent")
+
+_FEW_LEVELS = 8
+"""A warning tells of lanes in which a rank has fewer steps than this on each side of zero: int8 from 16 ranks on."""
 
 _TICK_S = 0.25
 _STALL_S = 1.0
@@ -46,7 +59,8 @@ _HISTORIES = 4096
 
 @dataclass
 class _Call:
-    """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number once started."""
+    """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number
+    once started."""
 
     source: int
     target: int
@@ -72,7 +86,8 @@ class Handle:
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None):
-        """The reduced array; raises what went wrong, or CollectiveTimeout if it is not done in `timeout_s` (it then goes on)."""
+        """The reduced array; raises what went wrong, or CollectiveTimeout if it is not done in `timeout_s` (it then
+        goes on)."""
         if not self._done.wait(timeout_s):
             raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
         if self._error is not None:
@@ -83,19 +98,38 @@ class Handle:
 class HostAgent:
     """One rank of one job. Make it with `HostAgent.join`."""
 
-    def __init__(self, session, sock: socket.socket, *, rank: int, world_size: int, job: str, segment: shm.Segment | None = None,
-                 tunnel: TunnelClient | None = None):
+    def __init__(
+        self,
+        session,
+        sock: socket.socket,
+        *,
+        rank: int,
+        world_size: int,
+        job: str,
+        segment: shm.Segment | None = None,
+        tunnel: TunnelClient | None = None,
+    ):
         info = session.info
         self.transport = "zmq" if tunnel is not None else "udp" if segment is None else "shm"
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size = job, rank, world_size
         self._session, self._socket = session, sock
-        self._worker = rules.Worker(rank=rank, workers=world_size, slots=info.slots, tag=info.tag, isn=info.isn, window=info.window,
-                                    payload_bytes=info.payload_bytes, packets=None if segment is None else shm.packets_of(segment, rank),
-                                    lossless=segment is not None)
+        self._worker = rules.Worker(
+            rank=rank,
+            workers=world_size,
+            slots=info.slots,
+            tag=info.tag,
+            isn=info.isn,
+            window=info.window,
+            payload_bytes=info.payload_bytes,
+            packets=None if segment is None else shm.packets_of(segment, rank),
+            lossless=segment is not None,
+        )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(self._worker, sock, self._wake, tunnel.address if tunnel is not None else info.data_address, segment)
+        self._loop = compiled.new_loop(
+            self._worker, sock, self._wake, tunnel.address if tunnel is not None else info.data_address, segment
+        )
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -119,20 +153,36 @@ class HostAgent:
     # -- joining and leaving --
 
     @classmethod
-    def join(cls, address: str | None = None, *, job: str, rank: int, world_size: int, secret: str | None = None, timeout_s: float = 60.0,
-             peer_timeout_s: float = 10.0, payload_bytes: int = 1024, slots: int = 0, bind_ip: str | None = None,
-             tls_ca: str | None = None, transport: str | None = None, wire: str | None = None) -> HostAgent:
-        """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR). Several of them,
-        separated by commas, share the work (sharded.py); every rank must list the same ones in the same order.
+    def join(
+        cls,
+        address: str | None = None,
+        *,
+        job: str,
+        rank: int,
+        world_size: int,
+        secret: str | None = None,
+        timeout_s: float = 60.0,
+        peer_timeout_s: float = 10.0,
+        payload_bytes: int = 1024,
+        slots: int = 0,
+        bind_ip: str | None = None,
+        tls_ca: str | None = None,
+        transport: str | None = None,
+        wire: str | None = None,
+    ) -> HostAgent:
+        """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
+        Several of them, separated by commas, share the work (sharded.py); every rank must list the same ones in the
+        same order.
 
-        Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET). `payload_bytes`: 256 or 1024 a
-        packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`: address to receive on; by default 127.0.x.y, its own for
-        each job and rank, if the aggregator is on this machine's loopback, else the address that routes to it.
-        `transport`: "udp", "shm" (memory shared with an aggregator on this machine), "zmq" (the aggregator's tunnel, for networks that drop
-        UDP), or "auto": shm where it can be had, else udp (default: $SWITCHML_TRANSPORT, or auto).
-        `wire`: lanes for float32 and half precision: "int32", or "int16" and "int8" for twice and four times as many values in a packet and
-        precision to match (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32).
-        Raises JoinError if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
+        Waits up to `timeout_s` for the aggregator and all ranks. `secret`: the job's (default: $SWITCHML_SECRET).
+        `payload_bytes`: 256 or 1024 a packet. `slots`: a power of two, 0 for the aggregator's choice. `bind_ip`:
+        address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
+        machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an
+        aggregator on this machine), "zmq" (the aggregator's tunnel, for networks that drop UDP), or "auto": shm where
+        it can be had, else udp (default: $SWITCHML_TRANSPORT, or auto). `wire`: lanes for float32 and half precision:
+        "int32", or "int16" and "int8" for twice and four times as many values in a packet and precision to match
+        (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32). Raises JoinError
+        if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
         """
         from switchml.controller import client
 
@@ -140,14 +190,27 @@ class HostAgent:
 
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
-            raise ConfigError("no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)")
+            raise ConfigError(
+                "no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)"
+            )
         if "," in address:
             from .sharded import ShardedAgent, split_addresses
 
             return ShardedAgent.join_all(
-                split_addresses(address), job=job, rank=rank, world_size=world_size, secret=secret, timeout_s=timeout_s,
-                peer_timeout_s=peer_timeout_s, payload_bytes=payload_bytes, slots=slots, bind_ip=bind_ip, tls_ca=tls_ca,
-                transport=transport, wire=wire)
+                split_addresses(address),
+                job=job,
+                rank=rank,
+                world_size=world_size,
+                secret=secret,
+                timeout_s=timeout_s,
+                peer_timeout_s=peer_timeout_s,
+                payload_bytes=payload_bytes,
+                slots=slots,
+                bind_ip=bind_ip,
+                tls_ca=tls_ca,
+                transport=transport,
+                wire=wire,
+            )
         transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
         wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
         if transport not in TRANSPORTS:
@@ -168,7 +231,9 @@ class HostAgent:
             try:
                 sock.bind((ip, 0))
             except OSError as error:
-                raise ConfigError(f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine") from None
+                raise ConfigError(
+                    f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine"
+                ) from None
             buffer_bytes = libc.grow_buffers(sock, 4 << 20)
             data_address = sock.getsockname()
             if transport == "zmq":
@@ -176,23 +241,55 @@ class HostAgent:
                 tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
                 data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
             session = client.join(
-                address, job=job, rank=rank, world_size=world_size, data_address=data_address, slots=slots, payload_bytes=payload_bytes, wire=WIRES[wire],
-                receive_buffer_bytes=buffer_bytes, timeout_s=max(deadline - time.monotonic(), 1.0), peer_timeout_s=peer_timeout_s, tls_ca=tls_ca,
-                **({} if secret is None else {"secret": secret}))
+                address,
+                job=job,
+                rank=rank,
+                world_size=world_size,
+                data_address=data_address,
+                slots=slots,
+                payload_bytes=payload_bytes,
+                wire=WIRES[wire],
+                receive_buffer_bytes=buffer_bytes,
+                timeout_s=max(deadline - time.monotonic(), 1.0),
+                peer_timeout_s=peer_timeout_s,
+                tls_ca=tls_ca,
+                **({} if secret is None else {"secret": secret}),
+            )
         except BaseException:
             if tunnel is not None:
                 tunnel.close()
             sock.close()
             raise
         try:
-            segment = _shared_memory(session.info.segment, transport)
+            segment, why_not = _shared_memory(session.info.segment, transport)
         except BaseException:
             session.leave()
             sock.close()
             raise
         agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment, tunnel=tunnel)
-        log.info("job '%s' rank %d of %d: %s, %s, %d slots, window %d, %d bytes a packet, aggregator %s", job, rank, world_size, agent.transport, wire,
-                 session.info.slots, agent._worker.me["window"], payload_bytes, _text(session.info.data_address))
+        log.info(
+            "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s",
+            job,
+            rank,
+            world_size,
+            agent.transport,
+            why_not,
+            wire,
+            session.info.slots,
+            agent._worker.me["window"],
+            payload_bytes,
+            _text(session.info.data_address),
+        )
+        levels = rules.headroom(world_size)[WIRES[wire]]
+        if WIRES[wire] and levels < _FEW_LEVELS:
+            log.warning(
+                "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 lanes are "
+                "more exact",
+                job,
+                world_size,
+                wire,
+                levels,
+            )
         return agent
 
     def __enter__(self) -> HostAgent:
@@ -211,7 +308,8 @@ class HostAgent:
         self._fail(error)
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback` with the error that ends this agent's part in the job, once; at once if that has happened. From any thread."""
+        """Call `callback` with the error that ends this agent's part in the job, once; at once if that has happened.
+        From any thread."""
         with self._lock:
             error = self._error
             if error is None:
@@ -233,7 +331,7 @@ class HostAgent:
         os.close(self._wake)
         # Shared memory goes now, and not when the last error that names a frame of ours does.
         self._segment = self._loop = None
-        self._worker.state = self._worker.state._replace(packets=np.zeros((0, rules.PACKET_ROW), np.uint8))
+        self._worker.state = self._worker.state._replace(packets=np.zeros((0, 1), np.uint8))
         return True
 
     # -- all-reduce --
@@ -241,11 +339,12 @@ class HostAgent:
     def allreduce(self, x, op: str = "sum", async_op: bool = False, out=None, timeout_s: float | None = None):
         """Sum or mean of `x` over all ranks, with the same bits on each.
 
-        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any strides, left as it is. The
-        result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`). Returns it, or with `async_op` a Handle whose `wait()` does.
-        Until then neither `x` nor `out` may be changed or used in another call. Integer means truncate toward zero.
-        Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost, RanksDisagree; CollectiveTimeout after
-        `timeout_s` seconds without the result, and then the job is over for this rank.
+        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
+        strides, left as it is. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`). Returns
+        it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or used in
+        another call. Integer means truncate toward zero. Raises UnsupportedTensor; SumOverflow if an integer sum does
+        not fit; PeerLost, AggregatorLost, RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the
+        result, and then the job is over for this rank.
         """
         if op not in ("sum", "mean"):
             raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
@@ -261,15 +360,28 @@ class HostAgent:
             handle._error = error
             handle._done.set()
 
-        self.allreduce_address(call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call)
+        self.allreduce_address(
+            call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call
+        )
         return handle if async_op else handle.wait()
 
-    def allreduce_address(self, source: int, target: int, numel: int, dtype: str, op: str, on_done: Callable[[BaseException | None], None],
-                          *, timeout_s: float | None = None, keep: object = None) -> None:
+    def allreduce_address(
+        self,
+        source: int,
+        target: int,
+        numel: int,
+        dtype: str,
+        op: str,
+        on_done: Callable[[BaseException | None], None],
+        *,
+        timeout_s: float | None = None,
+        keep: object = None,
+    ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
-        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `on_done(None or error)` is called once, from the agent's thread, and must
-        not wait for another call of this agent. The memory must stay alive until then (`keep` is held).
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `on_done(None or error)` is called once, from the
+        agent's thread, and must not wait for another call of this agent. The memory must stay alive until then (`keep`
+        is held).
         """
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
@@ -296,13 +408,24 @@ class HostAgent:
             on_done(error)
 
     def stats(self) -> dict[str, float]:
-        """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits, spurious, repeats; RTT and
-        RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time that calls were under way."""
+        """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
+        spurious, repeats; RTT and RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time
+        that calls were under way."""
         me = self._worker.me
-        counted = {name: int(me[name]) for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats")}
-        return counted | {"rtt_s": int(me["srtt"]) / 1e9, "rto_s": int(me["rto"]) / 1e9, "window": int(me["window"]), "transport": self.transport, "calls": self._calls,
-                          "bytes": self._bytes, "busy_s": self._busy_s,
-                          "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0}
+        counted = {
+            name: int(me[name])
+            for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats")
+        }
+        return counted | {
+            "rtt_s": int(me["srtt"]) / 1e9,
+            "rto_s": int(me["rto"]) / 1e9,
+            "window": int(me["window"]),
+            "transport": self.transport,
+            "calls": self._calls,
+            "bytes": self._bytes,
+            "busy_s": self._busy_s,
+            "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0,
+        }
 
     # -- the agent's thread --
 
@@ -344,11 +467,14 @@ class HostAgent:
     def _start_queued(self) -> None:
         while self._queue and self._worker.outstanding < rules.TASKS:
             call = self._queue.popleft()
-            call.number = self._worker.start(call.source, call.target, call.numel, call.dtype, call.divisor, self._history(call))
+            call.number = self._worker.start(
+                call.source, call.target, call.numel, call.dtype, call.divisor, self._history(call)
+            )
             self._running[call.number] = call
 
     def _history(self, call: _Call) -> np.ndarray | None:
-        """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is known."""
+        """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is
+        known."""
         if call.dtype in ("int32", "int64"):
             return None
         key = (call.dtype, call.numel)
@@ -358,7 +484,9 @@ class HostAgent:
                     return None
                 self._histories.popitem(last=False)
             per_chunk = rules.elements_per_chunk(rules.FORMATS[call.dtype], int(self._worker.me["payload"]))
-            self._histories[key] = np.full(min(int(self._worker.me["slots"]), -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8)
+            self._histories[key] = np.full(
+                min(int(self._worker.me["slots"]), -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8
+            )
         self._histories.move_to_end(key)
         return self._histories[key]
 
@@ -371,7 +499,9 @@ class HostAgent:
             error = None
             if task["misfits"]:
                 misfits = int(task["misfits"])
-                error = SumOverflow(f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype", misfits)
+                error = SumOverflow(
+                    f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype", misfits
+                )
             _call_back(call, error)
 
     def _check_progress(self, now: float) -> None:
@@ -394,27 +524,43 @@ class HostAgent:
         if late:
             missing = missing if stalled >= _TICK_S else ()
             whom = f"; it waits for rank {_listed(missing)}" if missing else ""
-            self._fail(CollectiveTimeout(f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing))
+            self._fail(
+                CollectiveTimeout(
+                    f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing
+                )
+            )
         elif stalled >= _STALL_S and now >= self._warn_at:
-            whom = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
+            whom = (
+                f"rank {_listed(missing)}"
+                if missing
+                else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
+            )
             index = next(iter(self._running.values())).index
             if self.transport == "udp" and not self._worker.me["received"]:
                 whom += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
-            log.warning("job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, index, stalled, whom)
+            log.warning(
+                "job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, index, stalled, whom
+            )
             self._warn_at = now + min(max(1.0, stalled), 30.0)
 
     def _disagreement(self) -> JobError:
         me = self._worker.me
-        what = {rules.ERROR_MIXED: "the ranks' contributions differ in dtype", rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
-                rules.ERROR_AHEAD: "a chunk needs another exponent than was agreed"}[int(me["error"])]
-        return RanksDisagree(f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in the "
-                             "same order")
+        what = {
+            rules.ERROR_MIXED: "the ranks' contributions differ in dtype",
+            rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
+            rules.ERROR_AHEAD: "a chunk needs another exponent than was agreed",
+        }[int(me["error"])]
+        return RanksDisagree(
+            f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in the "
+            "same order"
+        )
 
     def _on_event(self, event) -> None:
         """From the session's thread: what happened to the others.
 
-        A peer that left did not leave its last results unread, but this rank may still be waiting for its copy of them. So calls under
-        way go on until the aggregator says that a round lacks a contribution of a rank that left; later calls fail at once.
+        A peer that left did not leave its last results unread, but this rank may still be waiting for its copy of them.
+        So calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later
+        calls fail at once.
         """
         kind = type(event).__name__
         if kind == "AggregatorLost":
@@ -464,18 +610,23 @@ def _text(address: tuple[str, int]) -> str:
     return f"{address[0]}:{address[1]}"
 
 
-def _shared_memory(name: str, transport: str) -> shm.Segment | None:
-    """The memory to share with the aggregator, None for UDP and the tunnel. Raises ConfigError if `transport` insists and it can't be had."""
+def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
+    """The memory to share with the aggregator, None for UDP and the tunnel, and for the log why not. Raises ConfigError
+    if `transport` insists and it can't be had."""
     if transport in ("udp", "zmq"):
-        return None
+        return None, ""
     if not name and transport == "shm":
-        raise ConfigError("transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software aggregator)")
+        raise ConfigError(
+            "transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software aggregator)"
+        )
+    if not name:
+        return None, " (the aggregator offers no shared memory)"
     try:
-        return shm.attach(name) if name else None
-    except ConfigError:
+        return shm.attach(name), ""
+    except ConfigError as error:
         if transport == "shm":
             raise
-        return None
+        return None, f" ({error})"
 
 
 def _own_address(host: str, job: str, rank: int) -> str:

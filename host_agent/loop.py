@@ -104,7 +104,7 @@ def run(loop, reported, tick_ns):
         if count:
             quiet = 0
             continue
-        if near and quiet < _PATIENCE and me.base < me.next:
+        if quiet < _PATIENCE and me.base < me.next:
             quiet += 1
             libc.give_way()
             continue
@@ -130,7 +130,7 @@ def _send(loop, n):
     """Send the packets of the listed slots by UDP."""
     me = loop.worker.me[0]
     for i in range(n):
-        loop.outgoing.address[i] = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET :].ctypes.data
+        loop.outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i])
         loop.outgoing.length[i] = HEADER_BYTES + me.payload
         loop.outgoing.endpoint[i] = loop.aggregator[0]
     udp.send_batch(loop.io, loop.outgoing, n)
@@ -142,7 +142,7 @@ def _hand_over(loop, fresh, n):
     about."""
     me = loop.worker.me[0]
     for i in range(fresh):
-        packet = loop.worker.packets[loop.out[i], rules.PACKET_OFFSET :].ctypes.data
+        packet = rules.packet_at(loop.worker, loop.out[i])
         shm.push_up(loop.shared, me.rank, packet, HEADER_BYTES + me.payload)
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]

@@ -71,6 +71,8 @@ class _JobState:
             pool.slots.ctypes.data,
             seen,
             pool.rows.ctypes.data,
+            pool.rows.shape[1],
+            pool.first_result,
             pool.counters.ctypes.data,
             self.endpoints.ctypes.data,
             len(pool.slots) // 2,
@@ -227,7 +229,9 @@ class SoftwareDataplane:
             if address is not None:
                 if address in spec.addresses[:rank]:
                     first = spec.addresses.index(address)
-                    raise ConfigError(f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}")
+                    raise ConfigError(
+                        f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}"
+                    )
                 self._check_address(spec, rank, address)
         state.index = int(free[0])
         self._jobs[spec.job_id] = state
@@ -259,6 +263,9 @@ class SoftwareDataplane:
 
         self._in_loop(remove)
 
+    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+        return self.address
+
     def segment(self, job_id: int) -> str:
         return self._jobs[job_id].segment_name
 
@@ -275,7 +282,7 @@ class SoftwareDataplane:
             if now - opened[row][1] >= 1.0:
                 missing |= state.missing(row)
         state.opened = opened
-        return JobCounters(ranks, len(set(rows // 2)), tuple(sorted(missing)))
+        return JobCounters(ranks, len(set(rows % (len(state.pool.slots) // 2))), tuple(sorted(missing)))
 
     def refused(self) -> dict[str, int]:
         return {"refused_address": int(self._loop.totals[0])}

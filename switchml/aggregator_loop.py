@@ -19,8 +19,6 @@ from .memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
 from .pool import (
     JOB,
     MULTICAST,
-    ROW_BYTES,
-    ROW_HEADER,
     SENT_BYTES,
     SENT_PACKETS,
     SLOT,
@@ -48,6 +46,8 @@ JOB_ENTRY = np.dtype(
         ("slots", "u8"),
         ("seen", "u8"),
         ("rows", "u8"),
+        ("row_bytes", "i8"),
+        ("results", "u8"),
         ("counters", "u8"),
         ("endpoints", "u8"),
         ("slot_count", "i8"),
@@ -57,8 +57,8 @@ JOB_ENTRY = np.dtype(
     ],
     align=True,
 )
-"""Where a job's arrays are. `protocol` 0: no job. `segment`: address of its shared memory's `at` (0: none); `local`
-that of a uint8 for each rank, 1 if its packets come that way."""
+"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet. `segment`: address of its
+shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
@@ -91,7 +91,7 @@ class Loop(NamedTuple):
     rings: np.ndarray
 
 
-@kernel
+@kernel(forceinline=True)
 def _find(senders, key):
     """Value stored for an endpoint, or -1. Linear probing."""
     at = np.int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
@@ -102,7 +102,7 @@ def _find(senders, key):
     return -1
 
 
-@kernel
+@kernel(forceinline=True)
 def _counters_of(entry):
     return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
 
@@ -116,11 +116,11 @@ def _ask(entry, job, counters, rank, seq, reply):
     return ask_v2(job, slots, seen, counters, reply, rank, seq)
 
 
-@kernel
+@kernel(forceinline=True)
 def _apply(entry, rank, address, length, reply):
     """One packet under the rule of its job; (action, row)."""
     job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
-    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, ROW_BYTES), np.uint8)
+    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
     counters = _counters_of(entry)
     if length == 0 and entry.segment:
         return _ask(entry, job, counters, rank, np.int64(address), reply), 0
@@ -132,7 +132,7 @@ def _apply(entry, rank, address, length, reply):
     return receive_v2(job, slots, seen, rows, counters, reply, rank, address, length)
 
 
-@kernel
+@kernel(forceinline=True)
 def _emit(outgoing, n, entry, rank, address, length, port):
     """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
     completing packet)."""
@@ -150,12 +150,12 @@ def _emit(outgoing, n, entry, rank, address, length, port):
     return n + 1
 
 
-@kernel
+@kernel(forceinline=True)
 def _hand_over(entry, rank, address, length):
     """Name a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, 8)
     if length == _WAIT_BYTES:  # lies in our own memory: copy it into theirs
-        row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * ROW_BYTES)
+        row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * shm.ROW_BYTES)
         entry.replies += 1
         copy_bytes(row, address, length)
         shm.push_down(at, rank, row, length, 2 * at[shm.SLOTS])
@@ -218,7 +218,7 @@ def _step(loop, packets, count, now):
         entry = loop.jobs[loop.done[first, 0]]
         for rank in range(entry.workers):
             for k in range(first, last):
-                row = entry.rows + np.uint64(loop.done[k, 1] * ROW_BYTES + ROW_HEADER)
+                row = entry.results + np.uint64(loop.done[k, 1] * entry.row_bytes)
                 if n == room:
                     _send(loop, n, now)
                     n = 0
@@ -327,7 +327,7 @@ def new_loop(
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.HELD),
-        replies=np.zeros((batch, ROW_BYTES), np.uint8),
+        replies=np.zeros((batch, wire_format.MAX_PACKET_BYTES), np.uint8),
         done=np.zeros((batch, 4), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,

@@ -1,9 +1,25 @@
 """The names of what an aggregator counts, in the order of the columns of its counter arrays."""
 
-COUNTERS = ("accepted", "completed", "answered", "duplicates", "waits", "stale", "refused_window", "refused_tag",
-            "refused_format", "received_packets", "received_bytes", "sent_packets", "sent_bytes", "retransmissions", "overflow", "mixed")
-"""Kept for each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the kept results sent
-again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
+COUNTERS = (
+    "accepted",
+    "completed",
+    "answered",
+    "duplicates",
+    "waits",
+    "stale",
+    "refused_window",
+    "refused_tag",
+    "refused_format",
+    "received_packets",
+    "received_bytes",
+    "sent_packets",
+    "sent_bytes",
+    "retransmissions",
+    "overflow",
+    "mixed",
+)
+"""Kept for each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the kept
+results sent again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
 
 REFUSED = ("refused_address",)
 """Kept for the data plane as a whole: packets from nobody who joined."""

@@ -15,7 +15,7 @@ import math
 import numpy as np
 
 from .jit import kernel
-from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, u8_at, u32_at, u64_at
+from .memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
 from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, steps
 from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
@@ -62,7 +62,7 @@ def headroom(workers: int) -> tuple[int, int, int]:
     return guard_bits(workers), steps(16, workers), steps(8, workers)
 
 
-@kernel
+@kernel(forceinline=True)
 def canonical(code, fmt):
     """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
 
@@ -80,16 +80,10 @@ def canonical(code, fmt):
     return exponent - CODE_BIAS
 
 
-@kernel
-def _power_of_two(exponent):
+@kernel(inline=True)
+def _exp2(exponent):
     """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
-    return np.int64((exponent + 1023) << 52)
-
-
-@kernel
-def _exp2(exponent, scratch):
-    scratch.view(np.int64)[0] = _power_of_two(exponent)
-    return scratch[0]
+    return float64_of_bits(np.int64((exponent + 1023) << 52))
 
 
 @kernel
@@ -151,7 +145,7 @@ def need_of(fmt, address, count, finite_only):
 
 
 @kernel
-def _encode32(address, count, lanes, exponent, guard, scratch):
+def _encode32(address, count, lanes, exponent, guard):
     """Finite float32 to lanes at 2^(31 - guard - exponent).
 
     The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of
@@ -159,23 +153,23 @@ def _encode32(address, count, lanes, exponent, guard, scratch):
     """
     shift = 31 - guard - exponent
     x = f32_at(address, count)
-    limit = np.float32(np.int64(1) << (31 - guard)) - np.float32(1.0)
+    limit = np.float32(_exp2(31 - guard)) - np.float32(1.0)
     if shift <= 127:
-        scale = np.float32(_exp2(shift, scratch))
+        scale = np.float32(_exp2(shift))
         for i in range(count):
             lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(x[i] * scale), limit))))
     else:
-        wide = _exp2(shift, scratch)
+        wide = _exp2(shift)
         for i in range(count):
             lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(np.float64(x[i]) * wide), np.float64(limit)))))
 
 
 @kernel
-def _encode32_finite(address, count, lanes, exponent, guard, scratch):
+def _encode32_finite(address, count, lanes, exponent, guard):
     """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
     x = f32_at(address, count)
-    scale = _exp2(31 - guard - exponent, scratch)
-    limit = np.float64(np.float32(np.int64(1) << (31 - guard)) - np.float32(1.0))
+    scale = _exp2(31 - guard - exponent)
+    limit = np.float64(np.float32(_exp2(31 - guard)) - np.float32(1.0))
     for i in range(count):
         value = np.float64(x[i])
         lanes[i] = (
@@ -184,14 +178,14 @@ def _encode32_finite(address, count, lanes, exponent, guard, scratch):
 
 
 @kernel
-def _encode64(address, count, lanes, code, guard, scratch):
+def _encode64(address, count, lanes, code, guard):
     """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
     x = f64_at(address, count)
     bits = 31 - guard
     shift = bits - _exponent64(code)
     half = shift // 2
-    scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
-    radix = _exp2(bits, scratch)
+    scale_a, scale_b = _exp2(half), _exp2(shift - half)
+    radix = _exp2(bits)
     for i in range(count):
         rest = x[i] * scale_a * scale_b if np.isfinite(x[i]) else 0.0
         for limb in range(3):
@@ -219,27 +213,27 @@ def _encode_int(address, count, lanes, limbs):
             lanes[4 * i + 3] = bswap32(np.uint32(value & 0xFFFF))
 
 
-@kernel
-def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only, scratch):
+@kernel(forceinline=True)
+def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only):
     """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
 
     `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be
-    finite and need no more than `used`. `room`: the format's `headroom`. `scratch` float64[1] is working space.
+    finite and need no more than `used`. `room`: the format's `headroom`.
     """
     if fmt == FLOAT32_INT16:
-        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS), scratch), finite_only)
+        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
         return
     if fmt == FLOAT32_INT8:
-        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS), scratch), finite_only)
+        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
         return
     out = u32_at(lanes_address, lanes)
     if fmt == FLOAT32:
         if finite_only:
-            _encode32_finite(address, count, out, used + CODE_BIAS, room, scratch)
+            _encode32_finite(address, count, out, used + CODE_BIAS, room)
         else:
-            _encode32(address, count, out, used + CODE_BIAS, room, scratch)
+            _encode32(address, count, out, used + CODE_BIAS, room)
     elif fmt == FLOAT64:
-        _encode64(address, count, out, used, room, scratch)
+        _encode64(address, count, out, used, room)
     else:
         _encode_int(address, count, out, _LANES[fmt])
     for i in range(count * _LANES[fmt], lanes):
@@ -267,18 +261,18 @@ def classify(fmt, address, count, lanes_address, lanes):
             out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
 
 
-@kernel
-def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
+@kernel(forceinline=True)
+def decode(fmt, lanes_address, address, count, used, room, divisor):
     """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
     zero).
 
     Returns how many integer sums did not fit their type (those elements are left wrapped).
     """
     if fmt == FLOAT32_INT16:
-        decode_int16(lanes_address, address, count, _exp2(used + CODE_BIAS, scratch) / room, divisor)
+        decode_int16(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
         return 0
     if fmt == FLOAT32_INT8:
-        decode_int8(lanes_address, address, count, _exp2(used + CODE_BIAS, scratch) / room, divisor)
+        decode_int8(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
         return 0
     sums = u32_at(lanes_address, count * _LANES[fmt])
     misfits = 0
@@ -286,11 +280,11 @@ def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
         x = f32_at(address, count)
         shift = used + CODE_BIAS + room - 31
         if -120 <= shift <= 96:
-            scale = np.float32(_exp2(shift, scratch))
+            scale = np.float32(_exp2(shift))
             for i in range(count):
                 x[i] = np.float32(np.int32(bswap32(sums[i]))) * scale
         else:
-            wide = _exp2(shift, scratch)
+            wide = _exp2(shift)
             for i in range(count):
                 x[i] = np.float32(np.float64(np.int32(bswap32(sums[i]))) * wide)
         if divisor != 1:
@@ -300,10 +294,10 @@ def decode(fmt, lanes_address, address, count, used, room, divisor, scratch):
     elif fmt == FLOAT64:
         y = f64_at(address, count)
         bits = 31 - room
-        inverse = _exp2(-bits, scratch)
+        inverse = _exp2(-bits)
         shift = _exponent64(used) - bits
         half = shift // 2
-        scale_a, scale_b = _exp2(half, scratch), _exp2(shift - half, scratch)
+        scale_a, scale_b = _exp2(half), _exp2(shift - half)
         for i in range(count):
             high, middle, low = (
                 np.int32(bswap32(sums[3 * i])),

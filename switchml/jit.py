@@ -61,7 +61,7 @@ def kernel(function=None, *, inline=False, **options):
         return numba.njit(inline="always", **options)(function)
     before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_directory(function.__module__.partition(".")[0]))
     try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
+        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
     finally:
         numba.config.CACHE_DIR = before
 

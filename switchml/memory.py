@@ -69,6 +69,16 @@ def bswap16(typingctx, value):
     return types.uint16(types.uint16), codegen
 
 
+@intrinsic
+def float64_of_bits(typingctx, bits):
+    """The float64 that has these 64 bits."""
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(args[0], ir.DoubleType())
+
+    return types.float64(types.int64), codegen
+
+
 @kernel(inline=True)
 def u8_at(address, count):
     """uint8[count] over the memory at `address`."""

@@ -4,9 +4,9 @@ Two rules, one for each protocol of docs/protocol.md (sections 1 and 3), as comp
 know no socket, no clock and no other job: the software aggregator, the packet-level emulator and the tests call the
 same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
 
-A result packet lives, ready to send, in the row where its sums were made: ROW_HEADER bytes into a row starts the
-10-byte header, so that the lanes behind it are aligned. Sums stay big-endian; adding swaps bytes on the fly, which
-costs less than copying later.
+A result packet lives, ready to send, at the end of the row where its sums were made. Rows without slack, one version
+of all slots before the other, put the results of consecutive slots next to each other: they travel as one piece. Sums
+stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
 """
 
 from typing import NamedTuple
@@ -17,11 +17,19 @@ from . import packet as wire_format
 from .counters import COUNTERS
 from .errors import ConfigError
 from .jit import kernel
-from .memory import be16, be32, bswap16, bswap32, put_be16, put_be32, serial_difference, signed8, u8_at, u16_at, u32_at
-
-ROW_HEADER = 54
-ROW_BYTES = 64 + 1024
-"""One result packet with its lanes 64-byte aligned."""
+from .memory import (
+    be16,
+    be32,
+    bswap32,
+    copy_bytes,
+    put_be16,
+    put_be32,
+    serial_difference,
+    signed8,
+    u8_at,
+    u32_at,
+    u64_at,
+)
 
 CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
 ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
@@ -56,7 +64,7 @@ SLOT = np.dtype(
     [("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2"), ("wire", "i2")],
     align=True,
 )
-"""One version of one v2 slot; version v of slot i is row 2*i + v."""
+"""One version of one v2 slot; version v of slot i is row v*S + i."""
 
 SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
 """One set of one v1 slot, numbered as above."""
@@ -79,32 +87,51 @@ def add_int32(sums, values, lanes):
     return np.int64(overflow >> np.uint32(31))
 
 
+_TOP16, _LOW16, _BYTE16 = np.uint64(0x8000800080008000), np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x00FF00FF00FF00FF)
+_TOP8, _LOW8 = np.uint64(0x8080808080808080), np.uint64(0x7F7F7F7F7F7F7F7F)
+_EIGHT = np.uint64(8)
+
+
+@kernel(inline=True)
+def _swap16(word):
+    """The bytes of four 16-bit lanes swapped."""
+    return ((word & _BYTE16) << _EIGHT) | ((word >> _EIGHT) & _BYTE16)
+
+
 @kernel
 def add_int16(sums, values, lanes):
-    """The same for big-endian int16."""
-    a, b = u16_at(sums, lanes), u16_at(values, lanes)
-    overflow = np.uint16(0)
-    for i in range(lanes):
-        x, y = bswap16(a[i]), bswap16(b[i])
-        total = np.uint16(x + y)
-        overflow |= np.uint16((x ^ total) & (y ^ total))
-        a[i] = bswap16(total)
-    return np.int64(overflow >> np.uint16(15))
+    """The same for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits but the top
+    ones, so that no carry leaves a lane, then the top ones without carry."""
+    a, b = u64_at(sums, lanes // 4), u64_at(values, lanes // 4)
+    overflow = np.uint64(0)
+    for i in range(lanes // 4):
+        x, y = _swap16(a[i]), _swap16(b[i])
+        total = ((x & _LOW16) + (y & _LOW16)) ^ ((x ^ y) & _TOP16)
+        overflow |= (x ^ total) & (y ^ total)
+        a[i] = _swap16(total)
+    return np.int64(overflow & _TOP16 != 0)
 
 
 @kernel
 def add_int8(sums, values, lanes):
-    """The same for int8."""
-    a, b = u8_at(sums, lanes), u8_at(values, lanes)
-    overflow = np.uint8(0)
-    for i in range(lanes):
-        total = np.uint8(a[i] + b[i])
-        overflow |= np.uint8((a[i] ^ total) & (b[i] ^ total))
+    """The same for int8; `lanes` is a multiple of 8."""
+    a, b = u64_at(sums, lanes // 8), u64_at(values, lanes // 8)
+    overflow = np.uint64(0)
+    for i in range(lanes // 8):
+        x, y = a[i], b[i]
+        total = ((x & _LOW8) + (y & _LOW8)) ^ ((x ^ y) & _TOP8)
+        overflow |= (x ^ total) & (y ^ total)
         a[i] = total
-    return np.int64(overflow >> np.uint8(7))
+    return np.int64(overflow & _TOP8 != 0)
 
 
-@kernel
+@kernel(inline=True)
+def result_at(rows, row, payload):
+    """Address of the result packet in a row: its end."""
+    return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - _HEADER - payload)
+
+
+@kernel(forceinline=True)
 def _store(kept, fresh, payload):
     """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
     a, b = u32_at(kept, payload // 4), u32_at(fresh, payload // 4)
@@ -112,7 +139,7 @@ def _store(kept, fresh, payload):
         a[i] = b[i]
 
 
-@kernel
+@kernel(forceinline=True)
 def _add(wire, sums, values, payload):
     if wire == wire_format.WIRE_INT32:
         return add_int32(sums, values, payload // 4)
@@ -127,7 +154,7 @@ def reset_slots(job, slots, seen):
     count = job.slots
     for i in range(count):
         for version in range(2):
-            slot = slots[2 * i + version]
+            slot = slots[version * count + i]
             slot.seq = (job.isn + i - (2 - version) * count) & 0xFFFFFFFF
             slot.count = job.workers
             slot.need = slot.ahead = slot.used = wire_format.CODE_ZERO
@@ -163,7 +190,7 @@ def ask_v2(job, slots, seen, counters, reply, rank, seq):
     """A rank asks about a round that it has contributed to, without sending its packet again: WAITING, with the wait
     packet in `reply`, if the round is open, else DROP."""
     mine = counters[rank]
-    row = 2 * (seq & (job.slots - 1)) + ((seq // job.slots) & 1)
+    row = seq & (2 * job.slots - 1)
     contributed = seen[row, rank >> 6] & (np.uint64(1) << np.uint64(rank & 63)) != 0
     if slots[row].seq != seq or not contributed or slots[row].count == job.workers:
         return DROP
@@ -172,11 +199,11 @@ def ask_v2(job, slots, seen, counters, reply, rank, seq):
     return WAITING
 
 
-@kernel
+@kernel(forceinline=True)
 def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     """One datagram of `rank` at `address`, under the rule of section 3.
 
-    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, ROW_BYTES], `counters` int64[n,
+    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, k >= 10 + payload], `counters` int64[n,
     len(COUNTERS)], `reply` uint8[>= 1034]. Returns (action, row): the row holds the result of a MULTICAST, `reply` what
     UNICAST and WAITING send.
     """
@@ -197,12 +224,11 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         mine[RETRANSMISSIONS] += 1
 
     seq = be32(data, 2)
-    index = seq & (job.slots - 1)
-    version = (seq // job.slots) & 1
-    row = 2 * index + version
-    slot, other = slots[row], slots[2 * index + 1 - version]
+    row = seq & (2 * job.slots - 1)  # version times S, plus the slot
+    slot, other = slots[row], slots[row ^ job.slots]
     word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
-    payload_at = rows[row].ctypes.data + ROW_HEADER + _HEADER
+    result = result_at(rows, row, job.payload)
+    payload_at = result + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
 
     if distance < 0:
@@ -233,9 +259,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
             slot.flags |= wire_format.FLAG_OVERFLOW
     elif slot.count == job.workers:
         mine[ANSWERED] += 1
-        answer = rows[row]
-        for i in range(_HEADER + job.payload):
-            reply[i] = answer[ROW_HEADER + i]
+        copy_bytes(reply.ctypes.data, result, _HEADER + job.payload)
         reply[0] |= wire_format.R_FLAG
         return UNICAST, row
     else:
@@ -253,7 +277,7 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     if slot.flags & wire_format.FLAG_MIXED:
         mine[MIXED] += 1
     _write_header(
-        rows[row, ROW_HEADER:],
+        u8_at(result, _HEADER),
         wire_format.RESULT | slot.wire,
         job.payload,
         False,
@@ -288,13 +312,14 @@ def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     if index >= wire_format.V1_SLOTS:
         mine[REFUSED_WINDOW] += 1
         return DROP, 0
-    row = 2 * index + version
-    slot, other = slots[row], slots[2 * index + 1 - version]
+    row = version * wire_format.V1_SLOTS + index
+    slot, other = slots[row], slots[row ^ wire_format.V1_SLOTS]
     bit = np.uint32(1) << np.uint32(rank)
     first, seen = slot.bitmap == 0, (slot.bitmap & bit) != 0
     slot.bitmap |= bit
     other.bitmap &= ~bit
-    result = rows[row, ROW_HEADER:]
+    result_address = result_at(rows, row, wire_format.MAX_PACKET_BYTES - _HEADER)
+    result = u8_at(result_address, _HEADER + payload)
 
     if seen:
         if slot.count != 0:
@@ -309,7 +334,7 @@ def receive_v1(job, slots, rows, counters, reply, rank, address, length):
     mine[ACCEPTED] += 1
     slot.count = job.workers - 1 if slot.count == 0 else slot.count - 1
     e0, e1 = signed8(data[8]), signed8(data[9])
-    payload_at = rows[row].ctypes.data + ROW_HEADER + _HEADER
+    payload_at = result_address + np.uint64(_HEADER)
     if first:
         slot.e0, slot.e1 = e0, e1
         _store(payload_at, address + _HEADER, payload)
@@ -368,10 +393,15 @@ class Pool:
         self.job[0] = (workers, slots, payload_bytes, wire, tag, isn)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
-        self.rows = np.zeros((2 * slots, ROW_BYTES), np.uint8) if rows is None else rows
+        self.rows = np.zeros((2 * slots, _HEADER + payload_bytes), np.uint8) if rows is None else rows
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        self._reply = np.zeros(ROW_BYTES, np.uint8)
+        self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
         reset_slots(self.job[0], self.slots, self.seen)
+
+    @property
+    def first_result(self) -> int:
+        """Address of row 0's result packet; the others follow a row apart."""
+        return result_at(self.rows, 0, int(self.job[0]["payload"]))
 
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
@@ -395,7 +425,7 @@ class Pool:
             if i in (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)
         ]
         size = _WAIT_SIZE if action == WAITING else _HEADER + int(self.job[0]["payload"])
-        return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, self.rows[row], self._reply, size))
+        return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, self.rows[row, -size:], self._reply, size))
 
 
 class PoolV1:
@@ -408,9 +438,14 @@ class PoolV1:
         self.job = np.zeros(1, JOB)
         self.job[0] = (workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0)
         self.slots = np.zeros(rows, SLOT_V1)
-        self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
+        self.rows = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        self._reply = np.zeros(ROW_BYTES, np.uint8)
+        self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
+
+    @property
+    def first_result(self) -> int:
+        """Address of row 0's result packet; the others follow a row apart."""
+        return self.rows.ctypes.data
 
     def receive(self, rank: int, data: bytes) -> Outcome:
         """Apply one packet of `rank`."""
@@ -423,7 +458,7 @@ class PoolV1:
 
 def _reply_bytes(action: int, row: np.ndarray, reply: np.ndarray, size: int) -> bytes | None:
     if action == MULTICAST:
-        return row[ROW_HEADER : ROW_HEADER + size].tobytes()
+        return row[:size].tobytes()
     if action in (UNICAST, WAITING):
         return reply[:size].tobytes()
     return None

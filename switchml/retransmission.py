@@ -1,4 +1,5 @@
-"""When a worker asks again: round-trip times, the retransmission timeout, and patience (docs/protocol.md, section 6).
+"""When a worker asks again, and how much it keeps on the way: round-trip times, the retransmission timeout, patience,
+and the limit in flight (docs/protocol.md, section 6).
 
 Kernels over a worker's scalars (`me`, a record of worker.ME). Times are int64 nanoseconds.
 """
@@ -13,7 +14,8 @@ INITIAL_RTO = 10 * MILLISECOND
 MINIMUM_RTO = MILLISECOND
 MAXIMUM_RTO = SECOND
 LEAST_VARIANCE = MILLISECOND // 2
-"""RTO = SRTT + max(4 RTTVAR, LEAST_VARIANCE); RFC 6298 with a grain fit for one switch between hosts."""
+"""RTO = SRTT + max(4 RTTVAR, SRTT, LEAST_VARIANCE): RFC 6298 with a grain fit for one switch between hosts, and at
+least twice the round-trip time, because a result also waits for the ranks that are a queue's length behind."""
 LEAST_CAUTION, MOST_CAUTION = 16, 512
 """RTO is multiplied by caution / 16, which needless retransmissions raise and RTT estimates bring down again."""
 SAMPLES = 8
@@ -29,6 +31,12 @@ LEAST_REORDERING = 200 * MICROSECOND
 """A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC
 8985)."""
 
+LEAST_IN_FLIGHT = 128
+"""Rounds that a worker may always have on the way, if its window has as many; also what it begins with."""
+QUEUE_TIME = 10 * MILLISECOND
+"""What a path delivers in this time (or in two of the shortest RTTs) is enough to keep on the way: more would only
+stand in queues, where it makes RTTs longer and the repair of a loss slower."""
+
 
 @kernel
 def sample_rtt(me, rtt):
@@ -40,6 +48,7 @@ def sample_rtt(me, rtt):
     """
     if me.rtt_samples and rtt > me.rto:
         return
+    me.base_rtt = min(me.base_rtt, rtt)
     me.least_rtt = rtt if me.rtt_samples % SAMPLES == 0 else min(me.least_rtt, rtt)
     me.rtt_samples += 1
     if me.rtt_samples == 1:
@@ -58,7 +67,7 @@ def sample_rtt(me, rtt):
 
 @kernel
 def set_rto(me):
-    rto = (me.srtt + max(4 * me.rttvar, LEAST_VARIANCE)) * me.caution // LEAST_CAUTION
+    rto = (me.srtt + max(4 * me.rttvar, me.srtt, LEAST_VARIANCE)) * me.caution // LEAST_CAUTION
     me.rto = min(max(rto, MINIMUM_RTO), MAXIMUM_RTO)
 
 
@@ -77,3 +86,18 @@ def spurious(me, now):
 def patience(me, now):
     """How long to wait before a round is asked for again (ns)."""
     return max(me.rto, me.least_patience, min((now - me.progress_at) // 4, LONGEST_PROBE))
+
+
+@kernel
+def adapt_limit(me, now):
+    """Once a QUEUE_TIME: let as many rounds be in flight as have been answered in that time, if the limit was felt.
+
+    As long as less than the path can carry is on the way, that more than doubles the limit each time.
+    """
+    period = max(QUEUE_TIME, 2 * me.base_rtt)
+    if now - me.counted_at < period:
+        return
+    answered = (me.received - me.counted) * period // (now - me.counted_at)
+    if me.limited and now - me.counted_at < 2 * period:
+        me.limit = min(max(answered, LEAST_IN_FLIGHT), me.window)
+    me.counted_at, me.counted, me.limited = now, me.received, 0

@@ -39,9 +39,11 @@ from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
 from .retransmission import (
     INITIAL_RTO,
     LEAST_CAUTION,
+    LEAST_IN_FLIGHT,
     LEAST_REORDERING,
     LONGEST_PROBE,
     PROBES,
+    adapt_limit,
     patience,
     sample_rtt,
     spurious,
@@ -55,11 +57,7 @@ OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD = range(4)
 """Why a worker stopped: `me.error`. The last: a peer's exponents contradict what was agreed."""
 
 TASKS = 1024
-"""All-reduces that may be under way at once; more wait in the agent."""
-
-PACKET_OFFSET = 54
-PACKET_ROW = 64 + 1024
-"""As in pool.py: the header starts so that the lanes are aligned."""
+"""All-reduces that may be under way at once (a power of two); more wait in the agent."""
 
 ME = np.dtype(
     [
@@ -97,13 +95,20 @@ ME = np.dtype(
         ("rtt_samples", "i8"),
         ("least_patience", "i8"),
         ("least_rtt", "i8"),
+        ("base_rtt", "i8"),
+        ("in_flight", "i8"),
+        ("limit", "i8"),
+        ("limited", "i8"),
+        ("counted", "i8"),
+        ("counted_at", "i8"),
     ],
     align=True,
 )
 """A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
-bring that forward. `completed`: tasks done. From `sent` on: counters."""
+bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
+most `limit`; `limited`: that held something back since `counted_at`."""
 
 SLOT = np.dtype(
     [
@@ -137,6 +142,7 @@ TASK = np.dtype(
         ("numel", "i8"),
         ("fmt", "i8"),
         ("divisor", "i8"),
+        ("per_chunk", "i8"),
         ("first", "i8"),
         ("chunks", "i8"),
         ("done", "i8"),
@@ -147,8 +153,8 @@ TASK = np.dtype(
     ],
     align=True,
 )
-"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `history`: address of int8 exponent
-codes by chunk."""
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
+`history`: address of int8 exponent codes by chunk."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -163,8 +169,7 @@ def elements_per_chunk(fmt: int, payload_bytes: int) -> int:
 
 
 class State(NamedTuple):
-    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, PACKET_ROW], uint32[S, payload], uint8[32],
-    float64[1]."""
+    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, k], uint32[S, payload], uint8[32]."""
 
     me: np.ndarray
     slots: np.ndarray
@@ -172,42 +177,47 @@ class State(NamedTuple):
     packets: np.ndarray
     classes: np.ndarray
     missing: np.ndarray
-    scratch: np.ndarray
 
 
-@kernel
+@kernel(forceinline=True)
 def _task_of(w, chunk, hint):
     """Index of the task that has `chunk`, looking from task number `hint` on."""
     number = hint
-    while chunk >= w.tasks[number % TASKS].first + w.tasks[number % TASKS].chunks:
+    while chunk >= w.tasks[number & (TASKS - 1)].first + w.tasks[number & (TASKS - 1)].chunks:
         number += 1
     return number
 
 
-@kernel
+@kernel(forceinline=True)
 def _elements(w, task, chunk):
     """(source address, target address, count) of a task's chunk."""
-    per_chunk = w.me[0].payload // (_LANES[task.fmt] * _LANE_BYTES[task.fmt])
-    start = (chunk - task.first) * per_chunk
+    start = (chunk - task.first) * task.per_chunk
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
-    return task.source + offset, task.target + offset, min(per_chunk, task.numel - start)
+    return task.source + offset, task.target + offset, min(task.per_chunk, task.numel - start)
 
 
-@kernel
+@kernel(forceinline=True)
 def _scan(w, number, chunk):
-    task = w.tasks[number % TASKS]
+    task = w.tasks[number & (TASKS - 1)]
     source, _, count = _elements(w, task, chunk)
     return need_of(task.fmt, source, count, False)
 
 
-@kernel
+@kernel(inline=True)
+def packet_at(w, index):
+    """Address of a slot's packet: the end of its row. Rows without slack make one train of consecutive slots."""
+    row = w.packets.shape[1]
+    return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.me[0].payload)
+
+
+@kernel(forceinline=True)
 def _build_packet(w, index):
     """Write the packet of a slot's present round: mode, used and need are set."""
     me, slot = w.me[0], w.slots[index]
-    task = w.tasks[slot.task % TASKS]
+    task = w.tasks[slot.task & (TASKS - 1)]
     source, _, count = _elements(w, task, slot.chunk)
-    row = w.packets[index, PACKET_OFFSET:]
-    lanes_at = row.ctypes.data + _HEADER
+    row = u8_at(packet_at(w, index), _HEADER)
+    lanes_at = packet_at(w, index) + np.uint64(_HEADER)
     lanes, wire = me.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
     if slot.mode == CLASSIFY:
         classify(task.fmt, source, count, lanes_at, lanes)
@@ -215,7 +225,7 @@ def _build_packet(w, index):
         nothing = u8_at(lanes_at, me.payload)
         nothing[:] = 0
     else:
-        encode(task.fmt, source, count, lanes_at, lanes, slot.used, me.room[wire], slot.classed != 0, w.scratch)
+        encode(task.fmt, source, count, lanes_at, lanes, slot.used, me.room[wire], slot.classed != 0)
 
     if not slot.scanned and slot.chunk + me.slots < me.total:
         after = _task_of(w, slot.chunk + me.slots, slot.task)
@@ -229,11 +239,12 @@ def _build_packet(w, index):
     row[9] = slot.used & 0xFF
 
 
-@kernel
+@kernel(forceinline=True)
 def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
+    me.in_flight += 1
     slot.sent_at, slot.deadline = now, now + max(me.rto, me.least_patience)
     me.earliest = min(me.earliest, slot.deadline)
     me.sent += 1
@@ -241,17 +252,22 @@ def _send(w, index, now, out, n):
     return n + 1
 
 
-@kernel
+@kernel(forceinline=True)
 def fill(w, now, out, n):
     """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
     n."""
     me = w.me[0]
-    while me.next < me.total and me.next < me.base + me.window:
+    if not me.least_patience:
+        adapt_limit(me, now)
+    while me.next < me.total and me.next < me.base + me.slots:
+        if me.in_flight >= me.limit:
+            me.limited = 1
+            break
         chunk = me.next
         index = chunk & (me.slots - 1)
         slot = w.slots[index]
         number = _task_of(w, chunk, me.first_task)
-        task = w.tasks[number % TASKS]
+        task = w.tasks[number & (TASKS - 1)]
         slot.need = slot.next_need if slot.scanned else _scan(w, number, chunk)
         slot.chunk, slot.task = chunk, number
         slot.scanned = slot.classed = slot.done = 0
@@ -284,11 +300,11 @@ def _repeat(w, index, mode, used, now, out, n):
     return _send(w, index, now, out, n)
 
 
-@kernel
+@kernel(forceinline=True)
 def _finish_chunk(w, index, now):
     """A slot's chunk has its result in place: count it, and let the window's base move on."""
     me, slot = w.me[0], w.slots[index]
-    task = w.tasks[slot.task % TASKS]
+    task = w.tasks[slot.task & (TASKS - 1)]
     slot.done = 1
     slot.round += 1
     task.done += 1
@@ -301,11 +317,14 @@ def _finish_chunk(w, index, now):
         if lowest.chunk != me.base or not lowest.done:
             break
         me.base += 1
-    while me.first_task < me.next_task and w.tasks[me.first_task % TASKS].done == w.tasks[me.first_task % TASKS].chunks:
+    while me.first_task < me.next_task:
+        oldest = w.tasks[me.first_task & (TASKS - 1)]
+        if oldest.done < oldest.chunks:
+            break
         me.first_task += 1
 
 
-@kernel
+@kernel(forceinline=True)
 def receive(w, address, length, now, out, n):
     """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
 
@@ -348,13 +367,14 @@ def receive(w, address, length, now, out, n):
         return n
 
     slot.busy = 0
+    me.in_flight -= 1
     me.earliest = now
     if slot.retries == 0 and not slot.waited:
         sample_rtt(me, now - slot.sent_at)
         me.newest = max(me.newest, slot.sent_at)
     slot.agreed = signed8(data[1]) if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(data[8]), data[9]
-    task = w.tasks[slot.task % TASKS]
+    task = w.tasks[slot.task & (TASKS - 1)]
     mixed, overflow = flags & wire_format.FLAG_MIXED != 0, flags & wire_format.FLAG_OVERFLOW != 0
 
     if slot.mode == SPECULATE:
@@ -375,7 +395,7 @@ def receive(w, address, length, now, out, n):
 
     _, target, count = _elements(w, task, slot.chunk)
     task.misfits += decode(
-        task.fmt, address + _HEADER, target, count, slot.used, me.room[_WIRES[task.fmt]], task.divisor, w.scratch
+        task.fmt, address + _HEADER, target, count, slot.used, me.room[_WIRES[task.fmt]], task.divisor
     )
     if slot.classed:
         apply_classes(task.fmt, w.classes[index], target, count)
@@ -386,7 +406,7 @@ def receive(w, address, length, now, out, n):
     return n
 
 
-@kernel
+@kernel(forceinline=True)
 def timeouts(w, now, out, n):
     """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `me.earliest` is then the next
     deadline."""
@@ -406,7 +426,7 @@ def timeouts(w, now, out, n):
             slot.retries += 1
             slot.sent_at, slot.resent = now, slot.round
             slot.deadline = now + patience(me, now)
-            w.packets[index, PACKET_OFFSET] |= wire_format.R_FLAG
+            u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
             me.retransmitted += 1
             me.sent += 1
             out[n] = index
@@ -422,9 +442,9 @@ class Worker:
     """One rank of one v2 job, without its socket: owns the arrays, starts tasks, and offers the kernels to Python
     callers.
 
-    `isn`, `tag`, `slots`, `window` come from joining; `payload_bytes` is 256 or 1024. `packets` uint8[slots,
-    PACKET_ROW]: where to build the packets, if not in memory of its own. `lossless`: nothing is lost on the way, so
-    a round is asked for only to learn whom it waits for.
+    `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
+    `packets` uint8[slots, k >= 10 + payload]: where to build the packets (each at the end of its row), if not in memory
+    of its own. `lossless`: nothing is lost on the way, so a round is asked for only to learn whom it waits for.
     """
 
     def __init__(
@@ -448,10 +468,9 @@ class Worker:
             np.zeros(1, ME),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
-            np.zeros((slots, PACKET_ROW), np.uint8) if packets is None else packets,
+            np.zeros((slots, _HEADER + payload_bytes), np.uint8) if packets is None else packets,
             np.zeros((slots, payload_bytes), np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
-            np.zeros(1),
         )
         me = self.state.me[0]
         for name, value in dict(
@@ -464,6 +483,8 @@ class Worker:
             tag=tag,
             isn=isn,
             window=window,
+            limit=window if lossless else min(window, LEAST_IN_FLIGHT),
+            base_rtt=np.iinfo(np.int64).max // 4,
             rto=INITIAL_RTO,
             caution=LEAST_CAUTION,
             earliest=np.iinfo(np.int64).max,
@@ -504,6 +525,7 @@ class Worker:
             numel,
             fmt,
             divisor,
+            per_chunk,
             me["total"],
             chunks,
             0,
@@ -526,7 +548,7 @@ class Worker:
         n = fill(self.state, now, self._out, n)
         n = timeouts(self.state, now, self._out, n)
         size = _HEADER + int(self.me["payload"])
-        return [self.state.packets[i, PACKET_OFFSET : PACKET_OFFSET + size].tobytes() for i in self._out[:n]]
+        return [self.state.packets[i, -size:].tobytes() for i in self._out[:n]]
 
     @property
     def deadline(self) -> int:

@@ -140,7 +140,7 @@ class Aggregator(_Process):
             self.kill()
             raise
         self.address: str = ready["control"]
-        host, _, port = ready["data"].rpartition(":")
+        host, _, port = ready["data"].partition(",")[0].rpartition(":")
         self.data_address = host, int(port)
 
     @property

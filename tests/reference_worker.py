@@ -58,7 +58,7 @@ class ReferenceWorker:
         self.payload_bytes = payload_bytes
         self.size = {256: 1, 1024: 3}[payload_bytes]
         self.chunks: list[Chunk] = []
-        self.base = self.next = 0
+        self.base = self.next = self.in_flight = 0
         self.round = [0] * slots
         self.agreed = [numbers.UNKNOWN] * slots
         self.repeats = 0
@@ -81,9 +81,11 @@ class ReferenceWorker:
         packets = []
         for data in results:
             packets += self._result(data)
-        while self.next < min(len(self.chunks), self.base + self.window):
+        self.in_flight += len(packets) - len(results)
+        while self.next < min(len(self.chunks), self.base + self.slots) and self.in_flight < self.window:
             packets.append(self._first_round(self.next))
             self.next += 1
+            self.in_flight += 1
         return packets
 
     def _first_round(self, number: int) -> bytes:

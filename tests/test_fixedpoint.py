@@ -47,7 +47,6 @@ def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int
         used,
         room(dtype, workers),
         finite_only,
-        np.zeros(1),
     )
     return lanes.tolist()
 
@@ -64,7 +63,6 @@ def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
         used,
         room(dtype, workers),
         divisor,
-        np.zeros(1),
     )
     return target, misfits
 

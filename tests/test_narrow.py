@@ -46,16 +46,17 @@ class Summed:
         count = arrays[0].size
         self.need = max(fixedpoint.need_of(fmt, x.ctypes.data, count, False) for x in arrays)
         assert self.need != reference.UNKNOWN
-        self.lanes = np.zeros(count, LANE[dtype])
+        lanes = -(-count // 8) * 8  # a packet has a multiple of 256 bytes
+        self.lanes = np.zeros(lanes, LANE[dtype])
         self.overflow = False
         for x in arrays:
-            mine = np.zeros(count, LANE[dtype])
-            fixedpoint.encode(fmt, x.ctypes.data, count, mine.ctypes.data, count, self.need, room, False, np.zeros(1))
+            mine = np.zeros(lanes, LANE[dtype])
+            fixedpoint.encode(fmt, x.ctypes.data, count, mine.ctypes.data, lanes, self.need, room, False)
             assert np.abs(mine.astype(int)).max() <= room
-            self.overflow |= bool(ADD[dtype](self.lanes.ctypes.data, mine.ctypes.data, count))
+            self.overflow |= bool(ADD[dtype](self.lanes.ctypes.data, mine.ctypes.data, lanes))
         self.got = np.zeros(count, np.float32)
         at, to = self.lanes.ctypes.data, self.got.ctypes.data
-        fixedpoint.decode(fmt, at, to, count, self.need, room, divisor, np.zeros(1))
+        fixedpoint.decode(fmt, at, to, count, self.need, room, divisor)
         self.step = Fraction(2) ** (self.need + 2) / room
         """What one step of a lane is worth: 2^Q / m."""
 

@@ -145,7 +145,8 @@ class Network:
         packets = worker.receive(datagrams, self.now)
         if self.start_calls(rank):
             packets += worker.receive([], self.now)
-        assert self.base[rank] <= me["base"] <= me["next"] <= min(me["total"], me["base"] + me["window"])
+        assert self.base[rank] <= me["base"] <= me["next"] <= min(me["total"], me["base"] + me["slots"])
+        assert me["in_flight"] == worker.state.slots["busy"].sum() <= me["limit"]
         self.base[rank] = int(me["base"])
         for data in packets:
             seq = struct.unpack(">I", data[2:6])[0]

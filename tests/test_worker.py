@@ -201,16 +201,19 @@ def test_rounds_go_on_from_tensor_to_tensor():
 
 
 @given(st.integers(1, 16), st.lists(st.integers(0, 39), max_size=60))
-def test_the_window_starts_at_the_lowest_open_chunk(window, order):
-    """Whatever order results come in, exactly the chunks below base + window have been sent, each once."""
-    rank, open_ = Rank(40, window=window), set(range(40))
+def test_chunks_are_sent_while_the_window_and_the_slots_have_room(window, order):
+    """Whatever order results come in: `window` rounds are in flight unless the lowest open chunk holds the slots; each
+    chunk is sent once."""
+    rank, open_ = Rank(40, window=window, slots=16), set(range(40))
     sent = seqs(rank(0))
     for number in order:
         if number in sent and number in open_:
             open_.remove(number)
             sent += seqs(rank(0, rank.result(number)))
         base = min(open_, default=40)
-        assert (rank.me["base"], rank.me["next"]) == (base, max(min(base + window, 40), max(sent) + 1))
+        next_ = min(40, base + 16, 40 - len(open_) + window)
+        assert (rank.me["base"], rank.me["next"]) == (base, next_)
+        assert rank.me["in_flight"] == next_ - (40 - len(open_))
         assert sorted(sent) == list(range(rank.me["next"]))
 
 
@@ -494,7 +497,7 @@ def test_the_rto_follows_the_rtt():
     assert abs(rank.me["srtt"] - 100 * MICROSECOND) < 5 * MICROSECOND and rank.me["rto"] == retransmission.MINIMUM_RTO
     rank, _ = steady(rtt=4 * MILLISECOND, rounds=400)
     assert abs(rank.me["srtt"] - 4 * MILLISECOND) < MILLISECOND // 4
-    assert 4 * MILLISECOND < rank.me["rto"] < 6 * MILLISECOND
+    assert 7 * MILLISECOND < rank.me["rto"] < 10 * MILLISECOND
 
 
 def test_the_rto_is_known_after_the_first_sample():

@@ -115,7 +115,7 @@ def measure(
         torch = ["torch", "torch.distributed"] if GLOO in backends else []
         context.set_forkserver_preload(["host_agent.bench.preload", *torch])
         forkserver.ensure_running()  # it imports while we make numbers
-        inputs, sums = stack.enter_context(_tensors(most, workers))
+        inputs, sums = stack.enter_context(shared_tensors(most, workers))
         settings = Settings(
             workers=workers,
             transport=transport,
@@ -239,7 +239,7 @@ def _measure_case(team: Team, case: Case, settings: Settings, aggregator_pid: in
             after = _usage_of(aggregator_pid)
             largest = samples[0].largest
             worst = max(sample.error if sample.error == sample.error else float("inf") for sample in samples)
-            _check(backend, samples, worst, settings)
+            check_samples(backend, samples, worst, settings)
             error[backend] = max(error[backend], worst)
             if repeat < 0:
                 continue
@@ -262,7 +262,7 @@ def _measure_case(team: Team, case: Case, settings: Settings, aggregator_pid: in
     )
 
 
-def _check(backend: str, samples: list[Sample], worst: float, settings: Settings) -> None:
+def check_samples(backend: str, samples: list[Sample], worst: float, settings: Settings) -> None:
     """Raises RanksDisagree or JobError if a result can't be right."""
     if len({sample.checksum for sample in samples}) > 1:
         raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
@@ -311,7 +311,7 @@ def _check_memory(elements: int, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def _tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
+def shared_tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
     """Paths of the inputs (float32) and of the exact sums (float64), in memory that goes when all processes have."""
     inputs_fd, sums_fd = os.memfd_create("switchml-bench-inputs"), os.memfd_create("switchml-bench-sums")
     try:

@@ -105,7 +105,7 @@ def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
 
 
 @kernel
-def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count, scratch):
+def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count):
     """`count` blocks of one step, from block `first` of float32 `source` on. `packets`, `sums`: uint8[k, 1024]."""
     lanes = PAYLOAD_BYTES // lane_bytes
     blocks = source.size // lanes
@@ -117,9 +117,9 @@ def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count, scra
         if step == _SCAN:
             done += fixedpoint.need_of(fmt, at, lanes, False)
         elif step == _ENCODE:
-            fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False, scratch)
+            fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False)
         elif step == _DECODE:
-            done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1, scratch)
+            done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1)
         elif step == _COPY:
             copy_bytes(at, source.ctypes.data + np.uint64((first + i + blocks // 2) % blocks * lanes * 4), lanes * 4)
         elif lane_bytes == 4:
@@ -132,13 +132,13 @@ def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count, scra
 
 
 @kernel
-def _timed_work(step, fmt, lane_bytes, source, packets, sums, room, times, scratch):
+def _timed_work(step, fmt, lane_bytes, source, packets, sums, room, times):
     """Fill `times` int64[rounds] with the nanoseconds of rounds of _PACKETS blocks, each further on in `source`."""
     clock = np.zeros(8, np.int64)
     done = 0
     for r in range(times.size):
         started = libc.now_ns(clock)
-        done += _work(step, fmt, lane_bytes, source, packets, sums, room, r * _PACKETS, _PACKETS, scratch)
+        done += _work(step, fmt, lane_bytes, source, packets, sums, room, r * _PACKETS, _PACKETS)
         times[r] = libc.now_ns(clock) - started
     return done
 
@@ -150,7 +150,7 @@ def _arithmetic(step: int, wire: str, workers: int) -> float:
     fmt, lane_bytes = FORMATS[wire], WIRE_BYTES[wire]
     room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
     times = np.zeros(_ROUNDS, np.int64)
-    arguments = (step, fmt, lane_bytes, values, packets, sums, room, times, np.zeros(1))
+    arguments = (step, fmt, lane_bytes, values, packets, sums, room, times)
     compile_once(_timed_work, *arguments)
     _timed_work(*arguments)
     return float(np.median(times)) / _PACKETS / (PAYLOAD_BYTES // lane_bytes)
@@ -181,9 +181,9 @@ def _datagrams() -> tuple[float, float]:
         for sock in (sender, receiver):
             sock.bind(("127.0.0.1", 0))
             libc.grow_buffers(sock, 4 << 20)
-        rows = np.zeros((_PACKETS, pool.ROW_BYTES), np.uint8)
+        rows = np.zeros((_PACKETS, PACKET_BYTES), np.uint8)
         outgoing, incoming = udp.new_packets(_PACKETS), udp.new_packets(udp.RECEIVE_PACKETS)
-        outgoing.address[:] = rows.ctypes.data + np.arange(_PACKETS, dtype=np.uint64) * pool.ROW_BYTES + pool.ROW_HEADER
+        outgoing.address[:] = rows.ctypes.data + np.arange(_PACKETS, dtype=np.uint64) * PACKET_BYTES
         outgoing.length[:] = PACKET_BYTES
         outgoing.endpoint[:] = udp.endpoint(*receiver.getsockname())
         times = np.zeros((_ROUNDS, 2))

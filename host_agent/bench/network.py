@@ -137,7 +137,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
         stack.callback(star.close)
         aggregator = SwitchAggregator(star)
         stack.callback(aggregator.stop)
-        inputs, sums = stack.enter_context(allreduce._tensors(elements, experiment.workers))
+        inputs, sums = stack.enter_context(allreduce.shared_tensors(elements, experiment.workers))
         settings = Settings(
             workers=experiment.workers,
             transport="udp",
@@ -163,7 +163,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
                 samples = team.repeat(backend)
                 after = _survey(star, pids)
                 worst = max(sample.error if sample.error == sample.error else float("inf") for sample in samples)
-                allreduce._check(backend, samples, worst, settings)
+                allreduce.check_samples(backend, samples, worst, settings)
                 seconds = max(sample.seconds for sample in samples)
                 which = f"repeat {repeat + 1} of {experiment.repeats}" if repeat >= 0 else "warm-up"
                 goodput = 8 * experiment.size_bytes / seconds / 1e6

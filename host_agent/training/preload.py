@@ -22,8 +22,8 @@ import torch.distributed
 import torch.nn.parallel
 
 from host_agent import torch_process_group  # noqa: F401
-from host_agent.warmup import warm_up
 from host_agent.training import worker  # noqa: F401
+from host_agent.warmup import warm_up
 
 torch.set_num_threads(1)
 warm_up()

@@ -6,10 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from switchml.errors import ConfigError
 from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
 from host_agent.training.worker import Settings
+from switchml.errors import ConfigError
 
 SHOWN = ("gloo", "switchml")
 
@@ -41,8 +41,10 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over {comparison.transport}, {settings.wire}",
-                  title_justify="left")
+    table = Table(
+        title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over {comparison.transport}, {settings.wire}",
+        title_justify="left",
+    )
     table.add_column("")
     for backend in SHOWN:
         table.add_column(TITLES[backend], justify="right")

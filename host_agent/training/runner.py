@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
 from host_agent.training import data
 from host_agent.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
 from host_agent.training.worker import main as worker_main
+from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
 
 if TYPE_CHECKING:
     from host_agent.torch_aggregator import ChildAggregator

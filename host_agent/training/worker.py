@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from switchml import errors
 from host_agent.training.data import BatchOrder, Digits
+from switchml import errors
 
 BACKENDS = ("gloo", "switchml")
 """The phases, in order."""

@@ -22,6 +22,13 @@ import click
 @click.option(
     "--metrics-port", type=int, help="Serve Prometheus metrics over HTTP here; 0 for any free port.  [default: off]"
 )
+@click.option(
+    "--threads",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, 256),
+    help="Threads, each on a data port of its own from --data-port on; a job that lists this aggregator k times uses k.",
+)
 @click.option("--slots", default=65536, show_default=True, help="Slots that all jobs together may have.")
 @click.option(
     "--peer-timeout",
@@ -48,6 +55,7 @@ def aggregate(
     events_port: int | None,
     tunnel_port: int | None,
     metrics_port: int | None,
+    threads: int,
     slots: int,
     peer_timeout: float,
     join_timeout: float,
@@ -75,7 +83,7 @@ def aggregate(
     # Before grpc is imported: what it has to say about ports and handshakes we say ourselves.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-    from switchml.aggregator import SoftwareDataplane
+    from switchml.aggregator_threads import ThreadedDataplane
     from switchml.controller.server import Controller
 
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
@@ -83,9 +91,10 @@ def aggregate(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
 
-    dataplane = SoftwareDataplane(
+    dataplane = ThreadedDataplane(
         bind=bind,
         port=data_port,
+        threads=threads,
         slot_capacity=slots,
         loss_rate=loss_rate,
         reorder_rate=reorder_rate,
@@ -110,7 +119,7 @@ def aggregate(
         try:
             addresses = {
                 "control": "{}:{}".format(*found.control),
-                "data": "{}:{}".format(*found.data),
+                "data": ",".join("{}:{}".format(*at) for at in dataplane.addresses),
                 "events": "{}:{}".format(*found.events),
                 "tunnel": "{}:{}".format(*found.tunnel),
                 "metrics": "{}:{}".format(*found.metrics) if found.metrics else None,

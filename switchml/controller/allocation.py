@@ -14,6 +14,16 @@ area plus the sk_buff itself. A buffer of B bytes therefore holds B / 2304 packe
 MIN_WINDOW = 4
 """Advised even if the buffers are tiny: below this a round trip costs more than a lost packet now and then."""
 
+ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
+"""Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that what all of them have on the way
+stays in a processor's cache, within these bounds. Few ranks profit from more, since they take turns more rarely."""
+
+
+def default_slots(workers: int) -> int:
+    """How many slots suit a job of so many workers: a power of two."""
+    share = ALL_RANKS_SLOTS >> (workers - 1).bit_length()
+    return min(max(share, LEAST_SLOTS), MOST_SLOTS)
+
 
 def fit_slots(wanted: int, free: int) -> int:
     """`wanted` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS do."""

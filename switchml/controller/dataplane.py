@@ -12,7 +12,10 @@ from typing import Protocol
 
 from ..counters import COUNTERS, REFUSED
 
-__all__ = ["COUNTERS", "REFUSED", "Dataplane", "JobCounters", "JobSpec"]
+__all__ = ["COUNTERS", "REFUSED", "Address", "Dataplane", "JobCounters", "JobSpec"]
+
+Address = tuple[str, int]
+"""IPv4 and UDP port."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class Dataplane(Protocol):
 
     def stop_job(self, job_id: int) -> None:
         """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
+
+    def address_for(self, sender: Address) -> Address:
+        """Where packets of a rank that sends from `sender` must go (`address` unless there are several); asked once the
+        rank's job has started."""
 
     def segment(self, job_id: int) -> str:
         """Name of the memory that ranks on the data plane's own machine may share with it (io/shm.py), or ""."""

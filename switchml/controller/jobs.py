@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from switchml.controller.allocation import advised_window, draw_isn, draw_tag, fit_slots
+from switchml.controller.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
 from switchml.controller.dataplane import Dataplane, JobCounters, JobSpec
 from switchml.controller.membership import (
     MIN_SLOTS,
@@ -42,8 +42,6 @@ from switchml.controller.membership import (
 )
 from switchml.errors import SwitchMLError
 
-DEFAULT_SLOTS = 512
-"""Slots of a job that leaves the number to the aggregator."""
 KEPT_ENDED = 16
 """Jobs that have ended or failed and are still shown by `switchml status`."""
 NAMED = 8
@@ -105,8 +103,9 @@ class Job:
 class JobRegistry:
     """All v2 jobs of one aggregator. Not thread-safe: one thread or event loop owns it.
 
-    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `default_slots` if its
-    ranks leave that to the aggregator. `job_ids` is shared with other registries on the same data plane.
+    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
+    the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
+    same data plane.
     """
 
     def __init__(
@@ -114,13 +113,13 @@ class JobRegistry:
         dataplane: Dataplane,
         *,
         join_timeout_s: float = 60.0,
-        default_slots: int = DEFAULT_SLOTS,
+        slots: int = 0,
         job_ids: Iterator[int] | None = None,
         journal: Journal = no_journal,
     ):
         self.dataplane = dataplane
         self.join_timeout_s = join_timeout_s
-        self.default_slots = default_slots
+        self.slots = slots
         self.live: list[Job] = []
         self.ended: deque[Job] = deque(maxlen=KEPT_ENDED)
         self.ended_totals: Counter[str] = Counter()
@@ -334,7 +333,7 @@ class JobRegistry:
             ),
             payload_bytes=spec.payload_bytes,
             wire=spec.wire,
-            data_address=self.dataplane.address,
+            data_address=self.dataplane.address_for(spec.addresses[0]),
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
         )
@@ -360,7 +359,7 @@ class JobRegistry:
         """
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
-        wanted = job.first.slots or self.default_slots
+        wanted = job.first.slots or self.slots or default_slots(job.world_size)
         slots = fit_slots(wanted, free)
         if not slots:
             raise Refused(

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from switchml.controller.dataplane import Address
 from switchml.errors import JoinError
 from switchml.packet import SIZE_CODE_OF, V2_MAX_WORKERS, WIRE_DTYPES
 
@@ -25,7 +26,6 @@ MAX_SLOTS = 1 << 16
 """
 MAX_NAME = 200
 
-Address = tuple[str, int]
 
 
 class Reason(Enum):

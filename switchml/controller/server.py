@@ -170,7 +170,12 @@ class Controller:
             self._publisher = EventPublisher(self._bind, self._choose_port(self._events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
             tunnel_port = self._choose_port(self._tunnel_port, 2)
-            tunnel = TunnelServer(self._dataplane.address, bind=self._bind, port=tunnel_port)
+            tunnel = TunnelServer(
+                self._dataplane.address,
+                bind=self._bind,
+                port=tunnel_port,
+                address_for=self._dataplane.address_for,
+            )
             self._monitor.tunnel_addresses = tunnel.addresses
             if self._metrics_port is not None:
                 page = metrics.serve(self._bind, self._metrics_port, self._status_from_any_thread)

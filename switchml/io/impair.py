@@ -58,10 +58,11 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
 
 
 @kernel
-def _random(state):
-    """A float64 in [0, 1): splitmix64 (Steele, Lea, Flood 2014)."""
-    state[0] = np.uint64(state[0] + np.uint64(0x9E3779B97F4A7C15))
-    z = state[0]
+def random(state, index):
+    """A float64 in [0, 1) from the generator whose state is state[index] (uint64): splitmix64 (Steele, Lea, Flood
+    2014)."""
+    state[index] = np.uint64(state[index] + np.uint64(0x9E3779B97F4A7C15))
+    z = state[index]
     z = np.uint64((z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9))
     z = np.uint64((z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB))
     z = z ^ (z >> np.uint64(31))
@@ -93,12 +94,12 @@ def impair(impairment, packets, count, now, output):
         if impairment.held_length[k] == _RELEASED:
             impairment.held_length[k] = -1
     for i in range(count):
-        if _random(impairment.random) < impairment.odds[0]:
+        if random(impairment.random, 0) < impairment.odds[0]:
             impairment.counts[0] += 1
             continue
         address, length, endpoint = packets.address[i], packets.length[i], packets.endpoint[i]
         hold = -1
-        if _random(impairment.random) < impairment.odds[1] and length <= _HELD_BYTES:
+        if random(impairment.random, 0) < impairment.odds[1] and length <= _HELD_BYTES:
             for k in range(HELD):
                 if impairment.held_length[k] == -1:
                     hold = k
@@ -108,10 +109,10 @@ def impair(impairment, packets, count, now, output):
             copy_bytes(impairment.held[hold].ctypes.data, address, length)
             impairment.held_length[hold], impairment.held_endpoint[hold] = length, endpoint
             impairment.held_until[hold] = now + _HOLD_NS
-            impairment.held_passes[hold] = 1 + np.int64(_random(impairment.random) * _FURTHEST)
+            impairment.held_passes[hold] = 1 + np.int64(random(impairment.random, 0) * _FURTHEST)
         else:
             n = _append(output, n, address, length, endpoint)
-        if _random(impairment.random) < impairment.odds[2]:
+        if random(impairment.random, 0) < impairment.odds[2]:
             impairment.counts[2] += 1
             n = _append(output, n, address, length, endpoint)
         for k in range(HELD):

@@ -142,6 +142,11 @@ class _Relay:
             self.socket.close()
             raise
 
+    def turn_to(self, peer: tuple[str, int]) -> None:
+        """Exchange packets with somebody else from now on."""
+        self.socket.connect(peer)
+        self._to = udp.endpoint(*peer)
+
     def fetch(self) -> memoryview | None:
         """What has arrived, as a message that is good until the next call; None if nothing has."""
         size = gather(self._io, self._buffers.packets, self._buffers.message)
@@ -154,6 +159,12 @@ class _Relay:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def _reachable(address: tuple[str, int]) -> tuple[str, int]:
+    """Where a socket bound to `address` is reached from its own machine."""
+    ip, port = address
+    return ("127.0.0.1" if ip == "0.0.0.0" else ip, port)
 
 
 class _Buffers:
@@ -207,11 +218,12 @@ def _sweep() -> None:
 
 class _Peer:
     """One client: its ROUTER identity and its socket towards the aggregator. `gone_since`: when its connection was
-    missed first.
+    missed first; `settled`: it has sent packets, so its job runs and its socket is turned to the job's address.
     """
 
     def __init__(self, identity: bytes, relay: _Relay):
         self.identity, self.relay = identity, relay
+        self.settled = False
         self.gone_since: float | None = None
 
     @property
@@ -224,16 +236,24 @@ class _Peer:
 class TunnelServer:
     """Relays between ZeroMQ clients and the aggregator's `data_address`, from one thread, until `close`.
 
+    An aggregator with several data addresses says in `address_for(sender)` which one is a rank's, when its first packet
+    comes: its job has started then.
+
     Listens on tcp://bind:port (0: any free port) and on a socket file that only this user can reach; `addresses` holds
     both as URLs, `address` the former as (IPv4, port). A client is forgotten when it says goodbye, or `grace_s` seconds
     after its connection broke. Raises ConfigError if the port can't be opened.
     """
 
     def __init__(
-        self, data_address: tuple[str, int], *, bind: str = "127.0.0.1", port: int = 0, grace_s: float = GRACE_S
+        self,
+        data_address: tuple[str, int],
+        *,
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        grace_s: float = GRACE_S,
+        address_for: Callable[[tuple[str, int]], tuple[str, int]] | None = None,
     ):
-        ip, data_port = data_address
-        self._data_address = ("127.0.0.1" if ip == "0.0.0.0" else ip, data_port)
+        self._data_address, self._address_for = _reachable(data_address), address_for
         self._bind_ip = _OUR_LOOPBACK if self._data_address[0].startswith("127.") else None
         self._grace_s, self._probe_s = grace_s, min(HEARTBEAT_S, grace_s / 4)
         self._peers: dict[bytes, _Peer] = {}
@@ -328,6 +348,9 @@ class TunnelServer:
             head = bytes(frames[0].buffer[:2]) if len(frames) == 1 else b""
             peer = self._peers.get(name)
             if head == _plain(PACKETS) and peer is not None:
+                if not peer.settled and self._address_for is not None:
+                    peer.relay.turn_to(_reachable(self._address_for(peer.relay.address)))
+                peer.settled = True
                 if not peer.relay.deliver(frames[0]):
                     log.warning("a client of the tunnel sent %d bytes that are no packets", len(frames[0]))
             elif head[:1] == bytes((HELLO,)):

@@ -19,7 +19,7 @@ class FakeDataplane:
     kind = "fake"
 
     def __init__(
-        self, slot_capacity: int = 1024, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
+        self, slot_capacity: int = 65536, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
     ):
         self.address = address
         self.slot_capacity = slot_capacity
@@ -33,6 +33,9 @@ class FakeDataplane:
     @property
     def slots_held(self) -> int:
         return sum(job.slots for job in self.jobs.values() if job.protocol == 2)
+
+    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+        return self.address
 
     def start_job(self, spec: JobSpec) -> None:
         with self._lock:

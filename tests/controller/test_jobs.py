@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from switchml.controller.allocation import DATAGRAM_MEMORY_BYTES, draw_isn, draw_tag
+from switchml.controller.allocation import DATAGRAM_MEMORY_BYTES, default_slots, draw_isn, draw_tag
 from switchml.controller.jobs import JobRegistry
 from switchml.controller.membership import Ended, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started, name_ranks
 from tests.controller.fakes import FakeDataplane
@@ -46,7 +46,7 @@ def test_a_full_job_starts_for_everybody():
         (r, f"node{r}", 100 + r) for r in range(3)
     ]
     assert spec.addresses == tuple(("127.0.0.1", 4000 + rank) for rank in range(3))
-    assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.wire) == (2, 3, 512, 1024, 0)
+    assert (spec.protocol, spec.workers, spec.slots, spec.payload_bytes, spec.wire) == (2, 3, 1024, 1024, 0)
     assert (spec.tag, spec.isn) == (started[0].tag, started[0].isn)
     assert spec.isn % (2 * spec.slots) == 0 and 0 <= spec.isn < 1 << 32 and 0 < spec.tag < 1 << 16
 
@@ -127,7 +127,7 @@ def test_slots_are_halved_until_they_fit_and_refused_with_numbers():
     ticket, notices = registry.join(request(0, 1, job="d", address=("127.0.0.1", 99)), now=0.0)
     ((told, refused),) = notices
     assert told == ticket and refused.reason is Reason.CAPACITY
-    assert "wants 512 slots and needs at least 2: 0 of the aggregator's 700 are free" in str(refused)
+    assert "wants 2048 slots and needs at least 2: 0 of the aggregator's 700 are free" in str(refused)
     assert not registry.knows(ticket) and all(job.name != "d" for job in registry.live)
 
 
@@ -145,7 +145,7 @@ def test_a_data_plane_that_can_not_start_a_job_refuses_all_ranks():
 @pytest.mark.parametrize(
     ("aggregator_packets", "agent_packets", "slots", "window"),
     [
-        (0, 0, 0, 512),
+        (0, 0, 0, 2048),
         (64, 0, 0, 32),
         (0, 100, 0, 100),
         (64, 10, 0, 10),
@@ -256,7 +256,7 @@ class Registry(RuleBasedStateMachine):
         self.registry = JobRegistry(
             self.plane,
             join_timeout_s=10.0,
-            default_slots=32,
+            slots=32,
             journal=lambda kind, **fields: self.journal.append((kind, fields)),
         )
         self.now = 0.0
@@ -358,3 +358,7 @@ def test_tags_and_sequence_numbers_are_drawn_as_the_protocol_says():
     for slots in (2, 512, 1 << 16):
         assert all(draw_isn(slots) % (2 * slots) == 0 and draw_isn(slots) < 1 << 32 for _ in range(50))
     assert len({draw_isn(512) for _ in range(50)}) > 40
+
+
+def test_slots_that_nobody_asked_for_shrink_with_the_number_of_ranks():
+    assert [default_slots(n) for n in (1, 2, 3, 4, 8, 16, 256)] == [2048, 2048, 1024, 1024, 512, 512, 512]

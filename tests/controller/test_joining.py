@@ -224,7 +224,7 @@ def test_garbage_at_the_control_port_harms_nobody(aggregator):
     assert client.status(aggregator.address).jobs[0].state == "running" and heard.events == []
     for connection in held:
         connection.close()
-    assert aggregator.join(job="y", data_address=("127.0.0.1", 9)).info.slots == 512
+    assert aggregator.join(job="y", data_address=("127.0.0.1", 9)).info.slots == 2048
 
 
 def test_a_token_is_needed_to_leave_for_somebody(aggregator):

@@ -58,7 +58,7 @@ def test_json_has_everything(busy):
     assert reply["dataplane"] == {
         "kind": "fake",
         "address": {"ip": "127.0.0.1", "port": 48864},
-        "slot_capacity": 1024,
+        "slot_capacity": 65536,
         "slots_allocated": 64,
         "receive_buffer_bytes": 0,
     }
@@ -86,7 +86,7 @@ def test_json_has_everything(busy):
 
 def test_the_tables_show_it_to_people(busy):
     text = run_status(busy)
-    assert "fake at 127.0.0.1:48864, 64 of 1024 slots allocated" in text and "Packets refused: 3 address" in text
+    assert "fake at 127.0.0.1:48864, 64 of 65536 slots allocated" in text and "Packets refused: 3 address" in text
     (row,) = [line for line in text.splitlines() if "running" in line]
     assert "resnet [50]" in row and "2/2" in row and "waits for rank 0" in row
     assert any("127.0.0.1:4001" in line and "12" in line for line in text.splitlines())
