@@ -17,10 +17,9 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     RuleV2() rule_v2;
     Sums() sums;
 
-    bit<32> epoch;
-    bit<32> before;
     bit<1> is_retransmission;
 
+    @name(".v2_worker")
     action v2_worker(bit<16> worker, bit<32> me, bit<32> everybody, bit<32> base, bit<32> slots, bit<32> origin,
                      bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
         meta.job.worker = worker;
@@ -34,6 +33,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.job.size = size;
         meta.job.group = group;
     }
+    @name(".v1_worker")
     action v1_worker(bit<16> worker, bit<32> me, bit<32> others, bit<32> base, bit<32> slots, bit<16> group) {
         meta.job.is_v1 = 1;
         meta.job.worker = worker;
@@ -51,7 +51,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             hdr.udp.src : exact;
             hdr.udp.dst : exact;
         }
-        actions = { @name(".v2_worker") v2_worker; @defaultonly stranger; }
+        actions = { v2_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;
     }
@@ -60,7 +60,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             hdr.ipv4.src : exact;
             hdr.udp.dst : exact;
         }
-        actions = { @name(".v1_worker") v1_worker; @defaultonly stranger; }
+        actions = { v1_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;
     }
@@ -77,8 +77,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         bit<32> place = since & mask; // version times S, plus the slot
         meta.slot.row = meta.job.base + place;
         meta.slot.other_row = meta.job.base + (place ^ meta.job.slots);
-        epoch = since & ~mask;
-        before = (since - meta.job.slots) & ~mask;
+        meta.slot.packet_epoch = since & ~mask;
+        meta.slot.packet_before = (since - meta.job.slots) & ~mask;
     }
     action read_slot() {
         bit<64> round;
@@ -207,7 +207,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                 rule_v1.apply(hdr, meta);
                 write_other();
             } else {
-                rule_v2.apply(hdr, meta, epoch, before);
+                rule_v2.apply(hdr, meta);
             }
             sums.apply(hdr, meta);
             if (meta.outcome == CONSUMED || meta.outcome == COMPLETED) {

@@ -121,6 +121,8 @@ struct slot_t {
     bit<8>  used;
     bit<4>  kind;
     bit<4>  flags;
+    bit<32> packet_epoch;  // rule_v2.p4 says what these two are
+    bit<32> packet_before;
 }
 
 struct meta_t {
@@ -161,8 +163,7 @@ const bit<4> KIND_WAIT = 15;
 const bit<4> OVERFLOW = 1;
 const bit<4> MIXED = 2;
 
-// What to do with the lanes.
-const bit<2> NOTHING = 0;
+// What to do with the lanes; 0 is nothing.
 const bit<2> STORE = 1;
 const bit<2> ADD = 2;
 const bit<2> FETCH = 3;

@@ -2,7 +2,7 @@
 // units of 2^-32. It acts before a packet has changed anything, so that a loss is one of the link.
 
 control LossIn(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    action lose(bit<32> probability) {
+    @name(".lose_in") action lose(bit<32> probability) {
         bit<32> drawn;
         random(drawn, 0, 0xffffffff);
         if (drawn < probability) {
@@ -11,7 +11,7 @@ control LossIn(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
     }
     @name(".loss_in") table loss_in {
         key = { sm.ingress_port : exact; }
-        actions = { @name(".lose_in") lose; NoAction; }
+        actions = { lose; NoAction; }
         default_action = NoAction();
         size = 512;
     }
@@ -21,7 +21,7 @@ control LossIn(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t
 }
 
 control LossOut(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    action lose(bit<32> probability) {
+    @name(".lose_out") action lose(bit<32> probability) {
         bit<32> drawn;
         random(drawn, 0, 0xffffffff);
         if (drawn < probability) {
@@ -30,7 +30,7 @@ control LossOut(inout headers_t hdr, inout meta_t meta, inout standard_metadata_
     }
     @name(".loss_out") table loss_out {
         key = { sm.egress_port : exact; }
-        actions = { @name(".lose_out") lose; NoAction; }
+        actions = { lose; NoAction; }
         default_action = NoAction();
         size = 512;
     }

@@ -1,9 +1,10 @@
-// What a packet of protocol 2 does to its slot: docs/protocol.md, section 3. `epoch` is the packet's sequence number
-// without slot and version, counted from what the slot has at a job's start; `before` is the same for the round before.
+// What a packet of protocol 2 does to its slot: docs/protocol.md, section 3. A packet's epoch is its sequence
+// number without slot and version, counted from what its slot has at the job's start: all registers are 0 then.
+// `packet_before` is the epoch of the slot's round before, which is the other version's.
 
-control RuleV2(in headers_t hdr, inout meta_t meta, in bit<32> epoch, in bit<32> before) {
+control RuleV2(in headers_t hdr, inout meta_t meta) {
     apply {
-        bit<32> distance = epoch - meta.slot.epoch;
+        bit<32> distance = meta.slot.packet_epoch - meta.slot.epoch;
         if (distance == 0) {
             if (meta.slot.kind == 0) { // the slot was never used: this is a round of its made-up past
                 meta.outcome = REFUSED_WINDOW;
@@ -34,9 +35,10 @@ control RuleV2(in headers_t hdr, inout meta_t meta, in bit<32> epoch, in bit<32>
             }
         } else if (distance[31:31] == 1) {
             meta.outcome = STALE;
-        } else if (distance == meta.job.slots << 1 && meta.slot.other_epoch == before && meta.slot.other_missing == 0) {
+        } else if (distance == meta.job.slots << 1 &&
+                   meta.slot.other_epoch == meta.slot.packet_before && meta.slot.other_missing == 0) {
             meta.step = STORE;
-            meta.slot.epoch = epoch;
+            meta.slot.epoch = meta.slot.packet_epoch;
             meta.slot.missing = meta.job.everybody & ~meta.job.me;
             meta.slot.need = hdr.switchml.need;
             meta.slot.ahead = hdr.switchml.ahead;

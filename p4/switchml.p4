@@ -25,13 +25,13 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
     Responder() responder;
     Forwarding() forwarding;
 
-    action own(bit<48> mac) {
+    @name(".own") action own(bit<48> mac) {
         meta.is_ours = 1;
         meta.mac = mac;
     }
     @name(".own_addresses") table own_addresses {
         key = { meta.target : exact; }
-        actions = { @name(".own") own; NoAction; }
+        actions = { own; NoAction; }
         default_action = NoAction();
         size = 64;
     }
@@ -58,19 +58,19 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
 control SwitchEgress(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     LossOut() loss_out;
 
-    action receiver(bit<48> mac, bit<32> address, bit<16> port) {
+    @name(".receiver") action receiver(bit<48> mac, bit<32> address, bit<16> port) {
         hdr.ethernet.dst = mac;
         hdr.ipv4.dst = address;
         hdr.udp.dst = port;
     }
     // In protocol 1 results go to the UDP port that the last packet came from.
-    action v1_receiver(bit<48> mac, bit<32> address) {
+    @name(".v1_receiver") action v1_receiver(bit<48> mac, bit<32> address) {
         hdr.ethernet.dst = mac;
         hdr.ipv4.dst = address;
     }
     @name(".receivers") table receivers {
         key = { sm.egress_rid : exact; }
-        actions = { @name(".receiver") receiver; @name(".v1_receiver") v1_receiver; NoAction; }
+        actions = { receiver; v1_receiver; NoAction; }
         default_action = NoAction();
         size = WORKERS;
     }
