@@ -114,6 +114,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.ipv4.dst = hdr.ipv4.src;
         hdr.ipv4.src = meta.target;
         hdr.ipv4.tos = 0;
+        hdr.ipv4.length = hdr.udp.length + 20;
         hdr.ipv4.id = 0;
         hdr.ipv4.flags = 0;
         hdr.ipv4.ttl = 64;
