@@ -1,10 +1,14 @@
 """The scenarios of tests/vectors as jobs on a P4 switch: who sends from where, and what has to leave for it."""
 
+import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 from p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, read_udp, udp
 from vectors_io import Scenario, Step
 
+from emulator.bmv2 import ir
+from emulator.bmv2.loader import load
 from switchml.controller.dataplane import JobSpec
 from switchml.controller.p4_tables import (
     MAX_WORKERS,
@@ -18,6 +22,7 @@ from switchml.controller.p4_tables import (
 )
 from switchml.packet import UDP_PORT
 
+COMPILED = Path(__file__).parents[1] / "p4" / "compiled"
 PORTS = 4
 V1_SOURCE_PORT = 4000
 
@@ -25,6 +30,12 @@ V1_SOURCE_PORT = 4000
 def switch_itself() -> Changes:
     """A switch with an address and PORTS ports."""
     return switch_changes(SWITCH_ADDRESS, SWITCH_MAC, range(PORTS))
+
+
+@functools.cache
+def program(variant: str) -> ir.Program:
+    """What p4/compiled has by that name."""
+    return load(COMPILED / f"{variant}.json")
 
 
 def fits(scenario: Scenario) -> bool:
@@ -46,8 +57,16 @@ class Job:
         v1 = s.protocol == 1
         addresses = tuple((f"10.{1 + self.number}.0.{1 + rank}", 0 if v1 else 5000 + rank) for rank in range(s.workers))
         return JobSpec(
-            self.number, s.protocol, s.workers, 8192 if v1 else s.slots, s.payload_bytes, addresses, s.tag, s.isn, s.wire
-        )  # fmt: skip
+            self.number,
+            s.protocol,
+            s.workers,
+            8192 if v1 else s.slots,
+            s.payload_bytes,
+            addresses,
+            s.tag,
+            s.isn,
+            s.wire,
+        )
 
     @property
     def rows(self) -> int:

@@ -121,7 +121,9 @@ def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
     asked = (("in", incoming), ("out", outgoing))
     for way, probability in asked:
         if not 0 <= probability <= 1:
-            raise ConfigError(f"a probability of {probability} that packets are lost {way} port {port}: expected 0 to 1")
+            raise ConfigError(
+                f"a probability of {probability} that packets are lost {way} port {port}: expected 0 to 1"
+            )
     return Changes(
         entries=tuple(
             Entry(f"loss_{way}", (port,), f"lose_{way}", (min(round(probability * 2**32), 2**32 - 1),))

@@ -31,7 +31,9 @@ OTHERS = [1, 2, 3]  # ports but for 0
 
 
 def arp(operation: int, sender: tuple[int, int], target: tuple[int, int]) -> bytes:
-    fields = [mac_or_ip for mac, ip in (sender, target) for mac_or_ip in (mac.to_bytes(6, "big"), ip.to_bytes(4, "big"))]
+    fields = [
+        mac_or_ip for mac, ip in (sender, target) for mac_or_ip in (mac.to_bytes(6, "big"), ip.to_bytes(4, "big"))
+    ]
     return struct.pack(">HHBBH", 1, 0x0800, 6, 4, operation) + b"".join(fields)
 
 
@@ -45,7 +47,9 @@ def small_job(**changes) -> Job:
     return Job(Scenario("small", 2, "", **about), Place(row=64, worker=3, group=9))
 
 
-def contribution(rank: int, seq: int, *, tag: int = 77, value: int = 1, kind: int = 8, r: int = 0, used: int = 0) -> Step:
+def contribution(
+    rank: int, seq: int, *, tag: int = 77, value: int = 1, kind: int = 8, r: int = 0, used: int = 0
+) -> Step:
     data = struct.pack(">BbIHbb", kind << 4 | r << 3 | 1, 0, seq % 2**32, tag, 0, used) + struct.pack(">i", value) * 64
     return Step("", rank, data, {}, "", "", None, {})
 

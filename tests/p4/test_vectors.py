@@ -1,24 +1,21 @@
 """Every scenario of tests/vectors through the P4 program: on both engines of our switch, and on simple_switch."""
 
 import functools
-from pathlib import Path
 
 import p4_programming
 import pytest
 from bmv2_engines import switch_on
 from p4_frames import read_udp
-from p4_jobs import PORTS, Job, fits, read, switch_itself
+from p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
 from peers import simple_switch
 from vectors_io import Scenario, load_all
 
 from emulator.bmv2.engine.engine import Engine
 from emulator.bmv2.interpreter.path import Interpreter
-from emulator.bmv2.loader import load
 from switchml.controller.p4_tables import OUTCOMES, Place, job_counters
 from switchml.counters import COUNTERS
 from switchml.pool import Pool, PoolV1
 
-COMPILED = Path(__file__).parents[2] / "p4" / "compiled"
 VARIANTS = ("switchml", "switchml_lanes")
 ROWS = {"switchml": 65536, "switchml_lanes": 32768}
 LANES_PAYLOAD_BYTES = 256
@@ -34,11 +31,10 @@ CASES = [
 @pytest.fixture(scope="module")
 def switches():
     """`switches(variant, engine)`: one switch each for all scenarios, as jobs that come and go."""
-    programs = {variant: load(COMPILED / f"{variant}.json") for variant in VARIANTS}
 
     @functools.cache
     def running(variant: str, engine: type):
-        switch = switch_on(engine, programs[variant])
+        switch = switch_on(engine, program(variant))
         p4_programming.apply(switch.state, switch_itself())
         return switch
 
