@@ -38,7 +38,7 @@ control SwitchIngress(inout headers_t hdr, inout meta_t meta, inout standard_met
 
     apply {
         loss_in.apply(hdr, meta, sm);
-        if (meta.is_lost == 1) {
+        if (meta.is_lost == 1 || !hdr.ethernet.isValid()) { // simple_switch has old bytes in a header that is not there
             mark_to_drop(sm);
         } else {
             own_addresses.apply();

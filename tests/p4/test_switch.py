@@ -7,6 +7,7 @@ import struct
 
 import p4_programming
 import pytest
+from bmv2_replay import replay
 from p4_frames import (
     SWITCH_ADDRESS,
     SWITCH_MAC,
@@ -16,7 +17,8 @@ from p4_frames import (
     ones_complement_sum,
     udp,
 )
-from p4_jobs import PORTS, Job, fits, read
+from p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
+from peers import simple_switch
 from vectors_io import Scenario, Step, load_all
 
 from switchml.controller.p4_tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
@@ -133,6 +135,36 @@ def test_fragments_of_frames_do_no_harm(switch, length):
     switch.receive(port, frame[:length])
     after = [register.data for register in switch.state.registers if register.name != "stations"]
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
+
+
+def test_all_of_this_is_the_same_on_simple_switch(require_program):
+    """ARP, echo, forwarding and what is dropped, on simple_switch and on the reference engine."""
+    programs = require_program("simple_switch"), require_program("simple_switch_CLI")
+    job = small_job()
+    port, aggregated = job.frame(contribution(0, 800))
+    there = ethernet(BOB[0], ALICE[0], 0x0800, ipv4(ALICE[1], BOB[1], 6, b"tcp"))
+    packets = [
+        (2, ethernet(BROADCAST, ALICE[0], 0x0806, arp(1, ALICE, (0, OURS)) + bytes(18))),
+        (0, ethernet(BROADCAST, ALICE[0], 0x0806, arp(1, ALICE, (0, BOB[1])))),
+        (0, ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 1, echo(8, b"\xf7\xff" + bytes(51))))),
+        (0, ethernet(SWITCH_MAC, ALICE[0], 0x0800, ipv4(ALICE[1], OURS, 6, bytes(20)))),
+        (0, there),
+        (2, ethernet(ALICE[0], BOB[0], 0x86DD, b"anything")),
+        (0, there),
+        (2, there),
+        (3, udp(Datagram((*ALICE, 5000), (*BOB, UDP_PORT), bytes(i % 251 for i in range(1034))))),
+        (port, aggregated[:24] + bytes([aggregated[24] ^ 1]) + aggregated[25:]),
+        *((port, aggregated[:length]) for length in (13, 33, 41, 60, 200)),
+        (port, aggregated),
+        job.frame(contribution(1, 800)),
+    ]
+    lines = p4_programming.commands([switch_itself(), job.changes(), loss_changes(3, 0, 1)])
+    path = COMPILED / "switchml.json"
+    sent, _, _ = simple_switch.run(*programs, path, lines, packets, PORTS)
+    ours = replay(program("switchml"), lines, packets, ports=PORTS)
+    assert all(ours.accepted)
+    assert sent == ours.sent
+    assert sum(map(len, sent.values())) > 12
 
 
 # Losses
