@@ -10,7 +10,7 @@
 
 control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     @name(".rounds") register<bit<64>>(ROWS) rounds; // epoch, missing
-    @name(".marks") register<bit<32>>(ROWS) marks;   // need, ahead, used, kind, flags
+    @name(".marks") register<bit<64>>(ROWS) marks;  // generation, need, ahead, used, kind, flags
     @name(".outcomes") counter(32w32 * WORKERS, CounterType.packets_and_bytes) outcomes;
 
     RuleV1() rule_v1;
@@ -20,11 +20,12 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     bit<1> is_retransmission;
 
     @name(".v2_worker")
-    action v2_worker(bit<16> worker, bit<32> me, bit<32> everybody, bit<32> base, bit<32> slots, bit<32> origin,
-                     bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
+    action v2_worker(bit<16> worker, bit<32> me, bit<32> everybody, bit<32> generation, bit<32> base,
+                     bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
         meta.job.worker = worker;
         meta.job.me = me;
         meta.job.everybody = everybody;
+        meta.job.generation = generation;
         meta.job.base = base;
         meta.job.slots = slots;
         meta.job.origin = origin;
@@ -34,11 +35,13 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.job.group = group;
     }
     @name(".v1_worker")
-    action v1_worker(bit<16> worker, bit<32> me, bit<32> others, bit<32> base, bit<32> slots, bit<16> group) {
+    action v1_worker(bit<16> worker, bit<32> me, bit<32> others, bit<32> generation, bit<32> base,
+                     bit<32> slots, bit<16> group) {
         meta.job.is_v1 = 1;
         meta.job.worker = worker;
         meta.job.me = me;
         meta.job.others = others;
+        meta.job.generation = generation;
         meta.job.base = base;
         meta.job.slots = slots;
         meta.job.group = group;
@@ -82,23 +85,36 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     }
     action read_slot() {
         bit<64> round;
-        bit<32> mark;
+        bit<64> mark;
         rounds.read(round, meta.slot.row);
         meta.slot.epoch = round[63:32];
         meta.slot.missing = round[31:0];
         rounds.read(round, meta.slot.other_row);
         meta.slot.other_epoch = round[63:32];
         meta.slot.other_missing = round[31:0];
+        marks.read(mark, meta.slot.other_row);
+        meta.slot.other_generation = mark[63:32];
         marks.read(mark, meta.slot.row);
+        meta.slot.generation = mark[63:32];
         meta.slot.need = mark[31:24];
         meta.slot.ahead = mark[23:16];
         meta.slot.used = mark[15:8];
         meta.slot.kind = mark[7:4];
         meta.slot.flags = mark[3:0];
     }
+    // What an earlier job left in a row counts as zeros.
+    action forget_slot() {
+        meta.slot.epoch = 0;
+        meta.slot.missing = 0;
+        meta.slot.kind = 0;
+    }
+    action forget_other() {
+        meta.slot.other_epoch = 0;
+        meta.slot.other_missing = 0;
+    }
     action write_slot() {
         rounds.write(meta.slot.row, meta.slot.epoch ++ meta.slot.missing);
-        marks.write(meta.slot.row,
+        marks.write(meta.slot.row, meta.job.generation ++
             meta.slot.need ++ meta.slot.ahead ++ meta.slot.used ++ meta.slot.kind ++ meta.slot.flags);
     }
     action write_other() {
@@ -204,6 +220,12 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
 
         if (meta.outcome == CONSUMED) {
             read_slot();
+            if (meta.slot.generation != meta.job.generation) {
+                forget_slot();
+            }
+            if (meta.slot.other_generation != meta.job.generation) {
+                forget_other();
+            }
             if (meta.job.is_v1 == 1) {
                 rule_v1.apply(hdr, meta);
                 write_other();

@@ -99,6 +99,7 @@ struct job_t {
     bit<32> me;
     bit<32> everybody;
     bit<32> others;
+    bit<32> generation;
     bit<32> base;
     bit<32> slots;
     bit<32> origin;
@@ -112,6 +113,8 @@ struct job_t {
 struct slot_t {
     bit<32> row;
     bit<32> other_row;
+    bit<32> generation;
+    bit<32> other_generation;
     bit<32> epoch;         // protocol 1: count
     bit<32> missing;       // protocol 1: the bitmap of those who are not missing
     bit<32> other_epoch;

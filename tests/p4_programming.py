@@ -9,8 +9,6 @@ from switchml.controller.p4_tables import Changes
 
 
 def apply(state: State, changes: Changes) -> None:
-    for cells in changes.registers:
-        state.register(cells.name).write_range(cells.start, cells.end, 0)
     for cells in changes.counters:
         counter = state.counter(cells.name)
         for index in range(cells.start, cells.end):
@@ -36,7 +34,7 @@ def undo(state: State, changes: Changes) -> None:
 
 
 def commands(all_changes: list[Changes]) -> list[str]:
-    """For a switch that was just started: registers and counters are 0."""
+    """For a switch that was just started: counters are 0."""
     lines, nodes = [], count()
     for changes in all_changes:
         for group in changes.groups:

@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells `start` to `end - 1` of a register or counter, to be set to 0."""
+    """Cells `start` to `end - 1` of a counter, to be set to 0."""
 
     name: str
     start: int
@@ -74,7 +74,6 @@ class Changes:
     """What a driver does: zero the cells, then make the groups, then add the entries. In the opposite order it takes
     groups and entries out again."""
 
-    registers: tuple[Cells, ...] = ()
     counters: tuple[Cells, ...] = ()
     groups: tuple[Group, ...] = ()
     entries: tuple[Entry, ...] = ()
@@ -91,11 +90,15 @@ class Host:
 @dataclass(frozen=True)
 class Place:
     """What a job has of the switch for itself: `rows(spec)` rows of the registers from `row`, the workers' numbers from
-    `worker` (at least 1; also the replication ids), and a multicast group (at least 2)."""
+    `worker` (at least 1; also the replication ids), and a multicast group (at least 2).
+
+    `generation` (32 bits, not 0) is a number that no other job has had in these rows since the switch started: what a
+    row holds under another number counts as zeros, so that no register has to be written when a job starts."""
 
     row: int
     worker: int
     group: int
+    generation: int
 
 
 def address_number(address: str) -> int:
@@ -141,7 +144,6 @@ def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_p
     known = [rank for rank in range(spec.workers) if spec.addresses[rank] and hosts[rank]]
     first, last = place.worker, place.worker + spec.workers
     return Changes(
-        registers=tuple(Cells(name, place.row, place.row + rows(spec)) for name in ("rounds", "marks")),
         counters=(Cells("outcomes", OUTCOMES * first, OUTCOMES * last),),
         groups=(Group(place.group, tuple((place.worker + rank, hosts[rank].port) for rank in known)),),
         entries=tuple(entry for rank in known for entry in rank_entries(spec, place, rank, hosts[rank], udp_port)),
@@ -153,7 +155,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
     address, port = address_number(spec.addresses[rank][0]), spec.addresses[rank][1]
     number, me = place.worker + rank, 1 << rank
     if spec.protocol == 1:
-        job = (number, me, spec.workers - 1, place.row, spec.slots, place.group)
+        job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
         return (
             Entry("workers_v1", (address, udp_port), "v1_worker", job),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
@@ -161,7 +163,7 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
     everybody = (1 << spec.workers) - 1
     origin = (spec.isn - 2 * spec.slots) % 2**32
     kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
-    job = (number, me, everybody, place.row, spec.slots, origin, spec.tag, kind, size, place.group)
+    job = (number, me, everybody, place.generation, place.row, spec.slots, origin, spec.tag, kind, size, place.group)
     return (
         Entry("workers", (address, port, udp_port), "v2_worker", job),
         Entry("receivers", (number,), "receiver", (host.mac, address, port)),
@@ -195,13 +197,15 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
     return tuple(ranks)
 
 
-def open_slots(spec: JobSpec, rounds: Sequence[int]) -> tuple[int, tuple[int, ...]]:
-    """(slots with a round under way, ranks that these wait for), from the cells of the register `rounds` that
-    `job_changes` zeroed."""
+def open_slots(spec: JobSpec, place: Place, rounds: Sequence[int], marks: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """(slots with a round under way, ranks that these wait for), from the job's rows of the registers `rounds` and
+    `marks`. Thrift gives cells as signed numbers; both ways of reading them are understood."""
     is_v1, everybody = spec.protocol == 1, (1 << spec.workers) - 1
     slots, missing = set(), 0
-    for row, cell in enumerate(rounds):
-        upper, lower = cell >> 32, cell & 0xFFFFFFFF
+    for row, (cell, mark) in enumerate(zip(rounds, marks, strict=True)):
+        if mark >> 32 & 0xFFFFFFFF != place.generation:
+            continue
+        upper, lower = cell >> 32 & 0xFFFFFFFF, cell & 0xFFFFFFFF
         waits_for = (everybody & ~lower if upper else 0) if is_v1 else lower
         if waits_for:
             slots.add(row % spec.slots)

@@ -44,9 +44,9 @@ def echo(kind: int, rest: bytes) -> bytes:
     return message[:2] + struct.pack(">H", ones_complement_sum(message) ^ 0xFFFF) + message[4:]
 
 
-def small_job(**changes) -> Job:
+def small_job(generation: int = 1, **changes) -> Job:
     about = {"workers": 2, "payload_bytes": 256, "slots": 4, "tag": 77, "isn": 800} | changes
-    return Job(Scenario("small", 2, "", **about), Place(row=64, worker=3, group=9))
+    return Job(Scenario("small", 2, "", **about), Place(row=64, worker=3, group=9, generation=generation))
 
 
 def contribution(
@@ -232,7 +232,7 @@ def test_jobs_do_not_touch_each_other(switch):
     """All scenarios of protocol 2, interleaved packet by packet, in neighbouring rows."""
     jobs, row, worker = [], 0, 1
     for number, scenario in enumerate(s for s in load_all() if s.protocol == 2 and fits(s)):
-        jobs.append(Job(scenario, Place(row, worker, 2 + number), number))
+        jobs.append(Job(scenario, Place(row, worker, 2 + number, 1), number))
         row, worker = row + jobs[-1].rows, worker + scenario.workers
         start(switch, jobs[-1])
     for steps in itertools.zip_longest(*(job.scenario.steps for job in jobs)):
@@ -246,8 +246,9 @@ def test_a_job_that_ended_leaves_nothing(switch):
         state = switch.state
         return [table.all_entries() for table in state.tables], state.replication.groups, len(state.replication.nodes)
 
-    before, job = str(entries()), small_job()
-    for _ in range(2):
+    before = str(entries())
+    for generation in (1, 2, 3):
+        job = small_job(generation)
         start(switch, job)
         assert str(entries()) != before
         assert give(switch, job, contribution(0, 800)) == []
@@ -259,15 +260,22 @@ def test_a_job_that_ended_leaves_nothing(switch):
     assert switch.state.counter("outcomes").read(0)[0] == strangers + 1
 
 
-def rounds_of(switch, job: Job) -> list[int]:
-    return switch.state.register("rounds").read_all()[job.place.row :][: job.rows]
+def open_now(switch, job: Job) -> tuple[int, tuple[int, ...]]:
+    names = ("rounds", "marks")
+    cells = [switch.state.register(name).read_all()[job.place.row :][: job.rows] for name in names]
+    as_thrift = [[cell - (cell >> 63 << 64) for cell in column] for column in cells]
+    assert open_slots(job.spec, job.place, *cells) == open_slots(job.spec, job.place, *as_thrift)
+    return open_slots(job.spec, job.place, *cells)
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_open_slots(switch, protocol):
-    job = Job(Scenario("open", protocol, "", 3, 256, 4, 0, 77, 800), Place(0, 1, 2))
+    job = Job(Scenario("open", protocol, "", 3, 256, 4, 0, 77, 800), Place(0, 1, 2, 0xFFFF_FFFE))
+    for row in range(job.rows):  # left by another job
+        switch.state.register("rounds").write(row, (5 << 32) + 2)
+        switch.state.register("marks").write(row, 3 << 32)
     start(switch, job)
-    assert open_slots(job.spec, rounds_of(switch, job)) == (0, ())
+    assert open_now(switch, job) == (0, ())
 
     def send(rank: int, slot: int) -> None:
         data = contribution(rank, 800 + slot).data
@@ -277,12 +285,12 @@ def test_open_slots(switch, protocol):
 
     for rank, slot in ((0, 1), (2, 1), (0, 3)):
         send(rank, slot)
-    assert open_slots(job.spec, rounds_of(switch, job)) == (2, (1, 2))
+    assert open_now(switch, job) == (2, (1, 2))
     send(1, 1)
-    assert open_slots(job.spec, rounds_of(switch, job)) == (1, (1, 2))
+    assert open_now(switch, job) == (1, (1, 2))
     for rank in (1, 2):
         send(rank, 3)
-    assert open_slots(job.spec, rounds_of(switch, job)) == (0, ())
+    assert open_now(switch, job) == (0, ())
 
 
 # Against the pool
@@ -316,7 +324,7 @@ def test_random_packets_as_the_pool_has_them(switch, seed):
     source = random.Random(seed)
     protocol, workers = (1, 2, 2)[seed % 3], source.choice([1, 2, 3, 32])
     isn = source.choice([0, 1 << 20, (1 << 32) - 16])
-    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), Place(128, 50, 2))
+    job = Job(Scenario("random", protocol, "", workers, 256, 4, seed % 3, 77, isn), Place(128, 50, 2, 1 << 31))
     s = job.scenario
     pool = PoolV1(workers=workers) if protocol == 1 else Pool(
         workers=workers, slots=4, payload_bytes=256, wire=s.wire, tag=77, isn=isn

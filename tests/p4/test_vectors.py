@@ -1,6 +1,7 @@
 """Every scenario of tests/vectors through the P4 program: on both engines of our switch, and on simple_switch."""
 
 import functools
+from itertools import count
 
 import p4_programming
 import pytest
@@ -19,6 +20,7 @@ from switchml.pool import Pool, PoolV1
 VARIANTS = ("switchml", "switchml_lanes")
 ROWS = {"switchml": 65536, "switchml_lanes": 32768}
 LANES_PAYLOAD_BYTES = 256
+generations = count(1)
 SCENARIOS = [scenario for scenario in load_all() if fits(scenario)]
 CASES = [
     pytest.param(scenario, variant, id=f"{scenario.name}-{variant}")
@@ -65,7 +67,7 @@ def without_sent(ranks) -> list[dict[str, int]]:
 def test_scenario(scenario, variant, engine, switches):
     switch = switches(variant, engine)
     state = switch.state
-    job = Job(scenario, Place(row=1024, worker=7, group=5))
+    job = Job(scenario, Place(row=1024, worker=7, group=5, generation=next(generations)))
     p4_programming.apply(state, job.changes())
     try:
         replies = [0] * scenario.workers
@@ -87,10 +89,10 @@ def together(scenarios: list[Scenario], n_rows: int) -> list[list[Job]]:
     runs: list[list[Job]] = [[]]
     row, worker = 0, 1
     for number, scenario in enumerate(scenarios):
-        job = Job(scenario, Place(row, worker, 2 + number), number)
+        job = Job(scenario, Place(row, worker, 2 + number, 1), number)
         if row + job.rows > n_rows:
             runs.append([])
-            job = Job(scenario, Place(0, 1, 2), number)
+            job = Job(scenario, Place(0, 1, 2, 1), number)
             row, worker = 0, 1
         runs[-1].append(job)
         row, worker = row + job.rows, worker + scenario.workers
