@@ -5,6 +5,7 @@ import itertools
 import random
 import struct
 
+import numpy as np
 import p4_programming
 import pytest
 from bmv2_replay import replay
@@ -110,6 +111,19 @@ def test_stations_are_learned(switch):
     assert switch.receive(0, there) == [(2, there)]
     assert switch.receive(2, there) == []  # Alice moved beside Bob, who has heard it already
     assert switch.receive(3, back) == [(2, back)]
+
+
+def test_a_station_whose_cell_was_taken_is_flooded(switch):
+    stations, owners = switch.state.register("stations"), {}
+    for mac in range(0x02_00_00_01_00_00, 0x02_00_00_01_20_00):
+        switch.receive(1, ethernet(BROADCAST, mac, 0x0800, b"x"))
+        (cell,) = [i for i in np.flatnonzero(stations.data[:, 0]) if stations[i] >> 16 == mac]
+        if cell in owners:
+            break
+        owners[cell] = mac
+    to_new, to_old = ethernet(mac, ALICE[0], 0x0800, b"x"), ethernet(owners[cell], ALICE[0], 0x0800, b"x")
+    assert switch.receive(0, to_new) == [(1, to_new)]
+    assert switch.receive(0, to_old) == [(port, to_old) for port in OTHERS]
 
 
 def test_groups_are_flooded_and_never_learned(switch):
