@@ -1,7 +1,7 @@
 // What a packet of protocol 1 does to its slot: docs/protocol.md, section 1.
 
 control RuleV1(in headers_t hdr, inout meta_t meta) {
-    apply {
+    action decide() {
         bit<1> is_seen = 0;
         if (meta.slot.missing & meta.job.me != 0) {
             is_seen = 1;
@@ -41,5 +41,8 @@ control RuleV1(in headers_t hdr, inout meta_t meta) {
                 meta.outcome = CONSUMED;
             }
         }
+    }
+    apply {
+        decide();
     }
 }

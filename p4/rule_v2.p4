@@ -1,9 +1,11 @@
 // What a packet of protocol 2 does to its slot: docs/protocol.md, section 3. A packet's epoch is its sequence
 // number without slot and version, counted from what its slot has at the job's start: all registers are 0 then.
 // `packet_before` is the epoch of the slot's round before, which is the other version's.
+//
+// Both rules are one action each: simple_switch runs a branch within an action faster than a table for each branch.
 
 control RuleV2(in headers_t hdr, inout meta_t meta) {
-    apply {
+    action decide() {
         bit<32> distance = meta.slot.packet_epoch - meta.slot.epoch;
         if (distance == 0) {
             if (meta.slot.kind == 0) { // the slot was never used: this is a round of its made-up past
@@ -53,5 +55,8 @@ control RuleV2(in headers_t hdr, inout meta_t meta) {
         } else {
             meta.outcome = REFUSED_WINDOW;
         }
+    }
+    apply {
+        decide();
     }
 }
