@@ -1,7 +1,7 @@
 // The lanes of all slots, and the three things that happen to them: a packet's are stored, added, or fetched into it.
 //
-// Lanes are added a word at a time: all bits but the top one of each lane, so that no carry leaves it, then the top bits
-// without carry. A sum overflowed where its sign differs from those of both summands.
+// Lanes are added a word at a time: all bits but the top one of each lane, so that no carry leaves it, then the top
+// bits without carry. A sum overflowed where its sign differs from those of both summands.
 
 #define SUM_REGISTER(i) register<bit<WORD_BITS>>(ROWS) sum_##i;
 

@@ -1,7 +1,7 @@
 // How a payload's lanes are held: 64 to a word of 2048 bits or, with -DREGISTER_PER_LANE, 32 bits to a word.
 //
-// FIRST_WORDS(M) and REST_WORDS(M) are M(i) for every word of the first 256 bytes and of the other 768. TOP32, TOP16 and
-// TOP8 are words that have the top bit of each lane.
+// FIRST_WORDS(M) and REST_WORDS(M) are M(i) for every word of the first 256 bytes and of the other 768. TOP32, TOP16
+// and TOP8 are words that have the top bit of each lane.
 
 #define WORD_FIELD(i) bit<WORD_BITS> w##i;
 
