@@ -6,6 +6,7 @@ one on its pipe. Packets are 15 ms apart: each has left before the next comes, a
 """
 
 import os
+import re
 import socket
 import struct
 import subprocess
@@ -76,6 +77,12 @@ def command(cli: str, thrift_port: int, commands) -> str:
     if "Traceback" in done.stderr:
         raise RuntimeError(f"simple_switch_CLI failed:\n{done.stderr}")
     return done.stdout + done.stderr
+
+
+def counted(reply: str) -> tuple[int, int]:
+    """(packets, bytes) of what counter_read printed: `7 packets`, or `packets=7` before BMv2 1.15."""
+    found = [re.search(rf"(\d+) {unit}|{unit}=(\d+)", reply) for unit in ("packets", "bytes")]
+    return tuple(int(match[1] or match[2]) for match in found)
 
 
 def _open(pipe: Path, process: subprocess.Popen) -> int:

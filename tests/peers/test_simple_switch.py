@@ -79,7 +79,7 @@ def run_real(program: Path, seed: int, n_packets: int, switch: str, cli: str) ->
         outcome.registers[name] = {index: value for index, value in enumerate(values) if value}
     for counter in counters:
         cells = [next(replies) for _ in range(counter["size"])]
-        outcome.counters[counter["name"]] = [(_count(cell, "packets"), _count(cell, "bytes")) for cell in cells]
+        outcome.counters[counter["name"]] = [simple_switch.counted(cell) for cell in cells]
     return Recording(commands, packets, outcome)
 
 
@@ -97,12 +97,6 @@ def _checked(data: bytes) -> bytes:
 def _replies(transcript: str, commands: list[str]) -> list[str]:
     """What the CLI printed after each of its prompts."""
     return transcript.split("RuntimeCmd: ")[1 : len(commands) + 1]
-
-
-def _count(reply: str, unit: str) -> int:
-    """What counter_read printed: `7 packets`, or `packets=7` before BMv2 1.15."""
-    found = re.search(rf"(\d+) {unit}|{unit}=(\d+)", reply)
-    return int(found[1] or found[2])
 
 
 def _worked(reply: str) -> bool:

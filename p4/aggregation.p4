@@ -1,0 +1,257 @@
+// Aggregation: who sent a packet, what it does to its slot, and what leaves for it. All of it happens in ingress, which
+// is one thread in simple_switch, so that nothing comes between reading a slot and writing it.
+
+// The larger of two signed numbers of 8 bits.
+#define MAX_SIGNED(a, b) ((a ^ 8w0x80) > (b ^ 8w0x80) ? a : b)
+
+#include "rule_v1.p4"
+#include "rule_v2.p4"
+#include "sums.p4"
+
+control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+    @name(".rounds") register<bit<64>>(ROWS) rounds; // epoch, missing
+    @name(".marks") register<bit<64>>(ROWS) marks;  // generation, need, ahead, used, kind, flags
+    @name(".outcomes") counter(32w32 * WORKERS, CounterType.packets_and_bytes) outcomes;
+
+    RuleV1() rule_v1;
+    RuleV2() rule_v2;
+    Sums() sums;
+
+    bit<1> is_retransmission;
+
+    @name(".v2_worker")
+    action v2_worker(bit<16> worker, bit<32> me, bit<32> everybody, bit<32> generation, bit<32> base,
+                     bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
+        meta.job.worker = worker;
+        meta.job.me = me;
+        meta.job.everybody = everybody;
+        meta.job.generation = generation;
+        meta.job.base = base;
+        meta.job.slots = slots;
+        meta.job.origin = origin;
+        meta.job.tag = tag;
+        meta.job.kind = kind;
+        meta.job.size = size;
+        meta.job.group = group;
+    }
+    @name(".v1_worker")
+    action v1_worker(bit<16> worker, bit<32> me, bit<32> others, bit<32> generation, bit<32> base,
+                     bit<32> slots, bit<16> group) {
+        meta.job.is_v1 = 1;
+        meta.job.worker = worker;
+        meta.job.me = me;
+        meta.job.others = others;
+        meta.job.generation = generation;
+        meta.job.base = base;
+        meta.job.slots = slots;
+        meta.job.group = group;
+    }
+    action stranger() {}
+
+    @name(".workers") table workers {
+        key = {
+            hdr.ipv4.src : exact;
+            hdr.udp.src : exact;
+            hdr.udp.dst : exact;
+        }
+        actions = { v2_worker; @defaultonly stranger; }
+        const default_action = stranger();
+        size = WORKERS;
+    }
+    @name(".workers_v1") table workers_v1 {
+        key = {
+            hdr.ipv4.src : exact;
+            hdr.udp.dst : exact;
+        }
+        actions = { v1_worker; @defaultonly stranger; }
+        const default_action = stranger();
+        size = WORKERS;
+    }
+
+    action find_slot_v1() {
+        bit<32> place = (bit<32>)(hdr.switchml.tag & 0x3fff);
+        bit<32> version = hdr.switchml.tag[15:15] == 1 ? meta.job.slots : 0;
+        meta.slot.row = meta.job.base + version + place;
+        meta.slot.other_row = meta.job.base + (meta.job.slots - version) + place;
+    }
+    action find_slot_v2() {
+        bit<32> mask = (meta.job.slots << 1) - 1;
+        bit<32> since = hdr.switchml.seq - meta.job.origin;
+        bit<32> place = since & mask; // version times S, plus the slot
+        meta.slot.row = meta.job.base + place;
+        meta.slot.other_row = meta.job.base + (place ^ meta.job.slots);
+        meta.slot.packet_epoch = since & ~mask;
+        meta.slot.packet_before = (since - meta.job.slots) & ~mask;
+    }
+    action read_slot() {
+        bit<64> round;
+        bit<64> mark;
+        rounds.read(round, meta.slot.row);
+        meta.slot.epoch = round[63:32];
+        meta.slot.missing = round[31:0];
+        rounds.read(round, meta.slot.other_row);
+        meta.slot.other_epoch = round[63:32];
+        meta.slot.other_missing = round[31:0];
+        marks.read(mark, meta.slot.other_row);
+        meta.slot.other_generation = mark[63:32];
+        marks.read(mark, meta.slot.row);
+        meta.slot.generation = mark[63:32];
+        meta.slot.need = mark[31:24];
+        meta.slot.ahead = mark[23:16];
+        meta.slot.used = mark[15:8];
+        meta.slot.kind = mark[7:4];
+        meta.slot.flags = mark[3:0];
+    }
+    // What an earlier job left in a row counts as zeros.
+    action forget_slot() {
+        meta.slot.epoch = 0;
+        meta.slot.missing = 0;
+        meta.slot.kind = 0;
+    }
+    action forget_other() {
+        meta.slot.other_epoch = 0;
+        meta.slot.other_missing = 0;
+    }
+    action write_slot() {
+        rounds.write(meta.slot.row, meta.slot.epoch ++ meta.slot.missing);
+        marks.write(meta.slot.row, meta.job.generation ++
+            meta.slot.need ++ meta.slot.ahead ++ meta.slot.used ++ meta.slot.kind ++ meta.slot.flags);
+    }
+    action write_other() {
+        rounds.write(meta.slot.other_row, meta.slot.other_epoch ++ meta.slot.other_missing);
+    }
+
+    // What leaves: the packet itself with its lanes replaced, from the switch to whoever sent it. For a multicast,
+    // egress puts each receiver's address in.
+    action turn_around() {
+        bit<16> port = hdr.udp.src;
+        hdr.ethernet.dst = hdr.ethernet.src;
+        hdr.ethernet.src = meta.mac;
+        hdr.ipv4.dst = hdr.ipv4.src;
+        hdr.ipv4.src = meta.target;
+        hdr.ipv4.tos = 0;
+        hdr.ipv4.length = hdr.udp.length + 20;
+        hdr.ipv4.id = 0;
+        hdr.ipv4.flags = 0;
+        hdr.ipv4.ttl = 64;
+        hdr.udp.src = hdr.udp.dst;
+        hdr.udp.dst = port;
+        hdr.udp.checksum = 0;
+        meta.is_rewritten = 1;
+    }
+    action label_v1() {
+        hdr.switchml.r = 0;
+        hdr.switchml.tag = hdr.switchml.tag & 0xbfff;
+        hdr.switchml.need = meta.slot.need;
+        hdr.switchml.used = meta.slot.used;
+    }
+    action label_v2() {
+        hdr.switchml.kind = meta.slot.kind | KIND_RESULT;
+        hdr.switchml.r = meta.outcome == ANSWERED ? 1w1 : 0;
+        hdr.switchml.ahead = meta.slot.ahead;
+        hdr.switchml.need = meta.slot.need;
+        hdr.switchml.used = (bit<8>)meta.slot.flags;
+    }
+    action become_wait() {
+        hdr.switchml.kind = KIND_WAIT;
+        hdr.switchml.r = 0;
+        hdr.switchml.size = 0;
+        hdr.switchml.ahead = 0;
+        hdr.switchml.need = 0;
+        hdr.switchml.used = 0;
+        hdr.first.setInvalid();
+#ifdef REST_WORDS
+        hdr.rest.setInvalid();
+#endif
+        hdr.missing.setValid();
+        hdr.missing.ranks_0 = meta.slot.missing[7:0];
+        hdr.missing.ranks_8 = meta.slot.missing[15:8];
+        hdr.missing.ranks_16 = meta.slot.missing[23:16];
+        hdr.missing.ranks_24 = meta.slot.missing[31:24];
+        hdr.missing.no_ranks = 0;
+        hdr.udp.length = LENGTH_WAIT;
+        hdr.ipv4.length = LENGTH_WAIT + 20;
+    }
+    action to_all() {
+        sm.mcast_grp = meta.job.group;
+        if (meta.job.is_v1 == 0) {
+            meta.outcome = COMPLETED + meta.slot.flags;
+        }
+    }
+    action to_sender() {
+        sm.egress_spec = sm.ingress_port;
+    }
+
+    action count() {
+        outcomes.count((bit<32>)(meta.job.worker ++ is_retransmission ++ meta.outcome));
+    }
+
+    apply {
+        mark_to_drop(sm);
+        is_retransmission = 0;
+        if (!workers.apply().hit) {
+            workers_v1.apply();
+        }
+        if (meta.job.worker == 0) { // cell 0: packets from nobody who joined
+            outcomes.count(0);
+            return;
+        }
+
+        // A packet that nothing is wrong with has the outcome 0, CONSUMED, until its slot is known.
+        if (meta.size == 0 || hdr.switchml.size != meta.size) {
+            meta.outcome = REFUSED_FORMAT;
+        } else if (meta.job.is_v1 == 1) {
+            if (hdr.switchml.kind != KIND_V1) {
+                meta.outcome = REFUSED_FORMAT;
+            } else if ((bit<32>)(hdr.switchml.tag & 0x3fff) >= meta.job.slots) {
+                meta.outcome = REFUSED_WINDOW;
+            } else {
+                find_slot_v1();
+            }
+        } else if (meta.size != meta.job.size ||
+                   (hdr.switchml.kind != meta.job.kind && hdr.switchml.kind != KIND_INT32)) {
+            meta.outcome = REFUSED_FORMAT;
+        } else if (hdr.switchml.tag != meta.job.tag) {
+            meta.outcome = REFUSED_TAG;
+        } else {
+            is_retransmission = hdr.switchml.r;
+            find_slot_v2();
+        }
+
+        if (meta.outcome == CONSUMED) {
+            read_slot();
+            if (meta.slot.generation != meta.job.generation) {
+                forget_slot();
+            }
+            if (meta.slot.other_generation != meta.job.generation) {
+                forget_other();
+            }
+            if (meta.job.is_v1 == 1) {
+                rule_v1.apply(hdr, meta);
+                write_other();
+            } else {
+                rule_v2.apply(hdr, meta);
+            }
+            sums.apply(hdr, meta);
+            if (meta.outcome == CONSUMED || meta.outcome == COMPLETED) {
+                write_slot();
+            }
+            if (meta.outcome == COMPLETED || meta.outcome == ANSWERED || meta.outcome == WAITED) {
+                turn_around();
+                if (meta.outcome == WAITED) {
+                    become_wait();
+                } else if (meta.job.is_v1 == 1) {
+                    label_v1();
+                } else {
+                    label_v2();
+                }
+                if (meta.outcome == COMPLETED) {
+                    to_all();
+                } else {
+                    to_sender();
+                }
+            }
+        }
+        count();
+    }
+}

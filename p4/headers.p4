@@ -1,0 +1,183 @@
+// The packets: headers as they are on the wire, and what the pipeline knows of a packet besides.
+#include "words.p4"
+
+header ethernet_t {
+    bit<48> dst;
+    bit<48> src;
+    bit<16> type;
+}
+
+header arp_t { // Ethernet and IPv4
+    bit<16> hardware;
+    bit<16> protocol;
+    bit<8>  hardware_length;
+    bit<8>  protocol_length;
+    bit<16> operation;
+    bit<48> sender_mac;
+    bit<32> sender;
+    bit<48> target_mac;
+    bit<32> target;
+}
+
+header ipv4_t {
+    bit<4>  version;
+    bit<4>  ihl;
+    bit<8>  tos;
+    bit<16> length;
+    bit<16> id;
+    bit<3>  flags;
+    bit<13> offset;
+    bit<8>  ttl;
+    bit<8>  protocol;
+    bit<16> checksum;
+    bit<32> src;
+    bit<32> dst;
+}
+
+header icmp_t {
+    bit<8>  type;
+    bit<8>  code;
+    bit<16> checksum;
+}
+
+header udp_t {
+    bit<16> src;
+    bit<16> dst;
+    bit<16> length;
+    bit<16> checksum;
+}
+
+// docs/protocol.md. The names are those of protocol 2; protocol 1 has in their place:
+header switchml_t {
+    bit<4>  kind;  // msg_type
+    bit<1>  r;     // unused
+    bit<3>  size;
+    bit<8>  ahead; // job_number
+    bit<32> seq;   // tsi
+    bit<16> tag;   // pool_index
+    bit<8>  need;  // e0
+    bit<8>  used;  // e1; in a result of protocol 2: flags
+}
+
+// The payload: 256 bytes, and the 768 that follow in packets of 1024.
+header first_t {
+    FIRST_WORDS(WORD_FIELD)
+}
+#ifdef REST_WORDS
+header rest_t {
+    REST_WORDS(WORD_FIELD)
+}
+#endif
+
+// The payload of a wait packet: rank r is bit r mod 8 of byte r div 8.
+header missing_t {
+    bit<8>   ranks_0;
+    bit<8>   ranks_8;
+    bit<8>   ranks_16;
+    bit<8>   ranks_24;
+    bit<224> no_ranks;
+}
+
+struct headers_t {
+    ethernet_t ethernet;
+    arp_t      arp;
+    ipv4_t     ipv4;
+    icmp_t     icmp;
+    udp_t      udp;
+    switchml_t switchml;
+    first_t    first;
+#ifdef REST_WORDS
+    rest_t     rest;
+#endif
+    missing_t  missing;
+}
+
+// What the entry of its sender says of a packet's job; README.md explains each.
+struct job_t {
+    bit<1>  is_v1;
+    bit<16> worker;
+    bit<32> me;
+    bit<32> everybody;
+    bit<32> others;
+    bit<32> generation;
+    bit<32> base;
+    bit<32> slots;
+    bit<32> origin;
+    bit<16> tag;
+    bit<4>  kind;
+    bit<3>  size;
+    bit<16> group;
+}
+
+// One version of a slot, as it stands in two registers.
+struct slot_t {
+    bit<32> row;
+    bit<32> other_row;
+    bit<32> generation;
+    bit<32> other_generation;
+    bit<32> epoch;         // protocol 1: count
+    bit<32> missing;       // protocol 1: the bitmap of those who are not missing
+    bit<32> other_epoch;
+    bit<32> other_missing;
+    bit<8>  need;
+    bit<8>  ahead;
+    bit<8>  used;
+    bit<4>  kind;
+    bit<4>  flags;
+    bit<32> packet_epoch;  // rule_v2.p4 says what these two are
+    bit<32> packet_before;
+}
+
+struct meta_t {
+    bit<3>  size;         // of the payload that was parsed; 0: none
+    bit<32> target;       // whom the packet is for, by IPv4 address
+    bit<1>  is_ours;      // the switch itself
+    bit<48> mac;          // the switch's address
+    bit<1>  is_rewritten; // the IPv4 header needs a new checksum
+    bit<1>  is_flooded;
+    bit<1>  is_lost;      // by the drop simulator
+    bit<2>  step;         // what to do with the lanes
+    bit<4>  outcome;
+    job_t   job;
+    slot_t  slot;
+}
+
+const bit<16> TYPE_IPV4 = 0x0800;
+const bit<16> TYPE_ARP  = 0x0806;
+const bit<8>  IP_ICMP   = 1;
+const bit<8>  IP_UDP    = 17;
+
+const bit<16> PORTS      = 0xbee0; // 48864 and the 15 after it
+const bit<16> PORTS_MASK = 0xfff0;
+
+const bit<3>  SIZE_256  = 1;
+const bit<3>  SIZE_1024 = 3;
+const bit<16> LENGTH_256  = 8 + 10 + 256; // in the UDP header
+const bit<16> LENGTH_1024 = 8 + 10 + 1024;
+const bit<16> LENGTH_WAIT = 8 + 10 + 32;
+
+const bit<4> KIND_V1 = 1;
+const bit<4> KIND_INT32 = 8; // a contribution; 9 int16, 10 int8
+const bit<4> KIND_INT16 = 9;
+const bit<4> KIND_INT8 = 10;
+const bit<4> KIND_RESULT = 4; // bit of a contribution's kind that makes it a result's
+const bit<4> KIND_WAIT = 15;
+
+const bit<4> OVERFLOW = 1;
+const bit<4> MIXED = 2;
+
+// What to do with the lanes; 0 is nothing.
+const bit<2> STORE = 1;
+const bit<2> ADD = 2;
+const bit<2> FETCH = 3;
+
+// What came of a packet. 16 is added where it was a retransmission of protocol 2.
+const bit<4> CONSUMED = 0;
+const bit<4> COMPLETED = 1; // 2: with OVERFLOW, 3: MIXED, 4: both
+const bit<4> ANSWERED = 5;
+const bit<4> DUPLICATE = 6;
+const bit<4> WAITED = 7;
+const bit<4> STALE = 8;
+const bit<4> REFUSED_WINDOW = 9;
+const bit<4> REFUSED_TAG = 10;
+const bit<4> REFUSED_FORMAT = 11;

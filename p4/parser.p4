@@ -1,0 +1,62 @@
+// Which headers a packet has. Packets for an aggregator are recognized by UDP port and length; anything else, such as
+// IPv4 with options or in fragments, goes no further than the headers that forwarding needs.
+
+parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
+    state start {
+        packet.extract(hdr.ethernet);
+        transition select(hdr.ethernet.type) {
+            TYPE_IPV4: ipv4;
+            TYPE_ARP: arp;
+            default: accept;
+        }
+    }
+    state arp {
+        packet.extract(hdr.arp);
+        meta.target = hdr.arp.target;
+        transition accept;
+    }
+    state ipv4 {
+        packet.extract(hdr.ipv4);
+        meta.target = hdr.ipv4.dst;
+        transition select(hdr.ipv4.ihl, hdr.ipv4.flags & 1, hdr.ipv4.offset, hdr.ipv4.protocol) {
+            (5, 0, 0, IP_ICMP): icmp;
+            (5, 0, 0, IP_UDP): udp;
+            default: accept;
+        }
+    }
+    state icmp {
+        packet.extract(hdr.icmp);
+        transition accept;
+    }
+    state udp {
+        packet.extract(hdr.udp);
+        transition select(hdr.udp.dst & PORTS_MASK, hdr.udp.length) {
+            (PORTS, LENGTH_256): payload_256;
+#ifdef REST_WORDS
+            (PORTS, LENGTH_1024): payload_1024;
+#endif
+            default: accept;
+        }
+    }
+    state payload_256 {
+        packet.extract(hdr.switchml);
+        packet.extract(hdr.first);
+        meta.size = SIZE_256;
+        transition accept;
+    }
+#ifdef REST_WORDS
+    state payload_1024 {
+        packet.extract(hdr.switchml);
+        packet.extract(hdr.first);
+        packet.extract(hdr.rest);
+        meta.size = SIZE_1024;
+        transition accept;
+    }
+#endif
+}
+
+control Deparse(packet_out packet, in headers_t hdr) {
+    apply {
+        packet.emit(hdr);
+    }
+}
