@@ -3,6 +3,7 @@
 SwitchMLError
  ├── ConfigError            an option or argument that makes no sense (also a ValueError)
  ├── PacketError            bytes that are not a packet of ours (also a ValueError)
+ ├── PayloadError           bytes that are not a codec's payload (also a ValueError)
  ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
  ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
  ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
@@ -29,6 +30,10 @@ class ConfigError(SwitchMLError, ValueError):
 
 class PacketError(SwitchMLError, ValueError):
     """Bytes that are not a packet of ours."""
+
+
+class PayloadError(SwitchMLError, ValueError):
+    """Bytes that are not what a codec makes of a vector."""
 
 
 class ProgramError(SwitchMLError, ValueError):

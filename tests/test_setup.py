@@ -94,7 +94,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.retransmission",  KERNELS,                                            "numpy numba"),
     ("switchml.worker", f"{KERNELS} switchml.fixedpoint switchml.retransmission", "numpy numba"),
     ("switchml.sparse",          WIRE,                                               "numpy numba"),
-    ("switchml.codecs.*",        "switchml.codecs switchml.memory",                  "numpy numba"),
+    ("switchml.codecs.*",        "switchml.codecs switchml.bfloat16 switchml.memory switchml.jit", "numpy numba"),
     ("switchml.io.tunnel",       "switchml.io switchml.memory switchml.jit",                      "numpy zmq"),
     ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",                      "numpy numba llvmlite"),
     ("switchml.controller.dataplane", "",                                            ""),

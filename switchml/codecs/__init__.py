@@ -1,0 +1,35 @@
+"""Compressors of gradients and activations, one a file, and the memories that keep what they leave out.
+
+    codec, memory = parse("topk:ratio=0.01"), parse_memory("residual")
+    payload = codec.compress(codec.new_state(), x, Turn(name="layer", step=0))
+    y = codec.decompress(payload, x.size)
+
+`allreduce` is one compressed all-reduce as a generator; docs/codecs.md has the list and what each costs.
+"""
+
+from .base import AGGREGATIONS, Codec, Gather, Max, Memory, Outcome, Payload, Request, SparseSum, Sum, Turn
+from .exchange import allreduce, max_as_sum, max_of_sum, together
+from .registry import CODECS, MEMORIES, by_number, parse, parse_memory
+
+__all__ = [
+    "AGGREGATIONS",
+    "CODECS",
+    "MEMORIES",
+    "Codec",
+    "Gather",
+    "Max",
+    "Memory",
+    "Outcome",
+    "Payload",
+    "Request",
+    "SparseSum",
+    "Sum",
+    "Turn",
+    "allreduce",
+    "by_number",
+    "max_as_sum",
+    "max_of_sum",
+    "parse",
+    "parse_memory",
+    "together",
+]

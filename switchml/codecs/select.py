@@ -1,0 +1,121 @@
+"""Which elements of a vector are largest in magnitude, exactly, or above a threshold: where all sparsifiers begin.
+
+Magnitudes are compared as the integers that their bits are, which orders floats, with infinities above all numbers and
+NaN above those: what is not finite is always selected, so that it is seen at the other end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import kernel
+
+_SMALL = 4096
+"""Below this many elements NumPy's partition is as fast as anything."""
+
+_SAMPLE = 8192
+_GROUP = 16
+"""Elements that are looked at together: most groups hold no candidate, and asking that costs a few instructions."""
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+
+
+def top_k(x: np.ndarray, k: int) -> np.ndarray:
+    """Indices (int64[k], ascending) of the k largest magnitudes of x, float32[n]; of equals those of lower index.
+
+    1. Guess a threshold from a sample, a little too low.  2. Collect what reaches it.  3. If that is not enough, or far
+    too much, find the threshold's upper 16 bits by counting all elements, and collect again.  4. Select exactly among
+    what was collected.
+    """
+    n = x.size
+    k = min(k, n)
+    if k == n:
+        return np.arange(n, dtype=np.int64)
+    if k <= 0:
+        return np.empty(0, np.int64)
+    bits = x.view(np.uint32)
+    if n <= _SMALL:
+        return _exactly(np.arange(n, dtype=np.int64), bits & MAGNITUDE, k)
+    sample = bits[:: n // _SAMPLE or 1] & MAGNITUDE
+    expected = sample.size * k / n
+    place = sample.size - 1 - int(expected + 4 * np.sqrt(expected) + 4)
+    if place >= 0:
+        sample.partition(place)
+        room = min(n, 3 * k + 8192)
+        indices = np.empty(room + _GROUP, np.int64)
+        found = _collect(bits, sample[place], indices)
+        if k <= found <= room:
+            indices = indices[:found]
+            return _exactly(indices, bits[indices] & MAGNITUDE, k)
+    counts = np.zeros(1 << 15, np.int64)
+    _count(bits, counts)
+    reaching = counts[::-1].cumsum()
+    bin_from_top = int(np.searchsorted(reaching, k))
+    indices = np.empty(int(reaching[bin_from_top]) + _GROUP, np.int64)
+    found = _collect(bits, np.uint32(((1 << 15) - 1 - bin_from_top) << 16), indices)
+    indices = indices[:found]
+    return _exactly(indices, bits[indices] & MAGNITUDE, k)
+
+
+def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
+    """Those k of `indices` (ascending) whose `magnitudes` are largest."""
+    if k == indices.size:
+        return indices.copy()
+    threshold = np.partition(magnitudes, magnitudes.size - k)[magnitudes.size - k]
+    is_above = magnitudes > threshold
+    equals = np.flatnonzero(magnitudes == threshold)[: k - np.count_nonzero(is_above)]
+    is_above[equals] = True
+    return indices[is_above]
+
+
+def above(x: np.ndarray, threshold: float) -> np.ndarray:
+    """Indices (int64[…], ascending) of the elements of x, float32[n], whose magnitude is above `threshold`, or NaN."""
+    bits = x.view(np.uint32)
+    least = np.nextafter(np.float32(max(threshold, 0)), np.float32(np.inf)).view(np.uint32)
+    room = count_reaching(bits, least)
+    indices = np.empty(room + _GROUP, np.int64)
+    return indices[: _collect(bits, least, indices)]
+
+
+@kernel
+def count_reaching(bits, threshold):
+    """How many magnitudes (bits of float32) are at least `threshold` (uint32)."""
+    found = 0
+    for i in range(bits.size):
+        found += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
+    return found
+
+
+@kernel
+def _collect(bits, threshold, indices):
+    """Write the indices of magnitudes of at least `threshold` until `indices` is full; how many there are then.
+
+    Writes first and counts after: up to _GROUP places at the end are for that.
+    """
+    found, room = 0, indices.size - _GROUP
+    whole = bits.size - bits.size % _GROUP
+    for start in range(0, whole, _GROUP):
+        most = np.uint32(0)
+        for i in range(start, start + _GROUP):
+            magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+            most = max(most, magnitude)
+        if most >= threshold:
+            if found > room:
+                return found
+            for i in range(start, start + _GROUP):
+                if found < indices.size:
+                    indices[found] = i
+                found += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
+    for i in range(whole, bits.size):
+        if (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold:
+            if found < indices.size:
+                indices[found] = i
+            found += 1
+    return found
+
+
+@kernel
+def _count(bits, counts):
+    """Histogram of the magnitudes' upper 15 bits."""
+    for i in range(bits.size):
+        counts[(bits[i] >> np.uint32(16)) & np.uint32(0x7FFF)] += 1
