@@ -1,0 +1,256 @@
+"""SZx's compiled loops: block extremes, encoding and decoding, over plain arrays. `szx.py` explains the stream.
+
+Floats are compared and truncated as the integers that their bits are. Loops without a branch are kept apart from the
+one loop of each direction that must go element by element, so that all others become vector instructions.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ..jit import kernel
+from ..memory import u32_at
+
+FIXED_BYTES = 13
+"""Version (2), 1, 0, block size, and the count of constant blocks, big-endian uint64."""
+
+MAX_BLOCK = 255
+_LARGEST = np.int32(0x7F7FFFFF)
+_DAMAGED = -1
+
+
+@kernel(inline=True)
+def _float_of(ordered):
+    """The float32 that is at this place in the order of floats."""
+    return np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF))
+
+
+def floats(ordered: np.ndarray) -> np.ndarray:
+    """float32 of what `extremes` gives for them, int32."""
+    return np.where(ordered < 0, ordered ^ np.int32(0x7FFFFFFF), ordered).astype(np.int32).view(np.float32)
+
+
+@kernel
+def extremes(bits, block, low, high):
+    """For each block of float32 bits (int32[n]) its least and largest element, as integers in the floats' order."""
+    for b in range(low.size):
+        start = b * block
+        least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for i in range(start, min(start + block, bits.size)):
+            ordered = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            least = min(least, ordered)
+            most = max(most, ordered)
+        low[b] = least
+        high[b] = most
+
+
+@kernel
+def _plan(low, high, ends, bound):
+    """How a block is written: required length in bits (0: constant, 32 with a median of 0: as it is) and its median.
+
+    `ends`: float32[2], room to look at bits as floats. A value less the median is cut to its required length, by which
+    it loses less than half the bound; two roundings, of the difference here and of the sum in the decoder, must fit
+    into the other half.
+    """
+    words = ends.view(np.int32)
+    words[0], words[1] = _float_of(low), _float_of(high)
+    if high > _LARGEST or low < ~_LARGEST:
+        return 32, np.float32(0)
+    least, most = ends[0], ends[1]
+    radius = (most - least) * np.float32(0.5)
+    median = least + radius
+    if not math.isfinite(radius):
+        return 32, np.float32(0)
+    reach = max(np.float64(most) - np.float64(median), np.float64(median) - np.float64(least))
+    if reach <= bound:
+        return 0, median
+    # Exponents of float32 numbers, at least that of the denormals; of the bound as float64 has it.
+    ends[0] = np.float32(reach)
+    ends[1] = max(abs(least), abs(most))
+    spread = max(((words[0] >> 23) & 0xFF) - 127, -126)
+    top = max(((words[1] >> 23) & 0xFF) - 127, -126)
+    allowed = math.frexp(bound)[1] - 1 if bound > 0 else -2000
+    length = max(9, 9 + spread - allowed + 1)
+    if length > 32 or math.ldexp(1.0, spread - 24) + math.ldexp(1.0, top - 23) > math.ldexp(1.0, allowed - 1):
+        return 32, np.float32(0)
+    return length, median
+
+
+@kernel
+def encode(x, low, high, block, bound, lengths, medians, out):
+    """Write the stream of x, float32[n], to `out`, uint8[enough]; its size.
+
+    `low`, `high`: what `extremes` found. `lengths` (uint8) and `medians` (float32), one a block, are room to work in.
+    """
+    bits = x.view(np.uint32)
+    ends = np.empty(2, np.float32)
+    constants = 0
+    for b in range(low.size):
+        lengths[b], medians[b] = _plan(low[b], high[b], ends, bound)
+        constants += lengths[b] == 0
+    median_bits = medians.view(np.uint32)
+    out[0], out[1], out[2], out[3], out[4] = 1, 1, 1, 0, block
+    for i in range(8):
+        out[5 + i] = (constants >> (56 - 8 * i)) & 0xFF
+    states = (low.size + 7) // 8
+    out[FIXED_BYTES : FIXED_BYTES + states] = 0
+    constant_at = FIXED_BYTES + states
+    at = constant_at + 4 * constants
+    base = out.ctypes.data
+    differences = np.empty(MAX_BLOCK + 1, np.float32)
+    difference_bits = differences.view(np.uint32)
+    cut = np.empty(MAX_BLOCK + 1, np.uint32)
+    kept = np.empty(MAX_BLOCK + 1, np.uint32)
+    leads = np.empty(MAX_BLOCK + 1, np.uint8)
+    lead_words = leads.view(np.uint32)
+    counts = np.empty(MAX_BLOCK + 1, np.uint8)
+    for b in range(low.size):
+        start = b * block
+        count = min(block, x.size - start)
+        if lengths[b] == 0:
+            _put_median(out, constant_at, median_bits[b])
+            constant_at += 4
+            continue
+        out[FIXED_BYTES + (b >> 3)] |= np.uint8(0x80 >> (b & 7))
+        out[at] = lengths[b]
+        _put_median(out, at + 1, median_bits[b])
+        size = (lengths[b] + 7) // 8
+        shift = np.uint32(8 * size - lengths[b])
+        unused = np.uint32(32 - 8 * size)
+        median = medians[b]
+        if median_bits[b] == 0:
+            for i in range(count):
+                cut[i] = bits[start + i] >> shift
+        else:
+            for i in range(count):
+                differences[i] = x[start + i] - median
+            for i in range(count):
+                cut[i] = difference_bits[i] >> shift
+        leads[0] = _equal_bytes(cut[0])
+        for i in range(1, count):
+            leads[i] = _equal_bytes(cut[i] ^ cut[i - 1])
+        for i in range(count, (count + 3) & ~3):
+            leads[i] = 0
+        for i in range(count):
+            counts[i] = max(size - leads[i], 0)
+            kept[i] = cut[i] >> unused
+        at += 5
+        for i in range((count + 3) // 4):
+            four = lead_words[i]
+            out[at + i] = np.uint8((four << 6 | four >> 4 | four >> 14 | four >> 24) & 0xFF)
+        at += (count + 3) // 4
+        for i in range(count):
+            u32_at(base + at, 1)[0] = kept[i]
+            at += counts[i]
+    return at
+
+
+@kernel(inline=True)
+def _equal_bytes(difference):
+    """How many upper bytes of 32 bits are 0, at most 3."""
+    return np.uint8(
+        (difference < np.uint32(1 << 24)) + (difference < np.uint32(1 << 16)) + (difference < np.uint32(1 << 8))
+    )
+
+
+@kernel(inline=True)
+def _put_median(out, at, bits):
+    out[at] = bits >> 24
+    out[at + 1] = (bits >> 16) & 0xFF
+    out[at + 2] = (bits >> 8) & 0xFF
+    out[at + 3] = bits & 0xFF
+
+
+@kernel
+def constant_blocks(body, blocks):
+    """How many of the blocks are constant by the bitmap, which must fit into the body, and by the count before it; -1
+    if the two disagree or the unused bits are not 0."""
+    said = 0
+    for i in range(8):
+        said = said << 8 | np.int64(body[5 + i])
+    others = 0
+    for b in range((blocks + 7) // 8 * 8):
+        state = (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1
+        if b >= blocks and state:
+            return _DAMAGED
+        others += state
+    return said if said == blocks - others else _DAMAGED
+
+
+@kernel
+def decode(body, block, constants, x):
+    """Read a stream whose bitmap and medians fit into `body` (uint8) to x, float32[n]; whether it was one, and all."""
+    base = body.ctypes.data
+    blocks = (x.size + block - 1) // block
+    constant_at = FIXED_BYTES + (blocks + 7) // 8
+    at = constant_at + 4 * constants
+    words = np.empty(MAX_BLOCK + 1, np.uint32)
+    values = words.view(np.float32)
+    leads = np.empty(MAX_BLOCK + 1, np.uint8)
+    fresh = np.empty(MAX_BLOCK + 1, np.uint32)
+    counts = np.empty(MAX_BLOCK + 1, np.uint8)
+    for b in range(blocks):
+        start = b * block
+        count = min(block, x.size - start)
+        if not (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1:
+            words[0] = _median_bits(body, constant_at)
+            constant_at += 4
+            x[start : start + count] = values[0]
+            continue
+        data_at = at + 5 + (count + 3) // 4
+        if data_at > body.size or not 9 <= body[at] <= 32:
+            return False
+        size = np.uint32((body[at] + 7) // 8)
+        shift = np.uint32(8 * size - body[at])
+        unused = np.uint32(32 - 8 * size)
+        words[0] = _median_bits(body, at + 1)
+        median, is_plain = values[0], words[0] == 0
+        for i in range((count + 3) // 4):
+            four = body[at + 5 + i]
+            leads[4 * i] = four >> 6
+            leads[4 * i + 1] = (four >> 4) & 3
+            leads[4 * i + 2] = (four >> 2) & 3
+            leads[4 * i + 3] = four & 3
+        for i in range(count):
+            lead = np.uint32(leads[i])
+            fresh[i] = np.uint32(0xFFFFFFFF) >> (lead * np.uint32(8))
+            counts[i] = size - lead if size > lead else np.uint32(0)
+        at = data_at
+        # The upper bytes that equal the previous value's come from there, the others from the stream: of the four bytes
+        # read, those past this value's own fall on bytes that are not fresh, or out of the word.
+        previous = np.uint32(0)
+        if at + 4 * count <= body.size:
+            for i in range(count):
+                new = u32_at(base + at, 1)[0] << unused
+                previous ^= (previous ^ new) & fresh[i]
+                words[i] = previous << shift
+                at += counts[i]
+        else:
+            for i in range(count):
+                if at + counts[i] > body.size:
+                    return False
+                new = np.uint32(0)
+                for k in range(counts[i]):
+                    new |= np.uint32(body[at + k]) << np.uint32(8 * k)
+                previous ^= (previous ^ (new << unused)) & fresh[i]
+                words[i] = previous << shift
+                at += counts[i]
+        if is_plain:
+            for i in range(count):
+                x[start + i] = values[i]
+        else:
+            for i in range(count):
+                x[start + i] = values[i] + median
+    return at == body.size
+
+
+@kernel(inline=True)
+def _median_bits(body, at):
+    return np.uint32(
+        np.uint32(body[at]) << np.uint32(24)
+        | np.uint32(body[at + 1]) << np.uint32(16)
+        | np.uint32(body[at + 2]) << np.uint32(8)
+        | np.uint32(body[at + 3])
+    )
