@@ -37,7 +37,8 @@ HEADER_BYTES = _HEADER.size
 class Turn:
     """Which tensor is compressed, in which step, on which rank.
 
-    `name`: of the tensor or bucket. `shape`: the tensor's own shape, which PowerSGD uses. Randomness is drawn from
+    `name`: of the tensor or bucket. `shape`: the tensor's own shape, which PowerSGD uses; `lr`: the step's
+    learning rate, for the memory of EF-signSGD. Randomness is drawn from
     (seed, step, name), so that it is the same on all ranks (`shared_key`), and from the rank too where the ranks must
     differ (`private_key`).
     """
@@ -47,6 +48,7 @@ class Turn:
     seed: int = 0
     rank: int = 0
     world: int = 1
+    lr: float = 1.0
     shape: tuple[int, ...] | None = None
 
     def shared_key(self) -> int:
