@@ -244,6 +244,9 @@ class Codec(Settings):
 
     `number` is the codec's in the payload's header and never changes. `memory` names the memory that the codec's paper
     trains with.
+
+    Vectors may hold any float32. What is not finite shows as infinity or NaN after decoding, in that place or all over
+    (sign codecs can't say it), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
     """
 
     number: ClassVar[int]
@@ -257,7 +260,8 @@ class Codec(Settings):
 
     def compress(self, state: Any, x: np.ndarray, turn: Turn = Turn()) -> Payload:
         """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
-        return Payload(self.number, x.size, self.encode(state, vector(x), turn))
+        body = self.encode(state, vector(x), turn)
+        return Payload(self.number, x.size, body)
 
     def decompress(self, payload: Payload, n: int) -> np.ndarray:
         """float32[n]. Raises PayloadError if the payload is no such vector of this codec."""

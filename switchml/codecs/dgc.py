@@ -41,10 +41,8 @@ class Dgc(Sparsifier):
         threshold = np.partition(sample, place)[place : place + 1].view(np.float32)[0]
         for _ in range(10):
             found = count_reaching(bits, threshold.view(np.uint32))
-            if found > 1.3 * wanted:
-                threshold *= np.float32(1.3)
-            elif found < 0.7 * wanted:
-                threshold *= np.float32(0.7)
-            else:
+            if 0.7 * wanted <= found <= 1.3 * wanted:
                 break
+            with np.errstate(over="ignore"):
+                threshold *= np.float32(1.3 if found > wanted else 0.7)
         return above(x, np.nextafter(threshold, np.float32(-np.inf)))

@@ -23,7 +23,7 @@ class GlobalQsgd(Codec):
     Unbiased. (The paper's linear dithering; its exponential dithering needs another sum than that of integers.)
 
     J. Xin et al., "Global-QSGD: Allreduce-Compatible Quantization for Distributed Learning with Theoretical
-    Guarantees" (arXiv:2305.18627).
+    Guarantees", ECAI 2025 (arXiv:2305.18627).
     """
 
     name = "globalqsgd"

@@ -81,7 +81,9 @@ class PowerSgd(Codec):
             total = yield Sum(x, "float32")
             return Outcome(total / world, x)
         matrix = _matrix(x, rows, columns)
-        total = yield Sum((matrix @ self._q(state, columns, turn)).reshape(-1), "float32")
+        with np.errstate(invalid="ignore", over="ignore"):
+            p = matrix @ self._q(state, columns, turn)
+        total = yield Sum(p.reshape(-1), "float32")
         p = _orthonormal(total.reshape(rows, self.rank) / world)
         total = yield Sum((matrix.T @ p).reshape(-1), "float32")
         state.q = total.reshape(columns, self.rank) / world
@@ -124,4 +126,5 @@ def _orthonormal(p: np.ndarray) -> np.ndarray:
 
 
 def _product(p: np.ndarray, q: np.ndarray, n: int) -> np.ndarray:
-    return (p @ q.T).reshape(-1)[:n]
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (p @ q.T).reshape(-1)[:n]

@@ -16,8 +16,8 @@ from .quantize import largest
 @dataclass(frozen=True)
 class U8bit(Codec):
     """1. Divide by the largest magnitude.
-    2. Code each element by its sign (1 bit) and the nearest of 128 magnitudes (7 bits): 0, and in decade e = 0 … 6 below
-       1 the middles of 2^(6-e) equal parts of [0.1, 1] * 10^-e; the largest is 1.
+    2. Code each element by its sign (1 bit) and the nearest of 128 magnitudes (7 bits): 0, and in decade e = 0 … 6
+       below 1 the middles of 2^(6-e) equal parts of [0.1, 1] * 10^-e; the largest is 1.
     3. Send the largest magnitude (float32) and the codes, a byte each.
 
     Error at most 0.7 % of the largest magnitude, at most 25 % of the element itself down to 2e-6 of the largest.
