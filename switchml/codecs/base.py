@@ -269,7 +269,7 @@ class Codec(Settings):
             raise PayloadError(f"{self.name}: the payload is of codec number {payload.number}, not {self.number}")
         if payload.count != n:
             raise PayloadError(f"{self.name}: the payload holds {payload.count} elements: expected {n}")
-        return self.decode(payload.body, n)
+        return self.decode(_writeable(payload.body), n)
 
     def payload_bytes(self, n: int) -> int | None:
         """Size of the payload of n elements; None if it depends on their values."""
@@ -318,7 +318,12 @@ def vector(x: np.ndarray) -> np.ndarray:
         raise UnsupportedTensor(
             f"{getattr(x, 'dtype', type(x).__name__)} of shape {shape}: codecs take contiguous float32 vectors"
         )
-    return x
+    return _writeable(x)
+
+
+def _writeable(x: np.ndarray) -> np.ndarray:
+    """`x`, or a copy if it is read-only: a kernel would be compiled a second time for such an array."""
+    return x if x.flags.writeable else x.copy()
 
 
 def expect_size(codec: Codec, body: np.ndarray, size: int) -> None:

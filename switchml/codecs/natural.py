@@ -21,7 +21,7 @@ class Natural(Codec):
     2. Send, once, the exponent above the largest element's.
     3. Of each element send 8 bits: the sign, and 0 for zero or how far below that exponent its own is, plus 1.
 
-    Unbiased down to zero: what is more than 2^126 below the largest (or below 2^-126) becomes 0 or the least power that
+    Unbiased down to zero: what is more than 2^125 below the largest (or below 2^-126) becomes 0 or the least power that
     has a code. Only magnitudes beyond 2^127 are always rounded down, to 2^127. A vector with an infinity or NaN decodes
     to NaN. Powers of two do not add up, so the payloads are gathered.
 

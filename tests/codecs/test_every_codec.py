@@ -162,7 +162,7 @@ def scales():
                 yield spec, scale
 
 
-@pytest.mark.parametrize(("spec", "scale"), scales())
+@pytest.mark.parametrize(("spec", "scale"), list(scales()))
 def test_any_scale(spec, scale):
     """Zeros, denormals and large numbers are no reason for NaN or an infinity."""
     codec = parse(spec)
