@@ -224,7 +224,7 @@ def decode(body, block, constants, x):
         if at + 4 * count <= body.size:
             for i in range(count):
                 new = u32_at(base + at, 1)[0] << unused
-                previous ^= (previous ^ new) & fresh[i]
+                previous = (previous & ~fresh[i]) | (new & fresh[i])
                 words[i] = previous << shift
                 at += counts[i]
         else:
@@ -234,7 +234,7 @@ def decode(body, block, constants, x):
                 new = np.uint32(0)
                 for k in range(counts[i]):
                     new |= np.uint32(body[at + k]) << np.uint32(8 * k)
-                previous ^= (previous ^ (new << unused)) & fresh[i]
+                previous = (previous & ~fresh[i]) | ((new << unused) & fresh[i])
                 words[i] = previous << shift
                 at += counts[i]
         if is_plain:
