@@ -1,7 +1,7 @@
 """Measuring codecs: size, speed both ways, error, and what an all-reduce would send; ours and others' in turn.
 
 All run on one core in this process, and times are processor time, so that it matters little what else the machine does;
-medians over rounds that go through all codecs. The allocator is told to keep what is freed: fresh pages of the system cost
+they are medians over rounds that go through all codecs. The allocator is told to keep what is freed: fresh pages cost
 more than some codecs, and a training process that has run for a while needs none either.
 """
 
@@ -21,7 +21,6 @@ from host_agent.bench import codec_rivals as rivals
 from host_agent.bench.codec_tensors import Tensor
 from switchml.codecs import CODECS, Codec, Turn, parse
 from switchml.codecs.exchange import reduce
-
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """malloc.h"""

@@ -47,7 +47,7 @@ def _halves(x: np.ndarray) -> np.ndarray:
 
 def _wide(halves: np.ndarray) -> np.ndarray:
     x = np.empty(halves.size, np.float32)
-    _widen(halves, x.view(np.uint32), x)
+    _widen(halves, x.view(np.uint32))
     return x
 
 
@@ -74,15 +74,19 @@ def _narrow(floats, halves):
 
 
 @kernel
-def _widen(halves, bits, floats):
-    """float16 bits (uint16[n]) to float32, exactly; `bits` is another view of `floats`."""
-    for i in range(halves.size):
-        half = np.uint32(halves[i])
-        magnitude = np.uint32((half & np.uint32(0x7FFF)) << np.uint32(13))
-        is_special = magnitude >= np.uint32(0x0F800000)
-        bits[i] = magnitude | (np.uint32(0x70000000) if is_special else np.uint32(0))
-    for i in range(halves.size):
-        # The exponent's origin from 15 to 127: a multiplication, which makes denormals normal on the way.
-        is_special = (halves[i] & np.uint16(0x7C00)) == np.uint16(0x7C00)
-        floats[i] *= np.float32(1) if is_special else np.float32(2.0**112)
-        bits[i] |= (np.uint32(halves[i]) & np.uint32(0x8000)) << np.uint32(16)
+def _widen(halves, bits):
+    """float16 bits (uint16[n]) to float32 bits (uint32[n]), exactly."""
+    small = np.empty(256, np.float32)
+    small_bits = small.view(np.uint32)
+    for start in range(0, halves.size, small.size):
+        count = min(small.size, halves.size - start)
+        for i in range(count):  # what a denormal is worth: its mantissa times 2^-24
+            small[i] = np.float32(halves[start + i] & np.uint16(0x3FF)) * np.float32(2.0**-24)
+        for i in range(count):
+            half = np.uint32(halves[start + i])
+            magnitude = np.uint32(half & np.uint32(0x7FFF))
+            # The exponent's origin from 15 to 127; once more for infinities and NaN.
+            moved = np.uint32((magnitude << np.uint32(13)) + np.uint32(0x38000000))
+            moved = np.uint32(moved + np.uint32(0x38000000)) if magnitude >= np.uint32(0x7C00) else moved
+            moved = small_bits[i] if magnitude < np.uint32(0x400) else moved
+            bits[start + i] = moved | np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
