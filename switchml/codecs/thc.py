@@ -135,9 +135,11 @@ def _quantize(y, reach, table, below, low, high, codes):
     if not (reach > 0 and reach <= np.float32(3.4028235e38)):
         codes[:] = 0
         return
-    steps = np.float32(below.size - 1)
+    steps = np.int32(below.size - 1)
     for i in range(y.size):
-        place = min(max((y[i] / reach + np.float32(1)) * np.float32(0.5) * steps, np.float32(0)), steps)
-        index = min(np.int64(below[np.int64(place)]), table.size - 2)
+        place = (y[i] / reach + np.float32(1)) * np.float32(0.5 * steps)
+        place = place if place > 0 else np.float32(0)  # NaN too, where the rotation left float32
+        place = min(place, np.float32(steps))
+        index = below[min(np.int32(place), steps - np.int32(1))]
         start, end = np.float32(table[index]), np.float32(table[index + 1])
         codes[i] = index + (uniform(i, low, high) * (end - start) < place - start)
