@@ -24,7 +24,7 @@ def print_table(report: Report) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=_title(report), title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(pad_edge=False)
     for name in ("codec", "aggregation"):
         table.add_column(name, no_wrap=True)
     for name in ("ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror", "relative\nL2 error"):
@@ -37,12 +37,13 @@ def print_table(report: Report) -> None:
             table.add_section()
             theirs = True
         table.add_row(*_cells(each))
-    for rival in report.missing:
-        table.add_row(rival.name, f"({rival.reason})")
     console = Console(highlight=False)
     # Wider than a narrow terminal, or none: a table whose figures are cut off would be of no use.
     console.width = max(console.width, 120)
+    console.print(_title(report), soft_wrap=True)
     console.print(table)
+    for rival in report.missing:
+        console.print(f"{rival.name} is not measured: it {rival.reason}", markup=False, soft_wrap=True)
 
 
 def _cells(each: Measured) -> list[str]:

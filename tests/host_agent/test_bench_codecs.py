@@ -54,8 +54,6 @@ def test_rivals_are_there_or_named():
     assert measured["torch.topk"]["relative_l2_error"] == pytest.approx(measured["topk"]["relative_l2_error"], rel=1e-6)
     assert measured["torch fp16"]["max_error"] > 0
     assert 0.1 < measured["torch PowerSGD"]["relative_l2_error"] < 1
-    for name in {"SZ3", "ZFP"} & set(measured):
-        assert 0 < measured[name]["max_error"] <= 1.01 * 0.01 * (measured["szx:bound=0.01"]["max_error"] / 0.01 * 2 + 1)
 
 
 def test_bound_of_the_rivals_is_ours():
@@ -75,8 +73,8 @@ def test_missing_rivals_are_named_in_the_table(monkeypatch):
     )
     result = run("--elements", "2000", "--codec", "fp16")
     assert result.exit_code == 0, result.output
-    assert "(needs pysz: pip install 'switchml[bench-codecs]')" in result.stdout
-    assert "(needs zfpy: pip install" in result.stdout and "torch fp16" in result.stdout
+    assert "SZ3 is not measured: it needs pysz: pip install 'switchml[bench-codecs]'" in result.stdout
+    assert "ZFP is not measured: it needs zfpy" in result.stdout and "torch fp16" in result.stdout
 
 
 def test_tensors_of_the_digits_model():
