@@ -196,13 +196,13 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
     from emulator.bmv2 import bench_wire  # compiled
 
     if not bench_wire.can_measure():
-        raise ConfigError("measuring on the wire needs root, ip(8), and simple_switch_CLI on PATH")
+        raise ConfigError("measuring on the wire needs root and ip(8)")
     state = State(program)
     frames = [_alone(path.stem, data) for _, data in work(state)]
-    commands = bench_wire.cli_commands(state)
-    result.wire_pps = bench_wire.pps(bench_wire.OURS, path, commands, frames, 2 * seconds)
+    entries = bench_wire.calls(state)
+    result.wire_pps = bench_wire.pps(bench_wire.OURS, path, entries, frames, 2 * seconds)
     if against:
-        result.simple_switch_pps = bench_wire.pps([against], path, commands, frames, 2 * seconds)
+        result.simple_switch_pps = bench_wire.pps([against], path, entries, frames, 2 * seconds)
         result.ratio = result.wire_pps / result.simple_switch_pps if result.simple_switch_pps else None
 
 
