@@ -33,6 +33,8 @@ BATCH = 64
 """Frames given to the engine at once, as the ports do."""
 ROUNDS = 5
 """Each figure is the best of so many rounds: the others were disturbed."""
+WIRE_ROUNDS = 3
+"""The same, with switch processes."""
 ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
 
 
@@ -200,9 +202,14 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
     state = State(program)
     frames = [_alone(path.stem, data) for _, data in work(state)]
     entries = bench_wire.calls(state)
-    result.wire_pps = bench_wire.pps(bench_wire.OURS, path, entries, frames, 2 * seconds)
+    switches = {"wire_pps": bench_wire.OURS} | ({"simple_switch_pps": [against]} if against else {})
+    found: dict[str, list[float]] = {name: [] for name in switches}
+    for _ in range(WIRE_ROUNDS):
+        for name, command in switches.items():  # in turn, so that what else the machine does hits both
+            found[name].append(bench_wire.pps(command, path, entries, frames, seconds))
+    result.wire_pps = max(found["wire_pps"])
     if against:
-        result.simple_switch_pps = bench_wire.pps([against], path, entries, frames, 2 * seconds)
+        result.simple_switch_pps = max(found["simple_switch_pps"])
         result.ratio = result.wire_pps / result.simple_switch_pps if result.simple_switch_pps else None
 
 
