@@ -70,9 +70,8 @@ def forwarding(state: State) -> Frames:
         prefixes[source.getrandbits(length) << (32 - length), length] = None
     frames = []
     for number, (prefix, length) in enumerate(prefixes):
-        table.add(
-            [ir.MatchParam("lpm", prefix, length)], RunAction(route, (source.getrandbits(48) & ~(1 << 40), source.randrange(8)))
-        )
+        next_hop = source.getrandbits(48) & ~(1 << 40), source.randrange(8)
+        table.add([ir.MatchParam("lpm", prefix, length)], RunAction(route, next_hop))
         address = prefix | source.getrandbits(32) >> length
         header = struct.pack(">BBHHHBBHII", 0x45, 0, 46, number, 0, 64, 17, 0, 0x0A000001, address)
         header = header[:10] + struct.pack(">H", csum16(header)) + header[12:]

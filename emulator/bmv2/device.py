@@ -217,13 +217,15 @@ class Device:
         call(self.state)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Let another engine move packets from now on, with the state as it is. Packets in queues are lost."""
+        """Let another engine move packets from now on, with the state as it is and the packets that wait in queues. It
+        may take long to make; packets pass meanwhile."""
         switch = self.switch
         switch.make_engine = make
         state = switch.state
         engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
         with switch.lock:
             if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
+                engine.adopt(switch.engine)
                 switch.engine = engine
 
     def serialize(self) -> str:

@@ -114,11 +114,13 @@ class Process:
         return server
 
     def _begin(self) -> None:
-        """Take frames, once the engine for them is there. Control goes on meanwhile: on a machine's first start,
-        kernels are compiled now, and what comes waits in the sockets."""
+        """Take frames at once, on the interpreter; and, once it is there, on the compiled engine. On a machine's first
+        start that is compiled now."""
+        self.device.start()
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
-        self.device.start()
+            if not isinstance(self.device.switch.engine, Interpreter):
+                log.info("Packets go through the compiled engine from now on")
 
     def _notify(self) -> None:
         """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""

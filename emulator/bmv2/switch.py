@@ -31,6 +31,9 @@ class Engine(Protocol):
     def next_us(self) -> float | None:
         """When `poll` will next have something, on the switch's clock; None if nothing waits."""
 
+    def adopt(self, other: Engine) -> None:
+        """Take over the packets that wait in the queues of an engine of the same state, whose place this one takes."""
+
 
 def running_clock() -> Callable[[], int]:
     """A clock that gives µs from now on."""

@@ -82,6 +82,10 @@ class Interpreter:
         """When the next packet may leave a queue; None if none waits."""
         return self.queues.next_us()
 
+    def adopt(self, other: Interpreter) -> None:
+        """Take over the packets that wait in the queues of an engine of the same state, whose place this one takes."""
+        self.queues, self.returned, self.sent = other.queues, other.returned, other.sent
+
     def _guarded(self, stage, packet: Packet, *args: int) -> None:
         """Run a stage; a program that goes on for ever costs the packet, not the switch."""
         try:

@@ -29,7 +29,7 @@ MESSAGES = 128
 """Frames that one system call takes."""
 FRAME_BYTES = 1 << 17
 """Room for one: a superframe can be a little longer than 64 KiB."""
-ARENA_BYTES = 8 << 20
+ARENA_BYTES = superframes.MAX_CUT_BYTES
 """Room for the packets of superframes of one batch."""
 SOCKET_BYTES = 16 << 20
 
@@ -37,7 +37,7 @@ _HEADROOM = 16
 _SLACK = 64  # readers may load a little beyond a frame's end
 SOL_PACKET = 263
 _MSG_DONTWAIT = 0x40
-_ADD_MEMBERSHIP, _AUXDATA, _VNET_HDR, _IGNORE_OUTGOING = 1, 8, 15, 23
+_ADD_MEMBERSHIP, AUXDATA, _VNET_HDR, _IGNORE_OUTGOING = 1, 8, 15, 23
 _PROMISCUOUS = 1
 _ETH_P_ALL = 3
 VLAN_VALID, VLAN_KIND_VALID = 0x10, 0x40
@@ -52,7 +52,7 @@ def new_socket(name: str) -> socket.socket:
     except PermissionError:
         raise ConfigError(f"port on {name}: only root may open interfaces; use udp:ADDRESS:PORT without") from None
     sock.setsockopt(SOL_PACKET, _VNET_HDR, 1)
-    sock.setsockopt(SOL_PACKET, _AUXDATA, 1)
+    sock.setsockopt(SOL_PACKET, AUXDATA, 1)
     sock.setsockopt(SOL_PACKET, _IGNORE_OUTGOING, 1)
     libc.grow_buffers(sock, SOCKET_BYTES)
     return sock
@@ -155,7 +155,7 @@ def _with_tag(control, at):
     start."""
     data = control.view(np.uint8)  # cmsghdr: length (8), level (4), type (4); struct tpacket_auxdata
     status = u16(data, 16)
-    if control[0] < 36 or control[1] != np.uint64(SOL_PACKET | (_AUXDATA << 32)) or not status & VLAN_VALID:
+    if control[0] < 36 or control[1] != np.uint64(SOL_PACKET | (AUXDATA << 32)) or not status & VLAN_VALID:
         return 0
     put_tag(at, u16(data, 34) if status & VLAN_KIND_VALID else VLAN, u16(data, 32))
     return 4

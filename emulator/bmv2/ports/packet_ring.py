@@ -31,10 +31,10 @@ SLOT_BYTES = 2048
 _BLOCK_BYTES = 1 << 16
 _RX_RING, _COPY_THRESHOLD, _VERSION = 5, 7, 10
 _TPACKET_V2 = 1
-_WITH_KERNEL, _WITH_US, _IS_IN_QUEUE = 0, 1, 2
+WITH_KERNEL, WITH_US, IS_IN_QUEUE = 0, 1, 2
 """Bits of a slot's status."""
 # struct tpacket2_hdr: status (4), length (4), captured (4), offset of the frame (2), … VLAN tag at 24, its kind at 26
-_CAPTURED, _FRAME_AT, _TAG, _TAG_KIND = 8, 12, 24, 26
+_CAPTURED, _FRAME_AT, TAG, TAG_KIND = 8, 12, 24, 26
 
 
 class Ring(NamedTuple):
@@ -65,7 +65,7 @@ def _give_back(ring):
     """Give the slots of the batch before back to Linux."""
     base, following = ring.memory.ctypes.data, ring.place[0]
     for slot in range(following - ring.place[1], following):
-        store_release(np.uintp(base + slot % SLOTS * SLOT_BYTES), np.uint64(_WITH_KERNEL))
+        store_release(np.uintp(base + slot % SLOTS * SLOT_BYTES), np.uint64(WITH_KERNEL))
     ring.place[1] = 0
 
 
@@ -79,12 +79,12 @@ def receive_ring(io, ring, fd, port, batch):
         at = np.int64(base + ring.place[0] % SLOTS * SLOT_BYTES)
         first = np.int64(load_acquire(np.uintp(at)))  # status and length
         status, length = first & 0xFFFFFFFF, first >> 32
-        if not status & _WITH_US:
+        if not status & WITH_US:
             break
         ring.place[0] += 1
         ring.place[1] += 1
         header = u8_at(at, SLOT_BYTES)
-        if status & _IS_IN_QUEUE:
+        if status & IS_IN_QUEUE:
             if packet_io.receive_messages(io, fd, messages, 1) == 1:
                 count, used = packet_io.take_message(io, messages, port, batch, count, used)
                 messages += 1
@@ -98,8 +98,8 @@ def receive_ring(io, ring, fd, port, batch):
             virtio[i] = header[frame - VIRTIO_BYTES + i]
         grown = 0
         if status & packet_io.VLAN_VALID:
-            kind = packet_io.u16(header, _TAG_KIND) if status & packet_io.VLAN_KIND_VALID else packet_io.VLAN
-            packet_io.put_tag(at + frame, kind, packet_io.u16(header, _TAG))
+            kind = packet_io.u16(header, TAG_KIND) if status & packet_io.VLAN_KIND_VALID else packet_io.VLAN
+            packet_io.put_tag(at + frame, kind, packet_io.u16(header, TAG))
             grown = 4
         count, used = packet_io.take_frame(
             io, virtio, at + frame - grown, length + grown, grown, port, batch, count, used
