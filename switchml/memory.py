@@ -81,8 +81,8 @@ def float64_of_bits(typingctx, bits):
 
 @intrinsic
 def load_acquire(typingctx, address):
-    """The uint64 at an aligned address, which another thread, process or the kernel writes: what it wrote before is seen
-    afterwards."""
+    """The uint64 at an aligned address that another thread or process or the kernel writes with `store_release`: what it
+    wrote before is seen afterwards."""
 
     def codegen(context, builder, signature, args):
         return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)

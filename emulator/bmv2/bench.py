@@ -115,6 +115,11 @@ WORKLOADS: dict[str, Callable[[State], Frames]] = {
 """Programs that are measured unless told otherwise, and their work."""
 
 
+def workload(path: Path) -> Callable[[State], Frames]:
+    """A program's work, which it is known by its name for."""
+    return WORKLOADS.get(path.stem, zeros)
+
+
 def default_programs() -> list[Path]:
     """The programs of WORKLOADS. Raises ConfigError without a checkout of the project, which has them."""
     found = [PROGRAMS / f"{name}.json" for name in WORKLOADS]
@@ -180,7 +185,7 @@ def measure(path: Path, *, seconds: float = 1.0, wire: bool = False, against: st
     frame of an aggregation completes its slot by itself, so that every frame that is served can be counted."""
     program = loader.load(path)
     loader.check_runnable(program)
-    work = WORKLOADS.get(path.stem, zeros)
+    work = workload(path)
     result = Result(path.stem)
     try:
         result.engine_pps = engine_pps(program, work, seconds)
@@ -199,7 +204,7 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
     if not bench_wire.can_measure():
         raise ConfigError("measuring on the wire needs root and ip(8)")
     state = State(program)
-    frames = [_alone(path.stem, data) for _, data in work(state)]
+    frames = [alone(path.stem, data) for _, data in work(state)]
     entries = bench_wire.calls(state)
     switches = {"wire_pps": bench_wire.OURS} | ({"simple_switch_pps": [against]} if against else {})
     found: dict[str, list[float]] = {name: [] for name in switches}
@@ -212,6 +217,6 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
         result.ratio = result.wire_pps / result.simple_switch_pps if result.simple_switch_pps else None
 
 
-def _alone(name: str, data: bytes) -> bytes:
+def alone(name: str, data: bytes) -> bytes:
     """A frame of aggregation whose sender is everybody."""
     return data[:18] + data[16:18] + data[20:] if name.startswith("agg_") else data

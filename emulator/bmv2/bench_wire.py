@@ -100,16 +100,21 @@ def pps(command: list[str], program: Path, entries: list[dict], frames: list[byt
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            with _control(thrift_port, process) as control:
-                for entry in entries:
-                    control.call("standard", "bm_mt_add_entry", cxt=0, options=Record(priority=0), **entry)
+            add_entries(entries, thrift_port, process)
             return _offer(names, frames, seconds)
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _control(port: int, process: subprocess.Popen) -> Client:
+def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
+    """Add what `calls` gave to a switch that starts, and serves Thrift on a port soon. Raises ConfigError if not."""
+    with _client(port, process) as client:
+        for entry in entries:
+            client.call("standard", "bm_mt_add_entry", cxt=0, options=Record(priority=0), **entry)
+
+
+def _client(port: int, process: subprocess.Popen) -> Client:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with contextlib.suppress(OSError):

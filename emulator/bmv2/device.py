@@ -225,7 +225,7 @@ class Device:
         engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
         with switch.lock:
             if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
-                engine.adopt(switch.engine)
+                engine.waiting = switch.engine.waiting
                 switch.engine = engine
 
     def serialize(self) -> str:

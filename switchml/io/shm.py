@@ -17,7 +17,6 @@ import secrets
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 

@@ -28,7 +28,7 @@ from emulator.bmv2.engine.vm_headers import run_headers
 from emulator.bmv2.engine.vm_tables import TABLE_BYTES
 from emulator.bmv2.engine.vm_wide import run_wide
 from emulator.bmv2.expr import VALID
-from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.interpreter.path import Interpreter, Waiting
 from emulator.bmv2.state import State
 from emulator.bmv2.values import mask
 from switchml.jit import compile_once
@@ -280,9 +280,14 @@ class Engine:
             if first == n:
                 return
 
-    def adopt(self, other: Engine | Interpreter) -> None:
-        """Take over the packets that wait in the queues of an engine of the same state, whose place this one takes."""
-        self.slow.adopt(other.slow if isinstance(other, Engine) else other)
+    @property
+    def waiting(self) -> Waiting:
+        """Packets in queues, which another engine of the same state can take over."""
+        return self.slow.waiting
+
+    @waiting.setter
+    def waiting(self, found: Waiting) -> None:
+        self.slow.waiting = found
 
     def is_paced(self) -> bool:
         """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no

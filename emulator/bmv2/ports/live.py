@@ -259,7 +259,11 @@ class LivePorts(Ports):
 
     @staticmethod
     def _warm(port: InterfacePort | UdpPort) -> None:
-        threading.Thread(target=port.warm, name="warm", daemon=True).start()
+        def warm() -> None:
+            port.warm()
+            log.info("Port %d is served by compiled code from now on", port.number)
+
+        threading.Thread(target=warm, name="warm", daemon=True).start()
 
     def _serve_port(self, port: InterfacePort | UdpPort, take: Take, take_batch: TakeBatch | None) -> None:
         if port.is_warm:

@@ -74,20 +74,20 @@ OF_SELECTORS = (
 
 
 @pytest.mark.parametrize(
-    ("program", "table", "calls"),
+    ("name", "table", "calls"),
     [
         ("action_profile", "MyIngress.flows", OF_SIMPLE_TABLES + OF_SELECTORS),
         ("exact", "MyIngress.forward", OF_PROFILES + OF_SELECTORS),
     ],
 )
-def test_the_type_of_a_table_is_looked_at_first(serve, program, table, calls):
-    device, _ = serve(program)
+def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
+    device, _ = serve(name)
     client = serve.client()
     before = device.serialize()
-    for name, arguments in calls:
+    for call, arguments in calls:
         with pytest.raises(ControlError) as caught:
-            client.call("standard", name, cxt=0, table=table, **arguments)
-        assert caught.value.code == "WRONG_TABLE_TYPE", name
+            client.call("standard", call, cxt=0, table=table, **arguments)
+        assert caught.value.code == "WRONG_TABLE_TYPE", call
     assert device.serialize() == before
 
 
