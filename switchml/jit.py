@@ -11,11 +11,13 @@ import hashlib
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import numba
 from filelock import FileLock
 
+_CACHE_DIR_LOCK = threading.Lock()
 _KEPT = 6
 """States of the sources whose kernels stay on disk."""
 
@@ -59,11 +61,12 @@ def kernel(function=None, *, inline=False, **options):
         return functools.partial(kernel, inline=inline, **options)
     if inline:
         return numba.njit(inline="always", **options)(function)
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_directory(function.__module__.partition(".")[0]))
-    try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    with _CACHE_DIR_LOCK:  # modules may be imported by several threads
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_directory(function.__module__.partition(".")[0]))
+        try:
+            return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
 
 
 def compile_once(entry, *arguments) -> None:

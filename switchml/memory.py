@@ -81,7 +81,7 @@ def float64_of_bits(typingctx, bits):
 
 @intrinsic
 def load_acquire(typingctx, address):
-    """The uint64 at an aligned address that another thread or process or the kernel writes with `store_release`: what it
+    """The uint64 at an aligned address that another thread, or the kernel, writes as `store_release` does: what it
     wrote before is seen afterwards."""
 
     def codegen(context, builder, signature, args):
