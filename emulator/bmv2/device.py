@@ -171,6 +171,10 @@ class Device:
         """All ports, by number."""
         return self.ports.show()
 
+    def ports_up(self) -> set[int]:
+        """The ports that are there and up."""
+        return {port.number for port in self.ports.show() if port.is_up}
+
     # Programs
 
     def load_later(self, text: str) -> None:
