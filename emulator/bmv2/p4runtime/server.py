@@ -47,7 +47,8 @@ def credentials(key: str, certificate: str, authority: str | None, ask_clients: 
 
 class P4RuntimeServer:
     """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
-    port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises ConfigError if the address can't be had."""
+    port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises
+    ConfigError if the address can't be had."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from controller import CPU_PORT, exact, refused, short, v1
+from controller import CPU_PORT, eventually, exact, refused, short, v1
 
 from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.process import compiled
