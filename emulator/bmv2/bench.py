@@ -7,6 +7,7 @@ frames of zeros and whatever entries it brings along."""
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 import time
 from collections.abc import Callable
@@ -201,6 +202,8 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
 
     if not bench_wire.can_measure():
         raise ConfigError("measuring on the wire needs root and ip(8)")
+    if against and shutil.which(against) is None:
+        raise ConfigError(f"--against: there is no program {against!r} (looked for on PATH)")
     state = State(program)
     frames = [alone(path.stem, data) for _, data in work(state)]
     entries = bench_wire.calls(state)

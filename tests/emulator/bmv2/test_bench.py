@@ -10,6 +10,7 @@ from emulator.bmv2 import bench_start, bench_wire
 from emulator.bmv2.bench import PROGRAMS, WORKLOADS, alone, default_programs, measure
 from emulator.bmv2.state import State
 from switchml.commands.bench_switch import switch as command
+from switchml.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
@@ -44,6 +45,13 @@ def test_start():
     found = bench_start.measure(PROGRAMS / "agg_wide_64.json")
     assert 0 < found.cold_first_packet_s < found.cold_full_s
     assert 0 < found.warm_first_packet_s < found.warm_full_s < found.cold_full_s
+
+
+@pytest.mark.root
+def test_a_switch_that_is_not_there(require_program):
+    require_program("ip")
+    with pytest.raises(ConfigError, match="there is no program 'nonsense'"):
+        measure(PROGRAMS / "l3.json", seconds=0.05, against="nonsense")
 
 
 @pytest.mark.root
