@@ -183,7 +183,7 @@ def test_other_numbers_of_limbs(a, n, k, is_signed, by):
 def test_choices_and_signs_of_many_limbs(a, b, n, data, same):
     machine = the_machine()
     b = a if same else b
-    width = data.draw(st.integers(1, 64 * n))
+    width = data.draw(st.sampled_from(range(64, 64 * n + 1, 64)) | st.integers(1, 64 * n))
     assert machine("WSEXT", D, A, width, n, n=n, A=a) == low(signed(a, width), n)
     left, right = signed(a, 64 * n), signed(b, 64 * n)
     assert machine("WCMP", D, A, B, n, A=a, B=b) == ((left > right) - (left < right)) & M
