@@ -1,7 +1,8 @@
 """p4-utils' network API builds a network of our switches: found on PATH as simple_switch, programmed by its Thrift
 client.
 
-It starts with Mininet's cleanup, which kills by name and deletes logs in /tmp, so it runs in namespaces of its own. Needs a checkout of https://github.com/nsg-ethz/p4-utils on PYTHONPATH, with what it imports."""
+It starts with Mininet's cleanup, which kills by name and deletes logs in /tmp, so it runs in namespaces of its own.
+Needs a checkout of https://github.com/nsg-ethz/p4-utils on PYTHONPATH, with what it imports. """
 
 import importlib.util
 import os
