@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.engine import opcodes as o
+from emulator.bmv2.engine.blocks import DYNAMIC, REGISTERS
 from emulator.bmv2.engine.calculations import Calculations
 from emulator.bmv2.engine.code import Label, Unsupported
-from emulator.bmv2.engine.expressions import DYNAMIC, REGISTERS, Expressions
+from emulator.bmv2.engine.expressions import Expressions
 from emulator.bmv2.engine.intervals import Cell, header_type
 from emulator.bmv2.engine.layout import CELL, limbs
 from emulator.bmv2.engine.reroll import Lanes, field_reads

@@ -4,13 +4,14 @@ out.
 Values are unbounded in P4's IR, but what is asked for are a few low limbs (the demanded bits): +, -, * and << need only
 as many of their operands, and an `&` with a constant no more than that has. Where all bits matter (comparing, >>, /)
 the interval of the operand says how many limbs are exact. A node is computed once within a basic block (`memo`), until
-something that it reads is written."""
+something that it reads is written (blocks.py)."""
 
 from __future__ import annotations
 
 from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.engine import opcodes as o
+from emulator.bmv2.engine.blocks import Block
 from emulator.bmv2.engine.code import Code, Label, Unsupported
 from emulator.bmv2.engine.intervals import Cell, Intervals, bits_of, exact_limbs, header_type
 from emulator.bmv2.engine.layout import Layout, Place, limbs
@@ -19,9 +20,6 @@ from emulator.bmv2.values import mask
 
 MAX_LIMBS = 600
 """A value that needs more is left to the interpreter."""
-DYNAMIC = "dynamic"
-"""What a node depends on that reads a header known only at run time."""
-REGISTERS = "registers"
 _LOADS = {8: o.LD8, 16: o.LD16, 32: o.LD32, 64: o.LD64}
 _COMPARE = {("<", False): o.LTU, ("<=", False): o.LEU, ("<", True): o.LTS, ("<=", True): o.LES}
 _SWAPPED = {">": "<", ">=": "<="}
@@ -29,64 +27,16 @@ _NARROW = {"+": o.ADD, "-": o.SUB, "*": o.MUL, "&": o.AND, "|": o.OR, "^": o.XOR
 _WIDE = {"+": o.WADD, "-": o.WSUB, "*": o.WMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
 
 
-class Expressions:
-    """Writes code that evaluates nodes. `memo[node, n]` are cells known to hold a node; `params` binds Local nodes to
-    other nodes (constants of an inlined action)."""
+class Expressions(Block):
+    """Writes code that evaluates nodes."""
 
     def __init__(self, state: State, layout: Layout, code: Code) -> None:
+        super().__init__(code)
         self.state = state
         self.program = state.program
         self.layout = layout
-        self.code = code
         self.interval = Intervals(state.program)
-        self.memo: dict[tuple[e.Expr, int], int] = {}
-        self._readers: dict[object, set[tuple[e.Expr, int]]] = {}
-        self._reads: dict[e.Expr, frozenset] = {}
         self._arg_words: list[int] = []
-
-    # Blocks
-
-    def start_block(self) -> None:
-        """Nothing is known here, and no temporary is in use."""
-        self.forget_all()
-        self.code.free_temps()
-
-    def bind(self, label: Label) -> None:
-        """The label is here, and a new block begins."""
-        self.code.bind(label)
-        self.start_block()
-
-    def forget_all(self) -> None:
-        self.memo.clear()
-        self._readers.clear()
-
-    def forget(self, written: object) -> None:
-        """What was computed from this field is out of date."""
-        for key in self._readers.pop(written, ()):
-            self.memo.pop(key, None)
-
-    def remember(self, node: e.Expr, n: int, cell: int) -> None:
-        self.memo[node, n] = cell
-        for read in self.reads(node):
-            self._readers.setdefault(read, set()).add((node, n))
-
-    def reads(self, node: e.Expr) -> frozenset:
-        """Fields that a node depends on, DYNAMIC, REGISTERS."""
-        found = self._reads.get(node)
-        if found is None:
-            if isinstance(node, e.FieldRef):
-                found = frozenset([node])
-            else:
-                parts = [self.reads(child) for child in node.children]
-                if isinstance(
-                    node, e.StackLast | e.StackRef | e.UnionStackRef | e.UnionStackLast | e.HeaderRef | e.UnionRef
-                ):
-                    parts.append(frozenset([DYNAMIC]))
-                if isinstance(node, e.RegisterRef):
-                    parts.append(frozenset([REGISTERS]))
-                found = frozenset().union(*parts)
-            self._reads[node] = found
-        return found
 
     def set_action(self, params: tuple[ir.Param, ...]) -> None:
         """The action whose nodes come now: Local(i) is params[i], which takes up whole limbs one after the other."""
