@@ -9,7 +9,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from emulator.bmv2.thrift.protocol import (
+from switchml.errors import ControlError
+from switchml.thrift.protocol import (
     APPLICATION_ERROR,
     CALL,
     EXCEPTION,
@@ -19,8 +20,7 @@ from emulator.bmv2.thrift.protocol import (
     read_message,
     write_message,
 )
-from emulator.bmv2.thrift.services import interface
-from switchml.errors import ControlError
+from switchml.thrift.services import interface
 
 
 class Client:
