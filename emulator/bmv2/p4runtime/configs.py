@@ -98,6 +98,7 @@ class Configs:
         state.replication.max_nodes = self.device.state.replication.max_nodes
         pipeline = Pipeline(copy, state)
         pipeline.notify = self.notify
+        pipeline.ports_up = self.device.ports_up
         return Entities(pipeline)
 
     def _commit(self, entities: Entities) -> None:

@@ -60,6 +60,7 @@ class Pipeline:
         self.program = state.program
         self.p4info = p4info = config.p4info
         self.notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None
+        self.ports_up: Callable[[], set[int]] = set
         self.actions = {action.preamble.id: action for action in p4info.actions}
         self.tables = self._bind(p4info.tables, state.table)
         self.profiles = self._bind(p4info.action_profiles, state.action_profile)
