@@ -68,8 +68,10 @@ class _Job:
     lent_ports: list[int] = field(default_factory=list)
     failure: str = ""
     cells: list[tuple[int, int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     moved_at: float = 0.0
-    stalled: JobCounters | None = None
+    stalled: tuple[int, tuple[int, ...]] | None = None
+    """(slots with a round under way, whom they wait for), once nothing has moved for a while."""
 
 
 class P4Dataplane:
@@ -209,17 +211,17 @@ class P4Dataplane:
         with self._lock:
             job = self._jobs[job_id]
             now = time.monotonic()
-            cells = self._read_cells(job)
-            if cells != job.cells:
-                job.cells, job.moved_at, job.stalled = cells, now, None
-            ranks = job_counters(job.spec, cells)
+            job.cells = self._read_cells(job)
+            ranks = job_counters(job.spec, job.cells)
+            accepted = [rank["accepted"] for rank in ranks]  # who waits asks again and again: that is no progress
+            if accepted != job.accepted:
+                job.accepted, job.moved_at, job.stalled = accepted, now, None
             in_use = _rounds_under_way(ranks)
             if not in_use or now - job.moved_at < STALL_S:
                 return JobCounters(ranks, in_use)
             if job.stalled is None:
-                slots, missing = self._read_slots(job) or (in_use, ())
-                job.stalled = JobCounters(ranks, slots, missing)
-            return job.stalled
+                job.stalled = self._read_slots(job) or (in_use, ())
+            return JobCounters(ranks, *job.stalled)
 
     def refused(self) -> dict[str, int]:
         with self._lock:

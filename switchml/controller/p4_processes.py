@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -35,11 +36,14 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
-"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), port."""
+"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), number."""
 
 _PR_SET_PDEATHSIG = 1
 _SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
 """linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
+
+
+_numbers = itertools.count()
 
 
 class SwitchProcess:
@@ -153,8 +157,11 @@ class SimpleSwitch(SwitchProcess):
         self._names: list[str] = []
         _remove_stale()
         try:
+            interfaces = []
             for port in range(ports):
-                ours, theirs = (f"{PREFIX}{os.getpid()}{end}{port}" for end in "ab")
+                number = next(_numbers)
+                ours, theirs = (f"{PREFIX}{os.getpid()}{end}{number}" for end in "ab")
+                interfaces += ["-i", f"{port}@{theirs}"]
                 _run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs)
                 self._names.append(ours)
                 for name in (ours, theirs):
@@ -163,9 +170,6 @@ class SimpleSwitch(SwitchProcess):
                     _leave_nothing_to(name)
                     _run("ip", "link", "set", name, "mtu", "9000", "up")
             self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
-            interfaces = [
-                word for port in range(ports) for word in ("-i", f"{port}@{PREFIX}{os.getpid()}b{port}")
-            ]
             super().__init__([binary, *interfaces], compiled(variant))
         except BaseException:
             self._remove()
