@@ -77,8 +77,9 @@ class _Job:
 class P4Dataplane:
     """Implements `Dataplane` on the switch behind `driver`, which is connected.
 
-    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE`, ports that ranks on this machine may be lent
-    for their frames. `stations`: MAC address → port of hosts; others are found by what the switch has learned.
+    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that ranks may
+    be lent for their frames; UDP ports that the switch shows are such, too. `ports`: what it has, if it does not show
+    them. `stations`: MAC address → port of hosts; others are found by what the switch has learned.
     `udp_bind`: the address of the switch's machine at which it opens UDP ports for ranks; "" if it has no such ports.
     `loss_rate`: what the switch's drop simulator loses at each rank's port, each way. `window_bytes`: what the way to
     the switch can hold of one rank's packets. Methods may be called from any thread.
@@ -94,6 +95,7 @@ class P4Dataplane:
         address: str = SWITCH_ADDRESS,
         mac: int = SWITCH_MAC,
         links: dict[int, str] | None = None,
+        ports: Sequence[int] = (),
         stations: dict[int, int] | None = None,
         udp_bind: str = "127.0.0.1",
         loss_rate: float = 0.0,
@@ -106,7 +108,7 @@ class P4Dataplane:
         self.slot_capacity = driver.rows // 2
         self._driver = driver
         self._links = dict(links or {})
-        self._free_links = sorted(self._links)
+        self._told_ports = tuple(ports)
         self._stations = dict(stations or {})
         self._udp_bind = udp_bind
         self._loss_rate = loss_rate
@@ -118,6 +120,8 @@ class P4Dataplane:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
         self._prepare()
+        self._links |= {port.number: port.interface for port in self._ports if port.is_udp}
+        self._free_links = sorted(self._links)
         has_interfaces = any(not port.is_udp and port.number not in self._links for port in self._ports)
         makes_frames = bool(self._links or udp_bind)
         self.transports = (("udp", "raw") if has_interfaces else ()) + (("frames",) if makes_frames else ())
@@ -252,7 +256,10 @@ class P4Dataplane:
     def _prepare(self) -> None:
         """Program what a switch needs before any job. Raises Unreachable, ControlError."""
         self._driver.reset()
-        self._ports: list[AttachedPort] = list(self._driver.ports() or ())
+        found = self._driver.ports()
+        if found is None:
+            found = [AttachedPort(number, self._links.get(number, "")) for number in {*self._links, *self._told_ports}]
+        self._ports: list[AttachedPort] = sorted(found)
         static = [port.number for port in self._ports]
         base = switch_changes(self.address[0], self.mac, [n for n in static if n not in self._links])
         lossy = [loss_changes(port, self._loss_rate, self._loss_rate) for port in static]

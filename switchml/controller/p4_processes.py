@@ -24,14 +24,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from switchml.controller.p4_driver import Unreachable
-from switchml.controller.p4_thrift import ThriftSwitch
+from switchml.controller.p4_driver import Driver, Unreachable
+from switchml.controller.p4_thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
 
 log = logging.getLogger("switchml.controller")
 
 COMPILED = Path(__file__).with_name("compiled")
 """What p4c made of p4/switchml.p4."""
+RUNTIME_PREFIX = "p4runtime://"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
@@ -191,6 +192,16 @@ def compiled(variant: str) -> Path:
         found = ", ".join(sorted(each.stem for each in COMPILED.glob("*.json")))
         raise ConfigError(f"there is no compiled program {variant!r}: expected one of {found}")
     return path.resolve()
+
+
+def connect(address: str, variant: str = "switchml") -> Driver:
+    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, where it is given the program.
+    Raises Unreachable, ConfigError."""
+    if address.startswith(RUNTIME_PREFIX):
+        from switchml.controller.p4_runtime import P4RuntimeSwitch  # its messages are an extra
+
+        return P4RuntimeSwitch(address.removeprefix(RUNTIME_PREFIX), compiled(variant))
+    return ThriftSwitch(*parse_thrift(address))
 
 
 def _end_with_parent():
