@@ -25,7 +25,8 @@ from switchml.packet import HEADER_BYTES
 from . import loop
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
-_SIOCGIFADDR, _SIOCGIFBRDADDR = 0x8915, 0x8919
+_SIOCGIFADDR, _SIOCGIFBRDADDR, _SIOCGIFHWADDR = 0x8915, 0x8919, 0x8927
+"""linux/sockios.h; /sys would show another network namespace's interfaces to who has entered one."""
 _EXPERIMENTAL = 0x88B5
 """An Ethernet type that nobody answers (IEEE 802, local experiments)."""
 _DISCARD = 9
@@ -170,17 +171,18 @@ def interface_to(ip: str) -> str:
     return name
 
 
-def _address_of(interface: str, request: int) -> str:
+def _ask(interface: str, request: int) -> bytes:
+    """What the kernel says of an interface: a struct sockaddr."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            found = fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))
+            return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))[16:32]
         except OSError as error:
-            raise ConfigError(f"interface {interface}: {error.strerror or error}; pass bind_ip") from None
-    return socket.inet_ntoa(found[20:24])
+            raise ConfigError(f"interface {interface}: {error.strerror or error}") from None
+
+
+def _address_of(interface: str, request: int) -> str:
+    return socket.inet_ntoa(_ask(interface, request)[4:8])
 
 
 def _mac_of(interface: str) -> int:
-    try:
-        return int(Path("/sys/class/net", interface, "address").read_text().strip().replace(":", ""), 16)
-    except (OSError, ValueError):
-        raise ConfigError(f"interface {interface!r} has no MAC address") from None
+    return int.from_bytes(_ask(interface, _SIOCGIFHWADDR)[2:8], "big")

@@ -373,8 +373,8 @@ class P4Dataplane:
             found = self._driver.read_register("stations", cell, cell + 1)
             if found is None:
                 break
-            if found[0] >> 16 & 0xFFFF_FFFF_FFFF == mac and found[0] & 0xFFFF:
-                return (found[0] & 0xFFFF) - 1
+            if found[0] >> 48 and found[0] & 0xFFFF_FFFF_FFFF == mac:
+                return (found[0] >> 48) - 1
             time.sleep(_LOCATE_PAUSE_S)
         raise ConfigError(
             f"the switch at {self.where} has seen nothing from rank {rank} ({mac_text(mac)}): is it attached to one of "
