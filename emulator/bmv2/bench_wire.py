@@ -19,10 +19,10 @@ import numpy as np
 from emulator.bmv2 import ir
 from emulator.bmv2.ports import packet_io
 from emulator.bmv2.state import State
-from emulator.bmv2.thrift.client import Client
-from emulator.bmv2.thrift.protocol import Record
-from emulator.bmv2.thrift.services import interface
 from switchml.errors import ConfigError
+from switchml.thrift.client import Client
+from switchml.thrift.protocol import Record
+from switchml.thrift.services import interface
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S = 90.0

@@ -58,14 +58,15 @@ def main(rank: int, settings: Settings, place: Place, pipe: connection.Connectio
 def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connection) -> None:
     sums = np.memmap(settings.sums, np.float64, "r")
     inputs = np.memmap(settings.inputs, np.float32, "r")[rank * ranks.STRIDE :]
+    target = settings.targets[SWITCHML]
     agent = HostAgent.join(
-        settings.address,
+        target.address,
         job=settings.job,
         rank=rank,
         world_size=settings.workers,
         payload_bytes=place.payload_bytes,
         slots=place.slots,
-        transport=settings.transport,
+        transport=target.transport,
         wire=settings.wire,
     )
     reducers: dict[str, Callable[[np.ndarray], object]] = {}
@@ -74,7 +75,7 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
             reducers[backend] = lambda values: agent.allreduce(values, out=values)
         else:
             reducers[backend] = _gloo(rank, settings, place)
-    pipe.send(Joined(settings.transport))
+    pipe.send(Joined({SWITCHML: agent.transport}))
     values = np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):

@@ -12,13 +12,13 @@ from typing import NamedTuple
 from emulator.bmv2.p4runtime.digests import Digests
 from emulator.bmv2.p4runtime.pipeline import Pipeline
 from emulator.bmv2.p4runtime.profiles import Profiles
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.rates import Counters, Meters
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.p4runtime.registers import Registers, ValueSets
 from emulator.bmv2.p4runtime.replication import ReplicationEngine
 from emulator.bmv2.p4runtime.tables import Tables
 from switchml.errors import ControlError, SwitchMLError
+from switchml.p4runtime_protos import v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 

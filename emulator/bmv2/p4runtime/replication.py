@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from emulator.bmv2.p4runtime.bytestrings import decode
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.replication import MAX_PORTS, MAX_SESSION
+from switchml.p4runtime_protos import new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 

@@ -15,13 +15,13 @@ from typing import Any
 import grpc
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.p4runtime import protos
 from emulator.bmv2.p4runtime.configs import Configs
 from emulator.bmv2.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
 from emulator.bmv2.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.refusals import batch_status, refuse, status_code
+from switchml import p4runtime_protos as protos
 from switchml.errors import ConfigError, ControlError, SwitchMLError
+from switchml.p4runtime_protos import v1
 
 log = logging.getLogger("switchml.bmv2")
 

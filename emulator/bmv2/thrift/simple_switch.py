@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.thrift.protocol import Record
 from switchml.errors import ControlError
+from switchml.thrift.protocol import Record
 
 log = logging.getLogger("switchml.bmv2")
 

@@ -14,12 +14,12 @@ from google.protobuf import text_format
 
 from emulator.bmv2.device import Device
 from emulator.bmv2.loader import load
-from emulator.bmv2.p4runtime import protos
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.server import P4RuntimeServer
 from emulator.bmv2.ports.port import Frames, PortInfo, Ports
 from emulator.bmv2.process import NO_PROGRAM
 from emulator.bmv2.switch import Switch
+from switchml import p4runtime_protos as protos
+from switchml.p4runtime_protos import info, v1
 
 PROGRAMS = Path(__file__).resolve().parents[3] / "programs"
 CPU_PORT = 510
