@@ -157,12 +157,13 @@ def test_a_full_table():
     refused("DUPLICATE_ENTRY", flows.add, [M("exact", 3)], RunAction(0))
 
 
-def test_const_entries_can_not_change(program):
+def test_const_entries_can_not_change_one_by_one(program):
     table = next(table for table in State(program("exit")).tables if table.name.endswith("first"))
     refused("IMMUTABLE_TABLE_ENTRIES", table.add, [M("exact", 9)], any_action(table))
     refused("IMMUTABLE_TABLE_ENTRIES", table.delete, 0)
-    table.clear()
     assert len(table) == 1
+    table.clear()  # BMv2 does not look there
+    assert len(table) == 0
 
 
 def test_a_table_without_key_takes_no_entries(program):
