@@ -14,7 +14,6 @@ from switchml import worker as rules
 from switchml.io import libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed
-from switchml.packet import HEADER_BYTES
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
@@ -128,10 +127,9 @@ def run(loop, reported, tick_ns):
 @kernel
 def _send(loop, n):
     """Send the packets of the listed slots by UDP."""
-    me = loop.worker.me[0]
     for i in range(n):
         loop.outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i])
-        loop.outgoing.length[i] = HEADER_BYTES + me.payload
+        loop.outgoing.length[i] = loop.worker.slots[loop.out[i]].length
         loop.outgoing.endpoint[i] = loop.aggregator[0]
     udp.send_batch(loop.io, loop.outgoing, n)
 
@@ -143,7 +141,7 @@ def _hand_over(loop, fresh, n):
     me = loop.worker.me[0]
     for i in range(fresh):
         packet = rules.packet_at(loop.worker, loop.out[i])
-        shm.push_up(loop.shared, me.rank, packet, HEADER_BYTES + me.payload)
+        shm.push_up(loop.shared, me.rank, packet, loop.worker.slots[loop.out[i]].length)
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]
         shm.ask_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)

@@ -60,8 +60,8 @@ JOB_ENTRY = np.dtype(
     ],
     align=True,
 )
-"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address of its
-shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
+"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
+of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""

@@ -218,7 +218,9 @@ class SparsePacket:
         first, columns = int(header["type_size"]), int(header["ahead"])
         kind, wire, size = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3
         if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or columns not in COLUMNS:
-            raise PacketError(f"message type {first >> 4} with {columns} columns: expected 8-10 or 12-14, and {COLUMNS}")
+            raise PacketError(
+                f"message type {first >> 4}, {columns} columns: expected 8-10 or 12-14, and 1, 2, 4 or 8 columns"
+            )
         at = HEADER_BYTES + WORD_BYTES * columns
         expected = at + {0: 0, PADDED - SPARSE: PADDING_BYTES}.get(size, SIZE_CODES.get(size, 0))
         if len(data) != expected:
