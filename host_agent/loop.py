@@ -80,6 +80,7 @@ def run(loop, reported, tick_ns):
         for i in range(count):
             n = rules.receive(loop.worker, loop.incoming.address[i], loop.incoming.length[i], now, loop.out, n)
             if n + 1 >= me.slots:
+                rules.build_streams(loop.worker, loop.out, n)
                 if near:
                     _hand_over(loop, n, n)
                 else:
@@ -90,6 +91,7 @@ def run(loop, reported, tick_ns):
         n = rules.fill(loop.worker, now, loop.out, n)
         if me.error:
             return FAILED
+        rules.build_streams(loop.worker, loop.out, n)
         fresh = n
         n = rules.timeouts(loop.worker, now, loop.out, n)
         if near:
@@ -126,11 +128,17 @@ def run(loop, reported, tick_ns):
 
 @kernel
 def _send(loop, n):
-    """Send the packets of the listed slots by UDP."""
-    for i in range(n):
-        loop.outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i])
-        loop.outgoing.length[i] = loop.worker.slots[loop.out[i]].length
-        loop.outgoing.endpoint[i] = loop.aggregator[0]
+    """Send the packets of the listed slots by UDP, those with data first: packets of one length travel as trains."""
+    payload = loop.worker.me[0].payload
+    count = 0
+    for has_data in range(1, -1, -1):
+        for i in range(n):
+            length = loop.worker.slots[loop.out[i]].length
+            if (length > payload) == has_data:
+                loop.outgoing.address[count] = rules.packet_at(loop.worker, loop.out[i])
+                loop.outgoing.length[count] = length
+                loop.outgoing.endpoint[count] = loop.aggregator[0]
+                count += 1
     udp.send_batch(loop.io, loop.outgoing, n)
 
 

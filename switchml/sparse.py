@@ -45,6 +45,9 @@ STATE_ROWS = 5
 MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
 """What a result comes to: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
 
+NEXT_ROUND, FIRST_ROUND = 1, 2
+"""What a stream's packet is still to be written for."""
+
 LEAST_STREAMS, STREAM_ENTRIES = 128, 64
 """A tensor has a stream for each so many positions, but LEAST_STREAMS if there are slots and positions for them: few
 streams are well balanced and cost few first rounds, many keep the path full."""

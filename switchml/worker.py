@@ -134,6 +134,7 @@ SLOT = np.dtype(
         ("waited", "u1"),
         ("classed", "u1"),
         ("done", "u1"),
+        ("unbuilt", "u1"),
         ("columns", "i2"),
         ("length", "i4"),
     ],
@@ -141,7 +142,8 @@ SLOT = np.dtype(
 )
 """One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result;
 `next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream, 0 if the chunk is
-dense; `length`: bytes of its packet."""
+dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or FIRST_ROUND of
+sparse.py."""
 
 TASK = np.dtype(
     [
@@ -237,11 +239,6 @@ def _build_packet(w, index):
     """Write the packet of a slot's present round: mode, used and need are set."""
     me, slot = w.me[0], w.slots[index]
     task = w.tasks[slot.task & (TASKS - 1)]
-    if slot.columns:
-        seq = me.isn + slot.round * me.slots + index
-        stream = slot.chunk - task.first
-        slot.length = sparse.build(me, task, w.streams[index], stream, seq, packet_at(w, index))
-        return
     source, _, count = _elements(w, task, slot.chunk)
     row = u8_at(packet_at(w, index), _HEADER)
     lanes_at = packet_at(w, index) + np.uint64(_HEADER)
@@ -301,8 +298,7 @@ def fill(w, now, out, n):
         slot.chunk, slot.task, slot.columns = chunk, number, task.columns
         slot.scanned = slot.classed = slot.done = 0
         if task.columns:
-            slot.agreed = CODE_UNKNOWN
-            sparse.open_stream(task, w.streams[index], chunk - task.first)
+            slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
         elif slot.agreed != CODE_UNKNOWN:
             if slot.need > slot.agreed:
                 me.error, me.error_chunk = ERROR_AHEAD, chunk
@@ -317,9 +313,28 @@ def fill(w, now, out, n):
         if me.next == me.base:
             me.progress_at = now
         me.next += 1
-        _build_packet(w, index)
+        if not task.columns:
+            _build_packet(w, index)
         n = _send(w, index, now, out, n)
     return n
+
+
+@kernel
+def build_streams(w, out, n):
+    """Write what `receive` and `fill` have left out: the packets of sparse streams among the listed slots, `out[:n]`.
+    (Compiled into one place, since compiling takes long.)"""
+    me = w.me[0]
+    for i in range(n):
+        index = out[i]
+        slot = w.slots[index]
+        if not slot.unbuilt:
+            continue
+        task, stream = w.tasks[slot.task & (TASKS - 1)], w.streams[index]
+        if slot.unbuilt == sparse.FIRST_ROUND:
+            sparse.open_stream(task, stream, slot.chunk - task.first)
+        seq = me.isn + slot.round * me.slots + index
+        slot.length = sparse.build(me, task, stream, slot.chunk - task.first, seq, packet_at(w, index))
+        slot.unbuilt = 0
 
 
 @kernel
@@ -365,7 +380,7 @@ def _take_sparse(w, index, address, length, now, out, n):
     if came_to == sparse.MORE:
         me.streamed += 1
         slot.round += 1
-        _build_packet(w, index)
+        slot.unbuilt = sparse.NEXT_ROUND
         return _send(w, index, now, out, n)
     if came_to == sparse.DONE:
         _finish_chunk(w, index, now)
@@ -632,6 +647,7 @@ class Worker:
             buffer = np.frombuffer(data or b"\0", np.uint8)
             n = receive(self.state, buffer.ctypes.data, len(data), now, self._out, n)
         n = fill(self.state, now, self._out, n)
+        build_streams(self.state, self._out, n)
         n = timeouts(self.state, now, self._out, n)
         slots = self.state.slots
         return [u8_at(packet_at(self.state, i), int(slots[i]["length"])).tobytes() for i in self._out[:n].tolist()]
