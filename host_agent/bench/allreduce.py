@@ -24,8 +24,9 @@ import numpy as np
 import psutil
 
 from host_agent.bench import rank as ranks
-from host_agent.bench.rank import GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings
+from host_agent.bench.rank import DENSE, GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings
 from host_agent.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
+from host_agent.bench.sparsity import Sparsity
 from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SwitchMLError
 
@@ -79,6 +80,16 @@ class Report:
     wire: str
     backends: tuple[str, ...]
     measurements: list[Measurement]
+    sparsity: Sparsity | None = None
+
+    def union_density(self, measurement: Measurement) -> float:
+        """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
+        if self.sparsity is None:
+            return 1.0
+        most = max(each.case.elements for each in self.measurements)
+        owned = self.sparsity.owned(self.workers, most)
+        blocks = -(-measurement.case.elements // self.sparsity.block)
+        return float(owned[:, :blocks].any(0).mean())
 
 
 def measure(
@@ -89,10 +100,12 @@ def measure(
     wire: str = "int32",
     against: str | None = GLOO,
     aggregator: str | None = None,
+    sparsity: Sparsity | None = None,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: HOST:PORT of a running one, else it is ours.
+    `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with that, dense.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what can't work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
@@ -102,7 +115,7 @@ def measure(
         _check_reachable(aggregator)
     if against == GLOO and importlib.util.find_spec("torch") is None:
         raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
-    backends = (SWITCHML,) if against is None else (SWITCHML, against)
+    backends = backends_of(sparsity, against)
     most = max(case.elements for case in cases)
     _check_memory(most, workers)
     with contextlib.ExitStack() as stack:
@@ -115,7 +128,7 @@ def measure(
         torch = ["torch", "torch.distributed"] if GLOO in backends else []
         context.set_forkserver_preload(["host_agent.bench.preload", *torch])
         forkserver.ensure_running()  # it imports while we make numbers
-        inputs, sums = stack.enter_context(shared_tensors(most, workers))
+        inputs, sums = stack.enter_context(shared_tensors(most, workers, sparsity))
         settings = Settings(
             workers=workers,
             transport=transport,
@@ -126,6 +139,7 @@ def measure(
             inputs=inputs,
             sums=sums,
             store=str(Path(folder) / "gloo"),
+            sparsity=sparsity,
         )
         team = Team(settings, context)
         stack.callback(team.stop)
@@ -137,7 +151,12 @@ def measure(
             measurements.append(_measure_case(team, case, settings, ours.pid if ours else None))
             on_result(measurements[-1])
         team.leave()
-        return Report(workers, chosen, wire, backends, measurements)
+        return Report(workers, chosen, wire, backends, measurements, sparsity)
+
+
+def backends_of(sparsity: Sparsity | None, against: str | None) -> tuple[str, ...]:
+    """What takes turns."""
+    return (SWITCHML, *((DENSE,) if sparsity else ()), *((against,) if against else ()))
 
 
 class Team:
@@ -311,7 +330,7 @@ def _check_memory(elements: int, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def shared_tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
+def shared_tensors(elements: int, workers: int, sparsity: Sparsity | None = None) -> Iterator[tuple[str, str]]:
     """Paths of the inputs (float32) and of the exact sums (float64), in memory that goes when all processes have."""
     inputs_fd, sums_fd = os.memfd_create("switchml-bench-inputs"), os.memfd_create("switchml-bench-sums")
     try:
@@ -319,11 +338,10 @@ def shared_tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
         inputs = np.memmap(paths[0], np.float32, "r+", shape=(elements + workers * STRIDE,))
         np.random.default_rng(1).standard_normal(out=inputs, dtype=np.float32)
         sums = np.memmap(paths[1], np.float64, "r+", shape=(elements,))
-        for first in range(0, elements, 1 << 16):
-            part = sums[first : first + (1 << 16)]
-            for rank in range(workers):
-                start = first + rank * STRIDE
-                part += inputs[start : start + len(part)]
+        owned = [None] * workers if sparsity is None else sparsity.owned(workers, elements)
+        for rank, row in enumerate(owned):
+            mine = True if row is None else sparsity.elements_of(row, elements)
+            np.add(sums, inputs[rank * STRIDE : rank * STRIDE + elements], out=sums, where=mine)
         yield paths[0], paths[1]
     finally:
         os.close(inputs_fd)
