@@ -40,6 +40,8 @@ class Settings:
     seed: int
     transport: str = "auto"
     wire: str = "int32"
+    sparse: str = "off"
+    """What agents do with blocks of zeros (density.choice)."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _train_both(
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
             os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
+            os.environ["SWITCHML_SPARSE"] = settings.sparse
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{folder}/{backend}",
