@@ -79,7 +79,7 @@ def warm_up() -> None:
 
 
 def union_density(address: int, numel: int, dtype: str, block: int) -> float:
-    """Share of blocks that are not zero in `numel` elements of `dtype` (a key of FORMATS) at `address`, from a sample."""
+    """Share of blocks that are not zero, from a sample, in `numel` elements of `dtype` (of FORMATS) at `address`."""
     fmt = FORMATS[dtype]
     stride = max(1, -(-numel // block) // _SAMPLES)
     found, looked = _non_zero(fmt, address, numel, block, ITEM_BYTES[fmt], stride)

@@ -60,7 +60,12 @@ class Measurement:
     @property
     def ratios(self) -> list[float]:
         """Gloo's time over switchml's, pair by pair: above 1, switchml is faster."""
-        return [g / s for s, g in zip(self.seconds[SWITCHML], self.seconds.get(GLOO, []), strict=False)]
+        return self.ratios_to(GLOO)
+
+    def ratios_to(self, backend: str) -> list[float]:
+        """Another one's time over switchml's, pair by pair; empty if it was not measured."""
+        pairs = zip(self.seconds[SWITCHML], self.seconds.get(backend, []), strict=False)
+        return [theirs / ours for ours, theirs in pairs]
 
     def elements_per_s(self, backend: str) -> float:
         """From the median time."""
@@ -82,14 +87,12 @@ class Report:
     measurements: list[Measurement]
     sparsity: Sparsity | None = None
 
+    longest: int = 0
+    """Elements of the longest tensor; shorter ones are its beginning."""
+
     def union_density(self, measurement: Measurement) -> float:
         """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
-        if self.sparsity is None:
-            return 1.0
-        most = max(each.case.elements for each in self.measurements)
-        owned = self.sparsity.owned(self.workers, most)
-        blocks = -(-measurement.case.elements // self.sparsity.block)
-        return float(owned[:, :blocks].any(0).mean())
+        return union_of_case(self.sparsity, self.workers, self.longest, measurement.case)
 
 
 def measure(
@@ -151,7 +154,15 @@ def measure(
             measurements.append(_measure_case(team, case, settings, ours.pid if ours else None))
             on_result(measurements[-1])
         team.leave()
-        return Report(workers, chosen, wire, backends, measurements, sparsity)
+        return Report(workers, chosen, wire, backends, measurements, sparsity, most)
+
+
+def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
+    """Share of blocks that some rank has in the first elements of a tensor of `longest`; 1 without sparsity."""
+    if sparsity is None:
+        return 1.0
+    owned = sparsity.owned(workers, longest)[:, : -(-case.elements // sparsity.block)]
+    return float(owned.any(0).mean())
 
 
 def backends_of(sparsity: Sparsity | None, against: str | None) -> tuple[str, ...]:

@@ -74,7 +74,11 @@ def sparsity_options(command):
             "--density", type=Shares(), help="Share of blocks that are not zero, on each rank: skip those that are."
         ),
         click.option(
-            "--block", type=click.IntRange(1), default=256, show_default=True, help="Elements of a block, with --density."
+            "--block",
+            type=click.IntRange(1),
+            default=256,
+            show_default=True,
+            help="Elements of a block, with --density.",
         ),
         click.option(
             "--overlap",

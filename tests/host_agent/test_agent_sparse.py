@@ -95,7 +95,8 @@ def test_sparse_and_dense_calls_in_one_pipeline(trio):
 
     def many(agent):
         x = arrays[agent.rank]
-        handles = [agent.allreduce(x, async_op=True, sparse=sparse) for sparse in (True, None, "on:block=64", True, False)]
+        choices = (True, None, "on:block=64", True, False)
+        handles = [agent.allreduce(x, async_op=True, sparse=sparse) for sparse in choices]
         return [handle.wait() for handle in handles]
 
     for results in good(on_all(trio, many)):
