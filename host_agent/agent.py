@@ -129,6 +129,7 @@ class HostAgent:
             payload_bytes=info.payload_bytes,
             packets=None if segment is None else shm.packets_of(segment, rank),
             lossless=segment is not None,
+            padded=info.padded,
         )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(

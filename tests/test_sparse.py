@@ -36,7 +36,7 @@ def is_zero(values, threshold: float) -> bool:
 
 
 def tensors(dtype: str, numel: int, workers: int, block: int, chooser: random.Random, oddities: bool):
-    """One tensor a rank, of blocks that are zero, tiny, or full of numbers of many magnitudes; some alike everywhere."""
+    """One tensor a rank, of blocks that are zero, tiny, or full of numbers of many sizes; some alike everywhere."""
     made = []
     everywhere = chooser.random() < 0.3
     density = chooser.choice([0.0, 0.05, 0.3, 1.0])
@@ -254,7 +254,8 @@ def test_nonsense_is_refused(options):
 def test_zero_blocks(fmt, count, seed, threshold):
     chooser = random.Random(seed)
     odd = [0, -0.0, threshold, -threshold, np.nextafter(threshold, 9e99), np.nextafter(-threshold, -9e99), math.nan]
-    odd += [math.inf, 1e-45, 1e-310] if fmt.startswith("float") else [1, -1, int(min(threshold, 2**31 - 2)) + 1, -(2**31)]
+    whole = [1, -1, int(min(threshold, 2**31 - 2)) + 1, -(2**31)]
+    odd += [math.inf, 1e-45, 1e-310] if fmt.startswith("float") else whole
     dtype = fmt.partition("/")[0]
     if dtype.startswith("int"):
         odd = [int(value) for value in odd if not math.isnan(value) and abs(value) < 2**31] + [-(2**31)]

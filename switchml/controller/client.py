@@ -46,7 +46,7 @@ LEAVE_TIMEOUT_S = 1.0
 class JobInfo:
     """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
     packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
-    offers to share (io/shm.py), or is empty.
+    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded.
     """
 
     job: str
@@ -62,6 +62,7 @@ class JobInfo:
     data_address: Address
     peers: tuple[Peer, ...]
     segment: str
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -389,6 +390,7 @@ class _Link:
             data_address=(started.data_address.ip, started.data_address.port),
             peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
             segment=started.segment,
+            padded=started.padded,
         )
 
     # The dispatching thread.

@@ -58,6 +58,9 @@ class Dataplane(Protocol):
     """Slots that all v2 jobs together may have."""
     receive_buffer_bytes: int
     """What the data socket can hold unread; bounds the window advised to agents (0: no bound)."""
+    padded: bool = False
+    """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
+    (docs/protocol.md, section 8)."""
 
     def start_job(self, spec: JobSpec) -> None:
         """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is

@@ -336,6 +336,7 @@ class JobRegistry:
             data_address=self.dataplane.address_for(spec.addresses[0]),
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
+            padded=getattr(self.dataplane, "padded", False),
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

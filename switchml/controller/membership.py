@@ -128,7 +128,7 @@ class Peer:
 @dataclass(frozen=True)
 class Started:
     """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
-    this event. `segment`: see `Dataplane.segment`.
+    this event. `segment`, `padded`: see `Dataplane`.
     """
 
     job_id: int
@@ -141,6 +141,7 @@ class Started:
     data_address: Address
     peers: tuple[Peer, ...]
     segment: str = ""
+    padded: bool = False
 
 
 @dataclass(frozen=True)

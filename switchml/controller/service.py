@@ -147,6 +147,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
                 data_address=v2_pb2.Address(ip=ip, port=port),
                 peers=peers,
                 segment=event.segment,
+                padded=event.padded,
             )
         )
     if isinstance(event, PeerLost):
