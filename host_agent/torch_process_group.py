@@ -212,7 +212,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 work.part_done(self._in_global_ranks(error))
                 return work
             values = spread(rows, union)
-            work.before_finish.append(lambda: tensor.detach().copy_(rows.tensor(union, values)))
+            work.before_finish.append(lambda: rows.replace(tensor, union, values))
             mean = op == dist.ReduceOp.AVG
             self._call_agent(values, mean, timeout_s, work.part_done, sparse=True)
         return work

@@ -24,15 +24,17 @@ class Rows:
         tensor = tensor.detach().coalesce()
         self.shape, self.sparse_shape = tensor.shape, tensor.shape[: tensor.sparse_dim()]
         self.count = int(np.prod(self.sparse_shape, dtype=np.int64))
-        self.values = tensor.values().resolve_neg().reshape(tensor.values().shape[0], -1).contiguous()
+        width = int(np.prod(self.shape[tensor.sparse_dim() :], dtype=np.int64))
         indices = tensor.indices().numpy()
-        self.numbers = np.ravel_multi_index(tuple(indices), tuple(self.sparse_shape)) if len(indices[0]) else indices[0]
+        self.values = tensor.values().resolve_neg().reshape(indices.shape[1], width).contiguous()
+        self.numbers = np.ravel_multi_index(tuple(indices), tuple(self.sparse_shape)) if indices.size else indices[0]
 
-    def tensor(self, numbers: np.ndarray, values: torch.Tensor) -> torch.Tensor:
-        """A COO tensor of this one's shape that has these rows."""
+    def replace(self, tensor: torch.Tensor, numbers: np.ndarray, values: torch.Tensor) -> None:
+        """Let `tensor`, of the same shape, have these rows and no others."""
         indices = torch.from_numpy(np.stack(np.unravel_index(numbers, tuple(self.sparse_shape))))
         shaped = values.reshape(len(numbers), *self.shape[len(self.sparse_shape) :])
-        return torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True)
+        with torch.no_grad():  # a detached sparse tensor has indices of its own: they would change, and not the tensor's
+            tensor.copy_(torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True))
 
 
 def union_of_rows(agent: HostAgent, numbers: np.ndarray, count: int, timeout_s: float | None) -> np.ndarray:

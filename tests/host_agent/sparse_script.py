@@ -37,7 +37,8 @@ def check(op, divisor: int, *arguments, **options) -> None:
     tensor = of_rank(RANK, *arguments, **options)
     wanted = sum(of_rank(rank, *arguments, **options).to_dense() for rank in range(SIZE)) / divisor
     dist.all_reduce(tensor, op=op)
-    assert tensor.is_coalesced() and torch.equal(tensor.to_dense(), wanted.to(tensor.dtype))
+    assert tensor.is_coalesced(), tensor
+    assert torch.equal(tensor.to_dense(), wanted.to(tensor.dtype)), (tensor, wanted)
     union = torch.cat([of_rank(rank, *arguments, **options).coalesce().indices() for rank in range(SIZE)], 1)
     assert torch.equal(tensor.indices(), torch.unique(union, dim=1))
 
