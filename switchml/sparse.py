@@ -48,9 +48,10 @@ MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
 NEXT_ROUND, FIRST_ROUND = 1, 2
 """What a stream's packet is still to be written for."""
 
-LEAST_STREAMS, STREAM_ENTRIES = 128, 64
-"""A tensor has a stream for each so many positions, but LEAST_STREAMS if there are slots and positions for them: few
-streams are well balanced and cost few first rounds, many keep the path full."""
+LEAST_STREAMS, STREAM_ENTRIES = 512, 16
+"""A tensor has a stream for each so many positions, but LEAST_STREAMS if there are slots and positions for them. Few
+streams cost few first rounds; but a stream's rounds come one after the other, a round trip each, so many short ones
+are done sooner where round trips are long."""
 
 _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 _LANES = np.array(LANES, np.int64)
