@@ -58,6 +58,9 @@ _HISTORIES = 4096
 """Tensor shapes whose exponents are remembered."""
 
 
+_DENSE = density.Choice()
+
+
 @dataclass
 class _Call:
     """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number
@@ -111,7 +114,7 @@ class HostAgent:
         job: str,
         segment: shm.Segment | None = None,
         tunnel: TunnelClient | None = None,
-        sparse: density.Choice = density.Choice(),
+        sparse: density.Choice = _DENSE,
     ):
         info = session.info
         self.transport = "zmq" if tunnel is not None else "udp" if segment is None else "shm"
@@ -366,8 +369,8 @@ class HostAgent:
         `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
         strides, left as it is. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`). Returns
         it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or used in
-        another call. Integer means truncate toward zero. `sparse`: as in `join`, whose word it overrides; the same on all
-        ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
+        another call. Integer means truncate toward zero. `sparse`: as in `join`, whose word it overrides; the same on
+        all ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
         RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the result, and then the job is over for this
         rank.
         """
@@ -437,7 +440,8 @@ class HostAgent:
 
     def stats(self) -> dict[str, float]:
         """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
-        spurious, repeats, streamed (rounds of sparse streams after their first); RTT and RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time
+        spurious, repeats, streamed (rounds of sparse streams after their first); RTT and RTO in seconds; calls, bytes
+        reduced, goodput in bits of tensor a second of the time
         that calls were under way."""
         me = self._worker.me
         counted = {

@@ -2,9 +2,9 @@
 
 A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
 over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or,
-on the CPU, sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same store when the group was made, so a
-sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same aggregator. Only a sub-group
-of one rank joins nothing: its sums are what they are.
+on the CPU, sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same
+store when the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the
+same aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Rows:
         """Let `tensor`, of the same shape, have these rows and no others."""
         indices = torch.from_numpy(np.stack(np.unravel_index(numbers, tuple(self.sparse_shape))))
         shaped = values.reshape(len(numbers), *self.shape[len(self.sparse_shape) :])
-        with torch.no_grad():  # a detached sparse tensor has indices of its own: they would change, and not the tensor's
+        with torch.no_grad():  # and not detach(): a detached sparse tensor has indices of its own
             tensor.copy_(torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True))
 
 
