@@ -114,7 +114,7 @@ def exact(ranks: list[list[Call]]) -> list[bytes]:
     st.sampled_from([0.0, 0.02, 0.3]),
     st.sampled_from([0.0, 0.1]),
 )
-@settings(max_examples=120)
+@settings(max_examples=60)
 def test_every_rank_gets_the_exact_bits(workers, slots, seed, loss, double, late, junk):
     """Sparse and dense tensors, any format, thresholds, blocks and weather; sequence numbers wrap in half of the
     runs."""
