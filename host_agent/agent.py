@@ -37,9 +37,10 @@ from switchml.errors import (
 )
 from switchml.io import shm
 from switchml.io.tunnel import TunnelClient, choose_address
+from switchml.sparse import Sparse
 
+from . import density, reach, tensors
 from . import loop as compiled
-from . import reach, tensors
 
 log = logging.getLogger("host_agent")
 
@@ -56,10 +57,13 @@ _HISTORIES = 4096
 """Tensor shapes whose exponents are remembered."""
 
 
+_DENSE = density.Choice()
+
+
 @dataclass
 class _Call:
     """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number
-    once started."""
+    once started; `looked_at` the kind of tensor that its result tells something about (density.py)."""
 
     source: int
     target: int
@@ -71,6 +75,8 @@ class _Call:
     index: int = 0
     number: int = -1
     keep: object = None
+    sparse: density.Choice = field(default_factory=density.Choice)
+    looked_at: density.Kind | None = None
 
 
 @dataclass
@@ -108,12 +114,13 @@ class HostAgent:
         segment: shm.Segment | None = None,
         tunnel: TunnelClient | None = None,
         impaired: compiled.Impaired | None = None,
+        sparse: density.Choice = _DENSE,
     ):
         info = session.info
         self.transport = "shm" if segment is not None else "udp" if way.name == "auto" else way.name
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
-        self.job, self.rank, self.world_size = job, rank, world_size
+        self.job, self.rank, self.world_size, self.sparse = job, rank, world_size, sparse
         self._session, self._way = session, way
         self._worker = rules.Worker(
             rank=rank,
@@ -127,6 +134,7 @@ class HostAgent:
             if segment is None
             else shm.packets_of(segment, rank),
             lossless=segment is not None,
+            padded=info.padded,
         )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(
@@ -139,6 +147,7 @@ class HostAgent:
             way.raw,
             impaired,
         )
+        self._densities = density.Memory()
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -178,6 +187,7 @@ class HostAgent:
         tls_ca: str | None = None,
         transport: str | None = None,
         wire: str | None = None,
+        sparse: density.Choice | Sparse | bool | str | None = None,
     ) -> HostAgent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
         Several of them, separated by commas, share the work (sharded.py); every rank must list the same ones in the
@@ -192,8 +202,12 @@ class HostAgent:
         through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
         interface); auto takes the first that can be had. `wire`: lanes for float32 and half precision:
         "int32", or "int16" and "int8" for twice and four times as many values in a packet and precision to match
-        (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32). Raises JoinError
-        if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
+        (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32). `sparse`: what
+        all-reduces that say nothing of it do with blocks of zeros: "off" sends them, "on" skips those that are zero on
+        every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
+        "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
+        `Sparse(…)` (default: $SWITCHML_SPARSE, or off). Raises JoinError if the aggregator refuses or can't be reached,
+        ConfigError for arguments that make no sense.
         """
         from switchml.controller import client
 
@@ -221,7 +235,9 @@ class HostAgent:
                 tls_ca=tls_ca,
                 transport=transport,
                 wire=wire,
+                sparse=sparse,
             )
+        sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if sparse is None else sparse)
         transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
         wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
         if transport not in reach.TRANSPORTS:
@@ -290,6 +306,7 @@ class HostAgent:
             segment=segment,
             tunnel=tunnel,
             impaired=impaired,
+            sparse=sparse,
         )
         log.info(
             "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s",
@@ -355,20 +372,30 @@ class HostAgent:
         os.close(self._wake)
         # Shared memory goes now, and not when the last error that names a frame of ours does.
         self._segment = self._loop = None
-        self._worker.state = self._worker.state._replace(packets=np.zeros((0, 1), np.uint8))
+        nothing = np.zeros((0, 1), np.uint8)
+        self._worker.state = self._worker.state._replace(packets=nothing, wide=nothing)
         return True
 
     # -- all-reduce --
 
-    def allreduce(self, x, op: str = "sum", async_op: bool = False, out=None, timeout_s: float | None = None):
+    def allreduce(
+        self,
+        x,
+        op: str = "sum",
+        async_op: bool = False,
+        out=None,
+        timeout_s: float | None = None,
+        sparse: density.Choice | Sparse | bool | str | None = None,
+    ):
         """Sum or mean of `x` over all ranks, with the same bits on each.
 
         `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
         strides, left as it is. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`). Returns
         it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or used in
-        another call. Integer means truncate toward zero. Raises UnsupportedTensor; SumOverflow if an integer sum does
-        not fit; PeerLost, AggregatorLost, RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the
-        result, and then the job is over for this rank.
+        another call. Integer means truncate toward zero. `sparse`: as in `join`, whose word it overrides; the same on
+        all ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
+        RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the result, and then the job is over for this
+        rank.
         """
         if op not in ("sum", "mean"):
             raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
@@ -385,7 +412,7 @@ class HostAgent:
             handle._done.set()
 
         self.allreduce_address(
-            call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call
+            call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call, sparse=sparse
         )
         return handle if async_op else handle.wait()
 
@@ -400,13 +427,15 @@ class HostAgent:
         *,
         timeout_s: float | None = None,
         keep: object = None,
+        sparse: density.Choice | Sparse | bool | str | None = None,
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
         `dtype`: float32, float64, float16, bfloat16, int32 or int64. `on_done(None or error)` is called once, from the
         agent's thread, and must not wait for another call of this agent. The memory must stay alive until then (`keep`
-        is held).
+        is held). `sparse`: as in `join`, whose word it overrides.
         """
+        chosen = self.sparse if sparse is None else density.choice(sparse)
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
             inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)
@@ -420,7 +449,8 @@ class HostAgent:
             on_done(self._error)
             return
         deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
-        call = _Call(source, target, numel, dtype, self.world_size if op == "mean" else 1, on_done, deadline, keep=keep)
+        divisor = self.world_size if op == "mean" else 1
+        call = _Call(source, target, numel, dtype, divisor, on_done, deadline, keep=keep, sparse=chosen)
         with self._lock:
             error = self._error or self._departure
             if error is None:
@@ -433,12 +463,13 @@ class HostAgent:
 
     def stats(self) -> dict[str, float]:
         """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
-        spurious, repeats; RTT and RTO in seconds; calls, bytes reduced, goodput in bits of tensor a second of the time
+        spurious, repeats, streamed (rounds of sparse streams after their first); RTT and RTO in seconds; calls, bytes
+        reduced, goodput in bits of tensor a second of the time
         that calls were under way."""
         me = self._worker.me
         counted = {
             name: int(me[name])
-            for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats")
+            for name in ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")
         }
         return counted | {
             "rtt_s": int(me["srtt"]) / 1e9,
@@ -490,9 +521,23 @@ class HostAgent:
 
     def _start_queued(self) -> None:
         while self._queue and self._worker.outstanding < rules.TASKS:
-            call = self._queue.popleft()
+            call = self._queue[0]
+            is_sparse = call.sparse.mode == "on"
+            if call.sparse.mode == "auto" and call.numel >= density.LEAST_BLOCKS * call.sparse.blocks.block:
+                kind = self._densities.kind(call.dtype, call.numel, call.sparse.blocks)
+                if kind.is_awaited:
+                    return  # the result under way decides
+                is_sparse = kind.is_sparse
+                call.looked_at = kind if self._densities.start(kind) else None
+            self._queue.popleft()
             call.number = self._worker.start(
-                call.source, call.target, call.numel, call.dtype, call.divisor, self._history(call)
+                call.source,
+                call.target,
+                call.numel,
+                call.dtype,
+                call.divisor,
+                None if is_sparse else self._history(call),
+                call.sparse.blocks if is_sparse else None,
             )
             self._running[call.number] = call
 
@@ -519,6 +564,8 @@ class HostAgent:
         numbers = np.fromiter(self._running, np.int64, len(self._running))
         for number in numbers[tasks["state"][numbers % rules.TASKS] == rules.DONE].tolist():
             call, task = self._running.pop(number), tasks[number % rules.TASKS]
+            if call.looked_at is not None:
+                self._densities.look(call.looked_at, call.target, call.numel, call.dtype, call.sparse.blocks)
             self._bytes += call.numel * rules.ITEM_BYTES[task["fmt"]]
             error = None
             if task["misfits"]:
@@ -573,6 +620,7 @@ class HostAgent:
             rules.ERROR_MIXED: "the ranks' contributions differ in dtype",
             rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
             rules.ERROR_AHEAD: "a chunk needs another exponent than was agreed",
+            rules.ERROR_STREAM: "the aggregator names blocks that this rank does not expect",
         }[int(me["error"])]
         return RanksDisagree(
             f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in the "

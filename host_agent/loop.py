@@ -15,7 +15,6 @@ from switchml import worker as rules
 from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed
-from switchml.packet import HEADER_BYTES
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
@@ -120,6 +119,7 @@ def run(loop, reported, tick_ns):
         for i in range(count):
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
             if n + 1 >= me.slots:
+                rules.build_streams(loop.worker, loop.out, n)
                 if near:
                     _hand_over(loop, n, n)
                 else:
@@ -130,6 +130,7 @@ def run(loop, reported, tick_ns):
         n = rules.fill(loop.worker, now, loop.out, n)
         if me.error:
             return FAILED
+        rules.build_streams(loop.worker, loop.out, n)
         fresh = n
         n = rules.timeouts(loop.worker, now, loop.out, n)
         if near:
@@ -181,14 +182,20 @@ def _receive(loop):
 
 @kernel
 def _send(loop, n, now):
-    """Send the packets of the listed slots through the socket."""
-    me = loop.worker.me[0]
+    """Send the packets of the listed slots through the socket, those with data first: packets of one length travel as
+    trains."""
+    payload = loop.worker.me[0].payload
     before = frames.HEADER_BYTES if loop.way[0] != PLAIN else 0
     outgoing = loop.outgoing
-    for i in range(n):
-        outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
-        outgoing.length[i] = before + HEADER_BYTES + me.payload
-        outgoing.endpoint[i] = loop.aggregator[0]
+    count = 0
+    for has_data in range(1, -1, -1):
+        for i in range(n):
+            length = loop.worker.slots[loop.out[i]].length
+            if (length > payload) == has_data:
+                outgoing.address[count] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
+                outgoing.length[count] = before + length
+                outgoing.endpoint[count] = loop.aggregator[0]
+                count += 1
     if impair.active(loop.uplink):
         n, outgoing = impair.impair(loop.uplink, outgoing, n, now, loop.impaired), loop.impaired
     if loop.way[0] == RAW:
@@ -204,7 +211,7 @@ def _hand_over(loop, fresh, n):
     me = loop.worker.me[0]
     for i in range(fresh):
         packet = rules.packet_at(loop.worker, loop.out[i])
-        shm.push_up(loop.shared, me.rank, packet, HEADER_BYTES + me.payload)
+        shm.push_up(loop.shared, me.rank, packet, loop.worker.slots[loop.out[i]].length)
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]
         shm.ask_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable
 
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
+from switchml.sparse import Sparse
 from switchml.worker import FORMATS, elements_per_chunk
 
 from .agent import HostAgent
+from .density import Choice, choice
 from .tensors import HALVES
 
 LEAST_PART = 32
@@ -51,6 +53,7 @@ class ShardedAgent(HostAgent):
     def __init__(self, agents: list[HostAgent], addresses: list[str], *, job: str, payload_bytes: int):
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
+        self.sparse = agents[0].sparse
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._lock = threading.Lock()
@@ -107,12 +110,14 @@ class ShardedAgent(HostAgent):
         *,
         timeout_s: float | None = None,
         keep: object = None,
+        sparse: Choice | Sparse | bool | str | None = None,
     ) -> None:
         """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
         job, else that of the lowest part.
         """
         if dtype not in _ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(_ITEM_BYTES)}")
+        sparse = None if sparse is None else choice(sparse)
         lanes = "float32" if dtype in HALVES else dtype
         fmt = FORMATS[f"float32/{self.wire}" if lanes == "float32" and self.wire != "int32" else lanes]
         parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
@@ -136,6 +141,7 @@ class ShardedAgent(HostAgent):
                         call.report(index, shard),
                         timeout_s=timeout_s,
                         keep=keep,
+                        sparse=sparse,
                     )
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
                 self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))

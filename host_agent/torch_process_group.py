@@ -1,10 +1,10 @@
 """The process group of the backend `switchml`: sums and averages through the aggregator, the rest through Gloo.
 
 A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
-over Gloo. An all-reduce with SUM or AVG of a dense tensor whose type the wire carries goes to the agent; any other op,
-type or collective is handed to Gloo unchanged. Both were set up from the same store when the group was made, so a
-sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same aggregator. Only a sub-group
-of one rank joins nothing: its sums are what they are.
+over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or,
+on the CPU, sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same
+store when the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the
+same aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         op, timeout = _op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
+        if len(listed) == 1 and self._carries_sparse(listed[0], op):
+            return self._submit_sparse(listed[0], op, timeout)
         if len(listed) != 1 or not self._carries(listed, op):
             return gloo.allreduce(tensors, *args, **kwargs)
         return self._submit(listed, op, timeout)
@@ -184,12 +186,36 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         """Whether the aggregator can do it. Depends on nothing but what all ranks agree on."""
         # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
         # always say no.
-        if not (op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG):
+        if not _is_sum_or_mean(op):
             return False
         return all(
             tensor.layout == torch.strided and tensor.dtype in WIRE_DTYPES and tensor.device.type in ("cpu", "cuda")
             for tensor in tensors
         )
+
+    def _carries_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp) -> bool:
+        fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES and tensor.device.type == "cpu"
+        return fits and self._agent is not None and tensor.numel() > 0 and _is_sum_or_mean(op)
+
+    def _submit_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+        """As Gloo does, the sum is copied into `tensor`. Waits until all ranks have told their rows."""
+        from host_agent.torch_sparse import Rows, spread, union_of_rows
+
+        timeout_s = (timeout or self._timeout).total_seconds()
+        work = AllReduceWork([tensor], 1, self._callbacks)
+        rows = Rows(tensor)
+        with self._submit_lock:
+            try:
+                union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
+            except Exception as error:
+                self._failed = self._failed or isinstance(error, JobError)
+                work.part_done(self._in_global_ranks(error))
+                return work
+            values = spread(rows, union)
+            work.before_finish.append(lambda: rows.replace(tensor, union, values))
+            mean = op == dist.ReduceOp.AVG
+            self._call_agent(values, mean, timeout_s, work.part_done, sparse=True)
+        return work
 
     def _submit(self, tensors: list[torch.Tensor], op: dist.ReduceOp, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
@@ -211,8 +237,11 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                     self._call_agent(flat_memory(tensor, work), mean, timeout_s, work.part_done)
         return work
 
-    def _call_agent(self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done) -> None:
-        """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job."""
+    def _call_agent(
+        self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None
+    ) -> None:
+        """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
+        `sparse`: the agent's word about blocks of zeros if None."""
         agent = self._agent
 
         def on_done(error: BaseException | None) -> None:
@@ -234,6 +263,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
                 on_done,
                 timeout_s=timeout_s,
                 keep=tensor,
+                sparse=sparse,
             )
         except Exception as error:
             on_done(error)
@@ -335,6 +365,10 @@ def _op_and_timeout(args: tuple, kwargs: dict) -> tuple[dist.ReduceOp, timedelta
     else:
         op, timeout = given, args[1] if len(args) > 1 else kwargs.get("timeout")
     return op, timeout if timeout is not None and timeout > timedelta(0) else None
+
+
+def _is_sum_or_mean(op: dist.ReduceOp) -> bool:
+    return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG)
 
 
 def _shut_down_open_groups() -> None:

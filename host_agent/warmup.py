@@ -6,7 +6,7 @@ import socket
 from switchml import worker as rules
 from switchml.jit import compile_once
 
-from . import loop
+from . import density, loop
 
 
 def warm_up() -> None:
@@ -15,3 +15,4 @@ def warm_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         worker = rules.Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
         compile_once(loop.run, loop.new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)
+    density.warm_up()

@@ -7,6 +7,7 @@
 #include "rule_v1.p4"
 #include "rule_v2.p4"
 #include "sums.p4"
+#include "sparse.p4"
 
 control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
     @name(".rounds") register<bit<64>>(ROWS) rounds; // epoch, missing
@@ -16,6 +17,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
     RuleV1() rule_v1;
     RuleV2() rule_v2;
     Sums() sums;
+    SparseFormat() sparse_format;
+    Sparse() sparse;
 
     bit<1> is_retransmission;
 
@@ -100,6 +103,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.slot.ahead = mark[23:16];
         meta.slot.used = mark[15:8];
         meta.slot.kind = mark[7:4];
+        meta.slot.before_need = mark[31:24];
+        meta.slot.before_ahead = mark[23:16];
         meta.slot.flags = mark[3:0];
     }
     // What an earlier job left in a row counts as zeros.
@@ -149,7 +154,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.switchml.kind = meta.slot.kind | KIND_RESULT;
         hdr.switchml.r = meta.outcome == ANSWERED ? 1w1 : 0;
         hdr.switchml.ahead = meta.slot.ahead;
-        hdr.switchml.need = meta.slot.need;
+        hdr.switchml.need = meta.slot.kind & KIND_RESULT == 0 ? meta.slot.need : 0;
         hdr.switchml.used = (bit<8>)meta.slot.flags;
     }
     action become_wait() {
@@ -197,6 +202,9 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             return;
         }
 
+        if (meta.is_sparse == 1) {
+            sparse_format.apply(hdr, meta);
+        }
         // A packet that nothing is wrong with has the outcome 0, CONSUMED, until its slot is known.
         if (meta.size == 0 || hdr.switchml.size != meta.size) {
             meta.outcome = REFUSED_FORMAT;
@@ -230,7 +238,13 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                 rule_v1.apply(hdr, meta);
                 write_other();
             } else {
+                if (meta.is_sparse == 1) {
+                    hdr.switchml.kind = hdr.switchml.kind | KIND_RESULT;
+                }
                 rule_v2.apply(hdr, meta);
+                if (meta.is_sparse == 1 || meta.slot.kind & KIND_RESULT != 0) {
+                    sparse.apply(hdr, meta);
+                }
             }
             sums.apply(hdr, meta);
             if (meta.outcome == CONSUMED || meta.outcome == COMPLETED) {

@@ -69,6 +69,28 @@ header rest_t {
 }
 #endif
 
+// Before the data of a sparse packet: what its sender has next, for 1, 2, 4 or 8 columns.
+header word_1_t {
+    bit<32> w0;
+}
+header word_2_t {
+    bit<32> w1;
+}
+header word_4_t {
+    bit<32> w2;
+    bit<32> w3;
+}
+header word_8_t {
+    bit<32> w4;
+    bit<32> w5;
+    bit<32> w6;
+    bit<32> w7;
+}
+header padding_t { // in place of data
+    bit<2048> zeros;
+    bit<2048> more_zeros;
+}
+
 // The payload of a wait packet: rank r is bit r mod 8 of byte r div 8.
 header missing_t {
     bit<8>   ranks_0;
@@ -85,10 +107,15 @@ struct headers_t {
     icmp_t     icmp;
     udp_t      udp;
     switchml_t switchml;
+    word_1_t   word_1;
+    word_2_t   word_2;
+    word_4_t   word_4;
+    word_8_t   word_8;
     first_t    first;
 #ifdef REST_WORDS
     rest_t     rest;
 #endif
+    padding_t  padding;
     missing_t  missing;
 }
 
@@ -124,6 +151,8 @@ struct slot_t {
     bit<8>  used;
     bit<4>  kind;
     bit<4>  flags;
+    bit<8>  before_need;   // as they were when the packet came
+    bit<8>  before_ahead;
     bit<32> packet_epoch;  // rule_v2.p4 says what these two are
     bit<32> packet_before;
 }
@@ -136,6 +165,9 @@ struct meta_t {
     bit<1>  is_rewritten; // the IPv4 header needs a new checksum
     bit<1>  is_flooded;
     bit<1>  is_lost;      // by the drop simulator
+    bit<1>  is_sparse;    // the packet; its slot may be otherwise
+    bit<1>  has_words;    // a sparse packet, all of those that its columns need
+    bit<1>  has_data;
     bit<2>  step;         // what to do with the lanes
     bit<4>  outcome;
     job_t   job;
@@ -152,6 +184,8 @@ const bit<16> PORTS_MASK = 0xfff0;
 
 const bit<3>  SIZE_256  = 1;
 const bit<3>  SIZE_1024 = 3;
+const bit<3>  SPARSE    = 4; // bit of the size; alone: no data
+const bit<3>  SIZE_PADDED = 6; // 512 bytes of padding in place of data
 const bit<16> LENGTH_256  = 8 + 10 + 256; // in the UDP header
 const bit<16> LENGTH_1024 = 8 + 10 + 1024;
 const bit<16> LENGTH_WAIT = 8 + 10 + 32;

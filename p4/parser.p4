@@ -35,8 +35,86 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
 #ifdef REST_WORDS
             (PORTS, LENGTH_1024): payload_1024;
 #endif
+            // Sparse, with 1, 2, 4 or 8 words: no data, 256 bytes, 512 of padding, 1024.
+            (PORTS, 22): sparse;
+            (PORTS, 26): sparse;
+            (PORTS, 34): sparse;
+            (PORTS, 50): sparse;
+            (PORTS, 278): sparse;
+            (PORTS, 282): sparse;
+            (PORTS, 290): sparse;
+            (PORTS, 306): sparse;
+            (PORTS, 534): sparse;
+            (PORTS, 538): sparse;
+            (PORTS, 546): sparse;
+            (PORTS, 562): sparse;
+            (PORTS, 1046): sparse;
+            (PORTS, 1050): sparse;
+            (PORTS, 1058): sparse;
+            (PORTS, 1074): sparse;
             default: accept;
         }
+    }
+    state sparse {
+        packet.extract(hdr.switchml);
+        meta.is_sparse = 1;
+        transition select(hdr.switchml.ahead) {
+            1: words_1;
+            2: words_2;
+            4: words_4;
+            8: words_8;
+            default: accept;
+        }
+    }
+    state words_1 {
+        packet.extract(hdr.word_1);
+        transition sparse_data;
+    }
+    state words_2 {
+        packet.extract(hdr.word_1);
+        packet.extract(hdr.word_2);
+        transition sparse_data;
+    }
+    state words_4 {
+        packet.extract(hdr.word_1);
+        packet.extract(hdr.word_2);
+        packet.extract(hdr.word_4);
+        transition sparse_data;
+    }
+    state words_8 {
+        packet.extract(hdr.word_1);
+        packet.extract(hdr.word_2);
+        packet.extract(hdr.word_4);
+        packet.extract(hdr.word_8);
+        transition sparse_data;
+    }
+    state sparse_data {
+        meta.has_words = 1;
+        transition select(hdr.switchml.size) {
+            SPARSE | SIZE_256: data_256;
+#ifdef REST_WORDS
+            SPARSE | SIZE_1024: data_1024;
+#endif
+            SIZE_PADDED: padding;
+            default: accept;
+        }
+    }
+    state data_256 {
+        packet.extract(hdr.first);
+        meta.size = SIZE_256;
+        transition accept;
+    }
+#ifdef REST_WORDS
+    state data_1024 {
+        packet.extract(hdr.first);
+        packet.extract(hdr.rest);
+        meta.size = SIZE_1024;
+        transition accept;
+    }
+#endif
+    state padding {
+        packet.extract(hdr.padding);
+        transition accept;
     }
     state payload_256 {
         packet.extract(hdr.switchml);

@@ -16,7 +16,13 @@ local switchml = Proto("switchml", "SwitchML in-network aggregation")
 local HEADER_BYTES = 10
 local BITMAP_BYTES = 32
 local PAYLOAD_BYTES = { [0] = 128, [1] = 256, [2] = 512, [3] = 1024 }
-local SIZES = { [0] = "128 bytes (32 in a wait packet)", [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes" }
+local SIZES = {
+    [0] = "128 bytes (32 in a wait packet)", [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes",
+    [4] = "sparse, no data", [5] = "sparse, 256 bytes", [6] = "sparse, padding", [7] = "sparse, 1024 bytes",
+}
+local SPARSE_BYTES = { [4] = 0, [5] = 256, [6] = 512, [7] = 1024 }
+local COLUMNS = { [1] = true, [2] = true, [4] = true, [8] = true }
+local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
 local TYPES = {
     [1] = "v1", [8] = "contribution int32", [9] = "contribution int16", [10] = "contribution int8",
     [12] = "result int32", [13] = "result int16", [14] = "result int8", [15] = "wait",
@@ -36,6 +42,10 @@ local f = {
     e0 = ProtoField.int8("switchml.e0", "Exponent 0"),
     e1 = ProtoField.int8("switchml.e1", "Exponent 1"),
     ahead = ProtoField.int8("switchml.ahead", "Ahead"),
+    columns = ProtoField.uint8("switchml.columns", "Columns"),
+    mark = ProtoField.int8("switchml.mark", "Mark"),
+    words = ProtoField.uint32("switchml.words", "Word", base.HEX),
+    entry = ProtoField.uint32("switchml.entry", "Entry"),
     seq = ProtoField.uint32("switchml.seq", "Sequence number", base.DEC_HEX),
     tag = ProtoField.uint16("switchml.tag", "Tag", base.HEX),
     need = ProtoField.int8("switchml.need", "Need"),
@@ -51,6 +61,7 @@ local f = {
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
     f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.payload, f.values, f.bitmap, f.missing,
+    f.columns, f.mark, f.words, f.entry,
 }
 
 local group, severity = expert.group, expert.severity
@@ -99,10 +110,13 @@ local function v1_header(tvb, pinfo, tree)
 end
 
 -- Bytes 0-9 of a v2 packet; returns the info text.
-local function v2_header(tvb, tree, kind)
+local function v2_header(tvb, tree, kind, sparse)
     local seq, r = tvb(2, 4):uint(), tvb(0, 1):bitfield(4, 1) == 1
     local info = string.format("%s seq %d", TYPES[kind], seq)
-    if kind ~= 15 then
+    if sparse then
+        tree:add(f.columns, tvb(1, 1))
+        info = "sparse " .. info
+    elseif kind ~= 15 then
         add_code(tree, f.ahead, tvb(1, 1), AHEAD)
     end
     local line = tree:add(f.seq, tvb(2, 4))
@@ -119,10 +133,15 @@ local function v2_header(tvb, tree, kind)
     if kind == 15 then
         return info
     end
-    local need = add_code(tree, f.need, tvb(8, 1), NEED)
-    info = string.format("%s need %d", info, need)
+    if not sparse then
+        info = string.format("%s need %d", info, add_code(tree, f.need, tvb(8, 1), NEED))
+    end
     if kind < 12 then
-        info = string.format("%s used %d", info, add_code(tree, f.used, tvb(9, 1), USED))
+        if sparse then
+            tree:add(f.mark, tvb(9, 1))
+        else
+            info = string.format("%s used %d", info, add_code(tree, f.used, tvb(9, 1), USED))
+        end
         if r then
             tree:add_proto_expert_info(again, "Retransmission")
             info = info .. " [retransmission]"
@@ -149,16 +168,34 @@ local function v2_header(tvb, tree, kind)
     return info
 end
 
--- As many whole lanes as were captured.
-local function add_lanes(tvb, tree, bytes, width)
+-- The words of a sparse packet: what its sender has next, by column; returns them as text.
+local function add_words(tvb, tree, count)
+    local texts = {}
+    for i = 0, count - 1 do
+        local word = tvb(HEADER_BYTES + i * WORD_BYTES, WORD_BYTES)
+        local entry = math.floor(word:uint() / 256)
+        local text = "no more"
+        if entry ~= NO_ENTRY then
+            text = string.format("%d (%s)", entry, code_text(127 - word:uint() % 256, NEED))
+        end
+        local branch = tree:add(f.words, word)
+        branch:append_text(": " .. text)
+        branch:add(f.entry, word, entry)
+        texts[#texts + 1] = text
+    end
+    return table.concat(texts, ", ")
+end
+
+-- As many whole lanes as were captured, from byte `first` on.
+local function add_lanes(tvb, tree, first, bytes, width)
     local count = math.floor(bytes / width)
     if count == 0 then
         return
     end
-    local branch = tree:add(f.payload, tvb(HEADER_BYTES, count * width))
+    local branch = tree:add(f.payload, tvb(first, count * width))
     branch:append_text(string.format(": %d lanes of int%d", count, 8 * width))
     for i = 0, count - 1 do
-        local lane = tvb(HEADER_BYTES + i * width, width)
+        local lane = tvb(first + i * width, width)
         branch:add(f.values, lane, lane:int()):prepend_text(string.format("[%d] ", i))
     end
 end
@@ -214,16 +251,23 @@ function switchml.dissector(tvb, pinfo, root)
         return captured
     end
 
-    local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind)
+    local sparse = code >= 4 and kind ~= 1 and kind ~= 15
+    local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse)
     local follows, problem = length - HEADER_BYTES, nil
     local expected = PAYLOAD_BYTES[code]
-    if kind == 15 then
+    if sparse then
+        local columns = tvb(1, 1):uint()
+        expected = COLUMNS[columns] and columns * WORD_BYTES + SPARSE_BYTES[code] or nil
+        if expected == nil then
+            problem = string.format("%d columns: expected 1, 2, 4 or 8", columns)
+        end
+    elseif kind == 15 then
         expected = code == 0 and BITMAP_BYTES or nil
     elseif kind ~= 1 and (code == 0 or code == 2) then
         expected = nil
     end
     if expected == nil then
-        problem = string.format("Size code %d in a packet of type %d", code, kind)
+        problem = problem or string.format("Size code %d in a packet of type %d", code, kind)
     elseif expected ~= follows then
         problem = string.format("Size code %d wants %d bytes, %d follow", code, expected, follows)
     elseif kind == 1 and (code == 0 or code == 2) then
@@ -232,10 +276,16 @@ function switchml.dissector(tvb, pinfo, root)
     end
 
     local bytes = math.min(expected or follows, captured - HEADER_BYTES)
-    if kind == 15 then
+    if sparse then
+        local words = math.floor(math.min(bytes, tvb(1, 1):uint() * WORD_BYTES) / WORD_BYTES)
+        info = info .. " next " .. add_words(tvb, tree, words)
+        if code ~= 6 then
+            add_lanes(tvb, tree, HEADER_BYTES + words * WORD_BYTES, bytes - words * WORD_BYTES, LANE_BYTES[kind])
+        end
+    elseif kind == 15 then
         info = info .. " missing ranks " .. add_missing(tvb, tree, math.min(bytes, BITMAP_BYTES))
     else
-        add_lanes(tvb, tree, bytes, LANE_BYTES[kind])
+        add_lanes(tvb, tree, HEADER_BYTES, bytes, LANE_BYTES[kind])
     end
     if problem then
         tree:add_proto_expert_info(malformed, problem)

@@ -72,6 +72,8 @@ class _JobState:
             seen,
             pool.rows.ctypes.data,
             pool.rows.shape[1],
+            pool.wide.ctypes.data,
+            pool.wide.shape[1],
             pool.first_result,
             pool.counters.ctypes.data,
             self.endpoints.ctypes.data,

@@ -28,6 +28,7 @@ from .pool import (
     ask_v2,
     receive_v1,
     receive_v2,
+    result_of,
 )
 
 MAX_JOBS = 256
@@ -47,6 +48,8 @@ JOB_ENTRY = np.dtype(
         ("seen", "u8"),
         ("rows", "u8"),
         ("row_bytes", "i8"),
+        ("wide", "u8"),
+        ("wide_bytes", "i8"),
         ("results", "u8"),
         ("counters", "u8"),
         ("endpoints", "u8"),
@@ -57,8 +60,8 @@ JOB_ENTRY = np.dtype(
     ],
     align=True,
 )
-"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet. `segment`: address of its
-shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
+"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
+of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
 
 LOCAL = np.uint64(1 << 63)
 """Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
@@ -129,7 +132,20 @@ def _apply(entry, rank, address, length, reply):
         return receive_v1(job, slots_v1, rows, counters, reply, rank, address, length)
     slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
     seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
-    return receive_v2(job, slots, seen, rows, counters, reply, rank, address, length)
+    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
+    return receive_v2(job, slots, seen, rows, wide, counters, reply, rank, address, length)
+
+
+@kernel(forceinline=True)
+def _result_of(entry, row, length):
+    """(address, length) of the result in a row; `length` is that of the packet it answers."""
+    if entry.protocol == 1:
+        return entry.results + np.uint64(row * entry.row_bytes), length
+    job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
+    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
+    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
+    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
+    return result_of(job, slots, rows, wide, row)
 
 
 @kernel(forceinline=True)
@@ -154,7 +170,7 @@ def _emit(outgoing, n, entry, rank, address, length, port):
 def _hand_over(entry, rank, address, length):
     """Name a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, 8)
-    if length == _WAIT_BYTES:  # lies in our own memory: copy it into theirs
+    if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # lies in our own memory: copy it into theirs
         row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * shm.ROW_BYTES)
         entry.replies += 1
         copy_bytes(row, address, length)
@@ -199,11 +215,14 @@ def _step(loop, packets, count, now):
         action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
         port = np.int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
         if action == MULTICAST:
-            loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, row, packets.length[i]
+            result, size = _result_of(entry, row, packets.length[i])
+            loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, np.int64(result), size
             loop.done[finished, 3] = port
             finished += 1
         elif action == UNICAST or action == WAITING:
-            size = _WAIT_BYTES if action == WAITING else packets.length[i]
+            size = np.int64(_WAIT_BYTES)
+            if action == UNICAST:
+                _, size = _result_of(entry, row, packets.length[i])
             if n == room:
                 _send(loop, n, now)
                 n = 0
@@ -218,11 +237,11 @@ def _step(loop, packets, count, now):
         entry = loop.jobs[loop.done[first, 0]]
         for rank in range(entry.workers):
             for k in range(first, last):
-                row = entry.results + np.uint64(loop.done[k, 1] * entry.row_bytes)
+                result = np.uint64(loop.done[k, 1])
                 if n == room:
                     _send(loop, n, now)
                     n = 0
-                n = _emit(outgoing, n, entry, rank, row, loop.done[k, 2], loop.done[k, 3])
+                n = _emit(outgoing, n, entry, rank, result, loop.done[k, 2], loop.done[k, 3])
         first = last
     _send(loop, n, now)
 
@@ -327,7 +346,7 @@ def new_loop(
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
         impaired=udp.new_packets(2 * packets_out + 2 * impair.HELD),
-        replies=np.zeros((batch, wire_format.MAX_PACKET_BYTES), np.uint8),
+        replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES), np.uint8),
         done=np.zeros((batch, 4), np.int64),
         bad_uplink=uplink,
         bad_downlink=downlink,

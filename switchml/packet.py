@@ -28,6 +28,20 @@ SIZE_CODES = {1: 256, 3: 1024}
 SIZE_CODE_OF = {payload: code for code, payload in SIZE_CODES.items()}
 MAX_PACKET_BYTES = HEADER_BYTES + 1024
 
+SPARSE = 4
+"""Bit of the size code: a packet of a sparse stream (docs/protocol.md, section 8). Alone: it has no data."""
+PADDED = 6
+"""Size code of a sparse packet with PADDING_BYTES in place of 1024 bytes of data."""
+PADDING_BYTES = 512
+WORD_BYTES = 4
+COLUMNS = (1, 2, 4, 8)
+"""Blocks that a sparse packet may hold, each with a word: what its sender has next."""
+MAX_COLUMNS = 8
+NO_ENTRY = 0xFFFFFF
+"""Entry of a word: no more in this column."""
+NO_WORD = 0xFFFFFFFF
+MAX_SPARSE_BYTES = MAX_PACKET_BYTES + WORD_BYTES * MAX_COLUMNS
+
 V1_TYPE = 1
 V1_SET_BIT = 0x8000
 V1_SLOT_MASK = 0x3FFF
@@ -163,6 +177,71 @@ class V2Packet:
             wire,
             bool(first & R_FLAG),
         )
+
+
+@dataclass(frozen=True)
+class SparsePacket:
+    """A contribution or result of a sparse stream. `words` are 1, 2, 4 or 8 numbers of 32 bits (`sparse_word`); `mark`
+    holds the flags in a result; `values` are lanes by `wire`, None where there is no data. `padded`: 512 bytes in place
+    of the data."""
+
+    kind: int
+    seq: int
+    tag: int
+    mark: int
+    words: tuple[int, ...]
+    values: np.ndarray | None = None
+    wire: int = WIRE_INT32
+    r: bool = False
+    padded: bool = False
+
+    def pack(self) -> bytes:
+        if len(self.words) not in COLUMNS:
+            raise PacketError(f"{len(self.words)} words: expected one of {', '.join(map(str, COLUMNS))}")
+        size, data = PADDED - SPARSE if self.padded else 0, bytes(PADDING_BYTES if self.padded else 0)
+        if self.values is not None:
+            size, data = _payload(self.values, WIRE_DTYPES[self.wire])
+        header = pack_v2_header(
+            self.kind | self.wire, SPARSE | size, self.r, len(self.words), self.seq, self.tag, 0, self.mark
+        )
+        return header + np.array(self.words, ">u4").tobytes() + data
+
+    @classmethod
+    def unpack(cls, data: bytes) -> SparsePacket:
+        """Raises PacketError if `data` is not a sparse contribution or result whose length fits its size and
+        columns."""
+        if len(data) < HEADER_BYTES or not data[0] & SPARSE or data[0] >> 4 == WAIT:
+            raise PacketError(
+                f"{len(data)} bytes starting with {bytes(data[:1]).hex() or 'nothing'}: not a sparse packet"
+            )
+        header = np.frombuffer(data[:HEADER_BYTES], V2_HEADER)[0]
+        first, columns = int(header["type_size"]), int(header["ahead"])
+        kind, wire, size = (first >> 4) & 0xC, (first >> 4) & 0x3, first & 3
+        if kind not in (CONTRIBUTION, RESULT) or wire not in WIRE_DTYPES or columns not in COLUMNS:
+            raise PacketError(
+                f"message type {first >> 4}, {columns} columns: expected 8-10 or 12-14, and 1, 2, 4 or 8 columns"
+            )
+        at = HEADER_BYTES + WORD_BYTES * columns
+        expected = at + {0: 0, PADDED - SPARSE: PADDING_BYTES}.get(size, SIZE_CODES.get(size, 0))
+        if len(data) != expected:
+            raise PacketError(f"size code {SPARSE | size}, {columns} columns: {len(data)} bytes, expected {expected}")
+        values = np.frombuffer(data[at:], WIRE_DTYPES[wire]) if size in SIZE_CODES else None
+        return cls(
+            kind,
+            int(header["seq"]),
+            int(header["tag"]),
+            int(header["used"]),
+            tuple(int(word) for word in np.frombuffer(data[HEADER_BYTES:at], ">u4")),
+            values if values is None else values.astype(values.dtype.newbyteorder("=")),
+            wire,
+            bool(first & R_FLAG),
+            size == PADDED - SPARSE,
+        )
+
+
+def sparse_word(entry: int, code: int = CODE_UNKNOWN) -> int:
+    """What a rank says of a column: its next entry that is not zero, and the exponent code that it needs."""
+    return NO_WORD if entry == NO_ENTRY else entry << 8 | (CODE_UNKNOWN - code)
 
 
 @dataclass(frozen=True)

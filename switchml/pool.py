@@ -1,8 +1,8 @@
 """The slots: what an aggregator does with one packet of one worker.
 
-Two rules, one for each protocol of docs/protocol.md (sections 1 and 3), as compiled kernels over plain arrays. They
-know no socket, no clock and no other job: the software aggregator, the packet-level emulator and the tests call the
-same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
+Two rules, one for each protocol of docs/protocol.md (sections 1 and 3; 8 for sparse packets), as compiled kernels over
+plain arrays. They know no socket, no clock and no other job: the software aggregator, the packet-level emulator and the
+tests call the same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
 
 A result packet lives, ready to send, at the end of the row where its sums were made. Rows without slack, one version
 of all slots before the other, put the results of consecutive slots next to each other: they travel as one piece. Sums
@@ -61,10 +61,20 @@ JOB = np.dtype(
 """What a rule must know of a job; one record."""
 
 SLOT = np.dtype(
-    [("seq", "i8"), ("count", "i4"), ("need", "i2"), ("ahead", "i2"), ("used", "i2"), ("flags", "i2"), ("wire", "i2")],
+    [
+        ("seq", "i8"),
+        ("count", "i4"),
+        ("need", "i2"),
+        ("ahead", "i2"),
+        ("used", "i2"),
+        ("flags", "i2"),
+        ("form", "i2"),
+        ("data", "i2"),
+    ],
     align=True,
 )
-"""One version of one v2 slot; version v of slot i is row v*S + i."""
+"""One version of one v2 slot; version v of slot i is row v*S + i. `form`: wire + 16 * columns (0: dense). `data`: some
+rank has sent lanes."""
 
 SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
 """One set of one v1 slot, numbered as above."""
@@ -72,6 +82,7 @@ SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2"
 _HEADER = wire_format.HEADER_BYTES
 _BITMAP = wire_format.BITMAP_BYTES
 _WAIT_SIZE = _HEADER + _BITMAP
+_WORD = wire_format.WORD_BYTES
 
 
 @kernel
@@ -158,19 +169,58 @@ def reset_slots(job, slots, seen):
             slot.seq = (job.isn + i - (2 - version) * count) & 0xFFFFFFFF
             slot.count = job.workers
             slot.need = slot.ahead = slot.used = wire_format.CODE_ZERO
-            slot.flags = 0
+            slot.flags = slot.form = slot.data = 0
     seen[:] = 0
 
 
 @kernel
-def _write_header(row, kind, payload, r, ahead, seq, tag, need, last):
-    size = 3 if payload == 1024 else 1 if payload == 256 else 0
+def _write_header(row, kind, size, r, ahead, seq, tag, need, last):
     row[0] = (kind << 4) | (wire_format.R_FLAG if r else 0) | size
     row[1] = ahead & 0xFF
     put_be32(row, 2, seq)
     put_be16(row, 6, tag)
     row[8] = need & 0xFF
     row[9] = last & 0xFF
+
+
+@kernel(inline=True)
+def _size_code(payload):
+    return 3 if payload == 1024 else 1
+
+
+@kernel
+def _sparse_data(job, data, length):
+    """Bytes of lanes in a sparse packet; -1 if its size, columns and length don't fit each other and the job."""
+    size, columns = data[0] & 7, data[1]
+    if columns != 1 and columns != 2 and columns != 4 and columns != 8:
+        return -1
+    rest = length - _HEADER - _WORD * np.int64(columns)
+    if size == wire_format.SPARSE | _size_code(job.payload):
+        return job.payload if rest == job.payload else -1
+    if size == wire_format.SPARSE:
+        return 0 if rest == 0 else -1
+    fits = size == wire_format.PADDED and job.payload == 1024 and rest == wire_format.PADDING_BYTES
+    return 0 if fits else -1
+
+
+@kernel
+def _least_words(kept, fresh, columns):
+    """The lower of each pair of big-endian words at two addresses, in `kept`."""
+    a, b = u32_at(kept, columns), u32_at(fresh, columns)
+    for i in range(columns):
+        if bswap32(b[i]) < bswap32(a[i]):
+            a[i] = b[i]
+
+
+@kernel(forceinline=True)
+def result_of(job, slots, rows, wide, row):
+    """(address, length) of the result packet in a row."""
+    slot = slots[row]
+    columns = slot.form >> 4
+    if columns == 0:
+        return result_at(rows, row, job.payload), _HEADER + job.payload
+    before = _HEADER + _WORD * columns
+    return result_at(wide, row, job.payload + _WORD * columns), before + (job.payload if slot.data else 0)
 
 
 @kernel
@@ -200,20 +250,25 @@ def ask_v2(job, slots, seen, counters, reply, rank, seq):
 
 
 @kernel(forceinline=True)
-def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
-    """One datagram of `rank` at `address`, under the rule of section 3.
+def receive_v2(job, slots, seen, rows, wide, counters, reply, rank, address, length):
+    """One datagram of `rank` at `address`, under the rule of section 3, and of section 8 if it is sparse.
 
-    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, k >= 10 + payload], `counters` int64[n,
-    len(COUNTERS)], `reply` uint8[>= 1034]. Returns (action, row): the row holds the result of a MULTICAST, `reply` what
-    UNICAST and WAITING send.
+    `job` JOB record, `slots` SLOT[2S], `seen` uint64[2S, 4], `rows` uint8[2S, k >= 10 + payload], `wide` uint8[2S, k >=
+    42 + payload] for sparse rounds (may be `rows`), `counters` int64[n, len(COUNTERS)], `reply` uint8[>= 1066]. Returns
+    (action, row): a MULTICAST sends the row's `result_of`; UNICAST as many bytes of `reply`, WAITING a wait packet
+    there.
     """
     mine = counters[rank]
     mine[RECEIVED_PACKETS] += 1
     mine[RECEIVED_BYTES] += length
     data = u8_at(address, max(length, 1))
-    size = 3 if job.payload == 1024 else 1
     wire = (data[0] >> 4) - wire_format.CONTRIBUTION
-    if length != _HEADER + job.payload or (wire != job.wire and wire != wire_format.WIRE_INT32) or data[0] & 7 != size:
+    columns, got = 0, np.int64(-1)
+    if data[0] & wire_format.SPARSE and length > _HEADER:
+        columns, got = np.int64(data[1]), _sparse_data(job, data, length)
+    elif length == _HEADER + job.payload and data[0] & 7 == _size_code(job.payload):
+        got = job.payload
+    if got < 0 or (wire != job.wire and wire != wire_format.WIRE_INT32):
         mine[REFUSED_FORMAT] += 1
         return DROP, 0
     if be16(data, 6) != job.tag:
@@ -227,8 +282,10 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
     row = seq & (2 * job.slots - 1)  # version times S, plus the slot
     slot, other = slots[row], slots[row ^ job.slots]
     word, bit = rank >> 6, np.uint64(1) << np.uint64(rank & 63)
-    result = result_at(rows, row, job.payload)
-    payload_at = result + np.uint64(_HEADER)
+    form = wire | columns << 4
+    words = np.uint64(address) + np.uint64(_HEADER)
+    values = words + np.uint64(_WORD * columns)
+    sums = result_at(wide if columns else rows, row, job.payload) + np.uint64(_HEADER)
     distance = serial_difference(seq, slot.seq)
 
     if distance < 0:
@@ -239,11 +296,14 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         slot.seq = seq
         slot.count = 1
         slot.flags = 0
-        slot.wire = wire
+        slot.form, slot.data = form, got > 0
         slot.ahead, slot.need, slot.used = signed8(data[1]), signed8(data[8]), signed8(data[9])
         seen[row, :] = 0
         seen[row, word] = bit
-        _store(payload_at, address + _HEADER, job.payload)
+        if columns:
+            _store(sums - np.uint64(_WORD * columns), words, _WORD * columns)
+        if got:
+            _store(sums, values, job.payload)
     elif distance != 0 or (seen[row, word] & bit == 0 and slot.count == job.workers):
         mine[REFUSED_WINDOW] += 1
         return DROP, row
@@ -253,13 +313,20 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         seen[row, word] |= bit
         slot.ahead = max(slot.ahead, signed8(data[1]))
         slot.need = max(slot.need, signed8(data[8]))
-        if slot.used != signed8(data[9]) or slot.wire != wire:
+        if slot.used != signed8(data[9]) or slot.form != form:
             slot.flags |= wire_format.FLAG_MIXED
-        if slot.wire == wire and _add(wire, payload_at, address + _HEADER, job.payload):
-            slot.flags |= wire_format.FLAG_OVERFLOW
+        if slot.form == form:
+            if columns:
+                _least_words(sums - np.uint64(_WORD * columns), words, columns)
+            if got and not slot.data:
+                slot.data = 1
+                _store(sums, values, job.payload)
+            elif got and _add(wire, sums, values, job.payload):
+                slot.flags |= wire_format.FLAG_OVERFLOW
     elif slot.count == job.workers:
         mine[ANSWERED] += 1
-        copy_bytes(reply.ctypes.data, result, _HEADER + job.payload)
+        result, size = result_of(job, slots, rows, wide, row)
+        copy_bytes(reply.ctypes.data, result, size)
         reply[0] |= wire_format.R_FLAG
         return UNICAST, row
     else:
@@ -276,17 +343,12 @@ def receive_v2(job, slots, seen, rows, counters, reply, rank, address, length):
         mine[OVERFLOWS] += 1
     if slot.flags & wire_format.FLAG_MIXED:
         mine[MIXED] += 1
-    _write_header(
-        u8_at(result, _HEADER),
-        wire_format.RESULT | slot.wire,
-        job.payload,
-        False,
-        slot.ahead,
-        seq,
-        job.tag,
-        slot.need,
-        slot.flags,
-    )
+    size, ahead, need = _size_code(job.payload), slot.ahead, slot.need
+    if slot.form >> 4:
+        size, ahead, need = wire_format.SPARSE | (size if slot.data else 0), slot.form >> 4, 0
+    result, _ = result_of(job, slots, rows, wide, row)
+    kind = wire_format.RESULT | (slot.form & 3)
+    _write_header(u8_at(result, _HEADER), kind, size, False, ahead, seq, job.tag, need, slot.flags)
     return MULTICAST, row
 
 
@@ -393,9 +455,13 @@ class Pool:
         self.job[0] = (workers, slots, payload_bytes, wire, tag, isn)
         self.slots = np.zeros(2 * slots, SLOT)
         self.seen = np.zeros((2 * slots, 4), np.uint64)
-        self.rows = np.zeros((2 * slots, _HEADER + payload_bytes), np.uint8) if rows is None else rows
+        self.rows, self.wide = rows, rows
+        if rows is None:
+            self.rows = np.zeros((2 * slots, _HEADER + payload_bytes), np.uint8)
+            # Sparse packets are longer. Memory that no sparse packet ever touches is never there.
+            self.wide = np.zeros((2 * slots, wire_format.MAX_SPARSE_BYTES), np.uint8)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
-        self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
+        self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
         reset_slots(self.job[0], self.slots, self.seen)
 
     @property
@@ -412,6 +478,7 @@ class Pool:
             self.slots,
             self.seen,
             self.rows,
+            self.wide,
             self.counters,
             self._reply,
             rank,
@@ -424,8 +491,10 @@ class Pool:
             for i in moved
             if i in (ACCEPTED, ANSWERED, DUPLICATES, STALE, REFUSED_WINDOW, REFUSED_TAG, REFUSED_FORMAT)
         ]
-        size = _WAIT_SIZE if action == WAITING else _HEADER + int(self.job[0]["payload"])
-        return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, self.rows[row, -size:], self._reply, size))
+        address, size = result_of(self.job[0], self.slots, self.rows, self.wide, row)
+        if action == WAITING:
+            size = _WAIT_SIZE
+        return Outcome(ACTIONS[action], verdicts[0], _reply_bytes(action, u8_at(address, size), self._reply, size))
 
 
 class PoolV1:
@@ -438,7 +507,7 @@ class PoolV1:
         self.job = np.zeros(1, JOB)
         self.job[0] = (workers, wire_format.V1_SLOTS, payload_bytes, 0, 0, 0)
         self.slots = np.zeros(rows, SLOT_V1)
-        self.rows = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
+        self.rows = self.wide = np.zeros((rows, wire_format.MAX_PACKET_BYTES), np.uint8)
         self.counters = np.zeros((workers, len(COUNTERS)), np.int64)
         self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
 

@@ -1,7 +1,7 @@
-"""Scapy layers for both protocols of docs/protocol.md: `SwitchMLv1`, `SwitchMLv2` and `SwitchMLWait`.
+"""Scapy layers for both protocols of docs/protocol.md: `SwitchMLv1`, `SwitchMLv2`, `SwitchMLSparse` and `SwitchMLWait`.
 
 Importing this module binds them to the 16 UDP ports of the protocol, in either direction; `bind(port)` adds another
-one. Which of the three a datagram is, its first nibble says. Bytes that are none of them become Raw, so dissecting
+one. Which of them a datagram is, its first byte says. Bytes that are none of them become Raw, so dissecting
 never fails; a packet whose length does not fit its size code keeps what there is of its lanes, and the rest is Raw.
 
     >>> from switchml.scapy_layers import *
@@ -40,6 +40,7 @@ __all__ = [
     "UDP",
     "Ether",
     "SwitchML",
+    "SwitchMLSparse",
     "SwitchMLv1",
     "SwitchMLv2",
     "SwitchMLWait",
@@ -146,6 +147,44 @@ class Lanes(Field):
         return s[count * width :], list(struct.unpack(f">{count}{letter}", s[: count * width]))
 
 
+class SparseLanes(Lanes):
+    """Those of a sparse packet, which may have none."""
+
+    def addfield(self, pkt, s, val):
+        return s if not val and pkt.size is None else super().addfield(pkt, s, val)
+
+
+class Words(Field):
+    """What the sender of a sparse packet has next, by column: an entry and the exponent code of its block."""
+
+    islist = 1
+
+    def __init__(self, name: str):
+        Field.__init__(self, name, [], "I")
+
+    def any2i(self, pkt, x):
+        return [] if x is None else [int(word) for word in x]
+
+    def i2repr(self, pkt, x):
+        def text(word: int) -> str:
+            if word >> 8 == wire.NO_ENTRY:
+                return "no more"
+            return f"{word >> 8} at {exponent_text('need', wire.CODE_UNKNOWN - (word & 0xFF))}"
+
+        return f"[{', '.join(text(word) for word in x)}]"
+
+    def i2len(self, pkt, x):
+        return wire.WORD_BYTES * len(x)
+
+    def addfield(self, pkt, s, val):
+        return s + struct.pack(f">{len(val)}I", *val)
+
+    def getfield(self, pkt, s):
+        count = min(pkt.columns, len(s) // wire.WORD_BYTES)
+        end = count * wire.WORD_BYTES
+        return s[end:], list(struct.unpack(f">{count}I", s[:end]))
+
+
 class MissingRanks(Field):
     """The bitmap of a wait packet, as a sorted list of ranks."""
 
@@ -195,7 +234,7 @@ class SwitchML(Packet):
         if kind == wire.WAIT:
             return _whole(SwitchMLWait, _pkt)
         if kind in TYPES:
-            return _whole(SwitchMLv2, _pkt)
+            return _whole(SwitchMLSparse if _pkt[0] & wire.SPARSE else SwitchMLv2, _pkt)
         return conf.raw_layer
 
     def post_build(self, p, pay):
@@ -268,6 +307,49 @@ class SwitchMLv2(SwitchML):
         again = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
         flags = f", {self.flags}" if self.is_result and self.flags else ""
         return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{again}"
+
+
+class SwitchMLSparse(SwitchML):
+    """A packet of a sparse stream, either way: section 8. Without `values` it has no data; byte 9 is `flags` in a
+    result. `packet.sparse_word` makes words."""
+
+    name = "SwitchML v2 sparse"
+    fields_desc = [
+        BitEnumField("type", wire.CONTRIBUTION, 4, TYPES),
+        BitField("r", 0, 1),
+        BitField("size", None, 3),
+        ByteField("columns", None),
+        SequenceNumber("seq", 0),
+        XShortField("tag", 0),
+        XByteField("reserved", 0),
+        ConditionalField(SignedByteField("mark", 0), lambda pkt: not pkt.is_result),
+        ConditionalField(FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
+        Words("words"),
+        SparseLanes("values", {4: 0, 5: 256, 6: wire.PADDING_BYTES, 7: 1024}),
+    ]
+
+    @property
+    def is_result(self) -> bool:
+        return self.type & 0xC == wire.RESULT
+
+    @classmethod
+    def dispatch_hook(cls, _pkt=None, *args, **kargs):
+        return _whole(cls, _pkt)
+
+    def post_build(self, p, pay):
+        if self.columns is None:
+            p = p[:1] + bytes([len(self.words)]) + p[2:]
+        if self.size is None:
+            data = len(p) - wire.HEADER_BYTES - wire.WORD_BYTES * len(self.words)
+            p = bytes([p[0] | wire.SPARSE | (0 if not data else 1 if data <= 256 else 3)]) + p[1:]
+        return p + pay
+
+    def answers(self, other):
+        return int(self.is_result and _same_round(self, other))
+
+    def mysummary(self):
+        kind = TYPES.get(self.type, f"type {self.type}")
+        return f"SwitchML v2 sparse {kind} seq {self.seq} tag {self.tag:#06x}, {self.columns} columns"
 
 
 class SwitchMLWait(SwitchML):

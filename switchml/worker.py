@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from . import packet as wire_format
+from . import sparse
 from .errors import ConfigError
 from .fixedpoint import (
     FORMATS,
@@ -35,7 +36,7 @@ from .fixedpoint import (
 )
 from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
-from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
+from .packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
 from .retransmission import (
     INITIAL_RTO,
     LEAST_CAUTION,
@@ -48,13 +49,14 @@ from .retransmission import (
     sample_rtt,
     spurious,
 )
+from .sparse import Sparse
 
 SPECULATE, EXACT, CLASSIFY = range(3)
 RUNNING, DONE = 1, 2
 """Task states; 0 is a free record."""
 
-OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD = range(4)
-"""Why a worker stopped: `me.error`. The last: a peer's exponents contradict what was agreed."""
+OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM = range(5)
+"""Why a worker stopped: `me.error`. The last two: a peer's exponents, or its blocks, contradict what was agreed."""
 
 TASKS = 1024
 """All-reduces that may be under way at once (a power of two); more wait in the agent."""
@@ -101,6 +103,8 @@ ME = np.dtype(
         ("limited", "i8"),
         ("counted", "i8"),
         ("counted_at", "i8"),
+        ("padded", "i8"),
+        ("streamed", "i8"),
     ],
     align=True,
 )
@@ -108,7 +112,8 @@ ME = np.dtype(
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that held something back since `counted_at`."""
+most `limit`; `limited`: that held something back since `counted_at`. `padded`: the switch wants sparse packets without
+data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
     [
@@ -129,11 +134,16 @@ SLOT = np.dtype(
         ("waited", "u1"),
         ("classed", "u1"),
         ("done", "u1"),
+        ("unbuilt", "u1"),
+        ("columns", "i2"),
+        ("length", "i4"),
     ],
     align=True,
 )
 """One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result;
-`next_need`, valid if `scanned`: what the chunk after this one needs."""
+`next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream, 0 if the chunk is
+dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or FIRST_ROUND of
+sparse.py."""
 
 TASK = np.dtype(
     [
@@ -150,11 +160,14 @@ TASK = np.dtype(
         ("history_length", "i8"),
         ("misfits", "i8"),
         ("state", "i8"),
+        ("columns", "i8"),
+        ("threshold", "f8"),
     ],
     align=True,
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
-`history`: address of int8 exponent codes by chunk."""
+`history`: address of int8 exponent codes by chunk. `columns`: blocks in a packet if the tensor is sparse, else 0; its
+chunks are then streams of positions, and `per_chunk` the elements of a position."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -169,12 +182,15 @@ def elements_per_chunk(fmt: int, payload_bytes: int) -> int:
 
 
 class State(NamedTuple):
-    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, k], uint32[S, payload], uint8[32]."""
+    """The arrays of one worker: ME[1], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5, 8] (sparse.py),
+    uint32[S, payload], uint8[32]. `wide` has room for sparse packets, and may be `packets`."""
 
     me: np.ndarray
     slots: np.ndarray
     tasks: np.ndarray
     packets: np.ndarray
+    wide: np.ndarray
+    streams: np.ndarray
     classes: np.ndarray
     missing: np.ndarray
 
@@ -199,13 +215,21 @@ def _elements(w, task, chunk):
 @kernel(forceinline=True)
 def _scan(w, number, chunk):
     task = w.tasks[number & (TASKS - 1)]
+    if task.columns:
+        return np.int64(CODE_UNKNOWN)  # its words will say it
     source, _, count = _elements(w, task, chunk)
-    return need_of(task.fmt, source, count, False)
+    return np.int64(need_of(task.fmt, source, count, False))
 
 
 @kernel(inline=True)
 def packet_at(w, index):
-    """Address of a slot's packet: the end of its row. Rows without slack make one train of consecutive slots."""
+    """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
+    consecutive slots."""
+    columns = w.slots[index].columns
+    if columns:
+        row = w.wide.shape[1]
+        before = _HEADER + wire_format.WORD_BYTES * columns
+        return w.wide.ctypes.data + np.uint64(index * row + row - before - w.me[0].payload)
     row = w.packets.shape[1]
     return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.me[0].payload)
 
@@ -237,6 +261,7 @@ def _build_packet(w, index):
     put_be16(row, 6, me.tag)
     row[8] = slot.need & 0xFF
     row[9] = slot.used & 0xFF
+    slot.length = _HEADER + me.payload
 
 
 @kernel(forceinline=True)
@@ -268,10 +293,13 @@ def fill(w, now, out, n):
         slot = w.slots[index]
         number = _task_of(w, chunk, me.first_task)
         task = w.tasks[number & (TASKS - 1)]
-        slot.need = slot.next_need if slot.scanned else _scan(w, number, chunk)
-        slot.chunk, slot.task = chunk, number
+        if not task.columns:
+            slot.need = slot.next_need if slot.scanned else _scan(w, number, chunk)
+        slot.chunk, slot.task, slot.columns = chunk, number, task.columns
         slot.scanned = slot.classed = slot.done = 0
-        if slot.agreed != CODE_UNKNOWN:
+        if task.columns:
+            slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
+        elif slot.agreed != CODE_UNKNOWN:
             if slot.need > slot.agreed:
                 me.error, me.error_chunk = ERROR_AHEAD, chunk
                 return n
@@ -285,9 +313,28 @@ def fill(w, now, out, n):
         if me.next == me.base:
             me.progress_at = now
         me.next += 1
-        _build_packet(w, index)
+        if not task.columns:
+            _build_packet(w, index)
         n = _send(w, index, now, out, n)
     return n
+
+
+@kernel
+def build_streams(w, out, n):
+    """Write what `receive` and `fill` have left out: the packets of sparse streams among the listed slots, `out[:n]`.
+    (Compiled into one place, since compiling takes long.)"""
+    me = w.me[0]
+    for i in range(n):
+        index = out[i]
+        slot = w.slots[index]
+        if not slot.unbuilt:
+            continue
+        task, stream = w.tasks[slot.task & (TASKS - 1)], w.streams[index]
+        if slot.unbuilt == sparse.FIRST_ROUND:
+            sparse.open_stream(task, stream, slot.chunk - task.first)
+        seq = me.isn + slot.round * me.slots + index
+        slot.length = sparse.build(me, task, stream, slot.chunk - task.first, seq, packet_at(w, index))
+        slot.unbuilt = 0
 
 
 @kernel
@@ -324,6 +371,30 @@ def _finish_chunk(w, index, now):
         me.first_task += 1
 
 
+@kernel
+def _take_sparse(w, index, address, length, now, out, n):
+    """The result that a sparse stream's round waited for: another round, or the stream's end."""
+    me, slot = w.me[0], w.slots[index]
+    task = w.tasks[slot.task & (TASKS - 1)]
+    came_to = sparse.take(me, task, w.streams[index], w.classes[index], slot.chunk - task.first, address, length)
+    if came_to == sparse.MORE:
+        me.streamed += 1
+        slot.round += 1
+        slot.unbuilt = sparse.NEXT_ROUND
+        return _send(w, index, now, out, n)
+    if came_to == sparse.DONE:
+        _finish_chunk(w, index, now)
+        return n
+    me.error_chunk = slot.chunk
+    if came_to == sparse.MIXED:
+        me.error = ERROR_MIXED
+    elif came_to == sparse.OVERFLOWED:
+        me.error = ERROR_OVERFLOW
+    else:
+        me.error = ERROR_AHEAD if came_to == sparse.LATE else ERROR_STREAM
+    return n
+
+
 @kernel(forceinline=True)
 def receive(w, address, length, now, out, n):
     """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
@@ -351,11 +422,12 @@ def receive(w, address, length, now, out, n):
         return n
 
     size = 3 if me.payload == 1024 else 1
-    if (
-        length != _HEADER + me.payload
-        or data[0] & 7 != size
-        or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
-    ):
+    is_sparse = data[0] & wire_format.SPARSE != 0
+    if is_sparse:
+        fits = sparse.is_result(data, length, me.payload)
+    else:
+        fits = length == _HEADER + me.payload and data[0] & 7 == size
+    if not fits or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
         me.refused += 1
         return n
     me.received += 1
@@ -372,6 +444,11 @@ def receive(w, address, length, now, out, n):
     if slot.retries == 0 and not slot.waited:
         sample_rtt(me, now - slot.sent_at)
         me.newest = max(me.newest, slot.sent_at)
+    if is_sparse != (slot.columns != 0):
+        me.error, me.error_chunk = ERROR_MIXED, slot.chunk
+        return n
+    if is_sparse:
+        return _take_sparse(w, index, address, length, now, out, n)
     slot.agreed = signed8(data[1]) if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(data[8]), data[9]
     task = w.tasks[slot.task & (TASKS - 1)]
@@ -446,8 +523,9 @@ class Worker:
     callers.
 
     `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
-    `packets` uint8[slots, k >= 10 + payload]: where to build the packets (each at the end of its row), if not in memory
+    `packets` uint8[slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in memory
     of its own. `lossless`: nothing is lost on the way, so a round is asked for only to learn whom it waits for.
+    `padded`: the switch wants sparse packets without data padded.
     """
 
     def __init__(
@@ -462,6 +540,7 @@ class Worker:
         payload_bytes: int = 1024,
         packets: np.ndarray | None = None,
         lossless: bool = False,
+        padded: bool = False,
     ):
         check_slots(slots)
         window = slots if window is None else window
@@ -472,6 +551,8 @@ class Worker:
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
             np.zeros((slots, _HEADER + payload_bytes), np.uint8) if packets is None else packets,
+            np.zeros((slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets,
+            np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, payload_bytes), np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),
         )
@@ -491,6 +572,7 @@ class Worker:
             rto=INITIAL_RTO,
             caution=LEAST_CAUTION,
             earliest=np.iinfo(np.int64).max,
+            padded=padded,
         ).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
@@ -508,19 +590,33 @@ class Worker:
         return int(self.me["next_task"] - self.me["first_task"])
 
     def start(
-        self, source: int, target: int, numel: int, dtype: str, divisor: int = 1, history: np.ndarray | None = None
+        self,
+        source: int,
+        target: int,
+        numel: int,
+        dtype: str,
+        divisor: int = 1,
+        history: np.ndarray | None = None,
+        blocks: Sparse | None = None,
     ) -> int:
         """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
 
         `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes of the
-        first k chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). All must
-        stay alive until the task is DONE. There must be fewer than TASKS tasks outstanding.
+        first k chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). `blocks`:
+        skip those that are zero on every rank (without history). All must stay alive until the task is DONE. There must
+        be fewer than TASKS tasks outstanding.
         """
         me, number, fmt = self.me, int(self.me["next_task"]), FORMATS[dtype]
         per_chunk = elements_per_chunk(fmt, int(me["payload"]))
         if not me["room"][WIRES[fmt]] and WIRES[fmt]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {me['workers']} ranks; use a wider wire")
+        columns = 0
+        if blocks is not None:
+            columns = blocks.columns(per_chunk)
+            per_chunk -= per_chunk % columns
         chunks = -(-numel // per_chunk)
+        if columns:
+            chunks, history = sparse.streams_of(int(me["slots"]), chunks), None
         kept = 0 if history is None else min(len(history), chunks)
         self.state.tasks[number % TASKS] = (
             source,
@@ -536,6 +632,8 @@ class Worker:
             kept,
             0,
             RUNNING,
+            columns,
+            blocks.threshold if blocks is not None else 0.0,
         )
         me["total"] += chunks
         me["next_task"] += 1
@@ -549,9 +647,10 @@ class Worker:
             buffer = np.frombuffer(data or b"\0", np.uint8)
             n = receive(self.state, buffer.ctypes.data, len(data), now, self._out, n)
         n = fill(self.state, now, self._out, n)
+        build_streams(self.state, self._out, n)
         n = timeouts(self.state, now, self._out, n)
-        size = _HEADER + int(self.me["payload"])
-        return [self.state.packets[i, -size:].tobytes() for i in self._out[:n]]
+        slots = self.state.slots
+        return [u8_at(packet_at(self.state, i), int(slots[i]["length"])).tobytes() for i in self._out[:n].tolist()]
 
     @property
     def deadline(self) -> int:

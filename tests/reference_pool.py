@@ -1,4 +1,4 @@
-"""The aggregator's two rules, written to be read: docs/protocol.md sections 1 and 3 as integers, sets and dicts.
+"""The aggregator's two rules, written to be read: docs/protocol.md sections 1, 3 and 8 as integers, sets and dicts.
 
 It is slow on purpose and shares no code with `switchml/`: neither the packet codec nor the compiled pool. The tests
 run both on the same packets and expect the same answers, so a mistake has to be made twice to go unnoticed.
@@ -91,11 +91,12 @@ class _Round:
         self.seen: set[int] = set()
         self.count = count
         self.need = self.ahead = self.used = self.flags = self.wire = 0
-        self.values: list[int] = []
+        self.values: list[int] | None = []
+        self.words: list[int] = []  # of a sparse round
 
 
 class ReferencePoolV2:
-    """Section 3. Every comparison of sequence numbers is serial-number arithmetic."""
+    """Sections 3 and 8. Every comparison of sequence numbers is serial-number arithmetic."""
 
     def __init__(self, workers: int, slots: int, payload_bytes: int, wire: int, tag: int, isn: int):
         self.workers, self.slots, self.payload_bytes = workers, slots, payload_bytes
@@ -112,13 +113,14 @@ class ReferencePoolV2:
         if first >> 4 not in (8, 8 + self.wire):
             return Outcome("drop", "refused_format", None)
         wire = (first >> 4) - 8
-        if PAYLOAD_OF_SIZE_CODE.get(first & 7) != self.payload_bytes or len(data) != 10 + self.payload_bytes:
+        words, lanes = self._parts(first & 7, ahead, data[10:])
+        if words is None:
             return Outcome("drop", "refused_format", None)
         if tag != self.tag:
             return Outcome("drop", "refused_tag", None)
 
         retransmission = bool(first & 8)
-        values = list(struct.unpack(self._lanes(wire), data[10:]))
+        values = list(struct.unpack(self._lanes(wire), lanes)) if lanes else None
         slot, version = seq % self.slots, seq // self.slots % 2
         state, other = self.rounds[slot, version], self.rounds[slot, 1 - version]
         d = (seq - state.seq + 2**31) % 2**32 - 2**31
@@ -127,9 +129,14 @@ class ReferencePoolV2:
             state.seen.add(rank)
             state.count += 1
             state.need, state.ahead = max(state.need, need), max(state.ahead, ahead)
-            if used != state.used or wire != state.wire:
+            alike = wire == state.wire and len(words) == len(state.words)
+            if used != state.used or not alike:
                 state.flags |= MIXED
-            if wire == state.wire:
+            if alike:
+                state.words = [min(pair) for pair in zip(state.words, words, strict=True)]
+            if alike and state.values is None:
+                state.values = values
+            elif alike and values is not None:
                 for lane, value in enumerate(values):
                     state.values[lane], overflowed = wrapping_add(state.values[lane], value, (32, 16, 8)[wire])
                     if overflowed:
@@ -149,10 +156,26 @@ class ReferencePoolV2:
             state = self.rounds[slot, version] = _Round(seq, 1)
             state.seen = {rank}
             state.need, state.ahead, state.used, state.wire, state.values = need, ahead, used, wire, values
+            state.words = words
             return self._accepted(state)
         if d < 0:
             return Outcome("drop", "stale", None)
         return Outcome("drop", "refused_window", None)
+
+    def _parts(self, size: int, columns: int, rest: bytes) -> tuple[list[int] | None, bytes]:
+        """(words, lanes) of what follows the header; (None, b"") if it does not fit the size code and the columns."""
+        refused = None, b""
+        if size < 4:
+            fits = PAYLOAD_OF_SIZE_CODE.get(size) == self.payload_bytes == len(rest)
+            return ([], rest) if fits else refused
+        if columns not in (1, 2, 4, 8) or len(rest) < 4 * columns:
+            return refused
+        words, lanes = list(struct.unpack(f">{columns}I", rest[: 4 * columns])), rest[4 * columns :]
+        if size == 4 and not lanes or size == 6 and self.payload_bytes == 1024 and len(lanes) == 512:
+            return words, b""
+        if PAYLOAD_OF_SIZE_CODE.get(size - 4) == self.payload_bytes == len(lanes):
+            return words, lanes
+        return refused
 
     def _accepted(self, state: _Round) -> Outcome:
         if state.count == self.workers:
@@ -160,9 +183,14 @@ class ReferencePoolV2:
         return Outcome("consume", "accepted", None)
 
     def _result(self, state: _Round, r: bool) -> bytes:
-        first = (12 + state.wire) << 4 | (8 if r else 0) | SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
-        header = struct.pack(">BbIHbb", first, state.ahead, state.seq, self.tag, state.need, state.flags)
-        return header + struct.pack(self._lanes(state.wire), *state.values)
+        size = SIZE_CODE_OF_PAYLOAD[self.payload_bytes]
+        ahead, need = state.ahead, state.need
+        if state.words:
+            size, ahead, need = 4 | (size if state.values is not None else 0), len(state.words), 0
+        first = (12 + state.wire) << 4 | (8 if r else 0) | size
+        header = struct.pack(">BbIHbb", first, ahead, state.seq, self.tag, need, state.flags)
+        header += struct.pack(f">{len(state.words)}I", *state.words)
+        return header + (struct.pack(self._lanes(state.wire), *state.values) if state.values is not None else b"")
 
     def _lanes(self, wire: int) -> str:
         return f">{self.payload_bytes // (4, 2, 1)[wire]}{'ihb'[wire]}"

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as arrays
 
 from switchml import packet as p
 from switchml.errors import PacketError
-from switchml.packet import V1Packet, V2Packet, WaitPacket
+from switchml.packet import SparsePacket, V1Packet, V2Packet, WaitPacket
 from tests.vectors_io import FLAGS, lanes, load_all
 
 SCENARIOS = load_all()
@@ -19,12 +19,20 @@ def described(scenario):
     for step in scenario.steps:
         for data, fields, reply in ((step.data, step.fields, False), (step.reply, step.reply_fields, True)):
             f = {"r": 0, "wire": scenario.wire, **fields}
-            if "values" in f:
+            values = None
+            if f.get("values") is not None:
                 values = lanes(scenario, f["values"], f["wire"])
             if "slot" in f:
                 built = V1Packet(f["job_number"], f["tsi"], f["slot"], f["set"], f["e0"], f["e1"], values)
             elif "missing" in f:
                 built = WaitPacket(f["seq"], f["tag"], tuple(f["missing"]))
+            elif "words" in f:
+                if len(f["words"]) not in p.COLUMNS or f.get("columns", len(f["words"])) != len(f["words"]):
+                    continue
+                words = tuple(p.NO_WORD if word is None else p.sparse_word(*word) for word in f["words"])
+                mark = sum(FLAGS[name] for name in f["flags"]) if reply else f["mark"]
+                kind, padded = p.RESULT if reply else p.CONTRIBUTION, bool(f.get("padded"))
+                built = SparsePacket(kind, f["seq"], f["tag"], mark, words, values, f["wire"], bool(f["r"]), padded)
             elif "values" in f:
                 used = sum(FLAGS[name] for name in f["flags"]) if reply else f["used"]
                 kind = p.RESULT if reply else p.CONTRIBUTION

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from switchml import worker as rules
 from switchml.pool import COMPLETED, Pool
 from switchml.retransmission import MICROSECOND, MILLISECOND, SECOND
+from switchml.sparse import Sparse
 from switchml.worker import Worker
 
 TAG = 0xC0DE
@@ -52,6 +53,7 @@ class Call:
     source: np.ndarray
     target: np.ndarray
     number: int = -1
+    blocks: Sparse | None = None
 
 
 class Network:
@@ -167,12 +169,18 @@ class Network:
                 break
             call = self.calls[rank][self.started[rank]]
             history = None
-            if self.remembers and call.dtype not in numbers.BITS:
+            if self.remembers and call.blocks is None and call.dtype not in numbers.BITS:
                 key = (call.dtype, call.source.size)
                 chunks = -(-call.source.size // numbers.per_chunk(call.dtype, PAYLOAD))
                 history = self.histories[rank].setdefault(key, np.full(min(self.slots, chunks), -128, np.int8))
             call.number = worker.start(
-                call.source.ctypes.data, call.target.ctypes.data, call.source.size, call.dtype, call.divisor, history
+                call.source.ctypes.data,
+                call.target.ctypes.data,
+                call.source.size,
+                call.dtype,
+                call.divisor,
+                history,
+                call.blocks,
             )
             self.started[rank] += 1
         return self.started[rank] > before
@@ -209,7 +217,7 @@ class Network:
             )
             assert me["base"] == me["next"] == me["total"] == sum(int(tasks[c.number]["chunks"]) for c in calls)
             rounds = int(worker.state.slots["round"].sum())
-            assert rounds == me["total"] + me["repeats"] == me["sent"] - me["retransmitted"]
+            assert rounds == me["total"] + me["repeats"] + me["streamed"] == me["sent"] - me["retransmitted"]
             assert rounds == self.pool.counters[:, COMPLETED].sum()
             assert worker.outstanding == 0 and not worker.state.slots["busy"].any()
 

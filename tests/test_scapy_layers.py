@@ -7,8 +7,19 @@ from hypothesis import strategies as st
 from scapy.packet import Raw
 
 from switchml import packet as p
-from switchml.packet import V1Packet, V2Packet, WaitPacket
-from switchml.scapy_layers import IP, UDP, Ether, SwitchML, SwitchMLv1, SwitchMLv2, SwitchMLWait, bind, conf
+from switchml.packet import SparsePacket, V1Packet, V2Packet, WaitPacket
+from switchml.scapy_layers import (
+    IP,
+    UDP,
+    Ether,
+    SwitchML,
+    SwitchMLSparse,
+    SwitchMLv1,
+    SwitchMLv2,
+    SwitchMLWait,
+    bind,
+    conf,
+)
 from tests.vectors_io import load_all
 
 VECTOR_PACKETS = sorted(
@@ -30,6 +41,17 @@ def layer_of(packet):
         )
     if isinstance(packet, WaitPacket):
         return SwitchMLWait(seq=packet.seq, tag=packet.tag, missing=packet.missing)
+    if isinstance(packet, SparsePacket):
+        last = {"mark": packet.mark} if packet.kind == p.CONTRIBUTION else {"flags": packet.mark & 0xFF}
+        return SwitchMLSparse(
+            type=packet.kind | packet.wire,
+            r=int(packet.r),
+            seq=packet.seq,
+            tag=packet.tag,
+            words=packet.words,
+            values=() if packet.values is None else packet.values,
+            **last,
+        )
     last = {"used": packet.used} if packet.kind == p.CONTRIBUTION else {"flags": packet.used & 0xFF}
     return SwitchMLv2(
         type=packet.kind | packet.wire,
@@ -46,6 +68,12 @@ def layer_of(packet):
 def fields_agree(layer, packet) -> bool:
     if isinstance(packet, WaitPacket):
         return (layer.seq, layer.tag, tuple(layer.missing)) == (packet.seq, packet.tag, packet.missing)
+    if isinstance(packet, SparsePacket):
+        last = layer.mark if packet.kind == p.CONTRIBUTION else np.uint8(int(layer.flags)).astype(np.int8)
+        got = (layer.type, bool(layer.r), layer.seq, layer.tag, int(last), tuple(layer.words), layer.values)
+        values = [] if packet.values is None else packet.values.tolist()
+        kind = packet.kind | packet.wire
+        return got == (kind, packet.r, packet.seq, packet.tag, packet.mark, packet.words, values)
     if layer.values != packet.values.tolist():
         return False
     if isinstance(packet, V1Packet):
@@ -62,10 +90,10 @@ signed8, u8, u16, u32 = st.integers(-128, 127), st.integers(0, 255), st.integers
 
 @st.composite
 def packets(draw):
-    which = draw(st.sampled_from(["v1", "v2", "wait"]))
+    which = draw(st.sampled_from(["v1", "v2", "sparse", "wait"]))
     if which == "wait":
         return WaitPacket(draw(u32), draw(u16), tuple(sorted(draw(st.sets(u8)))))
-    wire = draw(st.sampled_from(sorted(p.WIRE_DTYPES))) if which == "v2" else p.WIRE_INT32
+    wire = draw(st.sampled_from(sorted(p.WIRE_DTYPES))) if which != "v1" else p.WIRE_INT32
     dtype, payload = p.WIRE_DTYPES[wire], draw(st.sampled_from(sorted(p.SIZE_CODE_OF)))
     pattern = draw(st.binary(min_size=1, max_size=24))
     values = np.frombuffer((pattern * payload)[:payload], dtype).astype(dtype.newbyteorder("="))
@@ -78,6 +106,18 @@ def packets(draw):
             draw(signed8),
             draw(signed8),
             values,
+        )
+    if which == "sparse":
+        columns = draw(st.sampled_from(p.COLUMNS))
+        return SparsePacket(
+            draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),
+            draw(u32),
+            draw(u16),
+            draw(signed8),
+            tuple(draw(st.lists(u32, min_size=columns, max_size=columns))),
+            draw(st.sampled_from([values, None])),
+            wire,
+            draw(st.booleans()),
         )
     return V2Packet(
         draw(st.sampled_from([p.CONTRIBUTION, p.RESULT])),

@@ -15,6 +15,8 @@ VECTORS = Path(__file__).with_name("vectors")
 V1_FIELDS = {"job_number", "tsi", "slot", "set", "e0", "e1", "values"}
 CONTRIBUTION_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "used", "values"}
 RESULT_FIELDS = {"wire", "r", "ahead", "seq", "tag", "need", "flags", "values"}
+SPARSE_CONTRIBUTION_FIELDS = {"wire", "r", "seq", "tag", "mark", "words", "values", "padded", "columns"}
+SPARSE_RESULT_FIELDS = {"wire", "r", "seq", "tag", "flags", "words", "values"}
 WAIT_FIELDS = {"seq", "tag", "missing"}
 FLAGS = {"OVERFLOW": 1, "MIXED": 2}
 
@@ -116,6 +118,8 @@ def encode(scenario: Scenario, fields: dict, *, reply: bool = False, wait: bool 
         built = _v1(scenario, fields, where)
     elif wait:
         built = _wait(fields, where)
+    elif "words" in fields:
+        built = _sparse(scenario, fields, reply, where)
     else:
         built = _v2(scenario, fields, reply, where)
     if spelled is not None and spelled != built:
@@ -158,6 +162,25 @@ def _v2(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
     first = ((12 if reply else 8) + wire) << 4 | f["r"] << 3 | {256: 1, 1024: 3}[scenario.payload_bytes]
     header = struct.pack(">BbIHbb", first, f["ahead"], f["seq"], f["tag"], f["need"], last)
     return header + struct.pack(f">{len(values)}{'ihb'[wire]}", *values)
+
+
+def _sparse(scenario: Scenario, f: dict, reply: bool, where: str) -> bytes:
+    defaults = {} if reply else {"padded": 0, "columns": len(f["words"])}
+    f = {"r": 0, "wire": scenario.wire, "values": None, **defaults, **f}
+    _exactly(f, SPARSE_RESULT_FIELDS if reply else SPARSE_CONTRIBUTION_FIELDS, where)
+    wire, columns = f["wire"], len(f["words"]) if reply else f["columns"]
+    last = sum(FLAGS[name] for name in f["flags"]) if reply else f["mark"]
+    size, data = 0, b""
+    if f["values"] is not None:
+        size = {256: 1, 1024: 3}[scenario.payload_bytes]
+        values = lanes(scenario, f["values"], wire)
+        data = struct.pack(f">{len(values)}{'ihb'[wire]}", *values)
+    elif f.get("padded"):
+        size, data = 2, bytes(512)
+    first = ((12 if reply else 8) + wire) << 4 | f["r"] << 3 | 4 | size
+    header = struct.pack(">BBIHbb", first, columns, f["seq"], f["tag"], 0, last)
+    words = [0xFFFFFFFF if word is None else word[0] << 8 | 127 - word[1] for word in f["words"]]
+    return header + struct.pack(f">{len(words)}I", *words) + data
 
 
 def _wait(f: dict, where: str) -> bytes:

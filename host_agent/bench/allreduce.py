@@ -24,8 +24,22 @@ import numpy as np
 import psutil
 
 from host_agent.bench import rank as ranks
-from host_agent.bench.rank import GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings, Target
+from host_agent.bench.rank import (
+    DENSE,
+    GLOO,
+    GO,
+    STRIDE,
+    SWITCHML,
+    Failure,
+    Joined,
+    Prepare,
+    Run,
+    Sample,
+    Settings,
+    Target,
+)
 from host_agent.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
+from host_agent.bench.sparsity import Sparsity
 from host_agent.torch_aggregator import ChildAggregator, command_of
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SwitchMLError
 
@@ -63,7 +77,12 @@ class Measurement:
     @property
     def ratios(self) -> list[float]:
         """Gloo's time over switchml's, pair by pair: above 1, switchml is faster."""
-        return [g / s for s, g in zip(self.seconds[SWITCHML], self.seconds.get(GLOO, []), strict=False)]
+        return self.ratios_to(GLOO)
+
+    def ratios_to(self, backend: str) -> list[float]:
+        """Another one's time over switchml's, pair by pair; empty if it was not measured."""
+        pairs = zip(self.seconds[SWITCHML], self.seconds.get(backend, []), strict=False)
+        return [theirs / ours for ours, theirs in pairs]
 
     def elements_per_s(self, backend: str) -> float:
         """From the median time."""
@@ -84,6 +103,14 @@ class Report:
     backends: tuple[str, ...]
     measurements: list[Measurement]
     aggregator: str = "software"
+    sparsity: Sparsity | None = None
+
+    longest: int = 0
+    """Elements of the longest tensor; shorter ones are its beginning."""
+
+    def union_density(self, measurement: Measurement) -> float:
+        """Share of blocks that some rank has, in a tensor of this case; 1 without sparsity."""
+        return union_of_case(self.sparsity, self.workers, self.longest, measurement.case)
 
 
 def measure(
@@ -94,11 +121,13 @@ def measure(
     wire: str = "int32",
     against: str | None = GLOO,
     aggregator: str = "software",
+    sparsity: Sparsity | None = None,
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
     """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
-    HOST:PORT of a running one.
+    HOST:PORT of a running one. `sparsity`: blocks of zeros in the tensors; they are reduced sparse and, in turn with
+    that, dense.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what can't work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
@@ -106,7 +135,7 @@ def measure(
     ranks.check_choice(transport, wire)
     if against == GLOO and importlib.util.find_spec("torch") is None:
         raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
-    backends = (SWITCHML,) if against is None else (SWITCHML, against)
+    backends = backends_of(sparsity, against)
     most = max(case.elements for case in cases)
     _check_memory(most, workers)
     with contextlib.ExitStack() as stack:
@@ -116,7 +145,7 @@ def measure(
         torch = ["torch", "torch.distributed"] if GLOO in backends else []
         context.set_forkserver_preload(["host_agent.bench.preload", *torch])
         forkserver.ensure_running()  # it imports while we make numbers
-        inputs, sums = stack.enter_context(shared_tensors(most, workers))
+        inputs, sums = stack.enter_context(shared_tensors(most, workers, sparsity))
         settings = Settings(
             workers=workers,
             wire=wire,
@@ -126,6 +155,7 @@ def measure(
             inputs=inputs,
             sums=sums,
             store=str(Path(folder) / "gloo"),
+            sparsity=sparsity,
         )
         team = Team(settings, context)
         stack.callback(team.stop)
@@ -136,7 +166,7 @@ def measure(
             measurements.append(_measure_case(team, case, settings, ours.pid if ours else None))
             on_result(measurements[-1])
         team.leave()
-        return Report(workers, chosen, wire, backends, measurements, aggregator)
+        return Report(workers, chosen, wire, backends, measurements, aggregator, sparsity, most)
 
 
 def start_aggregator(
@@ -151,6 +181,19 @@ def start_aggregator(
     stack.callback(ours.stop)
     payload_bytes = _LANES_PAYLOAD_BYTES if aggregator.endswith("-lanes") else 1024
     return ours, lambda: Target(ours.address, transport, payload_bytes)
+
+
+def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: Case) -> float:
+    """Share of blocks that some rank has in the first elements of a tensor of `longest`; 1 without sparsity."""
+    if sparsity is None:
+        return 1.0
+    owned = sparsity.owned(workers, longest)[:, : -(-case.elements // sparsity.block)]
+    return float(owned.any(0).mean())
+
+
+def backends_of(sparsity: Sparsity | None, against: str | None) -> tuple[str, ...]:
+    """What takes turns."""
+    return (SWITCHML, *((DENSE,) if sparsity else ()), *((against,) if against else ()))
 
 
 class Team:
@@ -328,7 +371,7 @@ def _check_memory(elements: int, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def shared_tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
+def shared_tensors(elements: int, workers: int, sparsity: Sparsity | None = None) -> Iterator[tuple[str, str]]:
     """Paths of the inputs (float32) and of the exact sums (float64), in memory that goes when all processes have."""
     inputs_fd, sums_fd = os.memfd_create("switchml-bench-inputs"), os.memfd_create("switchml-bench-sums")
     try:
@@ -336,11 +379,10 @@ def shared_tensors(elements: int, workers: int) -> Iterator[tuple[str, str]]:
         inputs = np.memmap(paths[0], np.float32, "r+", shape=(elements + workers * STRIDE,))
         np.random.default_rng(1).standard_normal(out=inputs, dtype=np.float32)
         sums = np.memmap(paths[1], np.float64, "r+", shape=(elements,))
-        for first in range(0, elements, 1 << 16):
-            part = sums[first : first + (1 << 16)]
-            for rank in range(workers):
-                start = first + rank * STRIDE
-                part += inputs[start : start + len(part)]
+        owned = [None] * workers if sparsity is None else sparsity.owned(workers, elements)
+        for rank, row in enumerate(owned):
+            mine = True if row is None else sparsity.elements_of(row, elements)
+            np.add(sums, inputs[rank * STRIDE : rank * STRIDE + elements], out=sums, where=mine)
         yield paths[0], paths[1]
     finally:
         os.close(inputs_fd)

@@ -26,8 +26,9 @@ from emulator import star as stars
 from emulator.namespaces import Lab, check_rights
 from emulator.star import LinkOptions
 from host_agent.bench import allreduce, network_worker
-from host_agent.bench.rank import GLOO, SWITCHML, Joined, Sample, Settings, Target
+from host_agent.bench.rank import DENSE, GLOO, SWITCHML, Joined, Prepare, Sample, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES, Case
+from host_agent.bench.sparsity import Sparsity
 from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import ConfigError
 from switchml.packet import HEADER_BYTES
@@ -39,8 +40,8 @@ TCP_IP_BYTES = 20 + 12 + 20
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. `slots`: of the job, 0 for the aggregator's choice. `tcp`: Gloo's congestion control, None for
-    the machine's.
+    """What is measured. `slots`: of the job, 0 for the aggregator's choice. `sparsity`: blocks of zeros, which
+    SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the machine's.
     """
 
     workers: int
@@ -49,6 +50,7 @@ class Experiment:
     wire: str = "int32"
     payload_bytes: int = 1024
     slots: int = 0
+    sparsity: Sparsity | None = None
     backends: tuple[str, ...] = (SWITCHML, GLOO)
     repeats: int = 3
     warmup: int = 1
@@ -59,6 +61,18 @@ class Experiment:
         """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice."""
         frame = self.payload_bytes + HEADER_BYTES + UDP_IP_BYTES + stars.ETHERNET_BYTES
         return self.link.rate_bps * self.payload_bytes / frame * 32 / allreduce.LANE_BITS[self.wire]
+
+    @property
+    def union_density(self) -> float:
+        """Share of blocks that some rank has: what every link must carry to its host at the least."""
+        elements = self.size_bytes // ITEM_BYTES
+        return self.sparsity.union_density(self.workers, elements) if self.sparsity else 1.0
+
+    @property
+    def union_bound_bps(self) -> float | None:
+        """Bits of tensor a second if a link is never idle and carries each block of the union once, in dense packets.
+        None if there are no blocks at all."""
+        return self.framing_bound_bps / self.union_density if self.union_density else None
 
     @property
     def ring_traffic(self) -> float:
@@ -112,12 +126,26 @@ class Result:
         return self.goodput_bps(SWITCHML) / self.experiment.framing_bound_bps
 
     @property
+    def fraction_of_union_bound(self) -> float | None:
+        """Switchml's goodput over what the union of blocks leaves of the line."""
+        bound = self.experiment.union_bound_bps
+        return self.goodput_bps(SWITCHML) / bound if bound else None
+
+    @property
+    def dense_ratio(self) -> float | None:
+        """Dense switchml's time over sparse switchml's, the median of the pairs."""
+        return self._ratio_to(DENSE)
+
+    @property
     def ratio(self) -> float | None:
         """Gloo's time over switchml's, the median of the pairs: above 1, switchml is faster."""
-        if GLOO not in self.tallies:
+        return self._ratio_to(GLOO)
+
+    def _ratio_to(self, backend: str) -> float | None:
+        if backend not in self.tallies:
             return None
-        pairs = zip(self.tallies[GLOO].seconds, self.tallies[SWITCHML].seconds, strict=True)
-        return median(gloo / switchml for gloo, switchml in pairs)
+        pairs = zip(self.tallies[backend].seconds, self.tallies[SWITCHML].seconds, strict=True)
+        return median(theirs / ours for theirs, ours in pairs)
 
 
 def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> Result:
@@ -137,7 +165,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
         stack.callback(star.close)
         aggregator = SwitchAggregator(star)
         stack.callback(aggregator.stop)
-        inputs, sums = stack.enter_context(allreduce.shared_tensors(elements, experiment.workers))
+        inputs, sums = stack.enter_context(allreduce.shared_tensors(elements, experiment.workers, experiment.sparsity))
         settings = Settings(
             workers=experiment.workers,
             wire=experiment.wire,
@@ -147,6 +175,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
             inputs=inputs,
             sums=sums,
             store="",
+            sparsity=experiment.sparsity,
         )
         say(f"{experiment.workers} hosts: starting the ranks")
         team = HostTeam(settings, star, experiment, context)

@@ -7,13 +7,25 @@ from dataclasses import asdict
 from typing import Any
 
 from host_agent.bench.network import Result
-from host_agent.bench.rank import GLOO, SWITCHML
+from host_agent.bench.rank import DENSE, GLOO, SWITCHML
 
 
 def as_json(result: Result) -> dict[str, Any]:
     """One object of plain values; times in seconds, rates in bits a second."""
     e, agents = result.experiment, result.tallies[SWITCHML].agents
     ring = e.ring_bound_bps
+    sparse = {}
+    if e.sparsity is not None:
+        sparse = {
+            "density": e.sparsity.density,
+            "block": e.sparsity.block,
+            "overlap": e.sparsity.overlap,
+            "sparse": e.sparsity.mode,
+            "union_density": e.union_density,
+            "union_bound_bps": e.union_bound_bps,
+            "fraction_of_union_bound": result.fraction_of_union_bound,
+            "ratio_to_dense": result.dense_ratio,
+        }
     return {
         "workers": e.workers,
         "rate_bps": e.link.rate_bps,
@@ -36,6 +48,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "error": {name: tally.error for name, tally in result.tallies.items()},
         "packets": int(agents.get("sent", 0)),
         "retransmitted": int(agents.get("retransmitted", 0)),
+        **sparse,
         "agents": agents,
         **{
             name: {backend: asdict(tally)[name] for backend, tally in result.tallies.items()}
@@ -45,7 +58,7 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """One row for each backend of each result, which differ in their number of hosts only."""
+    """One row for each backend of each result, which differ in their number of hosts and in density only."""
     from rich.console import Console
     from rich.table import Table
 
@@ -58,29 +71,44 @@ def print_table(results: Sequence[Result]) -> None:
         f"queues of {link.queue_limit_bytes >> 10} KiB; Gloo over TCP with {results[0].tcp}.\n"
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    is_sparse = first.sparsity is not None
     table.add_column("hosts", justify="right")
+    for heading in ("density", "union") if is_sparse else ():
+        table.add_column(heading, justify="right")
     table.add_column("")
-    for heading in ("ms", "Mbit/s", "bound", "share", "x Gloo", "resent", "drops", "lost", "CPU s"):
+    others = ("x dense", "x Gloo") if is_sparse else ("x Gloo",)
+    for heading in ("ms", "Mbit/s", "bound", "share", *others, "resent", "drops", "lost", "CPU s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
+        e = result.experiment
+        bounds = {SWITCHML: e.union_bound_bps, DENSE: e.framing_bound_bps, GLOO: e.ring_bound_bps}
         for backend, tally in result.tallies.items():
             is_ours = backend == SWITCHML
-            bound = result.experiment.framing_bound_bps if is_ours else result.experiment.ring_bound_bps
+            bound = bounds[backend]
             goodput = result.goodput_bps(backend)
             table.add_row(
-                str(result.experiment.workers),
-                backend,
+                str(e.workers),
+                *((f"{e.sparsity.density:g}", f"{e.union_density:.4g}") if is_sparse else ()),
+                "sparse" if is_sparse and is_ours else backend,
                 f"{tally.median_s * 1e3:.0f}",
                 f"{goodput / 1e6:.1f}",
                 f"{bound / 1e6:.1f}" if bound else "–",
                 f"{goodput / bound:.1%}" if bound else "–",
+                *((f"{result.dense_ratio:.2f}" if is_ours and result.dense_ratio else "",) if is_sparse else ()),
                 f"{result.ratio:.2f}" if is_ours and result.ratio else "",
-                f"{tally.agents.get('retransmitted', 0):.0f}" if is_ours else "",
+                f"{tally.agents.get('retransmitted', 0):.0f}" if backend != GLOO else "",
                 f"{sum(tally.dropped.values())}",
                 f"{sum(tally.lost.values())}",
                 f"{sum(tally.cpu_seconds.values()):.2f}",
             )
     console.print(table)
+    if is_sparse:
+        console.print(
+            f"\nSparse: blocks of {first.sparsity.block} elements, {first.sparsity.overlap} overlap between the ranks; "
+            "union is the share of blocks that some rank has, and bound what a link could carry if it brought its host "
+            "each of those once, in dense packets.",
+            style="dim",
+        )
     console.print(
         f"\nMbit/s of tensor. Bounds: {payload} of {payload} + 10 + 8 + 20 + 14 bytes on the line are ours (header, "
         "UDP, IP, Ethernet as tc counts it), times 32 bits over a lane's; a ring moves each bit 2(n-1)/n times, 1448 "

@@ -19,7 +19,8 @@ import numpy as np
 from emulator.namespaces import die_with_parent, enter
 from host_agent.agent import HostAgent
 from host_agent.bench import rank as ranks
-from host_agent.bench.rank import GO, GROUP_TIMEOUT, SWITCHML, Failure, Joined, Prepare, Sample, Settings
+from host_agent.bench.rank import GLOO, GO, GROUP_TIMEOUT, SWITCHML, Failure, Joined, Prepare, Sample, Settings
+from host_agent.density import Choice
 from switchml.errors import JobError
 
 STORE_PORT = 29500
@@ -71,18 +72,20 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
     )
     reducers: dict[str, Callable[[np.ndarray], object]] = {}
     for backend in settings.backends:
-        if backend == SWITCHML:
-            reducers[backend] = lambda values: agent.allreduce(values, out=values)
-        else:
+        if backend == GLOO:
             reducers[backend] = _gloo(rank, settings, place)
+        else:
+            sparse = settings.sparse if backend == SWITCHML else Choice()
+            reducers[backend] = lambda values, sparse=sparse: agent.allreduce(values, out=values, sparse=sparse)
     pipe.send(Joined({SWITCHML: agent.transport}))
-    values = np.empty(0, np.float32)
+    values, zeros = np.empty(0, np.float32), None
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):
             values = np.empty(message.case.elements, np.float32)
+            zeros = ranks.zeros_of(settings, rank, len(values))
             pipe.send(message)
             continue
-        values[:] = inputs[: len(values)]
+        ranks.fill(values, inputs, zeros)
         pipe.send(message)
         assert pipe.recv() == GO
         before, spent = agent.stats(), time.process_time()

@@ -24,11 +24,14 @@ import numpy as np
 
 from host_agent.agent import WIRES, HostAgent
 from host_agent.bench.sizes import Case
+from host_agent.bench.sparsity import Sparsity
+from host_agent.density import Choice
 from host_agent.reach import TRANSPORTS
 from switchml.errors import ConfigError, JobError
 from switchml.jit import compile_once, kernel
 
-SWITCHML, GLOO = "switchml", "gloo"
+SWITCHML, DENSE, GLOO = "switchml", "dense", "gloo"
+"""DENSE: switchml too, with the blocks of zeros that SWITCHML skips."""
 STRIDE = 4099
 """Elements between the inputs of neighbouring ranks; a prime, so that they meet the blocks of a packet differently."""
 GO = "go"
@@ -58,6 +61,33 @@ class Settings:
     sums: str
     store: str
     """A file that Gloo's ranks find each other through."""
+    sparsity: Sparsity | None = None
+    """Which blocks of a rank's tensor are zeros."""
+
+    @property
+    def sparse(self) -> Choice:
+        """How the agents send tensors for SWITCHML."""
+        return self.sparsity.choice if self.sparsity else Choice()
+
+
+def zeros_of(settings: Settings, rank: int, elements: int) -> np.ndarray | None:
+    """bool[elements]: where this rank's tensor is zero whatever its input says; None if nowhere."""
+    if settings.sparsity is None:
+        return None
+    owned = settings.sparsity.owned(settings.workers, _input_elements(settings))[rank]
+    return ~settings.sparsity.elements_of(owned, elements)
+
+
+def _input_elements(settings: Settings) -> int:
+    """Of the longest tensor, which all others are beginnings of."""
+    return os.stat(settings.sums).st_size // 8
+
+
+def fill(values: np.ndarray, inputs: np.ndarray, zeros: np.ndarray | None) -> None:
+    """A rank's tensor before an all-reduce."""
+    values[:] = inputs[: len(values)]
+    if zeros is not None:
+        values[zeros] = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +194,9 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
         if backend == GLOO:
             reducers[backend] = _gloo(rank, settings)
             continue
+        if backend == DENSE:  # the same agent
+            reducers[backend] = _switchml(agents[SWITCHML], Choice())
+            continue
         target = settings.targets[backend]
         agents[backend] = HostAgent.join(
             target.address,
@@ -174,21 +207,22 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
             payload_bytes=target.payload_bytes,
             wire=settings.wire,
         )
-        reducers[backend] = _switchml(agents[backend])
+        reducers[backend] = _switchml(agents[backend], settings.sparse)
     pipe.send(Joined({backend: agent.transport for backend, agent in agents.items()}))
-    case, values = Case((), False, 0, 0), np.empty(0, np.float32)
+    case, values, zeros = Case((), False, 0, 0), np.empty(0, np.float32), None
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):
             case = message.case
             values = np.empty(case.elements, np.float32)
+            zeros = zeros_of(settings, rank, case.elements)
             edges = np.cumsum((0, *case.parts))
             parts = [values[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
             pipe.send(message)
         else:
-            values[:] = inputs[: len(values)]
+            fill(values, inputs, zeros)
             pipe.send(message)
             assert pipe.recv() == GO
-            agent = agents.get(message.backend)
+            agent = agents.get(SWITCHML if message.backend == DENSE else message.backend)
             usage, counted = _usage(), agent.stats() if agent is not None else {}
             started = time.perf_counter()
             reducers[message.backend](parts, case.overlapped)
@@ -200,14 +234,14 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
         agent.leave()
 
 
-def _switchml(agent: HostAgent) -> Callable[[list[np.ndarray], bool], None]:
+def _switchml(agent: HostAgent, sparse: Choice) -> Callable[[list[np.ndarray], bool], None]:
     def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
         if overlapped:
-            for handle in [agent.allreduce(part, out=part, async_op=True) for part in parts]:
+            for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse) for part in parts]:
                 handle.wait()
         else:
             for part in parts:
-                agent.allreduce(part, out=part)
+                agent.allreduce(part, out=part, sparse=sparse)
 
     return reduce
 

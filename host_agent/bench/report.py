@@ -12,10 +12,11 @@ from typing import Any
 
 from host_agent.bench.allreduce import Measurement, Report
 from host_agent.bench.limits import Limit
-from host_agent.bench.rank import GLOO, SWITCHML
+from host_agent.bench.rank import DENSE, GLOO, SWITCHML
 from host_agent.bench.sizes import ITEM_BYTES
 
 _CASE, _TIMES, _RATIO = "{:>12} {:>12} {:>6}", " {:>11} {:>7} {:>7} {:>8}", " {:>7} {:>13}"
+_SPARSE = " {:>7} {:>8} {:>8}"
 
 
 def busbw_factor(workers: int) -> float:
@@ -31,6 +32,10 @@ def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], c
         title += f" {' ' + backend + ' ':-^36}"
         columns[0] += _TIMES.format("time", "algbw", "busbw", "error")
         columns[1] += _TIMES.format("(us)", "(GB/s)", "(GB/s)", "")
+    if DENSE in backends:
+        title += " " * len(_SPARSE.format("", "", ""))
+        columns[0] += _SPARSE.format("union", "x dense", "of bound")
+        columns[1] += _SPARSE.format("", "", "")
     if GLOO in backends:
         columns[0] += _RATIO.format("ratio", "min - max")
         columns[1] += _RATIO.format("", "")
@@ -38,7 +43,7 @@ def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], c
     return ["# " + told, "#", *(f"# {line}".rstrip() for line in (title, *columns))]
 
 
-def line(measurement: Measurement, workers: int, backends: tuple[str, ...]) -> str:
+def line(measurement: Measurement, workers: int, backends: tuple[str, ...], union_density: float = 1.0) -> str:
     """One case's line of the table."""
     case = measurement.case
     name = f"{len(case.parts)} parts" if case.overlapped else "float"
@@ -50,6 +55,11 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...]) -> s
             f"{bandwidth:.3f}",
             f"{bandwidth * busbw_factor(workers):.3f}",
             f"{_relative_error(measurement, backend):.0e}",
+        )
+    if DENSE in backends:
+        times = measurement.ratios_to(DENSE)
+        text += _SPARSE.format(
+            f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}"
         )
     if ratios := measurement.ratios:
         text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
@@ -78,7 +88,15 @@ def footer(report: Report, limit: Limit | None) -> list[str]:
             f"({limit.elements_per_s * ITEM_BYTES / 1e9:.3f} GB/s algbw)"
             f"; {last.case.size_bytes} B reached {reached / 1e6:,.0f} M, {reached / limit.elements_per_s:.0%} of it"
         )
-    if report.backends != (SWITCHML,):
+    if report.sparsity is not None:
+        s = report.sparsity
+        lines += [
+            "",
+            f"switchml skips blocks of zeros, dense does not: blocks of {s.block}, density {s.density:g}, {s.overlap} "
+            "overlap; union: share of blocks",
+            "that some rank has; of bound: the union's share of dense's time, over switchml's time",
+        ]
+    if GLOO in report.backends:
         lines += ["", "ratio: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster"]
     return ["#", *(f"# {text}".rstrip() for text in lines)]
 
@@ -93,9 +111,23 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
 
 
 def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
-    rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in (SWITCHML, GLOO)}
+    named = (SWITCHML, *(name for name in report.backends if name == DENSE), GLOO)
+    rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in named}
     ratios = measurement.ratios
     case = measurement.case
+    sparse: dict[str, Any] = {}
+    if report.sparsity is not None:
+        union = report.union_density(measurement)
+        to_dense = median(measurement.ratios_to(DENSE))
+        sparse = {
+            "density": report.sparsity.density,
+            "block": report.sparsity.block,
+            "overlap": report.sparsity.overlap,
+            "sparse": report.sparsity.mode,
+            "union_density": union,
+            "ratio_to_dense": to_dense,
+            "fraction_of_union_bound": to_dense * union,
+        }
     return {
         "workers": report.workers,
         "size_bytes": case.size_bytes,
@@ -120,6 +152,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "parts_bytes": [part * ITEM_BYTES for part in case.parts] if case.overlapped else None,
         "calls_per_repeat": case.calls,
         "packets": measurement.packets,
+        **sparse,
         "usage_per_repeat": {
             **{f"{name}_rank": usage for name, usage in measurement.usage.items()},
             "aggregator": measurement.aggregator,

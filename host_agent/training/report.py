@@ -23,6 +23,7 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "aggregator": aggregator,
         "transport": comparison.transport,
         "wire": settings.wire,
+        "sparse": settings.sparse,
         "seed": settings.seed,
         "accuracy": {name: outcome.accuracy for name, outcome in outcomes.items()},
         "max_param_diff": comparison.max_param_diff,

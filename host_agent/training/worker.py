@@ -42,6 +42,8 @@ class Settings:
     wire: str = "int32"
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
+    sparse: str = "off"
+    """What agents do with blocks of zeros (density.choice)."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ def _train_both(
                 str(settings.reorder_rate),
                 str(settings.seed),
             )
+            os.environ["SWITCHML_SPARSE"] = settings.sparse
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{folder}/{backend}",

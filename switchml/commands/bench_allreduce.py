@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from switchml.commands.bench_network import sparsity_options
+
 PLOT_ENDINGS = (".png", ".html")
 
 
@@ -65,6 +67,7 @@ class Checked(click.ParamType):
     show_default=True,
     help="What takes turns with it.",
 )
+@sparsity_options
 @click.option(
     "--aggregator",
     default="software",
@@ -86,6 +89,10 @@ def allreduce(
     transport: str,
     wire: str,
     against: str,
+    density: tuple[float, ...] | None,
+    block: int,
+    overlap: str,
+    sparse: str,
     aggregator: str,
     repeats: int | None,
     warmup: int,
@@ -103,10 +110,15 @@ def allreduce(
     from host_agent.bench import allreduce as measuring
     from host_agent.bench import limits, plot, rank, report
     from host_agent.bench import sizes as cases_of
+    from host_agent.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
 
     if sizes and (size or buckets):
         raise click.UsageError("--sizes goes with neither --size nor --buckets")
+    if density and buckets:
+        raise click.UsageError("--density does not go with --buckets")
+    if density and len(density) > 1 and (sizes or plot_file):
+        raise click.UsageError("several densities go with neither --sizes nor --plot")
     try:
         rank.check_choice(transport, wire)
     except ConfigError as error:
@@ -125,26 +137,44 @@ def allreduce(
         cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
     else:
         cases = [cases_of.single(each, repeats, warmup) for each in sizes or [size or 64 << 20]]
-    backends = (rank.SWITCHML,) if against == "none" else (rank.SWITCHML, rank.GLOO)
+    other = None if against == "none" else against
+    grid = [Sparsity(share, block, overlap, sparse) for share in density] if density else [None]
     cores = len(os.sched_getaffinity(0))
-    with _progress(len(cases), as_json) as show:
-        result = measuring.measure(
-            cases,
-            workers=workers,
-            transport=transport,
-            wire=wire,
-            against=None if against == "none" else against,
-            aggregator=aggregator,
-            on_start=lambda chosen: show(report.header(workers, chosen, wire, backends, cores), 0),
-            on_result=lambda measurement: show([report.line(measurement, workers, backends)], 1),
-        )
+    longest = max(case.elements for case in cases)
+    results = []
+    with _progress(len(cases) * len(grid), as_json) as show:
+        for sparsity in grid:
+            backends = measuring.backends_of(sparsity, other)
+
+            def header(chosen: str, backends=backends, first=not results) -> None:
+                show(report.header(workers, chosen, wire, backends, cores) if first else [], 0)
+
+            def line(measurement, backends=backends, sparsity=sparsity) -> None:
+                union = measuring.union_of_case(sparsity, workers, longest, measurement.case)
+                show([report.line(measurement, workers, backends, union)], 1)
+
+            results.append(
+                measuring.measure(
+                    cases,
+                    workers=workers,
+                    transport=transport,
+                    wire=wire,
+                    against=other,
+                    aggregator=aggregator,
+                    sparsity=sparsity,
+                    on_start=header,
+                    on_result=line,
+                )
+            )
+    result = results[-1]
     limit = None
     if aggregator not in measuring.AGGREGATORS[1:]:  # the bound is that of the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
     if as_json:
-        click.echo(json.dumps(report.as_json(result, limit, is_sweep=bool(sizes or buckets))))
+        objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]
+        click.echo(json.dumps(objects[0] if len(objects) == 1 else {"results": objects}))
     else:
         click.echo("\n".join(report.footer(result, limit)))
 

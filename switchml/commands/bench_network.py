@@ -50,6 +50,56 @@ class Counts(click.ParamType):
         return counts
 
 
+class Shares(click.ParamType):
+    """A list of numbers from 0 to 1, "1,0.4,0.1"."""
+
+    name = "D[,D…]"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            shares = tuple(float(part) for part in str(value).split(","))
+        except ValueError:
+            shares = ()
+        if not shares or not all(0 <= share <= 1 for share in shares):
+            self.fail(f"{value!r}: expected numbers from 0 to 1 with commas between, as in 1,0.4,0.1,0.01", param, ctx)
+        return shares
+
+
+def sparsity_options(command):
+    """Options of tensors with blocks of zeros, for both benchmarks that make them."""
+    options = [
+        click.option(
+            "--density", type=Shares(), help="Share of blocks that are not zero, on each rank: skip those that are."
+        ),
+        click.option(
+            "--block",
+            type=click.IntRange(1),
+            default=256,
+            show_default=True,
+            help="Elements of a block, with --density.",
+        ),
+        click.option(
+            "--overlap",
+            type=click.Choice(["random", "full", "none"]),
+            default="random",
+            show_default=True,
+            help="How many blocks the ranks have in common, with --density.",
+        ),
+        click.option(
+            "--sparse",
+            type=click.Choice(["on", "auto"]),
+            default="on",
+            show_default=True,
+            help="Skip blocks always, or where it has paid before, with --density.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 RATE = Quantity("rate", RATE_UNITS, "200mbit")
 TIME = Quantity("time", TIME_UNITS, "100us")
 SIZE = Quantity("size", SIZE_UNITS, "16M")
@@ -81,6 +131,7 @@ SIZE = Quantity("size", SIZE_UNITS, "16M")
 @click.option(
     "--against", type=click.Choice(["gloo", "none"]), default="gloo", show_default=True, help="What to compare with."
 )
+@sparsity_options
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of each, in turn.")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Repeats that do not count.")
 @click.option("--tcp", metavar="NAME", help="Gloo's congestion control (cubic, bbr, …).  [default: the machine's]")
@@ -97,6 +148,10 @@ def network(
     payload: str,
     slots: int,
     against: str,
+    density: tuple[float, ...] | None,
+    block: int,
+    overlap: str,
+    sparse: str,
     repeats: int,
     warmup: int,
     tcp: str | None,
@@ -111,7 +166,9 @@ def network(
     """
     from host_agent.bench import network as bench
     from host_agent.bench import network_report as report
-    from host_agent.bench.rank import GLOO, SWITCHML
+    from host_agent.bench.allreduce import backends_of
+    from host_agent.bench.rank import GLOO
+    from host_agent.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
 
     bench.check_rights()
@@ -119,7 +176,9 @@ def network(
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
     link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss, queue_bytes=int(queue or 0), seed=seed)
     results = []
-    for count in workers:
+    grid = [(count, share) for count in workers for share in density or (None,)]
+    for count, share in grid:
+        sparsity = None if share is None else Sparsity(share, block, overlap, sparse)
         experiment = bench.Experiment(
             workers=count,
             link=link,
@@ -127,7 +186,8 @@ def network(
             wire=wire,
             payload_bytes=int(payload),
             slots=slots,
-            backends=(SWITCHML, GLOO) if against == "gloo" else (SWITCHML,),
+            sparsity=sparsity,
+            backends=backends_of(sparsity, GLOO if against == "gloo" else None),
             repeats=repeats,
             warmup=warmup,
             tcp=tcp,

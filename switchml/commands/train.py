@@ -54,6 +54,14 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Integers that gradients travel as: narrower is faster and coarser.",
 )
 @click.option(
+    "--sparse",
+    default="off",
+    show_default=True,
+    metavar="MODE",
+    help="Skip blocks of gradients that are zero on all ranks: off, on, or auto (where it pays); "
+    "auto:block=64,threshold=1e-6 says how blocks are made.",
+)
+@click.option(
     "--loss-rate",
     type=PROBABILITY,
     default=0.0,
@@ -84,6 +92,7 @@ def train(
     aggregator: str,
     transport: str,
     wire: str,
+    sparse: str,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
@@ -96,10 +105,12 @@ def train(
         if importlib.util.find_spec(module) is None:
             raise ImportError(f"No module named {module!r}", name=module)
 
+    from host_agent import density
     from host_agent.training import data, report, runner
     from host_agent.training.progress import progress
     from host_agent.training.worker import Settings
 
+    density.choice(sparse)  # refuses what is none
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     if plot_file is not None:
         report.require_plotting(plot_file)
@@ -121,6 +132,7 @@ def train(
         seed=seed,
         transport=transport,
         wire=wire,
+        sparse=sparse,
         reorder_rate=0.0 if is_software else reorder_rate,
     )
     with progress(steps) as show:

@@ -47,7 +47,7 @@ LEAVE_TIMEOUT_S = 1.0
 class JobInfo:
     """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
     packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
-    offers to share (io/shm.py), or is empty.
+    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded.
     """
 
     job: str
@@ -65,6 +65,7 @@ class JobInfo:
     segment: str
     link: Link | None = None
     """For ranks that make their Ethernet frames themselves."""
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -402,6 +403,7 @@ class _Link:
             peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
             segment=started.segment,
             link=Link(**_fields(started.link)) if started.HasField("link") else None,
+            padded=started.padded,
         )
 
     # The dispatching thread.

@@ -77,6 +77,9 @@ class Dataplane(Protocol):
     """How agents may reach it, the best first; see host_agent/agent.py."""
     mac: int
     """Its MAC address, 0 if it has none of its own."""
+    padded: bool = False
+    """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
+    (docs/protocol.md, section 8)."""
 
     def start_job(self, spec: JobSpec) -> None:
         """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is

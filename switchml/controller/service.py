@@ -150,6 +150,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
                 peers=peers,
                 segment=event.segment,
                 link=v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
+                padded=event.padded,
             )
         )
     if isinstance(event, PeerLost):

@@ -39,6 +39,12 @@ def test_all_ranks_learn_the_same_job(aggregator):
         assert [peer.rank for peer in info.peers] == [0, 1, 2] and info.peers[0].host == socket.gethostname()
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_ranks_learn_whether_the_switch_wants_padding(aggregator, padded):
+    aggregator.plane.padded = padded
+    assert [session.info.padded for session in aggregator.fill(2)] == [padded] * 2
+
+
 def test_leaving_is_told_to_the_others_and_frees_the_job(aggregator):
     first, second, third = aggregator.fill(3)
     heard = Heard(third)

@@ -12,7 +12,17 @@ from scapy.packet import Raw
 from scapy.utils import PcapWriter
 
 from switchml.errors import PacketError
-from switchml.packet import CONTRIBUTION, FLAG_MIXED, FLAG_OVERFLOW, RESULT, UDP_PORT, V1Packet, V2Packet, WaitPacket
+from switchml.packet import (
+    CONTRIBUTION,
+    FLAG_MIXED,
+    FLAG_OVERFLOW,
+    RESULT,
+    UDP_PORT,
+    SparsePacket,
+    V1Packet,
+    V2Packet,
+    WaitPacket,
+)
 from tests.vectors_io import load_all
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "switchml.lua"
@@ -24,7 +34,7 @@ VECTOR_PACKETS = sorted({data for s in load_all() for step in s.steps for data i
 
 def decode(data: bytes):
     """The packet in packet.py's words, or None."""
-    for kind in (V1Packet, V2Packet, WaitPacket):
+    for kind in (V1Packet, V2Packet, SparsePacket, WaitPacket):
         try:
             return kind.unpack(data)
         except PacketError:
@@ -99,7 +109,8 @@ def ask(names) -> list[str]:
 
 NAMES = [f"switchml.{name}" for name in (
     "version", "type", "job", "tsi", "slot", "set", "e0", "e1", "seq", "tag", "need", "used", "ahead", "flags",
-    "flags.overflow", "flags.mixed", "retransmission", "missing", "values", "malformed")]  # fmt: skip
+    "flags.overflow", "flags.mixed", "retransmission", "missing", "values", "malformed", "columns", "mark",
+    "words")]  # fmt: skip
 
 
 def expected(packet) -> dict[str, list[int]]:
@@ -125,6 +136,19 @@ def expected(packet) -> dict[str, list[int]]:
             "retransmission": 0,
             "missing": list(packet.missing),
         }
+    elif isinstance(packet, SparsePacket):
+        words = {
+            "version": 2,
+            "type": packet.kind | packet.wire,
+            "seq": packet.seq,
+            "tag": packet.tag,
+            "retransmission": int(packet.r),
+            "columns": len(packet.words),
+            "words": list(packet.words),
+        }
+        if packet.values is not None:
+            words["values"] = packet.values.tolist()
+        words |= {"mark": packet.mark} if packet.kind == CONTRIBUTION else flags_of(packet.mark)
     else:
         words = {
             "version": 2,
@@ -139,12 +163,12 @@ def expected(packet) -> dict[str, list[int]]:
         if packet.kind == CONTRIBUTION:
             words["used"] = packet.used
         else:
-            words |= {
-                "flags": packet.used,
-                "flags.overflow": packet.used & FLAG_OVERFLOW,
-                "flags.mixed": (packet.used & FLAG_MIXED) // 2,
-            }
+            words |= flags_of(packet.used)
     return {f"switchml.{name}": value if isinstance(value, list) else [value] for name, value in words.items()}
+
+
+def flags_of(flags: int) -> dict[str, int]:
+    return {"flags": flags, "flags.overflow": flags & FLAG_OVERFLOW, "flags.mixed": (flags & FLAG_MIXED) // 2}
 
 
 def numbers(row: dict[str, list[str]]) -> dict[str, list[int]]:

@@ -1,0 +1,123 @@
+"""Whether an all-reduce goes block-sparse: what callers may say, and what an agent decides by itself.
+
+`auto` costs no packet. The ranks must choose alike, and what they all have alike is results: after the first tensor of
+a kind (same dtype, length and blocks), and after each sixteenth, the share of blocks that are zero in its result is
+looked up, and decides about the tensors up to the next one that is looked at. The first goes sparse. A tensor whose
+predecessor is being looked at waits for it, because a rank that is ahead of the others must not guess.
+"""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+
+from switchml.errors import ConfigError
+from switchml.fixedpoint import FORMATS, ITEM_BYTES
+from switchml.jit import compile_once, kernel
+from switchml.sparse import Sparse, is_zero
+
+MODES = ("off", "on", "auto")
+LOOK_EVERY = 16
+"""Tensors of a kind from one that is looked at to the next."""
+SPARSE_BELOW = 0.9
+"""Union density from which on words and first rounds cost more than skipped blocks save."""
+LEAST_BLOCKS = 64
+"""A tensor of fewer blocks goes dense under `auto`: it is a matter of one round trip either way."""
+_SAMPLES = 1024
+_KINDS = 4096
+"""Kinds of tensors that are remembered."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a caller wants: `mode` of MODES, and how blocks are made."""
+
+    mode: str = "off"
+    blocks: Sparse = Sparse()
+
+
+def choice(value: Choice | Sparse | bool | str | None) -> Choice:
+    """A caller's word as a Choice: True, False, Sparse(…), or "off", "on", "auto", "auto:block=64,threshold=1e-6".
+
+    Raises ConfigError if it is none of these.
+    """
+    if isinstance(value, Choice):
+        return value
+    if isinstance(value, Sparse):
+        return Choice("on", value)
+    if value is None or isinstance(value, bool):
+        return Choice("on" if value else "off")
+    mode, _, options = str(value).strip().partition(":")
+    if mode not in MODES:
+        raise ConfigError(f"sparse {value!r}: expected off, on or auto, as in on:block=256,threshold=0")
+    given: dict[str, str] = {}
+    for option in filter(None, options.split(",")):
+        name, _, text = (part.strip() for part in option.partition("="))
+        given[name] = text
+    try:
+        if set(given) - {"block", "threshold"}:
+            raise ValueError
+        blocks = Sparse(int(given.get("block", Sparse.block)), float(given.get("threshold", Sparse.threshold)))
+    except ValueError:
+        raise ConfigError(f"sparse {value!r}: expected block=ELEMENTS and threshold=NUMBER after the colon") from None
+    return Choice(mode, blocks)
+
+
+@kernel
+def _non_zero(fmt, address, numel, block, size, stride):
+    """(blocks that are not zero, blocks looked at) of every `stride`-th block."""
+    found = looked = 0
+    for first in range(0, numel, block * stride):
+        looked += 1
+        found += not is_zero(fmt, address + first * size, min(block, numel - first), 0.0)
+    return found, looked
+
+
+def warm_up() -> None:
+    """Have what `union_density` runs compiled."""
+    compile_once(_non_zero, 0, 0, 0, 0, 0, 0)
+
+
+def union_density(address: int, numel: int, dtype: str, block: int) -> float:
+    """Share of blocks that are not zero, from a sample, in `numel` elements of `dtype` (of FORMATS) at `address`."""
+    fmt = FORMATS[dtype]
+    stride = max(1, -(-numel // block) // _SAMPLES)
+    found, looked = _non_zero(fmt, address, numel, block, ITEM_BYTES[fmt], stride)
+    return found / looked
+
+
+@dataclass
+class Kind:
+    """What is known of one kind of tensor. `is_awaited`: the one that is looked at has no result yet."""
+
+    calls: int = 0
+    is_sparse: bool = True
+    is_awaited: bool = False
+
+
+class Memory:
+    """The kinds of tensors that an agent has seen under `auto`. Used from the agent's thread, in the order of calls."""
+
+    def __init__(self) -> None:
+        self._kinds: collections.OrderedDict[tuple, Kind] = collections.OrderedDict()
+
+    def kind(self, dtype: str, numel: int, blocks: Sparse) -> Kind:
+        key = (dtype, numel, blocks)
+        if key not in self._kinds:
+            if len(self._kinds) == _KINDS:
+                self._kinds.popitem(last=False)
+            self._kinds[key] = Kind()
+        self._kinds.move_to_end(key)
+        return self._kinds[key]
+
+    def start(self, kind: Kind) -> bool:
+        """A tensor of this kind starts: whether its result is to be told to `look`."""
+        looked_at = kind.calls % LOOK_EVERY == 0
+        kind.calls += 1
+        kind.is_awaited = kind.is_awaited or looked_at
+        return looked_at
+
+    def look(self, kind: Kind, address: int, numel: int, dtype: str, blocks: Sparse) -> None:
+        """The result of a tensor that was to be looked at."""
+        kind.is_sparse = union_density(address, numel, dtype, blocks.block) < SPARSE_BELOW
+        kind.is_awaited = False

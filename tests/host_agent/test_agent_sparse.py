@@ -1,0 +1,180 @@
+"""Sparse all-reduces of agents, end to end: the same sums as dense ones over every transport and over a network that
+loses packets, fewer packets, and `auto`'s choice."""
+
+import numpy as np
+import pytest
+from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
+
+from host_agent import density
+from host_agent.agent import HostAgent
+from switchml.errors import ConfigError, RanksDisagree
+from switchml.sparse import Sparse
+
+NUMEL = 100_003
+
+
+@pytest.fixture(scope="module")
+def aggregator():
+    running = LocalAggregator()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module", params=["udp", "shm"])
+def trio(aggregator, request):
+    agents = join_all(aggregator.address, 3, job="sparse", transport=request.param)
+    assert [agent.transport for agent in agents] == [request.param] * 3
+    yield agents
+    leave_all(agents)
+
+
+def sparse_arrays(ranks: int, dtype: str, density: float, numel: int = NUMEL, block: int = 64) -> list[np.ndarray]:
+    """Integers, whose sums are exact, in a share of the blocks; each rank has its own."""
+    generator = np.random.default_rng(7)
+    arrays = []
+    for _ in range(ranks):
+        x = generator.integers(-90, 90, numel).astype(dtype)
+        x[np.repeat(generator.random(-(-numel // block)) >= density, block)[:numel]] = 0
+        arrays.append(x)
+    return arrays
+
+
+def reduce_all(agents: list[HostAgent], arrays, **options) -> list:
+    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
+
+
+def sent_by(agents, action) -> int:
+    before = sum(agent.stats()["sent"] for agent in agents)
+    action()
+    return sum(agent.stats()["sent"] for agent in agents) - before
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "int64"])
+@pytest.mark.parametrize("block", [32, 256])
+def test_sums_are_those_of_dense(trio, dtype, block):
+    for share in (0.0, 0.03, 1.0):
+        arrays = sparse_arrays(3, dtype, share)
+        wanted = sum(array.astype(np.float64) for array in arrays).astype(dtype)
+        results = reduce_all(trio, arrays, sparse=Sparse(block))
+        assert all(digest([result]) == digest([wanted]) for result in results)
+
+
+def test_in_place_and_out_and_mean(trio):
+    arrays = [array.reshape(-1, 7)[:, ::-1] for array in sparse_arrays(3, "float32", 0.1, 70_000)]
+    wanted = sum(array.astype(np.float64) for array in arrays)
+    targets = [np.full_like(array, 5, order="C") for array in arrays]
+    good(on_all(trio, lambda a: a.allreduce(arrays[a.rank], op="mean", out=targets[a.rank], sparse=True)))
+    assert all((target == (wanted.astype(np.float32) / np.float32(3))).all() for target in targets)
+    copies = [np.ascontiguousarray(array) for array in arrays]
+    good(on_all(trio, lambda a: a.allreduce(copies[a.rank], out=copies[a.rank], sparse="on:block=32")))
+    assert all((copy == wanted).all() for copy in copies)
+
+
+def test_what_is_below_the_threshold_is_zero(trio):
+    arrays = sparse_arrays(3, "float32", 0.05)
+    noisy = [np.where(array == 0, np.float32(1e-4), array) for array in arrays]
+    results = reduce_all(trio, noisy, sparse=Sparse(64, threshold=1e-3))
+    kept = [np.repeat(np.add.reduceat(array != 0, np.arange(0, NUMEL, 64)) > 0, 64)[:NUMEL] for array in arrays]
+    wanted = sum(np.where(keep, array, 0).astype(np.float64) for keep, array in zip(kept, noisy, strict=True))
+    assert digest(results[:1]) == digest(results[1:2]) == digest(results[2:])
+    assert np.abs(results[0] - wanted).max() < 1e-5
+
+
+def test_few_blocks_are_few_packets(trio):
+    arrays = sparse_arrays(3, "float32", 0.01, 1 << 20, 256)
+    dense = sent_by(trio, lambda: reduce_all(trio, arrays))
+    few = sent_by(trio, lambda: reduce_all(trio, arrays, sparse=True))
+    union = np.count_nonzero(sum(np.abs(array) for array in arrays).reshape(-1, 256).any(1))
+    assert dense >= 3 * 4096
+    assert 3 * union <= few <= 3 * (union + 512) + 64
+
+
+def test_sparse_and_dense_calls_in_one_pipeline(trio):
+    arrays = sparse_arrays(3, "float32", 0.2, 30_000)
+    wanted = sum(array.astype(np.float64) for array in arrays)
+
+    def many(agent):
+        x = arrays[agent.rank]
+        choices = (True, None, "on:block=64", True, False)
+        handles = [agent.allreduce(x, async_op=True, sparse=sparse) for sparse in choices]
+        return [handle.wait() for handle in handles]
+
+    for results in good(on_all(trio, many)):
+        assert all((result == wanted).all() for result in results)
+
+
+def test_over_a_network_that_loses_doubles_and_reorders():
+    lossy = LocalAggregator(loss_rate=0.02, reorder_rate=0.02, duplicate_rate=0.02, seed=3)
+    agents = join_all(lossy.address, 3, job="bad weather")
+    try:
+        arrays = sparse_arrays(3, "float32", 0.1, 1 << 18, 256)
+        wanted = sum(array.astype(np.float64) for array in arrays)
+        for block in (64, 256):
+            for result in reduce_all(agents, arrays, sparse=Sparse(block)):
+                assert (result == wanted).all()
+        assert sum(agent.stats()["retransmitted"] for agent in agents) > 0
+    finally:
+        leave_all(agents)
+        lossy.stop()
+
+
+def test_through_the_tunnel_and_two_aggregators(aggregator):
+    arrays = sparse_arrays(2, "float32", 0.05)
+    wanted = sum(array.astype(np.float64) for array in arrays)
+    for address, transport in ((aggregator.address, "zmq"), (f"{aggregator.address},{aggregator.address}", "udp")):
+        agents = join_all(address, 2, job=f"far {transport}", transport=transport, sparse="on")
+        try:
+            assert all((result == wanted).all() for result in reduce_all(agents, arrays))
+            assert sum(agent.stats()["streamed"] for agent in agents) > 0
+        finally:
+            leave_all(agents)
+
+
+def test_auto_learns_from_results(trio):
+    """Dense tensors go sparse once, and again when one in sixteen shows zeros."""
+    full, thin = sparse_arrays(3, "float32", 1.0, 65_536), sparse_arrays(3, "float32", 0.02, 65_536)
+
+    def streamed(arrays) -> int:
+        before = trio[0].stats()["streamed"]
+        reduce_all(trio, arrays, sparse="auto")
+        return trio[0].stats()["streamed"] - before
+
+    assert streamed(full) > 0
+    assert [streamed(full) for _ in range(density.LOOK_EVERY - 1)] == [0] * (density.LOOK_EVERY - 1)
+    assert streamed(thin) == 0  # the one that is looked at
+    assert all(streamed(thin) > 0 for _ in range(3))
+
+
+def test_auto_decides_alike_on_ranks_that_are_ahead(trio):
+    arrays = sparse_arrays(3, "float32", 1.0, 66_000)
+    wanted = sum(array.astype(np.float64) for array in arrays)
+
+    def many(agent):
+        handles = []
+        for _ in range(2 * density.LOOK_EVERY + 3):
+            handles.append(agent.allreduce(arrays[agent.rank], async_op=True, sparse="auto"))
+            if agent.rank == 1:
+                handles[-1].wait()
+        return [handle.wait() for handle in handles]
+
+    for results in good(on_all(trio, many)):
+        assert all((result == wanted).all() for result in results)
+
+
+@pytest.mark.parametrize("sparse", ["maybe", "on:block=x", "on:blocks=3", "auto:threshold"])
+def test_nonsense_is_refused(aggregator, sparse):
+    with pytest.raises(ConfigError, match="sparse"):
+        HostAgent.join(aggregator.address, job="nonsense", rank=0, world_size=1, sparse=sparse)
+
+
+def test_ranks_that_differ_find_out(aggregator):
+    agents = join_all(aggregator.address, 2, job="differ", transport="udp")
+    try:
+        arrays = sparse_arrays(2, "float32", 0.5, 5000)
+        outcomes = on_all(
+            agents, lambda agent: agent.allreduce(arrays[agent.rank], sparse=bool(agent.rank), timeout_s=20)
+        )
+        assert any(isinstance(outcome, RanksDisagree) for outcome in outcomes)
+        assert all(isinstance(outcome, Exception) for outcome in outcomes)
+    finally:
+        leave_all(agents)
