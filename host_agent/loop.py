@@ -195,6 +195,8 @@ def _send(loop, n, now):
                 outgoing.address[count] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
+                if before:
+                    frames.fit(outgoing.address[count], before + length)
                 count += 1
     if impair.active(loop.uplink):
         n, outgoing = impair.impair(loop.uplink, outgoing, n, now, loop.impaired), loop.impaired

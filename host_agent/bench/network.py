@@ -26,7 +26,7 @@ from emulator import star as stars
 from emulator.namespaces import Lab, check_rights
 from emulator.star import LinkOptions
 from host_agent.bench import allreduce, network_worker
-from host_agent.bench.rank import DENSE, GLOO, SWITCHML, Joined, Prepare, Sample, Settings, Target
+from host_agent.bench.rank import DENSE, GLOO, SWITCHML, Joined, Sample, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES, Case
 from host_agent.bench.sparsity import Sparsity
 from host_agent.torch_aggregator import ChildAggregator

@@ -352,7 +352,7 @@ class JobRegistry:
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
             link=self.dataplane.link(spec.job_id, request.rank),
-            padded=getattr(self.dataplane, "padded", False),
+            padded=self.dataplane.padded,
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

@@ -124,6 +124,7 @@ class P4Dataplane:
         self._free_links = sorted(self._links)
         has_interfaces = any(not port.is_udp and port.number not in self._links for port in self._ports)
         makes_frames = bool(self._links or udp_bind)
+        self.padded = True
         self.transports = (("udp", "raw") if has_interfaces else ()) + (("frames",) if makes_frames else ())
 
     def start(self) -> P4Dataplane:

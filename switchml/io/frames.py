@@ -1,9 +1,9 @@
 """Ethernet frames that a worker makes itself, for a switch that it does not reach through the kernel's own UDP: one a
 datagram (any user may), or right through a network interface (AF_PACKET, root).
 
-All packets of a worker have the same length and the same way to go, so their frames have the same 42 bytes of headers
-(Ethernet, IPv4, UDP without checksum): these are written once, in front of where the packets are built. Through an
-interface trains of packets go as one superframe where the kernel takes them (PACKET_VNET_HDR, VIRTIO_NET_HDR_GSO_UDP_L4
+All packets of a worker go the same way, so their frames have the same 42 bytes of headers (Ethernet, IPv4, UDP without
+checksum) but for their length: these are written once, in front of where the packets are built, and `fit` corrects the
+length where a packet is shorter or longer than the one before in its place. Through an interface trains of packets go as one superframe where the kernel takes them (PACKET_VNET_HDR, VIRTIO_NET_HDR_GSO_UDP_L4
 of linux/virtio_net.h), and come as one: the packets in it are listed where they lie.
 """
 
@@ -243,6 +243,16 @@ def _ip_checksum(header):
             total += be16(header, i)
     total = (total & 0xFFFF) + (total >> 16)
     return ~((total & 0xFFFF) + (total >> 16)) & 0xFFFF
+
+
+@kernel
+def fit(at, length):
+    """Have the headers of the frame at `at` tell of `length` bytes in all."""
+    header = u8_at(at, HEADER_BYTES)
+    if be16(header, 38) != length - 34:
+        put_be16(header, 16, length - 14)
+        put_be16(header, 24, _ip_checksum(header))
+        put_be16(header, 38, length - 34)
 
 
 @kernel
