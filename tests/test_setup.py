@@ -108,9 +108,9 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io emulator.bmv2", ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
-    ("emulator.workload.*",      "emulator.workload",                                ANY_BUT_TORCH),
+    ("emulator.workload.*",      "switchml.jit emulator.workload",                   ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),
-    ("emulator.replay.*",        "emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
+    ("emulator.replay.*",        "switchml.jit emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.replay emulator.report",                  ANY_BUT_TORCH),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
 ]  # fmt: skip
