@@ -56,7 +56,8 @@ class Deadlock(EmulationError):
 
 
 class BudgetSpent(EmulationError):
-    """A replay took more events or wall-clock seconds than it was allowed; `now_s` is how far its own clock had come."""
+    """A replay took more events or wall-clock seconds than it was allowed; `now_s` is how far its own clock had
+    come."""
 
     def __init__(self, message: str, events: int = 0, now_s: float = 0.0):
         super().__init__(message)

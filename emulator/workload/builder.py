@@ -1,6 +1,6 @@
-"""Makes graphs: op by op for people and tests, and in blocks for generators. A generator builds the ops of one rank as
-arrays once and adds that block for every rank that does the same, with other streams and meetings; so 20 million ops are
-a thousand appends.
+"""Makes graphs: op by op for people and tests, and in blocks for generators. A generator builds the ops of one rank
+as arrays once and adds that block for every rank that does the same, with other streams and meetings; so 20 million
+ops are a thousand appends.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from switchml.errors import ConfigError
 
 
 class GraphBuilder:
-    """Collects the tables; `build()` returns the graph. Every `add_…` returns the number of what it added, or of the first
-    of several; numbers count up from 0."""
+    """Collects the tables; `build()` returns the graph. Every `add_…` returns the number of what it added, or of the
+    first of several; numbers count up from 0."""
 
     def __init__(self, job: str = "job") -> None:
         self._works: list[tuple[str, int, int, float, float, float, int, bool]] = []
@@ -47,8 +47,8 @@ class GraphBuilder:
     # Tables
 
     def add_rank(self, *, stage: int = 0, weight: float = 1.0, device: int | None = None) -> int:
-        """A rank; `weight` is how many of the real job it stands for, `device` its place in the cluster (default: its own
-        number)."""
+        """A rank; `weight` is how many of the real job it stands for, `device` its place in the cluster (default: its
+        own number)."""
         self._ranks.append((stage, weight, len(self._ranks) if device is None else device))
         return len(self._ranks) - 1
 
@@ -89,8 +89,8 @@ class GraphBuilder:
         return len(self._groups) - 1
 
     def add_meetings(self, work: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
-        """Meetings of `group` about `work`, both one number or one a meeting; returns the first one's number, the others
-        follow it."""
+        """Meetings of `group` about `work`, both one number or one a meeting; returns the first one's number, the
+        others follow it."""
         if count is None:
             count = max(np.size(work), np.size(group))
         as_many = [np.broadcast_to(np.asarray(value, np.int32), (count,)) for value in (work, group)]

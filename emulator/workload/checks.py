@@ -1,6 +1,6 @@
 """Finds what is wrong with a graph before time is spent on it: numbers out of range, dependencies in a circle, a
-collective without all its members, communication that nothing on its rank produces. The first problem is raised, with the
-names of the ops and ranks it concerns.
+collective without all its members, communication that nothing on its rank produces. The first problem is raised, with
+the names of the ops and ranks it concerns.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def _check_meetings(graph: Graph) -> None:
             f"{what} has {came[meeting]} members, expected {expected[meeting]}"
             + (f"; no op of rank {_some(missing)}" if missing else "; a rank takes part twice")
         )
-    # As many members as ranks: they are the group's ranks when each (meeting, rank) is one of the group's and comes once.
+    # As many members as ranks: they are the group's ranks when each (meeting, rank) is one of the group's and comes
+    # once.
     group = meetings.group[ops.meeting[members]].astype(np.int64)
     rank = graph.streams.rank[ops.stream[members]]
     in_groups = np.repeat(np.arange(len(groups)), np.diff(groups.start)) * len(graph.ranks) + groups.ranks

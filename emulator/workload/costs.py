@@ -1,6 +1,6 @@
-"""What a graph costs on a cluster, as plain arrays: the only thing the replay engine sees of machines. Ops alone on their
-rank have a duration by work. A meeting takes a fixed time and then moves bytes over the links of its route, which it shares
-with whatever else uses them; without a route, its bytes have a rate of their own.
+"""What a graph costs on a cluster, as plain arrays: the only thing the replay engine sees of machines. Ops alone on
+their rank have a duration by work. A meeting takes a fixed time and then moves bytes over the links of its route,
+which it shares with whatever else uses them; without a route, its bytes have a rate of their own.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from switchml.errors import GraphError
 
 @dataclass(frozen=True)
 class Fabric:
-    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a meeting's bytes, link i of
-    them carries `share[i]` times as many."""
+    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a meeting's bytes, link i
+    of them carries `share[i]` times as many."""
 
     link_name: list[str] = field(default_factory=list)
     link_bytes_per_s: np.ndarray = field(default_factory=lambda: np.empty(0))
@@ -50,7 +50,8 @@ class Costs:
 
     @classmethod
     def of(cls, graph: Graph, work_s: np.ndarray, meeting_s: np.ndarray | None = None) -> Costs:
-        """Costs without a fabric: meetings take `meeting_s` (default: `work_s` of their work), whatever else happens."""
+        """Costs without a fabric: meetings take `meeting_s` (default: `work_s` of their work), whatever else
+        happens."""
         work_s = np.asarray(work_s, np.float64)
         if meeting_s is None:
             meeting_s = work_s[graph.meetings.work]

@@ -1,10 +1,11 @@
 """A job as flat arrays. An *op* is one thing that one stream of one rank does: a kernel, its part of a collective, a
-send, a read. Ops of one rank wait for each other through dependencies and through their stream; ranks wait for each other
-only in *meetings*, one for each occurrence of a collective, a send with its receive, or a read from shared storage.
+send, a read. Ops of one rank wait for each other through dependencies and through their stream; ranks wait for each
+other only in *meetings*, one for each occurrence of a collective, a send with its receive, or a read from shared
+storage.
 
-What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table of *works*; so pricing a job of millions
-of ops prices a few hundred works. `builder.py` makes graphs, `checks.py` validates them, `costs.py` holds what pricing
-adds.
+What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table of *works*; so pricing a job of
+millions of ops prices a few hundred works. `builder.py` makes graphs, `checks.py` validates them, `costs.py` holds
+what pricing adds.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class Order(IntEnum):
     PROGRAM = 0
     """As they stand in the graph, like a CUDA stream: an op waits for its predecessor even when it could run before."""
     READY = 1
-    """Whichever is ready: highest priority, then ready first, then first in the graph. An op of a meeting takes the stream
-    only once all members are ready, so that two ranks can't hold each other up by choosing differently."""
+    """Whichever is ready: highest priority, then ready first, then first in the graph. An op of a meeting takes the
+    stream only once all members are ready, so that two ranks can't hold each other up by choosing differently."""
 
 
 NO_MEETING = -1
@@ -120,7 +121,8 @@ class Streams:
 @dataclass(frozen=True)
 class Groups:
     """Sets of ranks that meet: communicators, the two ends of a pipeline boundary. Group g has the ranks
-    `ranks[start[g]:start[g + 1]]` of this graph, and `size[g]` in the real job, which is more where ranks are folded."""
+    `ranks[start[g]:start[g + 1]]` of this graph, and `size[g]` in the real job, which is more where ranks are
+    folded."""
 
     name: list[str]
     start: np.ndarray
@@ -152,8 +154,8 @@ class Meetings:
 
 @dataclass(frozen=True)
 class Ops:
-    """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its stream
-    takes it, and all members of its meeting have come as far."""
+    """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its
+    stream takes it, and all members of its meeting have come as far."""
 
     work: np.ndarray
     """int32 (ops,)."""
