@@ -1,8 +1,8 @@
 """One TCP connection, packet by packet, as far as it decides how long a bulk transfer takes: slow start, CUBIC, selective
 acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
 
-RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 6675 (which packets are lost, from SACK), RFC 6298 (the timer, with
-Linux' floor of 200 ms). Windows count packets of one segment.
+RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK: which packets are lost, and a probe for losses at the tail),
+RFC 6937 (no bursts in recovery), RFC 6298 (the timer, with Linux' floor of 200 ms). Windows count packets of one segment.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ ACK_EVERY = 2
 INITIAL_WINDOW = 10.0
 """RFC 6928."""
 MINIMUM_RTO_S, INITIAL_RTO_S = 0.2, 1.0
-DUPLICATES = 3
-"""Packets that arrive after a missing one before it is taken for lost (RFC 5681)."""
+ACK_GRAIN_S = 0.001
+"""Added to the reordering window's timer: a jiffy."""
+PROBE_GRAIN_S = 0.002
+"""Added to two round-trip times before a probe: the grain of Linux' timers (TCP_TIMEOUT_MIN)."""
+REORDERING = 0.25
+"""A segment sent this share of a round-trip time before one that arrived is lost (RFC 8985, section 6.2)."""
 SACKED = 32
 """Segments that an acknowledgement names besides: the latest to arrive (RFC 2018's three blocks cover about as many)."""
 _BETA, _C = 0.7, 0.4
@@ -69,6 +73,9 @@ class Connection:
         self._sizes: deque[int] = deque()  # of the segments from `_una` on
         self._una = self._next = self._end = 0  # oldest unacknowledged, next to send, end of what was written
         self._window, self._threshold = INITIAL_WINDOW, float("inf")
+        self._sent_at: dict[int, int] = {}
+        self._in_order_sent: deque[tuple[int, int]] = deque()  # (when, segment), for every sending
+        self._newest = -1  # when the latest of those that have arrived was sent
         self._sacked: set[int] = set()
         self._lost: set[int] = set()
         self._again: set[int] = set()  # lost, and sent once more
@@ -78,6 +85,7 @@ class Connection:
         self._rto_s = INITIAL_RTO_S
         self._timed: tuple[int, int] | None = None  # a segment whose round trip is measured, and when it was sent
         self._alarm = Alarm(env, self._time_out)
+        self._has_probed = False
         self._expected = self._unacknowledged = 0
         self._early: dict[int, int] = {}  # segments that came before their turn, and their sizes
         self._recent: deque[int] = deque(maxlen=SACKED)
@@ -100,7 +108,7 @@ class Connection:
         """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would meet the
         queue that was full a moment ago."""
         if not self._alarm.is_set and self._una < self._end:
-            self._alarm.set(self.env.now + int(self._rto_s * NS))
+            self._set_alarm()
         missing = sorted(self._lost - self._again)
         room = int(self._window) - self._in_flight
         if delivered is not None and self._una < self._recover:
@@ -121,6 +129,8 @@ class Connection:
     def _emit(self, number: int) -> None:
         size = self._sizes[number - self._una]
         self.sent += 1
+        self._sent_at[number] = self.env.now
+        self._in_order_sent.append((self.env.now, number))
         self._send_data(Segment(self, self.ends[1], number, size, number == self._end - 1))
 
     def receive(self, segment: Segment) -> None:
@@ -131,10 +141,14 @@ class Connection:
             self._receive_ack(segment)
 
     def _receive_ack(self, ack: Segment) -> None:
-        fresh = ack.number - self._una
-        if fresh > 0:
+        fresh = max(ack.number - self._una, 0)
+        new = {number for number in ack.sacked if number >= self._una} - self._sacked
+        for number in (*range(self._una, ack.number), *new):
+            self._newest = max(self._newest, self._sent_at[number])
+        if fresh:
             for number in range(self._una, ack.number):
                 self._sizes.popleft()
+                del self._sent_at[number]
                 for group in (self._sacked, self._lost, self._again):
                     group.discard(number)
             self._una = ack.number
@@ -142,24 +156,26 @@ class Connection:
                 self._measure(self.env.now - self._timed[1])
             if ack.number >= self._recover:
                 self._grow(fresh)
-            self._alarm.set(self.env.now + int(self._rto_s * NS) if self._una < self._end else None)
-        new = {number for number in ack.sacked if number >= self._una} - self._sacked
-        if new:
-            self._sacked |= new
-            self._lost -= new
-            self._again -= new
-            self._find_losses()
-        self._push(max(fresh, 0) + len(new))
+            self._has_probed = False
+        self._sacked |= new
+        self._lost -= new
+        self._again -= new
+        self._find_losses(int(REORDERING * self._srtt * NS))
+        if fresh or new:
+            self._set_alarm()
+        self._push(fresh + len(new))
 
-    def _find_losses(self) -> None:
-        """Segments with DUPLICATES later ones that arrived are lost (RFC 6675, IsLost)."""
-        later = sorted(self._sacked)
-        if len(later) < DUPLICATES:
-            return
-        found = set(range(self._una, later[-DUPLICATES])) - self._sacked - self._lost
+    def _find_losses(self, reordering_ns: int) -> None:
+        """Segments sent that much before one that has arrived are lost, and so are those that were sent again."""
+        found = False
+        while self._in_order_sent and self._in_order_sent[0][0] + reordering_ns < self._newest:
+            sent_at, number = self._in_order_sent.popleft()
+            if self._sent_at.get(number) == sent_at and number not in self._sacked:
+                self._lost.add(number)
+                self._again.discard(number)
+                found = True
         if not found:
             return
-        self._lost |= found
         self._timed = None  # Karn: nothing measured over a retransmission
         if self._una >= self._recover:
             self._recover = self._next
@@ -197,8 +213,28 @@ class Connection:
             self._srtt += (sample - self._srtt) / 8
         self._rto_s = max(self._srtt + 4 * self._rttvar, MINIMUM_RTO_S)
 
+    def _set_alarm(self) -> None:
+        """For what is next: segments that will have been overtaken for long enough, the probe, the retransmission timeout."""
+        wait_s = self._rto_s
+        if self._srtt and self._sacked:
+            wait_s = min(REORDERING * self._srtt + ACK_GRAIN_S, wait_s)
+        elif self._srtt and not self._has_probed:
+            wait_s = min(2 * self._srtt + PROBE_GRAIN_S, wait_s)
+        self._alarm.set(self.env.now + int(wait_s * NS) if self._una < self._end else None)
+
     def _time_out(self) -> None:
         if self._una == self._end:
+            return
+        if self._sacked and self._in_order_sent and self._in_order_sent[0][0] < self._newest:
+            self._find_losses(0)
+            self._alarm.set(self.env.now + int(self._rto_s * NS))
+            self._push()
+            return
+        if self._srtt and not self._has_probed and self._next > self._una:
+            self._has_probed, self._timed = True, None
+            self._emit(self._next - 1)
+            self.retransmitted += 1
+            self._alarm.set(self.env.now + int(self._rto_s * NS))
             return
         self.timeouts += 1
         self._reduce()
@@ -207,6 +243,7 @@ class Connection:
         self._again.clear()
         self._recover = self._next
         self._rto_s = min(2 * self._rto_s, 60.0)
+        self._has_probed = True
         self._alarm.set(self.env.now + int(self._rto_s * NS))
         self._push()
 
