@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "aggregate": ("switchml.commands.aggregate:aggregate", "Run the software aggregator."),
     "status": ("switchml.commands.status:status", "Show a running aggregator's jobs, pools and counters."),
     "bench": ("switchml.commands.bench:bench", "Measure all-reduces beside Gloo's."),
+    "simulate": ("switchml.commands.simulate:simulate", "Run jobs through drawn faults in virtual time; check every sum."),
+    "validate": ("switchml.commands.validate:validate", "Compare the emulator's predictions with measurements."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),
