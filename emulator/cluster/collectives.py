@@ -43,7 +43,7 @@ FREE = Price(0.0)
 
 def price(cluster: Cluster, operation: str, size_bytes: float, where: Place, algorithm: str = "auto") -> Price:
     """What `operation` over `size_bytes` takes among the ranks of `where`. `algorithm` concerns all-reduce only; "auto"
-    takes the fastest of ring, tree and hierarchical, as NCCL's tuner means to. Raises ConfigError for unknown names."""
+    takes the faster of ring and tree, as NCCL's tuner means to. Raises ConfigError for unknown names."""
     if operation not in OPERATIONS:
         raise ConfigError(datafile.unknown("collective", operation, OPERATIONS))
     if algorithm not in ALGORITHMS:
@@ -56,7 +56,7 @@ def price(cluster: Cluster, operation: str, size_bytes: float, where: Place, alg
 
             return aggregate(cluster, size_bytes, where)
         if algorithm == "auto":
-            candidates = ("ring",) if where.nodes == 1 else ("ring", "tree", "hierarchical")
+            candidates = ("ring",) if where.nodes == 1 else ("ring", "tree")
             return min((_ALL_REDUCE[name](cluster, size_bytes, where) for name in candidates), key=lambda p: p.seconds)
         return _ALL_REDUCE[algorithm](cluster, size_bytes, where)
     return _OTHERS[operation](cluster, size_bytes, where)
