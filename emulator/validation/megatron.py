@@ -71,7 +71,7 @@ def memories() -> list[Row]:
         model, virtual, pp = _gpt(row), int(row["virtual_stages"]), int(row["pp"])
         job = Job(
             gpus=int(row["tp"]) * pp,
-            batch=int(row["micro_batch"]) * max(4, pp),
+            batch=int(row["micro_batch"]) * 4 * pp,
             micro_batch=int(row["micro_batch"]),
             tp=int(row["tp"]),
             pp=pp,

@@ -80,9 +80,10 @@ def attention(model: Transformer, job: Job, traffic: float) -> Segment:
         core_back = [_gemm(s, head, s, heads)] * 2 + [_gemm(s, s, head, heads)] * 2
         core_back += [_memory((2 * e + 1) * scores), _memory(3 * e * scores)]
         if heads % 4:
-            # Megatron's fused softmax takes multiples of 4 heads; else mask, scale and softmax are kernels of their own.
-            core += [_memory(2 * e * scores)] * 3
-            core_back += [_memory(3 * e * scores)] * 2
+            # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
+            # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
+            core += [_memory(2 * e * scores)] * 5
+            core_back += [_memory(3 * e * scores)] * 4
     forward = _rows(norm, *qkv, *core, _memory(2 * e * split), *out, residual)
     backward = _rows(*residual_back, *out_back, _memory(2 * e * split), *core_back, _memory(6 * e * split), *qkv_back, norm_back)
     return Segment("attention", forward, backward, _rows(*core), reduce_bytes=e * tokens * h if t > 1 else 0.0)
