@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "allreduce": ("switchml.commands.bench_allreduce:allreduce", "Several ranks on this machine's cores."),
     "network": ("switchml.commands.bench_network:network", "Hosts on slow links, in network namespaces (root)."),
     "switch": ("switchml.commands.bench_switch:switch", "The P4 switch: packets a second on one core."),
+    "replay": ("switchml.commands.bench_replay:replay", "Whole training jobs: replayed ops a second on one core."),
 }
 
 
