@@ -198,7 +198,7 @@ def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[i
         spent_s = time.perf_counter() - began_s
         for is_spent, budget in (
             (event_budget is not None and events >= event_budget, f"{event_budget} events"),
-            (time_budget_s is not None and spent_s > time_budget_s, f"{time_budget_s:g} s of wall-clock time"),
+            (time_budget_s is not None and spent_s > time_budget_s, f"{time_budget_s} s of wall-clock time"),
         ):
             if is_spent:
                 raise BudgetSpent(
