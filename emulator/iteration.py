@@ -99,6 +99,14 @@ class _Works:
     def __init__(self, builder: GraphBuilder) -> None:
         self.builder = builder
         self.prices: dict[int, Price] = {}
+        self._cache: dict[tuple[str, float], Price] = {}
+
+    def gradient_price(self, plan: Plan, operation: str, size_bytes: float) -> Price:
+        """Of a collective among data-parallel ranks: the same for every bucket of a size."""
+        key = operation, size_bytes
+        if key not in self._cache:
+            self._cache[key] = price(plan.cluster, operation, size_bytes, plan.data_parallel, plan.job.allreduce)
+        return self._cache[key]
 
     def compute(self, name: str, seconds: float, flops: float = 0.0, kind: Kind = Kind.COMPUTE, priority: int = 0) -> int:
         return self.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
@@ -404,7 +412,7 @@ class _Rank:
         if self.job.dp == 1 or not step.parameters:
             return after
         size = 2.0 * step.parameters
-        one = price(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
+        one = self.works.gradient_price(self.plan, "all_gather", size)
         work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
         before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
         return (*after, self.block.add(work, GRADIENTS, DATA, self._number(DATA), micro_batch, before))
@@ -427,7 +435,7 @@ class _Rank:
         last = self.block.add(optimizer, COMPUTE, after=tuple(waits))
         if job.zero in (1, 2) and job.dp > 1:
             size = 2.0 * self.stage.parameters
-            one = price(plan.cluster, "all_gather", size, plan.data_parallel)
+            one = self.works.gradient_price(plan, "all_gather", size)
             work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one)
             self.block.add(work, COMPUTE, DATA, self._number(DATA), after=(last,))
 
@@ -439,9 +447,9 @@ class _Rank:
         job, plan = self.job, self.plan
         size = parameters * job.gradient_bytes
         if job.zero:
-            one, what = price(plan.cluster, "reduce_scatter", size, plan.data_parallel), Collective.REDUCE_SCATTER
+            one, what = self.works.gradient_price(plan, "reduce_scatter", size), Collective.REDUCE_SCATTER
         else:
-            one, what = price(plan.cluster, "all_reduce", size, plan.data_parallel, job.allreduce), Collective.ALL_REDUCE
+            one, what = self.works.gradient_price(plan, "all_reduce", size), Collective.ALL_REDUCE
         work = self.works.meet(name, what, size, one)
         return self.block.add(work, stream, DATA, self._number(DATA), after=tuple(after))
 

@@ -56,6 +56,8 @@ class Switch:
     packets_per_s: float = 1e9
     """What one port handles."""
     latency_s: float = 1e-6
+    link_s: float = 1e-6
+    """A packet's way along one link, besides its own length."""
     host_latency_s: float = 5e-6
     """What the host takes from receiving a result to sending the next packet of its slot."""
     timeout_s: float = 1e-3
