@@ -373,7 +373,7 @@ def _start(world, flat, op, now_s):
     streams[stream].remaining = seconds
     streams[stream].since_s = now_s
     streams[stream].speed = speed
-    at_s = now_s + seconds if speed == 1.0 else now_s + seconds / speed
+    at_s = now_s + seconds if speed == 1.0 or seconds == 0 else now_s + seconds / speed
     queues.put(world.items, world.heap, stream, at_s)
 
 
@@ -533,7 +533,7 @@ def _settle_ranks(world, flat, now_s):
             stream.remaining = max(0.0, stream.remaining - passed)
             stream.since_s = now_s
             stream.speed = speed
-            at_s = now_s + stream.remaining / speed if speed > 0 else np.inf
+            at_s = now_s + stream.remaining / speed if stream.remaining > 0 else now_s
             queues.put(world.items, world.heap, world.rank_stream[i], at_s)
     world.counts[CHANGED] = 0
 

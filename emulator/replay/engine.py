@@ -200,14 +200,15 @@ def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[i
         if ended == ops or events == before:
             return events, ended
         spent_s = time.perf_counter() - began_s
-        for is_spent, budget in (
-            (event_budget is not None and events >= event_budget, f"{event_budget} events"),
-            (time_budget_s is not None and spent_s > time_budget_s, f"{time_budget_s:g} s of wall-clock time"),
-        ):
-            if is_spent:
-                raise BudgetSpent(
-                    f"the replay was not over after {budget}: {ended} of {ops} ops done, its clock at "
-                    f"{play.now_s():.6g} s; allow more, fold equal ranks, or emulate fewer of them",
-                    events,
-                    play.now_s(),
-                )
+        budget = ""
+        if event_budget is not None and events >= event_budget:
+            budget = f"{event_budget} events"
+        elif time_budget_s is not None and spent_s > time_budget_s:
+            budget = f"{time_budget_s:g} s of wall-clock time"
+        if budget:
+            raise BudgetSpent(
+                f"the replay was not over after {budget}: {ended} of {ops} ops done, its clock at {play.now_s():.6g} "
+                "s; allow more, fold equal ranks, or emulate fewer of them",
+                events,
+                play.now_s(),
+            )

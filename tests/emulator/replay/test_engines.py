@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import replay_graphs as graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,9 +17,7 @@ from emulator.workload.costs import Costs, Fabric
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 
-import replay_graphs as graphs
-
-thorough = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def agree(case, conditions=None, *, engine="auto", exactly=True):
@@ -171,7 +170,8 @@ def test_stream_that_takes_what_is_ready():
 
 
 def test_gradients_by_priority_overtake_each_other_on_all_ranks_alike():
-    """Three gradients are ready while the first is being summed; the one the next forward pass needs first goes next."""
+    """Three gradients are ready while the first is being summed; the one the next forward pass needs first goes
+    next."""
     builder = one_rank_each([1.0, 1.0, 1.0], [1.0, 1.0, 1.0])
     streams = [builder.add_stream(rank, "nccl", Order.READY) for rank in range(2)]
     group = builder.add_group(range(2))
@@ -224,8 +224,8 @@ def test_transfers_share_a_link_and_get_it_back():
 
 
 def test_max_min_fairness():
-    """Bertsekas and Gallager's picture: who crosses the narrow link gets half of it, the other link's rest goes to who is
-    there alone."""
+    """Bertsekas and Gallager's picture: who crosses the narrow link gets half of it, the other link's rest goes to
+    who is there alone."""
     played = replay(*reads([[0], [0, 1], [1]], [5, 5, 15], [10, 20]))
     assert played.end_s.tolist() == [1, 1, 1]
 
