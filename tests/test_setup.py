@@ -110,7 +110,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
     ("emulator.workload.*",      "switchml.jit emulator.workload",                   ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),
-    ("emulator.replay.*",        "switchml.jit emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
+    ("emulator.replay.*",        "switchml.jit switchml.memory emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.replay emulator.report",                  ANY_BUT_TORCH),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
 ]  # fmt: skip

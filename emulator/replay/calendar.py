@@ -19,218 +19,209 @@ import numpy as np
 from emulator.replay import fairness, queues
 from emulator.replay.conditions import Flat, noise
 from emulator.replay.fairness import Sharing
-from emulator.replay.queues import Agenda, Lines
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph, Kind, Order
 from switchml.jit import kernel
+from switchml.memory import borrowed
 
 IDLE, ALONE, LATENCY, MOVING, FOLLOWING = range(5)
-"""What a stream does: nothing; an op without a meeting, or with one that is not complete; leading a meeting through its
-fixed time; leading it while bytes move; being in a meeting that another stream leads."""
+"""What a stream does: nothing, or an op that waits for its meeting; an op without a meeting; leading a meeting
+through its fixed time; leading it while bytes move; being in a meeting that another stream leads."""
+
+OP = np.dtype(
+    [
+        (
+            "start_s",
+            "f8",
+        ),  # when it took its stream; of an op that stands in line, since when it is ready; NaN: not yet
+        ("end_s", "f8"),  # NaN: not yet
+        ("after", "i8"),  # ops that wait for it: from here in `World.after` to where those of the next op begin
+        ("waits", "i4"),  # for how many ops it still waits
+        ("following", "i4"),  # the next op on a stream in program order, −1: none
+        ("stream", "i4"),
+        ("work", "i4"),
+        ("meeting", "i4"),
+        ("priority", "i4"),
+        ("child", "i4"),  # see queues.join
+        ("sibling", "i4"),
+    ],
+    align=True,
+)
+STREAM = np.dtype(
+    [
+        ("remaining", "f8"),  # seconds or bytes that are left of what runs, at `since_s`
+        ("since_s", "f8"),
+        ("speed", "f8"),  # how many of its seconds pass in one second
+        ("rank", "i4"),
+        ("running", "i4"),  # the op that holds it, −1: none
+        ("phase", "i4"),
+        ("line", "i4"),  # the op that is next in line, −1: none
+        ("parked", "i4"),  # first complete meeting that stands in line for it, −1: none
+        ("takes_ready", "i4"),  # whether its order is READY
+        ("is_dirty", "i4"),  # whether it must choose
+    ],
+    align=True,
+)
+MEETING = np.dtype(
+    [
+        ("start_s", "f8"),  # when it began; of one that stands in line, since when it is complete; NaN: not yet
+        ("fixed_s", "f8"),  # its time before bytes move, or all of it where it has no route
+        ("bytes", "f8"),
+        ("limit", "f8"),  # bytes/s
+        ("member", "i8"),  # its ops: from here in `World.member` to where those of the next one begin
+        ("last", "i4"),  # the member that came last
+        ("left", "i4"),  # members still to come
+        ("route", "i4"),  # −1: none
+        ("slows", "i4"),  # whether it slows compute
+        ("priority", "i4"),
+        ("parked", "i4"),  # the next one that stands in line for the same stream
+    ],
+    align=True,
+)
+RANK = np.dtype(
+    [
+        ("first", "i8"),  # ops that wait for nothing: from here in `World.first`
+        ("stream", "i8"),  # its streams: from here in `World.rank_stream`
+        ("pause", "i8"),  # −1 before it has begun, then twice the number of its next pause, and one more inside one
+        ("transfers", "i4"),  # in progress, of those that slow compute
+        ("is_changed", "i4"),  # whether its speed may have changed
+    ],
+    align=True,
+)
+WORK = np.dtype([("seconds", "f8"), ("is_slowed", "i4")], align=True)
+"""What an op takes alone, and whether communication slows it."""
+
+DIRTY, CHANGED, EVENTS, ENDED = range(4)
+"""Places in `World.counts`."""
 
 
-class Plan(NamedTuple):
-    """What does not change while a job is played."""
+class World(NamedTuple):
+    """Tables of what is played and where it stands; each has one record more than there are things, so that runs of
+    record i end where those of i + 1 begin."""
 
-    work: np.ndarray
-    stream: np.ndarray
-    meeting: np.ndarray
-    after_start: np.ndarray
-    """int64 (ops + 1,): op i is waited for by `after[after_start[i]:after_start[i + 1]]`."""
+    ops: np.ndarray
     after: np.ndarray
     """int32."""
-    following: np.ndarray
-    """int32 (ops,): the next op on a stream in program order, −1: none."""
-    member_start: np.ndarray
-    """int64 (meetings + 1,)."""
+    streams: np.ndarray
+    meetings: np.ndarray
     member: np.ndarray
     """int32: the ops of each meeting, in the order of the graph."""
-    meeting_work: np.ndarray
-    stream_rank: np.ndarray
-    is_ready_order: np.ndarray
-    """bool (streams,)."""
-    rank_start: np.ndarray
-    """int64 (ranks + 1,): the streams of each rank are `rank_stream[rank_start[r]:rank_start[r + 1]]`."""
+    ranks: np.ndarray
     rank_stream: np.ndarray
-    first_start: np.ndarray
-    """int64 (ranks + 1,): the ops of each rank that wait for nothing, in `first`."""
+    """int32: streams by rank."""
     first: np.ndarray
-    priority: np.ndarray
-    """int32 (works,)."""
-    is_slowed: np.ndarray
-    """bool (works,): computing, which communication slows."""
-    slows: np.ndarray
-    """bool (works,): communicating, which slows it."""
-    work_s: np.ndarray
-    """float64 (works,)."""
-    fixed_s: np.ndarray
-    """float64 (meetings,): a meeting's time before its bytes move, or all of it where it has no route."""
-    bytes: np.ndarray
-    """float64 (meetings,)."""
-    limit: np.ndarray
-    """float64 (meetings,): bytes/s."""
-    route: np.ndarray
-    """int32 (meetings,): −1: none."""
-
-
-class State(NamedTuple):
-    """What does."""
-
-    start_s: np.ndarray
-    """float64 (ops,): when an op took its stream; of one that stands in line, since when it is ready."""
-    end_s: np.ndarray
-    """float64 (ops,): NaN: not yet."""
-    meeting_start_s: np.ndarray
-    """float64 (meetings,): when it began; NaN: not yet."""
-    meeting_last: np.ndarray
-    """int32 (meetings,): the member that came last."""
-    waits: np.ndarray
-    """int32 (ops,): for how many ops it still waits."""
-    left: np.ndarray
-    """int32 (meetings,): members still to come."""
-    running: np.ndarray
-    """int32 (streams,): the op that holds a stream, −1: none."""
-    phase: np.ndarray
-    """int8 (streams,)."""
-    remaining: np.ndarray
-    """float64 (streams,): seconds or bytes that are left of what runs, at `since_s`."""
-    since_s: np.ndarray
-    """float64 (streams,)."""
-    speed: np.ndarray
-    """float64 (streams,): how many of its seconds pass in one second."""
-    parked: np.ndarray
-    """int32 (streams,): first complete meeting that stands in line for a stream, −1: none."""
-    next_parked: np.ndarray
-    """int32 (meetings,)."""
-    drag: np.ndarray
-    """int32 (ranks,): transfers in progress."""
-    next_pause: np.ndarray
-    """int64 (ranks,): −1 before the rank has begun, then twice the number of its next pause, and one more inside
-    one."""
+    """int32: ops by rank."""
+    works: np.ndarray
+    items: np.ndarray
+    heap: np.ndarray
     dirty: np.ndarray
     """int32 (streams,): streams that must choose."""
-    is_dirty: np.ndarray
     changed: np.ndarray
     """int32 (ranks,): ranks whose speed may have changed."""
-    is_changed: np.ndarray
     counts: np.ndarray
     """int64 (4,): dirty streams, changed ranks, events, ended ops."""
     now_s: np.ndarray
     """float64 (1,)."""
-    agenda: Agenda
-    lines: Lines
-    sharing: Sharing
 
 
-DIRTY, CHANGED, EVENTS, ENDED = range(4)
-
-
-def begin(graph: Graph, costs: Costs, flat: Flat, fixed_s: np.ndarray, route: np.ndarray, bytes: np.ndarray):
-    """(Plan, State) before anything has run. `fixed_s`, `route` and `bytes` are (meetings,), noise included."""
-    ops, streams, meetings, ranks = len(graph.ops), len(graph.streams), len(graph.meetings), len(graph.ranks)
-    is_ready_order = graph.streams.order == Order.READY
-    waits, after_start, after, following = _successors(
-        graph.ops.dep_start, graph.ops.deps, graph.ops.stream, is_ready_order
-    )
-    member_start, member = _grouped(graph.ops.meeting, meetings)
-    rank_start, rank_stream = _grouped(graph.streams.rank, ranks)
-    first = np.flatnonzero(waits == 0).astype(np.int32)
-    first_start, by_rank = _grouped(graph.streams.rank[graph.ops.stream[first]], ranks)
+def begin(
+    graph: Graph, costs: Costs, flat: Flat, fixed_s: np.ndarray, route: np.ndarray, bytes: np.ndarray
+) -> tuple[World, Sharing]:
+    """The tables before anything has run. `fixed_s`, `route` and `bytes` are (meetings,), noise included."""
+    count, streams, meetings, ranks = len(graph.ops), len(graph.streams), len(graph.meetings), len(graph.ranks)
+    takes_ready = graph.streams.order == Order.READY
     kinds = graph.works.kind
-    plan = Plan(
-        work=graph.ops.work,
-        stream=graph.ops.stream,
-        meeting=graph.ops.meeting,
-        after_start=after_start,
-        after=after,
-        following=following,
-        member_start=member_start,
-        member=member,
-        meeting_work=graph.meetings.work,
-        stream_rank=graph.streams.rank,
-        is_ready_order=is_ready_order,
-        rank_start=rank_start,
-        rank_stream=rank_stream,
-        first_start=first_start,
-        first=first[by_rank],
-        priority=graph.works.priority,
-        is_slowed=np.isin(kinds, (Kind.COMPUTE, Kind.CODEC)),
-        slows=np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)),
-        work_s=costs.work_s,
-        fixed_s=fixed_s,
-        bytes=bytes,
-        limit=np.asarray(costs.meeting_bytes_per_s, np.float64),
-        route=np.asarray(route, np.int32),
-    )
-    start_s = np.full(ops, np.nan)
-    agenda = queues.empty_agenda(streams + ranks)
+
+    ops = np.zeros(count + 1, OP)
+    ops["start_s"] = ops["end_s"] = np.nan
+    ops["child"] = ops["sibling"] = -1
+    for name in ("stream", "work", "meeting"):
+        ops[name][:-1] = getattr(graph.ops, name)
+    ops["priority"][:-1] = graph.works.priority[graph.ops.work]
+    after = _link(ops, graph.ops.dep_start, graph.ops.deps, takes_ready)
+
+    table = np.zeros(meetings + 1, MEETING)
+    table["start_s"], table["last"], table["parked"] = np.nan, -1, -1
+    table["member"], member = _grouped(graph.ops.meeting, meetings)
+    table["left"][:-1] = np.diff(table["member"])
+    if flat.slowdown > 0:
+        table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.meetings.work]
+    table["priority"][:-1] = graph.works.priority[graph.meetings.work]
+    for name, values in (
+        ("fixed_s", fixed_s),
+        ("bytes", bytes),
+        ("limit", costs.meeting_bytes_per_s),
+        ("route", route),
+    ):
+        table[name][:-1] = values
+
+    rank_table = np.zeros(ranks + 1, RANK)
+    first = np.flatnonzero(ops["waits"][:-1] == 0).astype(np.int32)
+    rank_table["first"], by_rank = _grouped(graph.streams.rank[graph.ops.stream[first]], ranks)
+    rank_table["stream"], rank_stream = _grouped(graph.streams.rank, ranks)
+    rank_table["pause"] = -1
+
+    stream_table = np.zeros(streams + 1, STREAM)
+    stream_table["running"] = stream_table["line"] = stream_table["parked"] = -1
+    stream_table["rank"][:-1], stream_table["takes_ready"][:-1] = graph.streams.rank, takes_ready
+
+    works = np.zeros(len(graph.works), WORK)
+    works["seconds"], works["is_slowed"] = costs.work_s, np.isin(kinds, (Kind.COMPUTE, Kind.CODEC))
+
+    items, heap = queues.empty_agenda(streams + ranks)
     for rank in range(ranks):
-        queues.put(agenda, streams + rank, flat.start_s[rank])
+        queues.put(items, heap, streams + rank, flat.start_s[rank])
     used = route[route >= 0]
-    hops = np.diff(costs.fabric.start)[used]
-    line_ops = ops if is_ready_order.any() else 0
-    state = State(
-        start_s=start_s,
-        end_s=np.full(ops, np.nan),
-        meeting_start_s=np.full(meetings, np.nan),
-        meeting_last=np.full(meetings, -1, np.int32),
-        waits=waits,
-        left=np.diff(member_start).astype(np.int32),
-        running=np.full(streams, -1, np.int32),
-        phase=np.zeros(streams, np.int8),
-        remaining=np.zeros(streams),
-        since_s=np.zeros(streams),
-        speed=np.ones(streams),
-        parked=np.full(streams, -1, np.int32),
-        next_parked=np.full(meetings, -1, np.int32),
-        drag=np.zeros(ranks, np.int32),
-        next_pause=np.full(ranks, -1, np.int64),
+    hops = int(np.diff(costs.fabric.start)[used].max()) if len(used) else 0
+    world = World(
+        ops=ops,
+        after=after,
+        streams=stream_table,
+        meetings=table,
+        member=member,
+        ranks=rank_table,
+        rank_stream=rank_stream,
+        first=first[by_rank],
+        works=works,
+        items=items,
+        heap=heap,
         dirty=np.zeros(streams, np.int32),
-        is_dirty=np.zeros(streams, np.bool_),
         changed=np.zeros(ranks, np.int32),
-        is_changed=np.zeros(ranks, np.bool_),
         counts=np.zeros(4, np.int64),
         now_s=np.zeros(1),
-        agenda=agenda,
-        lines=Lines(
-            root=np.full(streams, -1, np.int32),
-            child=np.full(line_ops, -1, np.int32),
-            sibling=np.full(line_ops, -1, np.int32),
-            priority=graph.works.priority,
-            work=graph.ops.work,
-            ready_s=start_s,
-        ),
-        sharing=fairness.empty_sharing(costs.fabric, streams if len(used) else 0, int(hops.max()) if len(used) else 0),
     )
-    return plan, state
+    return world, fairness.empty_sharing(costs.fabric, streams if len(used) else 0, hops)
 
 
 @kernel
-def _successors(dep_start, deps, stream, is_ready_order):
-    """int32 (ops,): how many ops each waits for, its predecessor on a stream in program order included; who waits for
-    it, as runs; the next op on such a stream."""
-    ops = len(stream)
-    waits = np.zeros(ops, np.int32)
-    after_start = np.zeros(ops + 2, np.int64)
-    following = np.full(ops, -1, np.int32)
-    last = np.full(len(is_ready_order), -1, np.int32)
-    for op in range(ops):
-        waits[op] = dep_start[op + 1] - dep_start[op]
+def _link(ops, dep_start, deps, takes_ready):
+    """Fill in `waits` (the predecessor on a stream in program order counts), `following` and `after`; returns the
+    runs that `after` begins."""
+    count = len(ops) - 1
+    last = np.full(len(takes_ready), -1, np.int32)
+    for op in range(count):
+        ops[op].waits = dep_start[op + 1] - dep_start[op]
+        ops[op].following = -1
         for i in range(dep_start[op], dep_start[op + 1]):
-            after_start[deps[i] + 2] += 1
-        if not is_ready_order[stream[op]]:
-            if last[stream[op]] >= 0:
-                following[last[stream[op]]] = op
-                waits[op] += 1
-            last[stream[op]] = op
-    for op in range(ops + 1):
-        after_start[op + 1] += after_start[op]
+            ops[deps[i] + 1].after += 1
+        stream = ops[op].stream
+        if not takes_ready[stream]:
+            if last[stream] >= 0:
+                ops[last[stream]].following = op
+                ops[op].waits += 1
+            last[stream] = op
+    for op in range(count):
+        ops[op + 1].after += ops[op].after
+    # Fill each run from its end; `after` of an op then stands where its run begins.
     after = np.empty(len(deps), np.int32)
-    for op in range(ops):
+    for op in range(count - 1, -1, -1):
         for i in range(dep_start[op], dep_start[op + 1]):
-            after[after_start[deps[i] + 1]] = op
-            after_start[deps[i] + 1] += 1
-    return waits, after_start[:-1], after, following
+            ops[deps[i] + 1].after -= 1
+            after[ops[deps[i] + 1].after] = op
+    for op in range(count):
+        ops[op].after = ops[op + 1].after
+    ops[count].after = len(deps)
+    return after
 
 
 @kernel
@@ -251,301 +242,313 @@ def _grouped(label, count):
 
 
 @kernel
-def run(budget, plan, flat, state):
+def run(budget, world, flat, sharing):
     """Play until nothing is left to happen, or about `budget` more events have."""
-    last_event = state.counts[EVENTS] + budget
-    agenda = state.agenda
-    streams = len(state.running)
-    while agenda.size[0] and state.counts[EVENTS] < last_event:
-        now_s = agenda.at_s[agenda.heap[0]]
+    world, flat, sharing = borrowed(world), borrowed(flat), borrowed(sharing)
+    items, heap, streams, counts = world.items, world.heap, world.streams, world.counts
+    last_event = counts[EVENTS] + budget
+    stream_count = len(streams) - 1
+    while items[0].size and counts[EVENTS] < last_event:
+        now_s = items[heap[0]].at_s
         if now_s == np.inf:
             break
-        state.now_s[0] = now_s
-        while agenda.size[0] and agenda.at_s[agenda.heap[0]] == now_s:
-            item = queues.take(agenda)
-            state.counts[EVENTS] += 1
-            if item >= streams:
-                _begin_or_pause(plan, flat, state, item - streams, now_s)
-            elif state.phase[item] == LATENCY and plan.route[plan.meeting[state.running[item]]] >= 0:
-                _move(plan, state, item, now_s)
-            elif state.phase[item] == ALONE:
-                _end(plan, flat, state, state.running[item], now_s)
+        world.now_s[0] = now_s
+        while items[0].size and items[heap[0]].at_s == now_s:
+            item = queues.take(items, heap)
+            counts[EVENTS] += 1
+            if item >= stream_count:
+                _begin_or_pause(world, flat, item - stream_count, now_s)
+            elif streams[item].phase == ALONE:
+                _end(world, flat, streams[item].running, now_s)
             else:
-                _part(plan, flat, state, item, now_s)
-        if state.counts[DIRTY]:
-            _choose(plan, flat, state, now_s)
-        if agenda.size[0] and agenda.at_s[agenda.heap[0]] == now_s:
+                meeting = world.ops[streams[item].running].meeting
+                if streams[item].phase == LATENCY and world.meetings[meeting].route >= 0:
+                    _move(world, sharing, item, now_s)
+                    continue
+                if streams[item].phase == MOVING:
+                    fairness.leave(sharing, item)
+                _part(world, flat, meeting, now_s)
+        if counts[DIRTY]:
+            _choose(world, flat, now_s)
+        if items[0].size and items[heap[0]].at_s == now_s:
             continue
-        if state.counts[CHANGED]:
-            _settle_ranks(plan, flat, state, now_s)
-        if len(state.sharing.route) and state.sharing.listed[0]:
-            _settle_links(state, now_s)
+        if counts[CHANGED]:
+            _settle_ranks(world, flat, now_s)
+        if sharing.listed[0]:
+            _settle_links(world, sharing, now_s)
 
 
 @kernel
-def _begin_or_pause(plan, flat, state, rank, now_s):
+def _begin_or_pause(world, flat, rank, now_s):
     """A rank's moment: its job begins, or a pause of it begins or ends."""
-    if state.next_pause[rank] < 0:
-        state.next_pause[rank] = 2 * flat.pause_start[rank]
-        for i in range(plan.first_start[rank], plan.first_start[rank + 1]):
-            _ready(plan, flat, state, plan.first[i], now_s)
+    ranks = world.ranks
+    if ranks[rank].pause < 0:
+        ranks[rank].pause = 2 * flat.pause_start[rank]
+        for i in range(ranks[rank].first, ranks[rank + 1].first):
+            _ready(world, flat, world.first[i], now_s)
     else:
-        state.next_pause[rank] += 1
-        _change(state, rank)
-    pause, is_inside = state.next_pause[rank] >> 1, state.next_pause[rank] & 1
+        ranks[rank].pause += 1
+        _change(world, rank)
+    pause, is_inside = ranks[rank].pause >> 1, ranks[rank].pause & 1
+    item = len(world.streams) - 1 + rank
     if is_inside:
-        queues.put(state.agenda, len(state.running) + rank, max(now_s, flat.pause_until_s[pause]))
+        queues.put(world.items, world.heap, item, max(now_s, flat.pause_until_s[pause]))
     elif pause < flat.pause_start[rank + 1]:
-        queues.put(state.agenda, len(state.running) + rank, max(now_s, flat.pause_from_s[pause]))
+        queues.put(world.items, world.heap, item, max(now_s, flat.pause_from_s[pause]))
 
 
 @kernel
-def _ready(plan, flat, state, op, now_s):
+def _ready(world, flat, op, now_s):
     """All that `op` waited for has ended."""
-    stream, meeting = plan.stream[op], plan.meeting[op]
-    state.start_s[op] = now_s
-    if not plan.is_ready_order[stream]:
-        state.running[stream] = op
+    streams, meetings = world.streams, world.meetings
+    stream, meeting = world.ops[op].stream, world.ops[op].meeting
+    world.ops[op].start_s = now_s
+    if not streams[stream].takes_ready:
+        streams[stream].running = op
         if meeting < 0:
-            _start(plan, flat, state, op, now_s)
+            _start(world, flat, op, now_s)
     elif meeting < 0:
-        state.lines.root[stream] = queues.join(state.lines, state.lines.root[stream], op)
-        _mark(state, stream)
+        streams[stream].line = queues.join(world.ops, streams[stream].line, op)
+        _mark(world, stream)
     if meeting < 0:
         return
-    state.left[meeting] -= 1
-    state.meeting_last[meeting] = op
-    if state.left[meeting] > 0:
+    meetings[meeting].left -= 1
+    meetings[meeting].last = op
+    if meetings[meeting].left > 0:
         return
-    for i in range(plan.member_start[meeting], plan.member_start[meeting + 1]):
-        stream = plan.stream[plan.member[i]]
-        if plan.is_ready_order[stream]:
-            state.meeting_start_s[meeting] = now_s
-            _park(state, meeting, stream)
-            _mark(state, stream)
+    for i in range(meetings[meeting].member, meetings[meeting + 1].member):
+        stream = world.ops[world.member[i]].stream
+        if streams[stream].takes_ready:
+            meetings[meeting].start_s = now_s
+            _park(world, meeting, stream)
+            _mark(world, stream)
             return
-    _meet(plan, state, meeting, now_s)
+    _meet(world, meeting, now_s)
 
 
-@kernel(inline=True)
-def _mark(state, stream):
-    if not state.is_dirty[stream]:
-        state.is_dirty[stream] = True
-        state.dirty[state.counts[DIRTY]] = stream
-        state.counts[DIRTY] += 1
+@kernel(forceinline=True)
+def _mark(world, stream):
+    if not world.streams[stream].is_dirty:
+        world.streams[stream].is_dirty = 1
+        world.dirty[world.counts[DIRTY]] = stream
+        world.counts[DIRTY] += 1
 
 
-@kernel(inline=True)
-def _park(state, meeting, stream):
-    state.next_parked[meeting] = state.parked[stream]
-    state.parked[stream] = meeting
+@kernel(forceinline=True)
+def _park(world, meeting, stream):
+    world.meetings[meeting].parked = world.streams[stream].parked
+    world.streams[stream].parked = meeting
 
 
-@kernel(inline=True)
-def _change(state, rank):
-    if not state.is_changed[rank]:
-        state.is_changed[rank] = True
-        state.changed[state.counts[CHANGED]] = rank
-        state.counts[CHANGED] += 1
+@kernel(forceinline=True)
+def _change(world, rank):
+    if not world.ranks[rank].is_changed:
+        world.ranks[rank].is_changed = 1
+        world.changed[world.counts[CHANGED]] = rank
+        world.counts[CHANGED] += 1
 
 
-@kernel
-def _speed(plan, flat, state, op):
+@kernel(forceinline=True)
+def _speed(world, flat, op):
     """How many seconds of `op` pass in one second now."""
-    rank = plan.stream_rank[plan.stream[op]]
-    if state.next_pause[rank] & 1:
+    rank = world.streams[world.ops[op].stream].rank
+    if world.ranks[rank].pause & 1:
         return 0.0
-    if state.drag[rank] and plan.is_slowed[plan.work[op]]:
+    if world.ranks[rank].transfers and world.works[world.ops[op].work].is_slowed:
         return 1.0 / (1.0 + flat.slowdown)
     return 1.0
 
 
 @kernel
-def _start(plan, flat, state, op, now_s):
+def _start(world, flat, op, now_s):
     """`op`, which no meeting holds up, takes its stream."""
-    stream = plan.stream[op]
-    seconds = plan.work_s[plan.work[op]] * flat.slowness[plan.stream_rank[stream]]
+    streams, stream = world.streams, world.ops[op].stream
+    seconds = world.works[world.ops[op].work].seconds * flat.slowness[streams[stream].rank]
     if flat.sigma > 0:
         seconds *= noise(flat.seed, op, flat.sigma)
-    state.start_s[op] = now_s
-    state.running[stream] = op
-    state.phase[stream] = ALONE
-    state.remaining[stream] = seconds
-    state.since_s[stream] = now_s
-    speed = _speed(plan, flat, state, op)
-    state.speed[stream] = speed
-    queues.put(state.agenda, stream, now_s + seconds if speed == 1.0 else now_s + seconds / speed)
+    speed = _speed(world, flat, op)
+    world.ops[op].start_s = now_s
+    streams[stream].running = op
+    streams[stream].phase = ALONE
+    streams[stream].remaining = seconds
+    streams[stream].since_s = now_s
+    streams[stream].speed = speed
+    at_s = now_s + seconds if speed == 1.0 or seconds == 0 else now_s + seconds / speed
+    queues.put(world.items, world.heap, stream, at_s)
 
 
 @kernel
-def _meet(plan, state, meeting, now_s):
+def _meet(world, meeting, now_s):
     """All members are there, and all their streams free: the meeting begins."""
-    state.meeting_start_s[meeting] = now_s
-    slows = plan.slows[plan.meeting_work[meeting]]
-    for i in range(plan.member_start[meeting], plan.member_start[meeting + 1]):
-        op = plan.member[i]
-        stream = plan.stream[op]
-        if plan.is_ready_order[stream]:
-            state.start_s[op] = now_s
-        state.running[stream] = op
-        state.phase[stream] = FOLLOWING
-        if slows:
-            state.drag[plan.stream_rank[stream]] += 1
-            _change(state, plan.stream_rank[stream])
-    leader = plan.stream[plan.member[plan.member_start[meeting]]]
-    state.phase[leader] = LATENCY
-    queues.put(state.agenda, leader, now_s + plan.fixed_s[meeting])
+    streams, meetings = world.streams, world.meetings
+    meetings[meeting].start_s = now_s
+    first = meetings[meeting].member
+    for i in range(first, meetings[meeting + 1].member):
+        op = world.member[i]
+        stream = world.ops[op].stream
+        if streams[stream].takes_ready:
+            world.ops[op].start_s = now_s
+        streams[stream].running = op
+        streams[stream].phase = FOLLOWING
+        if meetings[meeting].slows:
+            world.ranks[streams[stream].rank].transfers += 1
+            _change(world, streams[stream].rank)
+    leader = world.ops[world.member[first]].stream
+    streams[leader].phase = LATENCY
+    queues.put(world.items, world.heap, leader, now_s + meetings[meeting].fixed_s)
 
 
 @kernel
-def _move(plan, state, leader, now_s):
+def _move(world, sharing, leader, now_s):
     """A meeting's fixed time is over: its bytes enter the fabric."""
-    meeting = plan.meeting[state.running[leader]]
-    state.phase[leader] = MOVING
-    state.remaining[leader] = plan.bytes[meeting]
-    state.since_s[leader] = now_s
-    queues.put(state.agenda, leader, np.inf)
-    fairness.enter(state.sharing, leader, plan.route[meeting], plan.limit[meeting])
+    meeting = world.ops[world.streams[leader].running].meeting
+    world.streams[leader].phase = MOVING
+    world.streams[leader].remaining = world.meetings[meeting].bytes
+    world.streams[leader].since_s = now_s
+    queues.put(world.items, world.heap, leader, np.inf)
+    fairness.enter(sharing, leader, world.meetings[meeting].route, world.meetings[meeting].limit)
 
 
 @kernel
-def _part(plan, flat, state, leader, now_s):
+def _part(world, flat, meeting, now_s):
     """A meeting is over."""
-    meeting = plan.meeting[state.running[leader]]
-    if state.phase[leader] == MOVING:
-        fairness.leave(state.sharing, leader)
-    slows = plan.slows[plan.meeting_work[meeting]]
-    for i in range(plan.member_start[meeting], plan.member_start[meeting + 1]):
-        rank = plan.stream_rank[plan.stream[plan.member[i]]]
-        if slows:
-            state.drag[rank] -= 1
-            _change(state, rank)
-        _end(plan, flat, state, plan.member[i], now_s)
+    meetings = world.meetings
+    for i in range(meetings[meeting].member, meetings[meeting + 1].member):
+        op = world.member[i]
+        if meetings[meeting].slows:
+            rank = world.streams[world.ops[op].stream].rank
+            world.ranks[rank].transfers -= 1
+            _change(world, rank)
+        _end(world, flat, op, now_s)
 
 
 @kernel
-def _end(plan, flat, state, op, now_s):
+def _end(world, flat, op, now_s):
     """`op` is done: its stream is free, and who waited for it waits for one less."""
-    stream = plan.stream[op]
-    state.end_s[op] = now_s
-    state.running[stream] = -1
-    state.phase[stream] = IDLE
-    state.counts[ENDED] += 1
-    for i in range(plan.after_start[op], plan.after_start[op + 1]):
-        after = plan.after[i]
-        state.waits[after] -= 1
-        if state.waits[after] == 0:
-            _ready(plan, flat, state, after, now_s)
-    after = plan.following[op]
-    if after >= 0:
-        state.waits[after] -= 1
-        if state.waits[after] == 0:
-            _ready(plan, flat, state, after, now_s)
-    if plan.is_ready_order[stream]:
-        _mark(state, stream)
+    ops, stream = world.ops, world.ops[op].stream
+    ops[op].end_s = now_s
+    world.streams[stream].running = -1
+    world.streams[stream].phase = IDLE
+    world.counts[ENDED] += 1
+    # Last the next op of its own stream, in the place behind those that depend on it.
+    last = ops[op + 1].after
+    for i in range(ops[op].after, last + 1):
+        after = world.after[i] if i < last else ops[op].following
+        if after >= 0:
+            ops[after].waits -= 1
+            if ops[after].waits == 0:
+                _ready(world, flat, after, now_s)
+    if world.streams[stream].takes_ready:
+        _mark(world, stream)
 
 
 @kernel
-def _choose(plan, flat, state, now_s):
+def _choose(world, flat, now_s):
     """Let the dirty streams take what is first in line. A meeting that finds one of its streams busy stands in line for
     that stream: until it is free, the meeting can't begin."""
-    meetings = 0
-    for at in range(state.counts[DIRTY]):
-        meeting = state.parked[state.dirty[at]]
+    streams, dirty, counts = world.streams, world.dirty, world.counts
+    parked = 0
+    for at in range(counts[DIRTY]):
+        meeting = streams[dirty[at]].parked
         while meeting >= 0:
-            meetings += 1
-            meeting = state.next_parked[meeting]
-    if meetings:
-        _choose_with_meetings(plan, flat, state, now_s, meetings)
+            parked += 1
+            meeting = world.meetings[meeting].parked
+    if parked:
+        _choose_with_meetings(world, flat, now_s, parked)
     else:
-        for at in range(state.counts[DIRTY]):
-            stream = state.dirty[at]
-            if state.running[stream] < 0 and state.lines.root[stream] >= 0:
-                _start(plan, flat, state, queues.step_up(state.lines, stream), now_s)
-    for at in range(state.counts[DIRTY]):
-        state.is_dirty[state.dirty[at]] = False
-    state.counts[DIRTY] = 0
+        for at in range(counts[DIRTY]):
+            if streams[dirty[at]].running < 0 and streams[dirty[at]].line >= 0:
+                _step_up(world, flat, dirty[at], now_s)
+    for at in range(counts[DIRTY]):
+        streams[dirty[at]].is_dirty = 0
+    counts[DIRTY] = 0
 
 
 @kernel
-def _choose_with_meetings(plan, flat, state, now_s, meetings):
-    most = meetings + state.counts[DIRTY]
+def _step_up(world, flat, stream, now_s):
+    """Start the op that is first in the line of `stream`."""
+    op = world.streams[stream].line
+    world.streams[stream].line = queues.without_first(world.ops, op)
+    _start(world, flat, op, now_s)
+
+
+@kernel
+def _choose_with_meetings(world, flat, now_s, parked):
+    ops, streams, meetings = world.ops, world.streams, world.meetings
+    most = parked + world.counts[DIRTY]
     who = np.empty(most, np.int64)  # an op, or −1 − a meeting
     number, ready_s, priority = np.empty(most), np.empty(most), np.empty(most)
     count = 0
-    for at in range(state.counts[DIRTY]):
-        stream = state.dirty[at]
-        meeting = state.parked[stream]
-        state.parked[stream] = -1
+    for at in range(world.counts[DIRTY]):
+        stream = world.dirty[at]
+        meeting = streams[stream].parked
+        streams[stream].parked = -1
         while meeting >= 0:
             who[count] = -1 - meeting
-            number[count] = plan.member[plan.member_start[meeting]]
-            ready_s[count] = state.meeting_start_s[meeting]
-            priority[count] = plan.priority[plan.meeting_work[meeting]]
+            number[count] = world.member[meetings[meeting].member]
+            ready_s[count] = meetings[meeting].start_s
+            priority[count] = meetings[meeting].priority
             count += 1
-            meeting = state.next_parked[meeting]
-        op = state.lines.root[stream]
-        if op >= 0 and state.running[stream] < 0:
-            who[count] = op
-            number[count] = op
-            ready_s[count] = state.start_s[op]
-            priority[count] = plan.priority[plan.work[op]]
+            meeting = meetings[meeting].parked
+        op = streams[stream].line
+        if op >= 0 and streams[stream].running < 0:
+            who[count] = number[count] = op
+            ready_s[count] = ops[op].start_s
+            priority[count] = ops[op].priority
             count += 1
     order = np.argsort(number[:count], kind="mergesort")
     order = order[np.argsort(ready_s[order], kind="mergesort")]
     order = order[np.argsort(-priority[order], kind="mergesort")]
     for at in order:
         if who[at] >= 0:
-            stream = plan.stream[who[at]]
-            if state.running[stream] < 0:
-                _start(plan, flat, state, queues.step_up(state.lines, stream), now_s)
+            if streams[ops[who[at]].stream].running < 0:
+                _step_up(world, flat, ops[who[at]].stream, now_s)
             continue
         meeting = -1 - who[at]
         busy = -1
-        for i in range(plan.member_start[meeting], plan.member_start[meeting + 1]):
-            stream = plan.stream[plan.member[i]]
-            if plan.is_ready_order[stream] and state.running[stream] >= 0:
+        for i in range(meetings[meeting].member, meetings[meeting + 1].member):
+            stream = ops[world.member[i]].stream
+            if streams[stream].takes_ready and streams[stream].running >= 0:
                 busy = stream
-                break
         if busy >= 0:
-            _park(state, meeting, busy)
+            _park(world, meeting, busy)
         else:
-            _meet(plan, state, meeting, now_s)
+            _meet(world, meeting, now_s)
 
 
 @kernel
-def _settle_ranks(plan, flat, state, now_s):
+def _settle_ranks(world, flat, now_s):
     """Let what runs on ranks that changed go on at its new speed."""
-    for at in range(state.counts[CHANGED]):
-        rank = state.changed[at]
-        state.is_changed[rank] = False
-        for i in range(plan.rank_start[rank], plan.rank_start[rank + 1]):
-            stream = plan.rank_stream[i]
-            if state.phase[stream] != ALONE:
+    for at in range(world.counts[CHANGED]):
+        rank = world.changed[at]
+        world.ranks[rank].is_changed = 0
+        for i in range(world.ranks[rank].stream, world.ranks[rank + 1].stream):
+            stream = world.streams[world.rank_stream[i]]
+            if stream.phase != ALONE:
                 continue
-            speed = _speed(plan, flat, state, state.running[stream])
-            if speed == state.speed[stream]:
+            speed = _speed(world, flat, stream.running)
+            if speed == stream.speed:
                 continue
-            passed = (now_s - state.since_s[stream]) * state.speed[stream]
-            state.remaining[stream] = max(0.0, state.remaining[stream] - passed)
-            state.since_s[stream] = now_s
-            state.speed[stream] = speed
-            at_s = now_s + state.remaining[stream] / speed if speed > 0 else np.inf
-            queues.put(state.agenda, stream, at_s)
-    state.counts[CHANGED] = 0
+            passed = (now_s - stream.since_s) * stream.speed
+            stream.remaining = max(0.0, stream.remaining - passed)
+            stream.since_s = now_s
+            stream.speed = speed
+            at_s = now_s + stream.remaining / speed if stream.remaining > 0 else now_s
+            queues.put(world.items, world.heap, world.rank_stream[i], at_s)
+    world.counts[CHANGED] = 0
 
 
 @kernel
-def _settle_links(state, now_s):
+def _settle_links(world, sharing, now_s):
     """Let transfers that share links with one that came or went go on at their new rates."""
-    sharing = state.sharing
-    for at in range(fairness.collect(sharing)):
-        flow = sharing.flows[at]
-        passed = (now_s - state.since_s[flow]) * sharing.rate[flow]
-        state.remaining[flow] = max(0.0, state.remaining[flow] - passed)
-        state.since_s[flow] = now_s
-    flows = sharing.listed[1]
+    flows = fairness.collect(sharing)
+    for at in range(flows):
+        flow = sharing.listed_flows[at]
+        passed = (now_s - world.streams[flow].since_s) * sharing.flows[flow].rate
+        world.streams[flow].remaining = max(0.0, world.streams[flow].remaining - passed)
+        world.streams[flow].since_s = now_s
     fairness.share_out(sharing)
     for at in range(flows):
-        flow = sharing.flows[at]
-        queues.put(state.agenda, flow, now_s + state.remaining[flow] / sharing.rate[flow])
+        flow = sharing.listed_flows[at]
+        at_s = now_s + world.streams[flow].remaining / sharing.flows[flow].rate
+        queues.put(world.items, world.heap, flow, at_s)

@@ -80,14 +80,12 @@ def replay(
     if engine == "auto":
         engine = "calendar" if reason else "sweep"
     if engine == "sweep":
-        state = sweep.begin(graph, flat)
-        play = _Sweep(graph, costs, flat, fixed_s, state)
+        play = _Sweep(graph, costs, flat, fixed_s)
     else:
-        plan, state = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
-        play = _Calendar(plan, flat, state)
+        play = _Calendar(graph, costs, flat, fixed_s, route, moved_bytes)
     events, ended = _drive(play, len(graph.ops), began_s, event_budget, time_budget_s, progress)
     if ended < len(graph.ops):
-        waiting = explain(graph, state.start_s, state.end_s)
+        waiting = explain(graph, play.start_s, play.end_s)
         left = len(graph.ops) - ended
         raise Deadlock(
             f"deadlock: {left} of {len(graph.ops)} ops can never run, after {play.now_s():.6g} s: "
@@ -98,11 +96,11 @@ def replay(
         graph=graph,
         costs=costs,
         conditions=conditions,
-        start_s=state.start_s,
-        end_s=state.end_s,
-        meeting_start_s=state.meeting_start_s,
-        meeting_last=state.meeting_last,
-        makespan_s=float(state.end_s.max(initial=0.0)),
+        start_s=play.start_s,
+        end_s=play.end_s,
+        meeting_start_s=play.meeting_start_s,
+        meeting_last=play.meeting_last,
+        makespan_s=float(play.end_s.max(initial=0.0)),
         events=events,
         wall_s=time.perf_counter() - began_s,
         engine=engine,
@@ -150,13 +148,15 @@ def _narrowest(costs: Costs) -> np.ndarray:
 
 
 class _Sweep:
-    """The sweep engine behind `_drive`'s interface."""
+    """The sweep engine behind the interface that `_drive` knows."""
 
-    def __init__(self, graph: Graph, costs: Costs, flat: Flat, meeting_s: np.ndarray, state: sweep.State) -> None:
+    def __init__(self, graph: Graph, costs: Costs, flat: Flat, meeting_s: np.ndarray) -> None:
+        self.state = sweep.begin(graph, flat)
         ops = graph.ops
         self.arguments = (ops.work, ops.stream, ops.meeting, ops.dep_start, ops.deps, graph.streams.rank)
-        self.arguments += (costs.work_s, meeting_s, flat, state)
-        self.state = state
+        self.arguments += (costs.work_s, meeting_s, flat, self.state)
+        self.start_s, self.end_s = self.state.start_s, self.state.end_s
+        self.meeting_start_s, self.meeting_last = self.state.meeting_start_s, self.state.meeting_last
         self.ended = 0
 
     def go(self, budget: int) -> tuple[int, int]:
@@ -166,22 +166,26 @@ class _Sweep:
 
     def now_s(self) -> float:
         """How far the job's clock has come."""
-        return float(np.nanmax(self.state.end_s, initial=0.0))
+        return float(np.nanmax(self.end_s, initial=0.0))
 
 
 class _Calendar:
     """The calendar engine behind it."""
 
-    def __init__(self, plan: calendar.Plan, flat: Flat, state: calendar.State) -> None:
-        self.arguments = (plan, flat, state)
-        self.state = state
+    def __init__(self, graph: Graph, costs: Costs, flat: Flat, fixed_s, route, moved_bytes) -> None:
+        self.world, self.sharing = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
+        self.flat = flat
+        self.start_s, self.end_s = self.world.ops["start_s"][:-1], self.world.ops["end_s"][:-1]
+        self.meeting_start_s, self.meeting_last = (self.world.meetings[name][:-1] for name in ("start_s", "last"))
 
     def go(self, budget: int) -> tuple[int, int]:
-        calendar.run(budget, *self.arguments)
-        return int(self.state.counts[calendar.EVENTS]), int(self.state.counts[calendar.ENDED])
+        """As above."""
+        calendar.run(budget, self.world, self.flat, self.sharing)
+        return int(self.world.counts[calendar.EVENTS]), int(self.world.counts[calendar.ENDED])
 
     def now_s(self) -> float:
-        return float(self.state.now_s[0])
+        """As above."""
+        return float(self.world.now_s[0])
 
 
 def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[int, int]:
@@ -196,14 +200,15 @@ def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[i
         if ended == ops or events == before:
             return events, ended
         spent_s = time.perf_counter() - began_s
-        for is_spent, budget in (
-            (event_budget is not None and events >= event_budget, f"{event_budget} events"),
-            (time_budget_s is not None and spent_s > time_budget_s, f"{time_budget_s} s of wall-clock time"),
-        ):
-            if is_spent:
-                raise BudgetSpent(
-                    f"the replay was not over after {budget}: {ended} of {ops} ops done, its clock at "
-                    f"{play.now_s():.6g} s; allow more, fold equal ranks, or emulate fewer of them",
-                    events,
-                    play.now_s(),
-                )
+        budget = ""
+        if event_budget is not None and events >= event_budget:
+            budget = f"{event_budget} events"
+        elif time_budget_s is not None and spent_s > time_budget_s:
+            budget = f"{time_budget_s:g} s of wall-clock time"
+        if budget:
+            raise BudgetSpent(
+                f"the replay was not over after {budget}: {ended} of {ops} ops done, its clock at {play.now_s():.6g} "
+                "s; allow more, fold equal ranks, or emulate fewer of them",
+                events,
+                play.now_s(),
+            )

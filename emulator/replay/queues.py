@@ -1,149 +1,115 @@
-"""The two priority queues of `calendar.py`, as kernels over arrays. The *agenda* holds the next moment of each item
+"""The two priority queues of `calendar.py`, as kernels over its tables. The *agenda* holds the next moment of each item
 (streams, then ranks): a binary heap that knows where each item stands, so that a moment can be moved. The *line* of a
-stream holds the ops that are ready to take it: a pairing heap threaded through arrays over all ops.
+stream holds the ops that are ready to take it: a pairing heap threaded through the table of ops.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 
 from switchml.jit import kernel
 
-
-class Agenda(NamedTuple):
-    """A heap of items by time."""
-
-    at_s: np.ndarray
-    """float64 (items,)."""
-    heap: np.ndarray
-    """int32 (items,): item numbers."""
-    place: np.ndarray
-    """int32 (items,): where in `heap` an item stands, −1: nowhere."""
-    size: np.ndarray
-    """int64 (1,)."""
+ITEM = np.dtype([("at_s", "f8"), ("place", "i4"), ("size", "i4")], align=True)
+"""An item's moment, and where in the heap it stands (−1: nowhere). `size` of item 0: how many stand there."""
 
 
-def empty_agenda(items: int) -> Agenda:
-    """An agenda for that many items, with none in it."""
-    return Agenda(np.zeros(items), np.zeros(items, np.int32), np.full(items, -1, np.int32), np.zeros(1, np.int64))
+def empty_agenda(items: int) -> tuple[np.ndarray, np.ndarray]:
+    """(ITEM table, heap of item numbers) for that many items, none of which has a moment."""
+    table = np.zeros(items, ITEM)
+    table["place"] = -1
+    return table, np.zeros(items, np.int32)
 
 
 @kernel
-def put(agenda, item, at_s):
+def put(items, heap, item, at_s):
     """Give `item` the moment `at_s`, whether it had one or not."""
-    place = agenda.place[item]
+    place = items[item].place
     if place < 0:
-        place = agenda.size[0]
-        agenda.size[0] += 1
-    agenda.at_s[item] = at_s
+        place = items[0].size
+        items[0].size += 1
+    items[item].at_s = at_s
     while place > 0:
         parent = (place - 1) >> 1
-        other = agenda.heap[parent]
-        if agenda.at_s[other] <= at_s:
+        other = heap[parent]
+        if items[other].at_s <= at_s:
             break
-        agenda.heap[place] = other
-        agenda.place[other] = place
+        heap[place] = other
+        items[other].place = place
         place = parent
-    _sink(agenda, item, place)
+    _sink(items, heap, item, place)
 
 
 @kernel
-def take(agenda):
+def take(items, heap):
     """Remove and return the item with the earliest moment."""
-    first = agenda.heap[0]
-    agenda.place[first] = -1
-    agenda.size[0] -= 1
-    if agenda.size[0]:
-        _sink(agenda, agenda.heap[agenda.size[0]], 0)
+    first = heap[0]
+    items[first].place = -1
+    items[0].size -= 1
+    if items[0].size:
+        _sink(items, heap, heap[items[0].size], 0)
     return first
 
 
-@kernel
-def _sink(agenda, item, place):
+@kernel(forceinline=True)
+def _sink(items, heap, item, place):
     """Stand `item` at `place` or below, where no earlier one is under it."""
-    at_s = agenda.at_s[item]
-    size = agenda.size[0]
+    at_s = items[item].at_s
+    size = items[0].size
     child = 2 * place + 1
     while child < size:
-        if child + 1 < size and agenda.at_s[agenda.heap[child + 1]] < agenda.at_s[agenda.heap[child]]:
+        if child + 1 < size and items[heap[child + 1]].at_s < items[heap[child]].at_s:
             child += 1
-        other = agenda.heap[child]
-        if agenda.at_s[other] >= at_s:
+        other = heap[child]
+        if items[other].at_s >= at_s:
             break
-        agenda.heap[place] = other
-        agenda.place[other] = place
+        heap[place] = other
+        items[other].place = place
         place = child
         child = 2 * place + 1
-    agenda.heap[place] = item
-    agenda.place[item] = place
-
-
-class Lines(NamedTuple):
-    """Ops that are ready, a heap for each stream: before whom an op goes is decided by `is_before`."""
-
-    root: np.ndarray
-    """int32 (streams,): the op that is next, −1: none."""
-    child: np.ndarray
-    """int32 (ops,)."""
-    sibling: np.ndarray
-    """int32 (ops,)."""
-    priority: np.ndarray
-    """int32 (works,)."""
-    work: np.ndarray
-    """int32 (ops,)."""
-    ready_s: np.ndarray
-    """float64 (ops,)."""
-
-
-@kernel(inline=True)
-def is_before(lines, one, other):
-    """Higher priority, then ready earlier, then first in the graph."""
-    first, second = lines.priority[lines.work[one]], lines.priority[lines.work[other]]
-    if first != second:
-        return first > second
-    if lines.ready_s[one] != lines.ready_s[other]:
-        return lines.ready_s[one] < lines.ready_s[other]
-    return one < other
+    heap[place] = item
+    items[item].place = place
 
 
 @kernel
-def join(lines, one, other):
-    """The root of two heaps made one; either may be −1."""
+def join(ops, one, other):
+    """The first of two heaps made one; either may be −1. Before goes who has the higher priority, then who was ready
+    earlier (`start_s`), then who is first in the graph."""
     if one < 0:
         return other
     if other < 0:
         return one
-    if not is_before(lines, one, other):
+    is_first = ops[one].priority > ops[other].priority
+    if ops[one].priority == ops[other].priority:
+        is_first = ops[one].start_s < ops[other].start_s
+        if ops[one].start_s == ops[other].start_s:
+            is_first = one < other
+    if not is_first:
         one, other = other, one
-    lines.sibling[other] = lines.child[one]
-    lines.child[one] = other
+    ops[other].sibling = ops[one].child
+    ops[one].child = other
     return one
 
 
 @kernel
-def step_up(lines, stream):
-    """Remove and return the op that is next on `stream`."""
-    op = lines.root[stream]
+def without_first(ops, first):
+    """The heap that is left when its first op is taken, −1 where none is."""
     # Pair the children from the left, then join the pairs from the right.
-    pairs, child = np.int32(-1), lines.child[op]
+    pairs, child = np.int32(-1), ops[first].child
     while child >= 0:
-        second = lines.sibling[child]
+        second = ops[child].sibling
         rest = np.int32(-1)
-        lines.sibling[child] = -1
+        ops[child].sibling = -1
         if second >= 0:
-            rest = lines.sibling[second]
-            lines.sibling[second] = -1
-        pair = join(lines, child, second)
-        lines.sibling[pair] = pairs
+            rest = ops[second].sibling
+            ops[second].sibling = -1
+        pair = join(ops, child, second)
+        ops[pair].sibling = pairs
         pairs, child = pair, rest
-    rest = np.int32(-1)
+    left = np.int32(-1)
     while pairs >= 0:
-        after = lines.sibling[pairs]
-        lines.sibling[pairs] = -1
-        rest = join(lines, rest, pairs)
+        after = ops[pairs].sibling
+        ops[pairs].sibling = -1
+        left = join(ops, left, pairs)
         pairs = after
-    lines.root[stream] = rest
-    lines.child[op] = -1
-    return op
+    ops[first].child = -1
+    return left

@@ -228,8 +228,8 @@ class Job:
         self._plan()
 
     def _plan(self) -> None:
-        if self.speed > 0:
-            self.env.process(self._wait(self.version, self.amount / self.speed))
+        if self.amount == 0 or self.speed > 0:
+            self.env.process(self._wait(self.version, self.amount and self.amount / self.speed))
 
     def _wait(self, version: int, seconds: float):
         yield self.env.timeout(seconds)
