@@ -99,13 +99,13 @@ class _Works:
     def __init__(self, builder: GraphBuilder) -> None:
         self.builder = builder
         self.prices: dict[int, Price] = {}
-        self._cache: dict[tuple[str, float], Price] = {}
+        self._cache: dict[tuple[float, float], Price] = {}
 
-    def gradient_price(self, plan: Plan, operation: str, size_bytes: float) -> Price:
-        """Of a collective among data-parallel ranks: the same for every bucket of a size."""
-        key = operation, size_bytes
+    def reduce_price(self, plan: Plan, elements: float, density: float) -> Price:
+        """Of reducing so many gradients: the same for every bucket of a size."""
+        key = elements, density
         if key not in self._cache:
-            self._cache[key] = price(plan.cluster, operation, size_bytes, plan.data_parallel, plan.job.allreduce)
+            self._cache[key] = plan.reduce(elements, density)
         return self._cache[key]
 
     def compute(self, name: str, seconds: float, flops: float = 0.0, kind: Kind = Kind.COMPUTE, priority: int = 0) -> int:
@@ -412,7 +412,7 @@ class _Rank:
         if self.job.dp == 1 or not step.parameters:
             return after
         size = 2.0 * step.parameters
-        one = self.works.gradient_price(self.plan, "all_gather", size)
+        one = price(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
         work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
         before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
         return (*after, self.block.add(work, GRADIENTS, DATA, self._number(DATA), micro_batch, before))
@@ -427,7 +427,7 @@ class _Rank:
         job, plan = self.job, self.plan
         waits: list[int] = [self.last_backward] if self.last_backward is not None else []
         if job.dp > 1:
-            waits = self._reduce_in_buckets() if self._overlaps else [self._reduce("gradients", self.stage.parameters, waits, COMPUTE)]
+            waits = self._reduce_in_buckets() if self._overlaps else [self._reduce("gradients", self.stage.parameters, waits, COMPUTE, self._density)]
         if job.pp > 1 and plan.tied is not FREE and self.number in (0, job.pp - 1):
             work = self.works.meet("gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied)
             waits = [self.block.add(work, COMPUTE, TIED, 0, after=tuple(waits))]
@@ -435,36 +435,50 @@ class _Rank:
         last = self.block.add(optimizer, COMPUTE, after=tuple(waits))
         if job.zero in (1, 2) and job.dp > 1:
             size = 2.0 * self.stage.parameters
-            one = self.works.gradient_price(plan, "all_gather", size)
+            one = price(plan.cluster, "all_gather", size, plan.data_parallel)
             work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one)
             self.block.add(work, COMPUTE, DATA, self._number(DATA), after=(last,))
+
+    @property
+    def _density(self) -> float:
+        """Of all gradients of the stage."""
+        nonzero = sum(step.parameters * step.density for step in self.stage.steps)
+        return nonzero / self.stage.parameters if self.stage.parameters else 1.0
 
     @property
     def _overlaps(self) -> bool:
         return (self.job.overlap or self.job.zero == 3) and not self.message_driven
 
-    def _reduce(self, name: str, parameters: float, after: list[int], stream: int, density: float = 1.0) -> int:
-        job, plan = self.job, self.plan
-        size = parameters * job.gradient_bytes
-        if job.zero:
-            one, what = self.works.gradient_price(plan, "reduce_scatter", size), Collective.REDUCE_SCATTER
-        else:
-            one, what = self.works.gradient_price(plan, "all_reduce", size), Collective.ALL_REDUCE
-        work = self.works.meet(name, what, size, one)
-        return self.block.add(work, stream, DATA, self._number(DATA), after=tuple(after))
+    def _reduce(self, name: str, elements: float, after: list[int], stream: int, density: float = 1.0) -> int:
+        """Reduce so many gradients; with a codec, between compressing and decompressing them."""
+        plan = self.plan
+        waits = tuple(after)
+        if plan.codec is not None:
+            one_way = plan.codec.seconds(plan.cluster, elements)
+            compress = self.works.compute(f"compress {name}", one_way, kind=Kind.CODEC)
+            waits = (self.block.add(compress, stream, after=waits),)
+        gathers = plan.codec is not None and plan.codec.gathers
+        what = Collective.ALL_GATHER if gathers else Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
+        size = elements * self.job.gradient_bytes if plan.codec is None else plan.codec.wire_bytes(elements)
+        work = self.works.meet(name, what, size, self.works.reduce_price(plan, elements, density))
+        last = self.block.add(work, stream, DATA, self._number(DATA), after=waits)
+        if plan.codec is not None:
+            back = self.works.compute(f"decompress {name}", plan.coding_s(elements) - one_way, kind=Kind.CODEC)
+            last = self.block.add(back, stream, after=(last,))
+        return last
 
     def _reduce_in_buckets(self) -> list[int]:
-        """As DDP does: buckets fill in the order in which backward produces gradients."""
-        waits, size, ready = [], 0.0, []
+        """As DDP does: buckets fill in the order in which backward produces gradients; what is left is the last one."""
+        bucket = self.job.bucket_bytes / self.job.gradient_bytes
+        waits, held, nonzero = [], 0.0, 0.0
         for step, op in self.done:
-            size += step.parameters
-            ready.append(op)
-            while size * self.job.gradient_bytes >= self.job.bucket_bytes:
-                part = self.job.bucket_bytes / self.job.gradient_bytes
-                waits.append(self._reduce("bucket of gradients", part, ready[-1:], GRADIENTS))
-                size -= part
-        if size > 0:
-            waits.append(self._reduce("last bucket of gradients", size, ready[-1:], GRADIENTS))
+            held += step.parameters
+            nonzero += step.parameters * step.density
+            while held >= bucket:
+                waits.append(self._reduce("bucket of gradients", bucket, [op], GRADIENTS, nonzero / held))
+                held, nonzero = held - bucket, nonzero * (1 - bucket / held)
+        if held > 0:
+            waits.append(self._reduce("last bucket of gradients", held, [self.done[-1][1]], GRADIENTS, nonzero / held))
         return waits[-1:]
 
 

@@ -5,17 +5,21 @@ result.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
+from emulator.cluster.codecs import Codec
 from emulator.cluster.collectives import FREE, Price, price
+from emulator.cluster.innetwork import DENSE, Streaming, aggregate
 from emulator.cluster.topology import Place, place
 from emulator.workload import transformer
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError
 
 OPTIMIZER_BYTES = {"adam": 32.0, "sgd": 24.0}
 """Memory traffic of a step for each parameter in mixed precision. Adam: read the gradient twice (norm, update), master
@@ -88,25 +92,61 @@ class Plan:
     """For each stage."""
     iteration_s: float
     """Host time outside the micro-batches."""
+    streaming: Streaming = DENSE
+    """How gradients use the aggregating switches, where the job's all-reduce is switchml."""
+    codec: Codec | None = None
+    """Compresses gradients."""
     assumptions: tuple[str, ...] = field(default=())
 
     def gradients(self, stage: Stage) -> Price:
-        """Reducing all gradients of a stage among its data-parallel ranks, in one piece."""
+        """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
+        found = self.reduce(stage.parameters)
+        if self.codec is not None:
+            found = found.plus(Price(self.coding_s(stage.parameters)))
+        if self.job.zero:
+            found = found.plus(price(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+        return found
+
+    def coding_s(self, elements: float) -> float:
+        """Compressing so many gradients, and decompressing what comes back."""
+        assert self.codec is not None
+        back = self.data_parallel.ranks if self.codec.gathers else 1
+        return (1 + back) * self.codec.seconds(self.cluster, elements)
+
+    def reduce(self, elements: float, density: float = 1.0) -> Price:
+        """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
         job = self.job
-        size = stage.parameters * job.gradient_bytes
-        if job.zero == 0:
-            return price(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce)
-        scatter = price(self.cluster, "reduce_scatter", size, self.data_parallel)
-        return scatter.plus(price(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+        size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
+        if self.codec is not None and self.codec.gathers:
+            return price(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
+        if job.zero:
+            return price(self.cluster, "reduce_scatter", size, self.data_parallel)
+        if job.allreduce == "switchml":
+            # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md).
+            wire = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
+            least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
+            how = dataclasses.replace(self.streaming, density=least, wire_bytes=_lane(wire))
+            return aggregate(self.cluster, elements * 4.0, self.data_parallel, how)
+        return price(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce)
 
 
-def plan(model: Model, job: Job, cluster: Cluster) -> Plan:
-    """Price `job` on `cluster`. Raises ConfigError for what can't be split or placed."""
+def _lane(bytes: float) -> float:
+    """The narrowest integers on the wire that hold so many bytes."""
+    return next(lane for lane in (1.0, 2.0, 4.0) if bytes <= lane)
+
+
+def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:
+    """Price `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
     job.fit(model)
     cluster.nodes(job.gpus)
-    if isinstance(model, LayerTable):
-        return _plan_layers(model, job, cluster)
-    return _plan_transformer(model, job, cluster)
+    if job.allreduce == "switchml" and job.zero:
+        raise ConfigError("zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml")
+    if codec is not None and codec.gathers and (job.zero or job.allreduce != "auto"):
+        raise ConfigError(f"what {codec.title} makes can't be added up on the way: it needs allreduce auto and zero 0")
+    if job.allreduce != "switchml" and streaming != DENSE:
+        raise ConfigError("loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml")
+    make = _plan_layers if isinstance(model, LayerTable) else _plan_transformer
+    return dataclasses.replace(make(model, job, cluster), streaming=streaming, codec=codec)
 
 
 def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
@@ -153,7 +193,7 @@ def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
         hand_over=price(cluster, "p2p", sent, boundary) if job.pp > 1 else FREE,
         hand_over_bytes=sent if job.pp > 1 else 0.0,
         data_parallel=data,
-        tied=price(cluster, "all_reduce", copy_bytes, ends, job.allreduce) if tied else FREE,
+        tied=price(cluster, "all_reduce", copy_bytes, ends) if tied else FREE,
         optimizer_s=tuple(_optimizer_s(stage.parameters, job, cluster) for stage in stages),
         iteration_s=constants.iteration_s,
         assumptions=tuple(_assumptions(model, job, cluster)),

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("switchml.commands.validate:validate", "Compare the emulator's predictions with measurements."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
+    "emulate": ("switchml.commands.emulate:emulate", "Emulate a training job on machines one does not have."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),
 }
 """Subcommand name → ("module:attribute" of its click command, the line that `switchml --help` shows for it)."""

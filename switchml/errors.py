@@ -8,6 +8,7 @@ SwitchMLError
  ├── GraphError             a training job's graph, or its costs, that make no sense (also a ValueError)
  ├── EmulationError         an emulated job that can't go on
  │    ├── Deadlock          ops wait for each other for ever: `.waiting`
+ │    ├── OutOfMemory       a job that does not fit into its accelerators: `.needed_bytes`, `.parts`
  │    └── BudgetSpent       more events or seconds than were allowed: `.events`, `.now_s`
  ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
  ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
@@ -53,6 +54,15 @@ class Deadlock(EmulationError):
     def __init__(self, message: str, waiting: tuple[str, ...] = ()):
         super().__init__(message)
         self.waiting = tuple(waiting)
+
+
+class OutOfMemory(EmulationError):
+    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so on."""
+
+    def __init__(self, message: str, needed_bytes: float = 0.0, parts: dict[str, float] | None = None):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.parts = dict(parts or {})
 
 
 class BudgetSpent(EmulationError):

@@ -26,8 +26,10 @@ class Streaming:
     """Jobs that share the slots evenly."""
     levels: int = 0
     """Switches a packet passes up to the root; 0: one per `nodes_per_leaf` nodes and one above them."""
+    sparse: bool = False
+    """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or `density`."""
     density: float = 1.0
-    """Share of each worker's blocks that are not zero; others are not sent (OmniReduce, SIGCOMM 2021)."""
+    """At most this share of each worker's blocks is not zero."""
     overlap: float = 0.0
     """Of a worker's non-zero blocks, the share that all others have too; the rest falls where it may."""
     wire_bytes: float = 4.0
@@ -37,6 +39,8 @@ class Streaming:
         for name, low, high in (("loss", 0.0, 0.5), ("density", 0.0, 1.0), ("overlap", 0.0, 1.0)):
             if not low <= getattr(self, name) <= high:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected a share from {low:g} to {high:g}")
+        if self.density < 1.0 and not self.sparse:
+            raise ConfigError(f"density is {self.density:g}, but zero blocks are only left out where sparse is set")
         if self.jobs < 1:
             raise ConfigError(f"jobs is {self.jobs}; expected at least 1")
         if self.wire_bytes not in (1.0, 2.0, 4.0):
@@ -78,7 +82,8 @@ def stream_s(cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s
     chunks = math.ceil(elements / per_packet)
     if not chunks:
         return 0.0
-    up, down = how.density, union_density(how.density, how.overlap, workers)
+    up = how.density if how.sparse else 1.0
+    down = union_density(up, how.overlap, workers)
     line = switch.payload_bytes + switch.framing_bytes
     packet_s = max(line / link_bytes_per_s, 1.0 / switch.packets_per_s)
     levels = how.levels or (1 if workers <= cluster.between.nodes_per_leaf else 2)
