@@ -56,7 +56,9 @@ def unknown(what: str, name: str, known: typing.Iterable[str]) -> str:
     """A sentence for a name that is not among `known`, with the nearest that are."""
     known = list(known)
     near = difflib.get_close_matches(name, known, 3, 0.5)
-    return f"unknown {what} {name!r}; " + (f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}")
+    return f"unknown {what} {name!r}; " + (
+        f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    )
 
 
 @cache

@@ -1,5 +1,5 @@
-"""Emulates a job: a description (tables as in a TOML job file) becomes a priced plan, its graph is replayed, and what comes
-out is an iteration's time, where it went, and what the whole training costs.
+"""Emulates a job: a description (tables as in a TOML job file) becomes a priced plan, its graph is replayed, and what
+comes out is an iteration's time, where it went, and what the whole training costs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, replay
 from emulator.replay.parts import parts
 from emulator.workload import memory, models
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.costs import Costs
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
@@ -177,12 +179,17 @@ class Emulation:
     def assumptions(self) -> list[str]:
         """Everything that a reader should know was assumed."""
         said = list(self.plan.assumptions)
-        folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}[self.fold]
+        folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}[
+            self.fold
+        ]
         said.append(f"folded: {folded}")
         if self.request.job.schedule == "axonn":
             said.append("message-driven: a pass is one op, its tensor-parallel exchanges count as compute")
         if self.plan.codec is not None:
-            said.append(f"codec: {self.plan.codec.title}: {self.plan.codec.source}; relative error {self.plan.codec.error:g} a step")
+            said.append(
+                f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
+                f"relative error {self.plan.codec.error:g} a step"
+            )
         if self.request.ignore_memory:
             said.append("memory was not checked")
         if self.request.run.mtbf_hours:
@@ -229,14 +236,15 @@ class Emulation:
 
 
 def goodput(checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of time left for training at the best interval between checkpoints, sqrt(2 C M): C / interval for writing them,
-    (interval / 2 + restart) / M for what a failure destroys (Young, CACM 1974; Daly, FGCS 2006). Raises ConfigError where
-    nothing would be left."""
+    """Share of time left for training at the best interval between checkpoints, sqrt(2 C M): C / interval for writing
+    them, (interval / 2 + restart) / M for what a failure destroys (Young, CACM 1974; Daly, FGCS 2006). Raises
+    ConfigError where nothing would be left."""
     interval = math.sqrt(2 * max(checkpoint_s, 1e-9) * mtbf_s)
     lost = checkpoint_s / interval + (interval / 2 + restart_s) / mtbf_s
     if lost >= 1:
         raise ConfigError(
-            f"with a failure every {mtbf_s:.0f} s, checkpoints of {checkpoint_s:.0f} s and restarts of {restart_s:.0f} s "
+            f"with a failure every {mtbf_s:.0f} s, checkpoints of {checkpoint_s:.0f} s and restarts of "
+            f"{restart_s:.0f} s "
             "no time is left to train"
         )
     return 1.0 - lost
@@ -249,12 +257,16 @@ def emulate(
     event_budget: int | None = None,
     time_budget_s: float | None = None,
 ) -> Emulation:
-    """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent."""
+    """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent. Its `wall_s` leaves loading
+    the compiled kernels out."""
+    load_kernels()
     began = time.perf_counter()
     model = load_model(asked)
     cluster = _cluster(asked)
     if isinstance(model, LayerTable) and model.forward_s is not None and asked.job.micro_batches > 1:
-        raise ConfigError(f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks")
+        raise ConfigError(
+            f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
+        )
     made = plan(model, asked.job, cluster, asked.network, codecs.load(asked.codec) if asked.codec else None)
     held = memory.memory(model, asked.job)
     if not asked.ignore_memory:
@@ -262,10 +274,29 @@ def emulate(
     fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
     graph, costs = iteration.build(made, fold)
     played = replay(
-        graph, costs, _conditions(asked, made, graph), progress=progress, event_budget=event_budget, time_budget_s=time_budget_s
+        graph,
+        costs,
+        _conditions(asked, made, graph),
+        progress=progress,
+        event_budget=event_budget,
+        time_budget_s=time_budget_s,
     )
     where = parts(played).mean()
     return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold)
+
+
+def replayed_s(made: Plan) -> float:
+    """Seconds of an iteration on perfect machines, everything folded."""
+    return replay(*iteration.build(made)).makespan_s
+
+
+def load_kernels() -> None:
+    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here."""
+    builder = GraphBuilder()
+    stream = builder.add_stream(builder.add_rank())
+    builder.add_op(stream, builder.add_work("warm-up", seconds=1.0))
+    graph = builder.build()
+    parts(replay(graph, Costs.of(graph, graph.works.seconds)))
 
 
 def load_model(asked: Request) -> Model:
@@ -277,7 +308,9 @@ def load_model(asked: Request) -> Model:
     from emulator.workload import torch_modules
 
     if not asked.input_shape:
-        raise ConfigError(f"{asked.model} is a torch module: give its input's shape without the batch, such as 3x224x224")
+        raise ConfigError(
+            f"{asked.model} is a torch module: give its input's shape without the batch, such as 3x224x224"
+        )
     shapes = [torch_modules.shape(one) for one in asked.input_shape.split(";")]
     return torch_modules.count(torch_modules.load(asked.model), shapes, name=asked.model.rpartition(":")[2])
 
@@ -312,9 +345,8 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     tried: list[tuple[str, dict[str, Any]]] = [
         (f"zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > job.zero and (stage < 3 or job.pp == 1)
     ]
-    if isinstance(model, Transformer):
-        if job.recompute == "none":
-            tried.insert(0, ("recompute selective", {"recompute": "selective"}))
+    if isinstance(model, Transformer) and job.recompute == "none":
+        tried.insert(0, ("recompute selective", {"recompute": "selective"}))
     if job.recompute != "full":
         tried.append(("recompute full", {"recompute": "full"}))
         tried.append(("recompute full with zero 1", {"recompute": "full", "zero": max(1, job.zero)}))
@@ -337,7 +369,9 @@ def _conditions(asked: Request, made: Plan, graph) -> Conditions:
         slow = {int(rank): hindrances.slowness for rank in chosen}
     hidden = hindrances.interference and asked.job.overlap and asked.job.dp > 1 and asked.job.pp == 1
     inside = made.data_parallel.nodes == 1
-    slowdown = (cluster.software.interference_inside if inside else cluster.software.interference_between) if hidden else 0.0
+    slowdown = (
+        (cluster.software.interference_inside if inside else cluster.software.interference_between) if hidden else 0.0
+    )
     return Conditions(slowness=slow, jitter=hindrances.jitter, seed=hindrances.seed, overlap_slowdown=slowdown)
 
 

@@ -1,6 +1,6 @@
-"""A job on a cluster, priced: what each step of each stage takes on the device and on the host, what the ranks exchange,
-and where their groups sit. `plan()` is where workload and cluster meet; graphs, memory and reports start from its
-result.
+"""A job on a cluster, priced: what each step of each stage takes on the device and on the host, what the ranks
+exchange, and where their groups sit. `plan()` is where workload and cluster meet; graphs, memory and reports start
+from its result.
 """
 
 from __future__ import annotations
@@ -140,11 +140,15 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
     job.fit(model)
     cluster.nodes(job.gpus)
     if job.allreduce == "switchml" and job.zero:
-        raise ConfigError("zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml")
+        raise ConfigError(
+            "zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml"
+        )
     if codec is not None and codec.gathers and (job.zero or job.allreduce != "auto"):
         raise ConfigError(f"what {codec.title} makes can't be added up on the way: it needs allreduce auto and zero 0")
     if job.allreduce != "switchml" and streaming != DENSE:
-        raise ConfigError("loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml")
+        raise ConfigError(
+            "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
+        )
     make = _plan_layers if isinstance(model, LayerTable) else _plan_transformer
     return dataclasses.replace(make(model, job, cluster), streaming=streaming, codec=codec)
 
@@ -166,7 +170,9 @@ def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
         "mlp": (model.mlp_parameters / model.experts * (model.experts / job.ep)) * share,
         "embedding": model.embedding_parameters * share,
         # A stage of its own holds a copy of a tied embedding.
-        "loss": model.head_parameters * share if not (model.tied_embedding and job.pp > 1) else model.vocabulary * model.hidden * share,
+        "loss": model.head_parameters * share
+        if not (model.tied_embedding and job.pp > 1)
+        else model.vocabulary * model.hidden * share,
     }
     steps = {name: _step(part, parameters[name], model, job, cluster, tensor, expert) for name, part in parts.items()}
     layers = model.layers // job.pp
@@ -208,14 +214,18 @@ def _neighbours(job: Job, per_node: int) -> Place:
     return Place(2, 2, 1, max(2, -(-2 * stride // per_node)))
 
 
-def _step(part, parameters: float, model: Transformer, job: Job, cluster: Cluster, tensor: Place, expert: Place) -> Step:
+def _step(
+    part, parameters: float, model: Transformer, job: Job, cluster: Cluster, tensor: Place, expert: Place
+) -> Step:
     device, constants = cluster.device, cluster.software
 
     def took(rows: np.ndarray) -> float:
         return float(kernels.seconds(rows, device, constants, job.precision).sum())
 
     full = job.recompute == "full" and part.name in ("attention", "mlp")
-    again = took(part.forward) if full else took(part.again) if job.recompute == "selective" and len(part.again) else 0.0
+    again = (
+        took(part.forward) if full else took(part.again) if job.recompute == "selective" and len(part.again) else 0.0
+    )
     return Step(
         name=part.name,
         forward_s=took(part.forward),
@@ -229,7 +239,8 @@ def _step(part, parameters: float, model: Transformer, job: Job, cluster: Cluste
         exchange=price(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
         reduces_again=full,
-        forward_kernels=len(part.forward) + (len(part.again) if job.recompute == "selective" else len(part.forward) if full else 0),
+        forward_kernels=len(part.forward)
+        + (len(part.again) if job.recompute == "selective" else len(part.forward) if full else 0),
         backward_kernels=len(part.backward),
     )
 
@@ -249,7 +260,9 @@ def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
     compute = sum(s.forward_s + s.backward_s + s.again_s for s in steps)
     times = [3 if s.reduces_again else 2 for s in steps]
     exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in zip(times, steps, strict=True))
-    collectives = sum(n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in zip(times, steps, strict=True))
+    collectives = sum(
+        n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in zip(times, steps, strict=True)
+    )
     host = (
         constants.launch_forward_s * sum(s.forward_kernels for s in steps)
         + constants.launch_backward_s * sum(s.backward_kernels for s in steps)
@@ -268,8 +281,8 @@ def _optimizer_s(parameters: float, job: Job, cluster: Cluster) -> float:
 
 
 def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
-    """A data-parallel job over a table of layers. Without measured times a layer is one matrix product as square as its
-    FLOPs allow, and moves its activations twice forward, four times backward."""
+    """A data-parallel job over a table of layers. Without measured times a layer is one matrix product as square as
+    its FLOPs allow, and moves its activations twice forward, four times backward."""
     constants, device = cluster.software, cluster.device
     element = transformer.element_bytes(job)
     steps = []
@@ -279,7 +292,9 @@ def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
         else:
             peak = device.peak(job.precision) * constants.gemm_efficiency
             flops = float(model.flops_of[i]) * job.micro_batch
-            moved = 2.0 * element * float(model.elements_of[i]) * job.micro_batch + element * float(model.parameters_of[i])
+            moved = 2.0 * element * float(model.elements_of[i]) * job.micro_batch + element * float(
+                model.parameters_of[i]
+            )
             rate = device.memory_bytes_per_s * constants.memory_efficiency
             launches = int(model.kernels_of[i])
             forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
@@ -322,7 +337,8 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         f"{cluster.title}; {cluster.between.title}: {cluster.between.source}",
         f"inside a node: {cluster.inside.title}: {cluster.inside.source}",
         "ranks are numbered tensor-parallel first, then data-parallel, then by stage (Megatron-LM)",
-        "kernels, launches and their overlap follow constants fitted to Megatron on A100 (switchml emulate list constants)",
+        "kernels, launches and their overlap follow constants fitted to Megatron on A100 "
+        "(switchml emulate list constants)",
     ]
     if isinstance(model, Transformer) and model.experts > 1:
         said.append("tokens spread over experts evenly")
@@ -336,12 +352,13 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
 
 
 def closed_form_s(plan: Plan) -> float:
-    """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the pipeline
-    (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
+    """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
+    pipeline (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
     job = plan.job
     took = [stage.seconds + plan.hand_over.seconds for stage in plan.stages]
     pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages
     after = max(
-        plan.gradients(stage).seconds + optimizer for stage, optimizer in zip(plan.stages, plan.optimizer_s, strict=True)
+        plan.gradients(stage).seconds + optimizer
+        for stage, optimizer in zip(plan.stages, plan.optimizer_s, strict=True)
     )
     return pipeline + after + plan.tied.seconds + plan.iteration_s

@@ -57,7 +57,8 @@ class Deadlock(EmulationError):
 
 
 class OutOfMemory(EmulationError):
-    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so on."""
+    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so
+    on."""
 
     def __init__(self, message: str, needed_bytes: float = 0.0, parts: dict[str, float] | None = None):
         super().__init__(message)

@@ -43,4 +43,6 @@ class Accelerator:
 def accelerators() -> dict[str, Accelerator]:
     """The built-in ones by name."""
     path = DATA / "accelerators.toml"
-    return {name: datafile.build(Accelerator, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()}
+    return {
+        name: datafile.build(Accelerator, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()
+    }

@@ -31,7 +31,8 @@ class Inside:
     latency_s: float
     latency_per_rank_s: float
     tables: str = ""
-    """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's file."""
+    """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
+    file."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,9 @@ class Cluster:
             raise ConfigError(datafile.unknown("accelerator", self.accelerator, accelerators()))
         for name in self.constants:
             if name not in {item.name for item in dataclasses.fields(Constants)}:
-                raise ConfigError(datafile.unknown("constant", name, [item.name for item in dataclasses.fields(Constants)]))
+                raise ConfigError(
+                    datafile.unknown("constant", name, [item.name for item in dataclasses.fields(Constants)])
+                )
 
     @property
     def device(self) -> Accelerator:
@@ -136,7 +139,9 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
         return table
     base = table.pop("extends")
     beside = path.parent / f"{base}.toml"
-    return datafile.merge(_table(beside if beside.is_file() else datafile.find("cluster", base, FOLDER), (*seen, path)), table)
+    return datafile.merge(
+        _table(beside if beside.is_file() else datafile.find("cluster", base, FOLDER), (*seen, path)), table
+    )
 
 
 def clusters() -> list[str]:

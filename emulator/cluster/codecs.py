@@ -1,4 +1,5 @@
-"""Compressors as the emulator sees them: ratio, cost and error. The compressors themselves are in `switchml/codecs`."""
+"""Compressors as the emulator sees them: ratio, cost and error. The compressors themselves are in
+`switchml/codecs`."""
 
 from __future__ import annotations
 

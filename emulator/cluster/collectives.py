@@ -1,9 +1,9 @@
-"""What a collective takes: closed forms for the algorithms that libraries use, on a group's place in a cluster. In-network
-aggregation is in `innetwork.py`, measured tables are in `tables.py`.
+"""What a collective takes: closed forms for the algorithms that libraries use, on a group's place in a cluster.
+In-network aggregation is in `innetwork.py`, measured tables are in `tables.py`.
 
 A price is a fixed time and bytes at a rate, so that whoever replays many flows at once can share the rate. n ranks, S
-bytes as in `emulator.workload.graph.Collective`: the whole buffer. Forms: Thakur et al., IJHPCA 2005; Patarasuk and Yuan,
-JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
+bytes as in `emulator.workload.graph.Collective`: the whole buffer. Forms: Thakur et al., IJHPCA 2005; Patarasuk and
+Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Price:
 
     def plus(self, other: Price) -> Price:
         """One after the other; the bytes are those of the slower one."""
-        slow, fast = (self, other) if self.bytes / self.bytes_per_s >= other.bytes / other.bytes_per_s else (other, self)
+        slow, fast = (
+            (self, other) if self.bytes / self.bytes_per_s >= other.bytes / other.bytes_per_s else (other, self)
+        )
         return Price(self.fixed_s + other.fixed_s + fast.bytes / fast.bytes_per_s, slow.bytes, slow.bytes_per_s)
 
 
@@ -42,8 +44,8 @@ FREE = Price(0.0)
 
 
 def price(cluster: Cluster, operation: str, size_bytes: float, where: Place, algorithm: str = "auto") -> Price:
-    """What `operation` over `size_bytes` takes among the ranks of `where`. `algorithm` concerns all-reduce only; "auto"
-    takes the faster of ring and tree, as NCCL's tuner means to. Raises ConfigError for unknown names."""
+    """What `operation` over `size_bytes` takes among the ranks of `where`. `algorithm` concerns all-reduce only;
+    "auto" takes the faster of ring and tree, as NCCL's tuner means to. Raises ConfigError for unknown names."""
     if operation not in OPERATIONS:
         raise ConfigError(datafile.unknown("collective", operation, OPERATIONS))
     if algorithm not in ALGORITHMS:
@@ -63,16 +65,20 @@ def price(cluster: Cluster, operation: str, size_bytes: float, where: Place, alg
 
 
 def node_rate(cluster: Cluster, where: Place, pattern: str) -> float:
-    """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other groups
-    taking theirs."""
+    """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
+    groups taking theirs."""
     mine = where.per_node / cluster.accelerators_per_node
-    return cluster.between.node_bytes_per_s * mine * cluster.between.share(where, cluster.accelerators_per_node, pattern)
+    return (
+        cluster.between.node_bytes_per_s * mine * cluster.between.share(where, cluster.accelerators_per_node, pattern)
+    )
 
 
 def latency_s(cluster: Cluster, where: Place, steps: float) -> float:
     """Fixed time: the library's start inside the node, and `steps` messages between nodes."""
     hops = cluster.between.hops(where.span or where.nodes)
-    inside = cluster.inside.latency_s + cluster.inside.latency_per_rank_s * min(where.ranks, cluster.accelerators_per_node)
+    inside = cluster.inside.latency_s + cluster.inside.latency_per_rank_s * min(
+        where.ranks, cluster.accelerators_per_node
+    )
     return inside + steps * hops * cluster.between.hop_s
 
 
@@ -88,7 +94,8 @@ def _bound(size_bytes: float, fixed_s: float, *transfers_s: float) -> Price:
 
 
 def _ring(cluster: Cluster, size_bytes: float, where: Place, passes: float = 2.0) -> Price:
-    """2(n-1)/n S past every rank, hence also out of every node. `passes` 1: reduce-scatter or all-gather, half of it."""
+    """2(n-1)/n S past every rank, hence also out of every node. `passes` 1: reduce-scatter or all-gather, half of
+    it."""
     n = where.ranks
     moved = passes * (n - 1) / n * size_bytes
     inside = _wire(cluster, moved, size_bytes * passes / 2)
@@ -99,8 +106,8 @@ def _ring(cluster: Cluster, size_bytes: float, where: Place, passes: float = 2.0
 
 
 def _tree(cluster: Cluster, size_bytes: float, where: Place) -> Price:
-    """Two binary trees over nodes, a chain inside each, half of the buffer along each tree. An inner node passes on twice
-    what it has, so 2 S leave and enter it; with two nodes each has but one neighbour and S does."""
+    """Two binary trees over nodes, a chain inside each, half of the buffer along each tree. An inner node passes on
+    twice what it has, so 2 S leave and enter it; with two nodes each has but one neighbour and S does."""
     chain = _wire(cluster, 2.0 * size_bytes if where.per_node > 1 else 0.0, size_bytes)
     if where.nodes == 1:
         return _bound(size_bytes, latency_s(cluster, where, 0), chain)
@@ -112,8 +119,8 @@ def _tree(cluster: Cluster, size_bytes: float, where: Place) -> Price:
 
 
 def _halving_doubling(cluster: Cluster, size_bytes: float, where: Place) -> Price:
-    """Recursive halving, then doubling: log2 n steps each way. Ranks beyond a power of two first hand their buffer to a
-    partner and get the sum back (Thakur et al., section 4.4)."""
+    """Recursive halving, then doubling: log2 n steps each way. Ranks beyond a power of two first hand their buffer to
+    a partner and get the sum back (Thakur et al., section 4.4)."""
     n = 2 ** int(math.log2(where.ranks))
     moved = 2.0 * (n - 1) / n * size_bytes + (2.0 * size_bytes if where.ranks > n else 0.0)
     inside = _wire(cluster, moved, size_bytes)

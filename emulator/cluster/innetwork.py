@@ -1,8 +1,10 @@
-"""What an all-reduce takes with in-network aggregation: workers stream chunks through slots of a switch that adds them up
-(SwitchML, NSDI 2021; what a slot does is `switchml/pool.py`, and `emulator/network` plays the same packet by packet).
+"""What an all-reduce takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
+up (SwitchML, NSDI 2021; what a slot does is `switchml/pool.py`, and `emulator/network` plays the same packet by
+packet).
 
-A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree, loss,
-sparse blocks and compression. Nodes with several accelerators reduce inside first, and each accelerator streams its shard.
+A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,
+loss, sparse blocks and compression. Nodes with several accelerators reduce inside first, and each accelerator streams
+its shard.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class Streaming:
     levels: int = 0
     """Switches a packet passes up to the root; 0: one per `nodes_per_leaf` nodes and one above them."""
     sparse: bool = False
-    """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or `density`."""
+    """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or
+    `density`."""
     density: float = 1.0
     """At most this share of each worker's blocks is not zero."""
     overlap: float = 0.0
@@ -51,15 +54,16 @@ DENSE = Streaming()
 
 
 def union_density(density: float, overlap: float, workers: int) -> float:
-    """Share of blocks that are non-zero on any of `workers`: what comes back down. Independent blocks give 1 - (1-d)^n."""
+    """Share of blocks that are non-zero on any of `workers`: what comes back down. Independent blocks give 1 -
+    (1-d)^n."""
     common = density * overlap
     rest = density - common
     return common + (1.0 - common) * (1.0 - (1.0 - min(1.0, rest / max(1e-12, 1.0 - common))) ** workers)
 
 
 def aggregate(cluster: Cluster, size_bytes: float, where: Place, how: Streaming = DENSE) -> Price:
-    """An all-reduce of `size_bytes` among the ranks of `where` through the cluster's switches. Ranks of one node only never
-    leave it: they use the ring inside."""
+    """An all-reduce of `size_bytes` among the ranks of `where` through the cluster's switches. Ranks of one node only
+    never leave it: they use the ring inside."""
     from emulator.cluster.collectives import price
 
     if where.nodes == 1:
@@ -74,7 +78,9 @@ def aggregate(cluster: Cluster, size_bytes: float, where: Place, how: Streaming 
     return price(cluster, "all_reduce", size_bytes, inside, "ring").plus(Price(0.0, shard, shard / streamed))
 
 
-def stream_s(cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s: float, how: Streaming = DENSE) -> float:
+def stream_s(
+    cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s: float, how: Streaming = DENSE
+) -> float:
     """Seconds for `workers` to stream `size_bytes` each through slots over links of this rate each way."""
     switch = cluster.switch
     elements = size_bytes / 4.0
@@ -100,9 +106,9 @@ def stream_s(cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s
 
 
 def _with_loss(base, chunks, packet_s, round_trip, slots, workers, levels, loss, timeout_s) -> float:
-    """A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The stalls of
-    one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and its chunks
-    without queueing; and a stall near the end that nobody else hides."""
+    """A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The
+    stalls of one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and its
+    chunks without queueing; and a stall near the end that nobody else hides."""
     lost = 1.0 - (1.0 - loss) ** (2 * workers * levels)
     per_slot = chunks / slots
     stalls = chunks * lost

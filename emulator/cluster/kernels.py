@@ -1,6 +1,6 @@
-"""What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave; and
-kernels bound by memory. A list of kernels is an array (kernels, 5) of float64: batch, m, n, k, bytes; m = 0 marks one
-that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and result.
+"""What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
+and kernels bound by memory. A list of kernels is an array (kernels, 5) of float64: batch, m, n, k, bytes; m = 0 marks
+one that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and result.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ import numpy as np
 from emulator.cluster.accelerator import Accelerator
 from emulator.cluster.constants import Constants
 
-TILES = np.array(
-    [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)], np.float64
-)
+TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)], np.float64)
 """Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler
 traces)."""
 

@@ -1,8 +1,8 @@
 """Measured collectives: the tables that nccl-tests print, and curves fitted to them.
 
-A library changes protocol with size (NCCL: LL, LL128, Simple with smaller and then full chunks), and each protocol has a
-latency and a bandwidth. So a curve is a few segments, each `latency + bytes / bandwidth`, with the sizes between where
-the protocol changes: eight numbers for three segments, however long the table.
+A library changes protocol with size (NCCL: LL, LL128, Simple with smaller and then full chunks), and each protocol has
+a latency and a bandwidth. So a curve is a few segments, each `latency + bytes / bandwidth`, with the sizes between
+where the protocol changes: eight numbers for three segments, however long the table.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Table:
 
 
 def read(path: Path) -> Table:
-    """A table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times in µs.
-    The number of ranks is in the name (`…_8gpu.txt`) or in nccl-tests' list of ranks."""
+    """A table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times in
+    µs. The number of ranks is in the name (`…_8gpu.txt`) or in nccl-tests' list of ranks."""
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -54,7 +54,8 @@ def read(path: Path) -> Table:
         ranks = int(next(filter(None, named.groups())))
     if len(rows) < 4 or ranks < 2:
         raise ConfigError(
-            f"{path}: expected at least 4 rows of an nccl-tests table and the number of ranks (in the name: …_8gpu.txt); "
+            f"{path}: expected at least 4 rows of an nccl-tests table and the number of ranks (in the name: "
+            "…_8gpu.txt); "
             f"found {len(rows)} rows, {ranks} ranks"
         )
     table = np.array(sorted(rows))
@@ -67,7 +68,9 @@ def read_all(folder: Path) -> list[Table]:
     """All tables (*.txt, *.csv, *.log) in a folder, or the one that `folder` is."""
     if folder.is_file():
         return [read(folder)]
-    paths = sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log")) if folder.is_dir() else []
+    paths = (
+        sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log")) if folder.is_dir() else []
+    )
     if not paths:
         raise ConfigError(f"{folder}: expected a folder with nccl-tests tables (*.txt, *.csv, *.log)")
     return [read(path) for path in paths]
@@ -94,9 +97,9 @@ class Curve:
 
 
 def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -> Curve:
-    """The curve with the least sum of relative errors, small and large sizes counting alike (weights fall with the square
-    root of size, as tables are denser in logarithmic terms towards the end). Exact for the break points tried: all
-    below 24 rows, then ever fewer."""
+    """The curve with the least sum of relative errors, small and large sizes counting alike (weights fall with the
+    square root of size, as tables are denser in logarithmic terms towards the end). Exact for the break points tried:
+    all below 24 rows, then ever fewer."""
     count = len(size_bytes)
     order = np.argsort(size_bytes)
     size, took = np.asarray(size_bytes, np.float64)[order], np.asarray(seconds, np.float64)[order]

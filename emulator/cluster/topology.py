@@ -1,10 +1,9 @@
-"""How nodes hang together: how far apart the members of a group are, and what is left of their network ports' rate when
-all groups of a job talk at once. Ranks are numbered node by node.
+"""How nodes hang together: how far apart the members of a group are, and what is left of their network ports' rate
+when all groups of a job talk at once. Ranks are numbered node by node.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from emulator import datafile
@@ -27,8 +26,8 @@ class Place:
 
 
 def place(ranks: int, stride: int, per_node: int) -> Place:
-    """`ranks` members, `stride` ranks apart, on nodes of `per_node`: tensor-parallel groups have stride 1, data-parallel
-    ones that of a tensor group, pipelines that of a stage."""
+    """`ranks` members, `stride` ranks apart, on nodes of `per_node`: tensor-parallel groups have stride 1,
+    data-parallel ones that of a tensor group, pipelines that of a stage."""
     if ranks == 1:
         return Place(1, 1, 1, 1)
     together = max(1, min(ranks, per_node // stride)) if stride < per_node else 1
@@ -51,8 +50,8 @@ class Fabric:
     hop_s: float
     """Through one switch and its link, host software included."""
     cross_rail_efficiency: float = 1.0
-    """What is left of that where a group has more than one but not all accelerators of a node, so that its ring changes
-    rails (rail-optimized)."""
+    """What is left of that where a group has more than one but not all accelerators of a node, so that its ring
+    changes rails (rail-optimized)."""
     nodes_per_leaf: int = 16
     oversubscription: float = 1.0
     """Ports down to ports up at a leaf (leaf-spine, fat-tree) or between groups (dragonfly)."""
@@ -64,7 +63,14 @@ class Fabric:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError(datafile.unknown("topology", self.kind, KINDS))
-        for name in ("ports_per_node", "port_bps", "efficiency", "oversubscription", "nodes_per_leaf", "cross_rail_efficiency"):
+        for name in (
+            "ports_per_node",
+            "port_bps",
+            "efficiency",
+            "oversubscription",
+            "nodes_per_leaf",
+            "cross_rail_efficiency",
+        ):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
 
@@ -90,9 +96,9 @@ class Fabric:
         return 3
 
     def share(self, where: Place, per_node: int, pattern: str = "ring") -> float:
-        """What is left of the rate of a node of `per_node` accelerators for a pattern that all groups run at once: `ring` (neighbours talk, most of them
-        under one leaf), `tree` and `pairs` (pipeline neighbours and others far apart), `all` (everyone with
-        everyone)."""
+        """What is left of the rate of a node of `per_node` accelerators for a pattern that all groups run at once:
+        `ring` (neighbours talk, most of them under one leaf), `tree` and `pairs` (pipeline neighbours and others far
+        apart), `all` (everyone with everyone)."""
         if where.nodes <= 1:
             return 1.0
         span = where.span or where.nodes
@@ -102,7 +108,9 @@ class Fabric:
             # A ring embeds in a torus; everyone with everyone is limited by the bisection, 2 N^((d-1)/d) links for N/2
             # nodes of 2 d links each (Dally and Towles, Principles and Practices of Interconnection Networks, ch. 5).
             side = span ** (1 / self.dimensions)
-            return 1.0 if pattern == "ring" else min(1.0, 4.0 / side / self.dimensions * (2 if pattern == "tree" else 1))
+            return (
+                1.0 if pattern == "ring" else min(1.0, 4.0 / side / self.dimensions * (2 if pattern == "tree" else 1))
+            )
         if self.kind == "rail-optimized" and 1 < where.per_node < per_node:
             rail = self.cross_rail_efficiency
         else:

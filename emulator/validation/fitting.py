@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from emulator.cluster.cluster import Cluster
+from emulator.emulate import replayed_s
 from emulator.pricing import closed_form_s, plan
 from emulator.validation.rows import Row
 from emulator.workload.job import Job
@@ -65,14 +66,18 @@ def fit(
         calls += 1
         if progress is not None:
             progress(f"{calls} evaluations of {len(samples)} rows")
-        tried = with_values(cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), logs, strict=True)})
+        tried = with_values(
+            cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), logs, strict=True)}
+        )
         return [
             weight * math.log(closed_form_s(plan(model, job, tried)) / measured)
             for (model, job, measured), weight in zip(samples, weights, strict=True)
         ]
 
     found = least_squares(errors, [0.0] * len(start), loss="soft_l1", f_scale=OUTLIER, diff_step=0.02, max_nfev=30)
-    return with_values(cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), found.x, strict=True)})
+    return with_values(
+        cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), found.x, strict=True)}
+    )
 
 
 def size_name(model: Transformer) -> str:
@@ -83,7 +88,8 @@ def size_name(model: Transformer) -> str:
 def split_by_size(
     cluster: Cluster, samples: Sequence[Sample], progress: Callable[[str], None] | None = None
 ) -> list[tuple[str, list[Row]]]:
-    """For each model size its rows, predicted with constants fitted to all others (at most 150 of each, evenly taken)."""
+    """For each model size its rows, predicted with constants fitted to all others (at most 150 of each, evenly
+    taken)."""
     sizes = list(dict.fromkeys(size_name(model) for model, _, _ in samples))
     if len(sizes) < 2:
         raise ConfigError(f"these rows are all of one model size ({sizes[0]}); leaving it out leaves nothing to fit")
@@ -101,8 +107,10 @@ def split_by_size(
 
 
 def predict(cluster: Cluster, samples: Sequence[Sample]) -> list[Row]:
-    """Measured and predicted seconds of each sample."""
-    return [Row(_name(model, job), measured, closed_form_s(plan(model, job, cluster)), "s") for model, job, measured in samples]
+    """Measured seconds of each sample, and what replaying the job gives."""
+    return [
+        Row(_name(model, job), measured, replayed_s(plan(model, job, cluster)), "s") for model, job, measured in samples
+    ]
 
 
 def _name(model: Transformer, job: Job) -> str:

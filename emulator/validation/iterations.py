@@ -1,5 +1,5 @@
-"""Measured iterations of Megatron-DeepSpeed: the CSV files of VIA-Research/vTrain (MICRO 2024), and others with the same
-columns."""
+"""Measured iterations of Megatron-DeepSpeed: the CSV files of VIA-Research/vTrain (MICRO 2024), and others with the
+same columns."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ VOCABULARY = 51200
 
 
 def read(path: Path) -> list[tuple[Transformer, Job, float]]:
-    """Model, job and measured seconds of each row. Jobs that fill more than one node of 8 recompute all activations, as
-    the publication says; smaller ones keep them."""
+    """Model, job and measured seconds of each row. Jobs that fill more than one node of 8 recompute all activations,
+    as the publication says; smaller ones keep them."""
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -49,7 +49,9 @@ def _row(row: dict[str, str], where: str) -> tuple[Transformer, Job, float]:
     except (TypeError, ValueError):
         raise ConfigError(f"{where}: expected numbers in all columns, not {list(row.values())}") from None
     if tp * dp * pp != gpus or not measured > 0:
-        raise ConfigError(f"{where}: {gpus} GPUs are not {tp} x {dp} x {pp} (tensor x data x pipeline), or the time is not positive")
+        raise ConfigError(
+            f"{where}: {gpus} GPUs are not {tp} x {dp} x {pp} (tensor x data x pipeline), or the time is not positive"
+        )
     try:
         model = Transformer(
             name=f"gpt-{layers}x{hidden}",

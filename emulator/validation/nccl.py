@@ -1,5 +1,5 @@
-"""Measured all-reduces, the tables of nccl-tests: a curve is fitted to every other size of a table and predicts the sizes
-between."""
+"""Measured all-reduces, the tables of nccl-tests: a curve is fitted to every other size of a table and predicts the
+sizes between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draws predicted against measured: one point a row on logarithmic axes, the diagonal, and bands of 5 and 20 percent."""
+"""Draws predicted against measured: one point a row on logarithmic axes, the diagonal, and bands of 5 and 20
+percent."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ ENDINGS = (".png", ".svg", ".html")
 
 
 def draw(groups: Sequence[tuple[str, Sequence[Row]]], path: Path, title: str) -> None:
-    """Write `path`; one panel for each unit among the rows, one colour a group. Raises ConfigError for an ending that is
-    none of ENDINGS and where matplotlib is missing."""
+    """Write `path`; one panel for each unit among the rows, one colour a group. Raises ConfigError for an ending that
+    is none of ENDINGS and where matplotlib is missing."""
     if path.suffix not in ENDINGS:
         raise ConfigError(f"{path}: expected a name that ends in {', '.join(ENDINGS)}")
     if not path.resolve().parent.is_dir():

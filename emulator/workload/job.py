@@ -1,5 +1,5 @@
-"""A training job: which model, how it is split over how many accelerators, and what an iteration does. Refuses what makes
-no sense before any time is spent.
+"""A training job: which model, how it is split over how many accelerators, and what an iteration does. Refuses what
+makes no sense before any time is spent.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Job:
 
     gpus: int = 8
     batch: int = 0
-    """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline, four
-    for each stage."""
+    """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline,
+    four for each stage."""
     micro_batch: int = 1
     sequence: int = 0
     """Tokens of a sample; 0: the model's own."""
@@ -79,7 +79,9 @@ class Job:
         if self.gpus % (self.tp * self.pp):
             raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
         if self.dp % self.ep:
-            raise ConfigError(f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly")
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly"
+            )
         if self.batch and self.batch % (self.dp * self.micro_batch):
             raise ConfigError(
                 f"batch {self.batch} is no multiple of {self.dp * self.micro_batch}: "
@@ -89,7 +91,8 @@ class Job:
             raise ConfigError("schedule interleaved and virtual-stages of at least 2 go together")
         if self.schedule == "interleaved" and self.micro_batches % self.pp:
             raise ConfigError(
-                f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); this job has {self.micro_batches}"
+                f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
+                f"this job has {self.micro_batches}"
             )
         if self.zero == 3 and self.pp > 1:
             raise ConfigError("zero 3 and pipelines don't go together: each micro-batch would gather all weights again")
@@ -122,15 +125,24 @@ class Job:
         if isinstance(model, LayerTable):
             for key in ("tp", "pp", "ep"):
                 if getattr(self, key) > 1:
-                    raise ConfigError(f"{model.name} is a table of layers: it can be data-parallel only, but {key} is {getattr(self, key)}")
+                    raise ConfigError(
+                        f"{model.name} is a table of layers: it can be data-parallel only, "
+                        f"but {key} is {getattr(self, key)}"
+                    )
             if self.recompute == "selective" or self.sequence_parallel:
-                raise ConfigError(f"{model.name} is no transformer: selective recomputation and sequence parallelism need one")
+                raise ConfigError(
+                    f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
+                )
             return
         pieces = self.pp * self.virtual_stages
         if model.layers % pieces:
-            raise ConfigError(f"{model.name}'s {model.layers} layers can't be split into {pieces} equal pieces (pp x virtual stages)")
+            raise ConfigError(
+                f"{model.name}'s {model.layers} layers can't be split into {pieces} equal pieces (pp x virtual stages)"
+            )
         if model.heads % self.tp or (model.key_heads % self.tp and self.tp % model.key_heads):
-            raise ConfigError(f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}")
+            raise ConfigError(
+                f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
+            )
         if model.experts % self.ep:
             raise ConfigError(f"{model.name}'s {model.experts} experts can't be split over ep {self.ep}")
         if self.sequence_parallel and self.tp == 1:

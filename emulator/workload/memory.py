@@ -1,5 +1,5 @@
-"""What a job keeps in the memory of each accelerator, by the published formulas; so that a job which can't fit is refused
-before time is spent on it.
+"""What a job keeps in the memory of each accelerator, by the published formulas; so that a job which can't fit is
+refused before time is spent on it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Memory:
 
 
 def memory(model: Model, job: Job) -> Memory:
-    """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last one,
-    whichever is more."""
+    """What the fullest rank holds: the first stage of a pipeline, which has most micro-batches in flight, or the last
+    one, whichever is more."""
     if isinstance(model, LayerTable):
         return _states(float(model.parameters), job, activations=_table_activations(model, job))
     stages = {0, job.pp - 1}
@@ -51,8 +51,8 @@ def memory(model: Model, job: Job) -> Memory:
 
 
 def _states(parameters: float, job: Job, activations: float) -> Memory:
-    """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel ranks
-    from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5)."""
+    """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel
+    ranks from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5)."""
     if job.precision in ("fp32", "tf32"):
         weight, optimizer = 4.0, WEIGHT_BYTES[job.optimizer]["optimizer"] - 4.0
     else:
@@ -105,9 +105,9 @@ def in_flight(job: Job, stage: int) -> float:
 
 
 def layer_activations(model: Transformer, job: Job) -> float:
-    """Bytes that one layer keeps of one micro-batch for the backward pass, in half precision (Korthikanti et al., MLSys
-    2023, table 2): s b h (10 + 24/t + 5 a s / (h t)) and what sequence parallelism and recomputation leave of it. The
-    MLP's share (19 of 34 s b h, 16 of them inside) follows its width; flash attention keeps no scores."""
+    """Bytes that one layer keeps of one micro-batch for the backward pass, in half precision (Korthikanti et al.,
+    MLSys 2023, table 2): s b h (10 + 24/t + 5 a s / (h t)) and what sequence parallelism and recomputation leave of
+    it. The MLP's share (19 of 34 s b h, 16 of them inside) follows its width; flash attention keeps no scores."""
     s, b, h, t = job.tokens(model), job.micro_batch, model.hidden, job.tp
     unit = float(s * b * h)
     if job.recompute == "full":

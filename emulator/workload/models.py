@@ -50,7 +50,8 @@ class Transformer:
                 raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
         if self.hidden % self.heads or self.heads % self.key_heads:
             raise ConfigError(
-                f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), and that of kv_heads ({self.key_heads})"
+                f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), "
+                f"and that of kv_heads ({self.key_heads})"
             )
         if self.experts_per_token > self.experts:
             raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
@@ -176,17 +177,21 @@ COLUMNS = ("layer", "parameters", "forward_flops", "activation_elements", "kerne
 def _read_layers(path: Path, name: str, about: _TableFile) -> LayerTable:
     rows = _rows(path, COLUMNS)
     numbers = np.array([[_number(row[key], path, line) for key in COLUMNS[1:]] for line, row in rows], np.float64).T
-    return LayerTable(name, about.title, about.source, tuple(row["layer"] for _, row in rows), *numbers, unit=about.unit)
+    return LayerTable(
+        name, about.title, about.source, tuple(row["layer"] for _, row in rows), *numbers, unit=about.unit
+    )
 
 
 DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")
 
 
 def read_dnn_benchmark(path: Path) -> LayerTable:
-    """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a layer a
-    line, its elements and what its passes take on one batch."""
+    """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a
+    layer a line, its elements and what its passes take on one batch."""
     rows = _rows(path, DNN_COLUMNS)
-    _, numel, forward, backward = np.array([[_number(row[key], path, line) for key in DNN_COLUMNS] for line, row in rows]).T
+    _, numel, forward, backward = np.array(
+        [[_number(row[key], path, line) for key in DNN_COLUMNS] for line, row in rows]
+    ).T
     nothing, one = np.zeros(len(rows)), np.ones(len(rows))
     return LayerTable(
         path.stem,
@@ -213,7 +218,9 @@ def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[int, dict[str, str
         raise ConfigError(f"can't read {path}: {error}") from None
     missing = [name for name in columns if name not in (reader.fieldnames or ())]
     if missing or not rows:
-        raise ConfigError(f"{path}: expected the columns {', '.join(columns)} and at least one layer; missing: {missing}")
+        raise ConfigError(
+            f"{path}: expected the columns {', '.join(columns)} and at least one layer; missing: {missing}"
+        )
     return rows
 
 

@@ -1,5 +1,5 @@
-"""In which order a pipeline stage takes its forward and backward passes. A schedule is an array (passes, 3) int32: 1 for
-forward or 0 for backward, micro-batch, and which of the stage's pieces of the model (0 without interleaving).
+"""In which order a pipeline stage takes its forward and backward passes. A schedule is an array (passes, 3) int32: 1
+for forward or 0 for backward, micro-batch, and which of the stage's pieces of the model (0 without interleaving).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ FORWARD, MICRO_BATCH, PIECE = 0, 1, 2
 
 
 def passes(job: Job, stage: int) -> np.ndarray:
-    """The order of `stage`. A message-driven stage (AxoNN) has none: it takes what has arrived; its order here is that of
-    1F1B and only numbers the passes."""
+    """The order of `stage`. A message-driven stage (AxoNN) has none: it takes what has arrived; its order here is that
+    of 1F1B and only numbers the passes."""
     if job.schedule == "gpipe":
         return _gpipe(job.micro_batches)
     if job.schedule == "interleaved":
@@ -28,8 +28,8 @@ def _gpipe(count: int) -> np.ndarray:
 
 
 def _one_forward_one_backward(count: int, stages: int, stage: int) -> np.ndarray:
-    """Forward until the pipeline behind is full, then one backward for each forward (PipeDream-flush; Narayanan et al., ICML
-    2021)."""
+    """Forward until the pipeline behind is full, then one backward for each forward (PipeDream-flush; Narayanan et
+    al., ICML 2021)."""
     warm = min(stages - stage - 1, count)
     order = [(1, i, 0) for i in range(warm)]
     for i in range(count - warm):
@@ -39,8 +39,8 @@ def _one_forward_one_backward(count: int, stages: int, stage: int) -> np.ndarray
 
 
 def _interleaved(count: int, stages: int, pieces: int, stage: int) -> np.ndarray:
-    """As 1F1B, but in groups of `stages` micro-batches that go through one piece after the other (Narayanan et al., SC 2021,
-    section 2.2; Megatron-LM, forward_backward_pipelining_with_interleaving)."""
+    """As 1F1B, but in groups of `stages` micro-batches that go through one piece after the other (Narayanan et al., SC
+    2021, section 2.2; Megatron-LM, forward_backward_pipelining_with_interleaving)."""
     total = count * pieces
 
     def nth(number: int, forward: bool) -> tuple[int, int, int]:

@@ -1,5 +1,5 @@
-"""Counts what a torch module does without running it: its forward pass on the meta device, where tensors have shapes and
-no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix products and convolutions.
+"""Counts what a torch module does without running it: its forward pass on the meta device, where tensors have shapes
+and no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix products and convolutions.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def count(
     title: str = "",
     batch: int = 2,
 ) -> LayerTable:
-    """A row for each submodule that has parameters or FLOPs of its own, in the order of forward; what lies between them is
-    counted to the one before. Parameters used twice count once.
+    """A row for each submodule that has parameters or FLOPs of its own, in the order of forward; what lies between
+    them is counted to the one before. Parameters used twice count once.
 
     `shapes`: of the inputs, without the batch. `dtypes`: default float32. A batch of `batch` passes through, and all
     counts are for one sample. Raises ConfigError where the module can't take these inputs.
@@ -71,7 +71,20 @@ def count(
     elements: dict[str, float] = {}
     kernels: dict[str, int] = {}
     stack: list[str] = [""]
-    views = {"view", "reshape", "t", "transpose", "permute", "expand", "unsqueeze", "squeeze", "slice", "select", "detach", "split"}
+    views = {
+        "view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "detach",
+        "split",
+    }
     views |= {"_unsafe_view", "alias", "as_strided", "unbind", "chunk", "split_with_sizes", "flatten", "unflatten"}
 
     def row(part: str) -> str:
@@ -114,7 +127,9 @@ def count(
         with Counter():
             module(*inputs)
     except Exception as error:
-        raise ConfigError(f"{name} can't take inputs of shape {[tuple(one.shape) for one in inputs]}: {error}") from None
+        raise ConfigError(
+            f"{name} can't take inputs of shape {[tuple(one.shape) for one in inputs]}: {error}"
+        ) from None
     finally:
         for hook in hooks:
             hook.remove()

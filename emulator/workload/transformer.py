@@ -1,6 +1,6 @@
-"""What one layer of a transformer launches: matrix products and memory-bound kernels of forward and backward, as rows for
-`emulator.cluster.kernels`, and what tensor parallelism exchanges between them. The kernels are those of Megatron-LM
-(megatron/model/transformer.py and its fused kernels): counted from the code, one row a kernel.
+"""What one layer of a transformer launches: matrix products and memory-bound kernels of forward and backward, as rows
+for `emulator.cluster.kernels`, and what tensor parallelism exchanges between them. The kernels are those of
+Megatron-LM (megatron/model/transformer.py and its fused kernels): counted from the code, one row a kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LOSS_KERNELS = 12
 
 @dataclass(frozen=True)
 class Segment:
-    """Half a layer, or what stands before or after all layers: kernels (rows of batch, m, n, k, bytes) and exchanges."""
+    """Half a layer, or what stands before or after all layers: kernels (rows of batch, m, n, k, bytes) and
+    exchanges."""
 
     name: str
     forward: np.ndarray
@@ -51,15 +52,16 @@ def element_bytes(job: Job) -> int:
 
 
 def _products(m: float, n: float, k: float, batch: float, element: int) -> tuple[tuple, tuple]:
-    """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, adding up the gradient."""
+    """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, adding up the
+    gradient."""
     forward = (_gemm(m, n, k, batch),)
     backward = (_gemm(k, n, m, batch), _gemm(m, k, n, batch), _memory(3 * element * batch * m * k))
     return forward, backward
 
 
 def attention(model: Transformer, job: Job, traffic: float) -> Segment:
-    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. `traffic`: memory traffic of the
-    kernels on scores, over what their operands need once."""
+    """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. `traffic`: memory traffic of
+    the kernels on scores, over what their operands need once."""
     e, t, b, s = element_bytes(job), job.tp, job.micro_batch, job.tokens(model)
     h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
     tokens, head = b * s, h // model.heads
@@ -76,7 +78,12 @@ def attention(model: Transformer, job: Job, traffic: float) -> Segment:
         core_back = (_gemm(s, s / 2, 5 * head, heads), _memory(8 * e * split))
     else:
         scores = traffic * heads * s * s
-        core = [_gemm(s, s, head, heads), _memory(2 * e * scores), _memory((2 * e + 1) * scores), _gemm(s, head, s, heads)]
+        core = [
+            _gemm(s, s, head, heads),
+            _memory(2 * e * scores),
+            _memory((2 * e + 1) * scores),
+            _gemm(s, head, s, heads),
+        ]
         core_back = [_gemm(s, head, s, heads)] * 2 + [_gemm(s, s, head, heads)] * 2
         core_back += [_memory((2 * e + 1) * scores), _memory(3 * e * scores)]
         if heads % 4:
@@ -85,7 +92,9 @@ def attention(model: Transformer, job: Job, traffic: float) -> Segment:
             core += [_memory(2 * e * scores)] * 5
             core_back += [_memory(3 * e * scores)] * 4
     forward = _rows(norm, *qkv, *core, _memory(2 * e * split), *out, residual)
-    backward = _rows(*residual_back, *out_back, _memory(2 * e * split), *core_back, _memory(6 * e * split), *qkv_back, norm_back)
+    backward = _rows(
+        *residual_back, *out_back, _memory(2 * e * split), *core_back, _memory(6 * e * split), *qkv_back, norm_back
+    )
     return Segment("attention", forward, backward, _rows(*core), reduce_bytes=e * tokens * h if t > 1 else 0.0)
 
 
@@ -100,7 +109,13 @@ def mlp(model: Transformer, job: Job) -> Segment:
     ways = 2 if model.gated else 1
     up, up_back = _products(ways * f / t, inner / local, h, local, e)
     down, down_back = _products(h, inner / local, f / t, local, e)
-    forward = [_memory(2 * e * whole), *up, _memory((ways + 1) * e * inner * f / t), *down, _memory((3 * e + 1) * whole)]
+    forward = [
+        _memory(2 * e * whole),
+        *up,
+        _memory((ways + 1) * e * inner * f / t),
+        *down,
+        _memory((3 * e + 1) * whole),
+    ]
     backward = [_memory((2.5 * e + 2) * whole), _memory(3 * e * whole), *down_back]
     backward += [_memory(3 * ways * e * inner * f / t), _memory(ways * e * inner * f / t), *up_back]
     backward += [_memory(5 * e * whole), _memory(3 * e * whole)]
@@ -127,8 +142,8 @@ def embedding(model: Transformer, job: Job) -> Segment:
 
 
 def head(model: Transformer, job: Job, loss_bytes: float) -> Segment:
-    """Projection onto the vocabulary and the loss. `loss_bytes`: memory traffic of the loss for each logit; three fifths of
-    it in forward."""
+    """Projection onto the vocabulary and the loss. `loss_bytes`: memory traffic of the loss for each logit; three
+    fifths of it in forward."""
     e = element_bytes(job)
     tokens, share = job.micro_batch * job.tokens(model), model.vocabulary / job.tp
     forward, backward = _products(share, tokens, model.hidden, 1, e)

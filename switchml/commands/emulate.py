@@ -24,7 +24,12 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--pp", ("job", "pp"), int, "Pipeline stages."),
     ("--ep", ("job", "ep"), int, "Expert-parallel ranks."),
     ("--zero", ("job", "zero"), int, "ZeRO stage, 0 to 3 (3: FSDP)."),
-    ("--sequence-parallel/--no-sequence-parallel", ("job", "sequence_parallel"), bool, "Split norms and dropout over tp."),
+    (
+        "--sequence-parallel/--no-sequence-parallel",
+        ("job", "sequence_parallel"),
+        bool,
+        "Split norms and dropout over tp.",
+    ),
     ("--batch", ("job", "batch"), int, "Samples of all ranks in an iteration."),
     ("--micro-batch", ("job", "micro_batch"), int, "Samples that a rank takes at once."),
     ("--sequence", ("job", "sequence"), int, "Tokens of a sample."),
@@ -89,7 +94,9 @@ def emulate(what: tuple[str, ...], time_budget_s: float, as_json: bool, **option
     from emulator.emulate import emulate as run
     from emulator.emulate import request
 
-    found = run(request(table, what[0] if what else "the options"), progress=_progress(as_json), time_budget_s=time_budget_s)
+    found = run(
+        request(table, what[0] if what else "the options"), progress=_progress(as_json), time_budget_s=time_budget_s
+    )
     if as_json:
         click.echo(json.dumps(found.to_json()))
     else:
@@ -130,18 +137,23 @@ def _show(found: Emulation) -> None:
     console = Console()
     job, cluster = found.plan.job, found.plan.cluster
     console.print(f"[bold]{found.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
-    console.print(f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of {job.micro_batch}, "
+    console.print(f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of "
+        f"{job.micro_batch}, "
                   f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}")  # fmt: skip
     table = Table(show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("iteration", f"{found.iteration_s * 1e3:,.1f} ms" if found.iteration_s < 1 else f"{found.iteration_s:,.2f} s")
+    table.add_row(
+        "iteration", f"{found.iteration_s * 1e3:,.1f} ms" if found.iteration_s < 1 else f"{found.iteration_s:,.2f} s"
+    )
     for name, seconds in found.parts.items():
         table.add_row(f"  {name}", f"{seconds / found.iteration_s:.1%}")
     table.add_section()
     table.add_row("throughput", f"{found.samples_per_s:,.1f} samples/s")
     table.add_row("model FLOPs utilization", f"{found.mfu:.1%}")
-    table.add_row("memory, fullest accelerator", f"{found.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB")
+    table.add_row(
+        "memory, fullest accelerator", f"{found.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB"
+    )
     for name, size in found.memory.parts().items():
         table.add_row(f"  {name}", f"{size / 1e9:.1f} GB")
     if found.steps:
@@ -173,7 +185,10 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         "schedules": dict.fromkeys(job.SCHEDULES, ""),
         "allreduces": dict.fromkeys(job.ALL_REDUCES, ""),
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
-        "constants": {name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}" for name, note in constants.notes().items()},
+        "constants": {
+            name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}"
+            for name, note in constants.notes().items()
+        },
     }
     for kind in kinds:
         if kind not in known:

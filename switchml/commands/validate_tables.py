@@ -26,9 +26,13 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 
 
 @click.command()
-@click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv…")
+@click.argument(
+    "files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE.csv…"
+)
 @click.option("--cluster", "cluster_name", default="a100-hdr800", show_default=True, help="Where they were measured.")
-@click.option("--refit", is_flag=True, help="Also fit the constants to all model sizes but one, for each in turn (slow; scipy).")
+@click.option(
+    "--refit", is_flag=True, help="Also fit the constants to all model sizes but one, for each in turn (slow; scipy)."
+)
 @_plot
 @_json
 def iterations(files: tuple[Path, ...], cluster_name: str, refit: bool, plot_file: Path | None, as_json: bool) -> None:
@@ -49,21 +53,25 @@ def iterations(files: tuple[Path, ...], cluster_name: str, refit: bool, plot_fil
     found = _summary(rows) | {"constants": fitting.values(machine)}
     if refit:
         splits = fitting.split_by_size(machine, samples, _say if not as_json else None)
-        found["left_out"] = {name: {key: value for key, value in _summary(part).items() if key != "rows"} for name, part in splits}
+        found["left_out"] = {
+            name: {key: value for key, value in _summary(part).items() if key != "rows"} for name, part in splits
+        }
         groups += [(f"{name}, constants fitted without it", part) for name, part in splits]
     _finish(rows, found, groups, plot_file, as_json, "iterations")
 
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, path_type=Path), metavar="DIR")
-@click.option("--cluster", "cluster_name", help="Predict by this cluster's closed form, with nothing fitted to the tables.")
+@click.option(
+    "--cluster", "cluster_name", help="Predict by this cluster's closed form, with nothing fitted to the tables."
+)
 @_plot
 @_json
 def nccl(folder: Path, cluster_name: str | None, plot_file: Path | None, as_json: bool) -> None:
     """Predict the all-reduce tables of nccl-tests in DIR.
 
-    Of each table every other size fits a curve of three segments (latency and bandwidth for each protocol), and the sizes
-    between are predicted.
+    Of each table every other size fits a curve of three segments (latency and bandwidth for each protocol), and the
+    sizes between are predicted.
     """
     from emulator.cluster import cluster, tables
     from emulator.validation import nccl as check
@@ -89,8 +97,8 @@ def nccl(folder: Path, cluster_name: str | None, plot_file: Path | None, as_json
 def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     """Predict Megatron-LM's published tables.
 
-    Times and memory of Korthikanti et al. (MLSys 2023), throughput of Narayanan et al. (SC 2021). The summary is of the
-    former's table 5; memory and throughput stand beside it.
+    Times and memory of Korthikanti et al. (MLSys 2023), throughput of Narayanan et al. (SC 2021). The summary is of
+    the former's table 5; memory and throughput stand beside it.
     """
     from emulator.cluster import cluster
     from emulator.validation import megatron as check
@@ -100,7 +108,11 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     others = [("memory", check.memories()), ("throughput (Narayanan)", check.scaling(machine))]
     seen = [row for row in rows if row.name.endswith("full")]
     unseen = [row for row in rows if not row.name.endswith("full")]
-    groups = [("times, constants fitted to them among others", seen), ("times, nothing fitted to them", unseen), *others]
+    groups = [
+        ("times, constants fitted to them among others", seen),
+        ("times, nothing fitted to them", unseen),
+        *others,
+    ]
     found = _summary(rows) | {"memory": _summary(others[0][1]), "throughput": _summary(others[1][1])}
     _finish(rows, found, groups, plot_file, as_json, "Megatron", show=[*rows, *others[0][1], *others[1][1]])
 
@@ -133,19 +145,36 @@ def _finish(
 
     console = Console()
     shown = list(show or sorted(rows, key=lambda row: -abs(row.error))[:SHOWN])
-    table = Table(title=f"{what}: {len(rows)} rows" + (f", the {len(shown)} that are off most" if show is None and len(rows) > len(shown) else ""))
+    table = Table(
+        title=f"{what}: {len(rows)} rows"
+        + (f", the {len(shown)} that are off most" if show is None and len(rows) > len(shown) else "")
+    )
     for name, justify in (("row", "left"), ("measured", "right"), ("predicted", "right"), ("error", "right")):
         table.add_column(name, justify=justify)
     for row in shown:
         table.add_row(row.name, _amount(row.measured, row.unit), _amount(row.predicted, row.unit), f"{row.error:+.1%}")
     console.print(table)
     summary = Table(title="mean absolute percentage error")
-    for name, justify in (("rows", "left"), ("count", "right"), ("MAPE", "right"), ("bias", "right"), ("worst", "right"), ("within 5 %", "right")):
+    for name, justify in (
+        ("rows", "left"),
+        ("count", "right"),
+        ("MAPE", "right"),
+        ("bias", "right"),
+        ("worst", "right"),
+        ("within 5 %", "right"),
+    ):
         summary.add_column(name, justify=justify)
     for name, part in [*groups, ("all" if show is None else "all times", rows)]:
         one = _summary(part)
         bias = sum(row.error for row in part) / len(part)
-        summary.add_row(name, str(len(part)), f"{one['mape']:.1%}", f"{bias:+.1%}", f"{one['worst']['error']:+.1%}", f"{one['within_5_percent']:.0%}")
+        summary.add_row(
+            name,
+            str(len(part)),
+            f"{one['mape']:.1%}",
+            f"{bias:+.1%}",
+            f"{one['worst']['error']:+.1%}",
+            f"{one['within_5_percent']:.0%}",
+        )
     console.print(summary)
 
 
@@ -160,5 +189,3 @@ def _amount(value: float, unit: str) -> str:
 
 def _say(text: str) -> None:
     click.echo(f"\r{text}\033[K", nl=False, err=True)
-
-
