@@ -97,7 +97,11 @@ def lanes(played: Replayed, ranks: np.ndarray, columns: int = COLUMNS) -> list[L
         for number in range(len(PHASES)):
             chosen = op_phase == number
             filled[number] = _filled(graph.ops.stream[ops][chosen], moves_s[chosen], end_s[chosen], edges_s)
-        filled[PHASES.index("waiting")] = _filled(graph.ops.stream[ops], start_s, moves_s, edges_s)
+        # A receive is posted long before its send; that its stream waits says nothing.
+        chosen = graph.works.kind[graph.ops.work[ops]] == Kind.COLLECTIVE
+        filled[PHASES.index("waiting")] = _filled(
+            graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
+        )
         computes = np.isin(PHASES, _COMPUTES)
         name = f"rank {graph.ranks.device[rank]}"
         if graph.stages() > 1:

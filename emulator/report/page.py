@@ -139,7 +139,7 @@ def _ticks(most: float) -> list[tuple[float, str]]:
     return [(number * step / most, time_text(number * step)) for number in range(int(most / step + 1e-9) + 1)]
 
 
-WIDTH, HEIGHT = 520, 260
+WIDTH, HEIGHT = 400, 230
 
 
 def _plot(chart: Chart) -> dict[str, Any]:
