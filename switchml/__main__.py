@@ -29,7 +29,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 """Subcommand name → ("module:attribute" of its click command, the line that `switchml --help` shows for it)."""
 
-EXTRA_OF_MODULE: dict[str, str] = {"torch": "train", "sklearn": "train"}
+EXTRA_OF_MODULE: dict[str, str] = {
+    "torch": "train",
+    "sklearn": "train",
+    "jinja2": "report",
+    "pyarrow": "parquet",
+    "distributed": "dask",
+}
 """Optional top-level module → the extra that installs it."""
 
 

@@ -111,7 +111,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("emulator.workload.*",      "switchml.jit emulator.workload",                   ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),
     ("emulator.replay.*",        "switchml.jit switchml.memory emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
-    ("emulator.report.*",        "emulator.replay emulator.report",                  ANY_BUT_TORCH),
+    ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
 ]  # fmt: skip
 """The first row that matches a module decides; `a.*` matches `a` and all below it. Naming a package allows
