@@ -211,7 +211,7 @@ class Rank:
                 after = (*after, self.returned[micro_batch - self.job.pp])
             last = self._whole(f"forward of stage {self.number}", self._forward_s(piece), micro_batch, after, 0)
         else:
-            last = self._steps_forward(self.pieces[piece], micro_batch, after, "")
+            last = self._steps_forward(self.pieces[piece], micro_batch, after)
         if virtual < self.job.pp * self.job.virtual_stages - 1:
             self._hand(TO_NEXT, FORWARDS, virtual, micro_batch, Kind.SEND, (last,))
 
@@ -250,14 +250,18 @@ class Rank:
             for s in self.pieces[piece]
         )
 
-    def _steps_forward(self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], suffix: str) -> int:
+    def _steps_forward(
+        self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], again: bool = False
+    ) -> int:
         last = -1
         for step in steps:
-            seconds = (step.forward_s if not suffix else step.again_s) * self.stage.stretch
+            seconds = (step.again_s if again else step.forward_s) * self.stage.stretch
             after = self._gather(step, micro_batch, after) if self.job.zero == 3 else after
             last = self._exchange(step, micro_batch, after)
             after = () if last >= 0 else after
-            work = self.works.compute(f"{step.name} forward{suffix}", seconds, step.forward_flops)
+            work = self.works.compute(
+                f"{step.name} {'recomputed' if again else 'forward'}", seconds, step.forward_flops
+            )
             last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
             self.recent = [*self.recent[-1:], last]
             last = self._meet_after(step, micro_batch, last)
@@ -270,7 +274,7 @@ class Rank:
         last = -1
         for group in reversed(groups):
             if group[0].reduces_again:
-                self._steps_forward(group, micro_batch, after, " again")
+                self._steps_forward(group, micro_batch, after, again=True)
                 after = ()
             for step in reversed(group):
                 again = 0.0 if step.reduces_again else step.again_s

@@ -77,10 +77,51 @@ def _options(command: Any) -> Any:
 @click.command()
 @click.argument("what", nargs=-1, metavar="[JOB.toml | list [KIND]]")
 @_options
+@click.option(
+    "--timeline",
+    "timeline_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline for Perfetto (.json or .json.gz).",
+)
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Write a self-contained page: where the time goes, timeline, scaling.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Emulate every combination: gpus=64:8192:2x, allreduce=ring,switchml. May be repeated.",
+)
+@click.option(
+    "--out",
+    "out_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
+)
+@click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
+@click.option("--processes", type=click.IntRange(min=1), help="Of this machine, for the sweep; default: all cores.")
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
               help="Give up after so long.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def emulate(what: tuple[str, ...], time_budget_s: float, as_json: bool, **options: Any) -> None:
+def emulate(
+    what: tuple[str, ...],
+    timeline_file: Path | None,
+    report_file: Path | None,
+    sweeps: tuple[str, ...],
+    out_file: Path | None,
+    engine: str | None,
+    processes: int | None,
+    time_budget_s: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Emulate a training job: iteration time and where it goes, memory, throughput, cost.
 
     Options override JOB.toml. `switchml emulate list` names models, clusters, schedules, codecs and constants.
@@ -90,17 +131,158 @@ def emulate(what: tuple[str, ...], time_budget_s: float, as_json: bool, **option
         return
     if len(what) > 1:
         raise click.UsageError(f"expected one job file, not {len(what)}")
-    table = described(what[0] if what else None, {key: value for key, value in options.items() if value is not None})
+    if not sweeps and (out_file or engine or processes):
+        raise click.UsageError("--out, --engine and --processes are for sweeps; give --sweep")
+    for path in (timeline_file, report_file):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
+    given = {key: value for key, value in options.items() if value is not None}
+    if what:
+        given["job_file"] = what[0]
+    given["time_budget_s"] = time_budget_s
+    rows = _sweep(sweeps, given, out_file, engine, processes) if sweeps else []
+    if sweeps and not (timeline_file or report_file):
+        click.echo(json.dumps({"rows": rows})) if as_json else _show_rows(rows, sweeps)
+        return
+    found = _run(given, _progress(as_json))
+    if timeline_file is not None:
+        from emulator.report.perfetto import write_timeline
+
+        write_timeline(found.played, timeline_file)
+    if report_file is not None:
+        from emulator.report.page import write_page
+
+        write_page(_page(found, rows, sweeps), report_file)
+    if as_json:
+        click.echo(json.dumps(found.to_json() | ({"rows": rows} if rows else {})))
+    else:
+        _show(found)
+        if rows:
+            _show_rows(rows, sweeps)
+
+
+def _run(given: dict[str, Any], progress: Any = None) -> Emulation:
+    """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
     from emulator.emulate import emulate as run
     from emulator.emulate import request
 
-    found = run(
-        request(table, what[0] if what else "the options"), progress=_progress(as_json), time_budget_s=time_budget_s
+    options = dict(given)
+    file, budget = options.pop("job_file", None), options.pop("time_budget_s", None)
+    asked = request(described(file, options), file or "the options")
+    return run(asked, progress=progress, time_budget_s=budget)
+
+
+def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
+    """One point of a sweep: options as above, with dashes or underscores; its figures."""
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    for name, value in given.items():
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            given[name] = value.lower() == "true"
+    found = _run(given).to_json()
+    return {name: value for name, value in found.items() if name != "assumptions"}
+
+
+def _sweep(sweeps, given, out_file, engine, processes) -> list[dict[str, Any]]:
+    from emulator import datafile
+    from emulator.sweep import parse_axis, sweep
+
+    axes = [parse_axis(text) for text in sweeps]
+    for axis in axes:
+        if axis.name.replace("-", "_") not in KEYS:
+            raise ConfigError(
+                "sweep: " + datafile.unknown("option", axis.name, [name.replace("_", "-") for name in KEYS])
+            )
+    for axis in axes:
+        given = {name: value for name, value in given.items() if name != axis.name.replace("-", "_")}
+    return sweep(emulate_point, axes, base=given, out=out_file, engine=engine, processes=processes)
+
+
+def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
+    """A sweep as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [text.partition("=")[0].strip() for text in sweeps]
+    table = Table(*names)
+    for name in ("iteration", "samples/s", "MFU", "memory", "exposed comm.", "bubble"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [str(row[name]) for name in names]
+        if "error" in row:
+            table.add_row(*cells, row["error"])
+            continue
+        parts, whole = row["parts"], row["iteration_s"]
+        shares = (parts.get("exposed_communication", 0.0), parts.get("bubble", 0.0))
+        cells += [
+            f"{whole:.3g} s",
+            f"{row['samples_per_s']:,.1f}",
+            f"{row['mfu']:.1%}",
+            f"{row['memory_bytes'] / 1e9:.1f} GB",
+        ]
+        table.add_row(*cells, *(f"{share / whole:.1%}" for share in shares))
+    Console().print(table)
+
+
+def _page(found: Emulation, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
+    """What the HTML page says."""
+    from emulator.report.page import Page
+
+    job, cluster = found.plan.job, found.plan.cluster
+    headline = {
+        "iteration": f"{found.iteration_s:.4g} s",
+        "throughput": f"{found.samples_per_s:,.1f} samples/s",
+        "model FLOPs utilization": f"{found.mfu:.1%}",
+        "memory": f"{found.memory.total / 1e9:.1f} GB",
+    }
+    if found.steps:
+        headline |= {"training": f"{found.hours / 24:,.1f} days", "accelerator hours": f"{found.gpu_hours:,.0f}"}
+        headline |= {"cost": f"${found.cost:,.0f}"} if found.cost else {}
+        headline |= {"energy": f"{found.energy_kwh / 1000:,.1f} MWh"}
+    settings = {
+        "model": found.plan.model.title,
+        "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
+        "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
+        "batch": f"{job.global_batch} in micro-batches of {job.micro_batch}",
+        "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
+        "recomputation": job.recompute,
+        "all-reduce": job.allreduce + (f", {found.plan.codec.title}" if found.plan.codec else ""),
+    }
+    return Page(
+        title=f"{found.plan.model.title} on {job.gpus} accelerators",
+        played=found.played,
+        headline=headline,
+        settings=settings,
+        memory_bytes=found.memory.parts(),
+        memory_limit_bytes=cluster.device.memory_bytes,
+        charts=_charts(rows, [text.partition("=")[0].strip() for text in sweeps]),
+        assumptions=found.assumptions(),
     )
-    if as_json:
-        click.echo(json.dumps(found.to_json()))
-    else:
-        _show(found)
+
+
+def _charts(rows: list[dict[str, Any]], names: list[str]) -> list[Any]:
+    """Throughput and utilization over the first axis of numbers, a curve for each combination of the others."""
+    from emulator.report.page import Chart, Curve
+
+    rows = [row for row in rows if "error" not in row]
+    numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
+    if not numeric or len({row[numeric[0]] for row in rows}) < 2:
+        return []
+    along, others = numeric[0], [name for name in names if name != numeric[0]]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        curves.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
+
+    def chart(title: str, y_name: str, key: str, factor: float, is_ideal: bool) -> Chart:
+        drawn = [
+            Curve(name, [row[along] for row in part], [row[key] * factor for row in part])
+            for name, part in curves.items()
+        ]
+        return Chart(title, along, y_name, drawn, is_ideal)
+
+    return [
+        chart("Throughput", "samples/s", "samples_per_s", 1.0, along == "gpus"),
+        chart("Model FLOPs utilization", "percent", "mfu", 100.0, False),
+    ]
 
 
 def described(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
