@@ -57,7 +57,7 @@ def fit(
     try:
         from scipy.optimize import least_squares
     except ImportError:
-        raise ConfigError("fitting needs scipy; install it with: pip install 'switchml[emulate]'") from None
+        raise ConfigError("fitting needs scipy; install it with: pip install 'switchml[fit]'") from None
     start = values(cluster)
     calls = 0
 

@@ -4,21 +4,19 @@ and no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix 
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from emulator.workload.models import LayerTable
 from switchml.errors import ConfigError
 
-if TYPE_CHECKING:
-    import torch
 
-
-def load(path: str) -> torch.nn.Module:
-    """The module that `package.module:callable` makes, on the meta device. Raises ConfigError."""
+def load(path: str) -> Any:
+    """The torch.nn.Module that `package.module:callable` makes, on the meta device. Raises ConfigError."""
     import torch
 
     module_name, _, attribute = path.partition(":")
@@ -45,15 +43,15 @@ def shape(text: str) -> tuple[int, ...]:
 
 
 def count(
-    module: torch.nn.Module,
+    module: Any,
     shapes: Sequence[tuple[int, ...]],
-    dtypes: Sequence[torch.dtype] | None = None,
+    dtypes: Sequence[Any] | None = None,
     *,
     name: str = "module",
     title: str = "",
     batch: int = 2,
 ) -> LayerTable:
-    """A row for each submodule that has parameters or FLOPs of its own, in the order of forward; what lies between
+    """A row for each submodule of a torch.nn.Module that has parameters or FLOPs of its own, in the order of forward; what lies between
     them is counted to the one before. Parameters used twice count once.
 
     `shapes`: of the inputs, without the batch. `dtypes`: default float32. A batch of `batch` passes through, and all
@@ -63,7 +61,9 @@ def count(
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils.flop_counter import flop_registry
 
-    module = module.to("meta")
+    # Before the copy moves to the meta device, which gives shared parameters a tensor each.
+    held = {part: [(id(p), p.numel()) for p in own.parameters(recurse=False)] for part, own in module.named_modules()}
+    module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
     order: list[str] = []
@@ -109,15 +109,15 @@ def count(
                 kernels[part] += 1
             return made
 
-    def enter(part: torch.nn.Module, _: Any) -> None:
+    def enter(part: Any, _: Any) -> None:
         own = sum(p.numel() for p in part.parameters(recurse=False))
         stack.append(names[id(part)] if own or not list(part.children()) else stack[-1])
         if own:
             row(stack[-1])
-            for parameter in part.parameters(recurse=False):
-                owners.setdefault(id(parameter), stack[-1])
+            for parameter, _numel in held[stack[-1]]:
+                owners.setdefault(parameter, stack[-1])
 
-    def leave(part: torch.nn.Module, _: Any, __: Any) -> None:
+    def leave(part: Any, _: Any, __: Any) -> None:
         stack.pop()
 
     hooks = [h for p in module.modules() for h in (p.register_forward_pre_hook(enter), p.register_forward_hook(leave))]
@@ -134,12 +134,11 @@ def count(
         for hook in hooks:
             hook.remove()
     parameters = dict.fromkeys(order, 0.0)
-    for parameter in module.parameters():
-        owner = owners.get(id(parameter))
-        if owner is None and order:
-            owner = order[-1]  # used by a functional call, not by a submodule of its own
+    for parameter, numel in {key: count for every in held.values() for key, count in every}.items():
+        # What no submodule of its own uses, a functional call does: counted to the last row.
+        owner = owners.get(parameter, order[-1] if order else None)
         if owner is not None:
-            parameters[owner] += parameter.numel()
+            parameters[owner] += numel
     if not order:
         raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
     rows = np.array([(parameters[k], flops[k] / batch, elements[k] / batch, max(1, kernels[k])) for k in order]).T

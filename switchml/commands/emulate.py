@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from switchml.errors import ConfigError
-
-if TYPE_CHECKING:
-    from emulator.emulate import Emulation
 
 # option, (section, key) in a job file, type, help
 OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
@@ -161,7 +158,7 @@ def emulate(
             _show_rows(rows, sweeps)
 
 
-def _run(given: dict[str, Any], progress: Any = None) -> Emulation:
+def _run(given: dict[str, Any], progress: Any = None) -> Any:
     """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
     from emulator.emulate import emulate as run
     from emulator.emulate import request
@@ -223,7 +220,7 @@ def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
     Console().print(table)
 
 
-def _page(found: Emulation, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
+def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
     """What the HTML page says."""
     from emulator.report.page import Page
 
@@ -312,7 +309,7 @@ def _progress(as_json: bool) -> Any:
     return say
 
 
-def _show(found: Emulation) -> None:
+def _show(found: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-
-if TYPE_CHECKING:
-    from emulator.validation.rows import Row
 
 SHOWN = 12
 """Rows printed of a long table: those that are off most."""
@@ -117,20 +114,20 @@ def megatron(cluster_name: str, plot_file: Path | None, as_json: bool) -> None:
     _finish(rows, found, groups, plot_file, as_json, "Megatron", show=[*rows, *others[0][1], *others[1][1]])
 
 
-def _summary(rows: Sequence[Row]) -> dict[str, Any]:
+def _summary(rows: Sequence[Any]) -> dict[str, Any]:
     from emulator.validation.rows import summary
 
     return summary(rows)
 
 
 def _finish(
-    rows: Sequence[Row],
+    rows: Sequence[Any],
     found: dict[str, Any],
-    groups: Sequence[tuple[str, Sequence[Row]]],
+    groups: Sequence[tuple[str, Sequence[Any]]],
     plot_file: Path | None,
     as_json: bool,
     what: str,
-    show: Sequence[Row] | None = None,
+    show: Sequence[Any] | None = None,
 ) -> None:
     """Print, and draw where asked."""
     if plot_file is not None:
