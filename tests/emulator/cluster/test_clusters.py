@@ -20,7 +20,9 @@ def test_codecs_make_gradients_smaller():
 
 def test_a_file_extends_a_built_in(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('extends = "a100-dgx"\nprice_per_hour = 2.5\n[between]\nport_bps = 400e9\n[constants]\ngemm_efficiency = 0.5\n')
+    path.write_text(
+        'extends = "a100-dgx"\nprice_per_hour = 2.5\n[between]\nport_bps = 400e9\n[constants]\ngemm_efficiency = 0.5\n'
+    )
     mine, dgx = clusters.load(str(path)), clusters.load("a100-dgx")
     assert mine.name == "mine" and mine.hourly_price == 2.5
     assert mine.between.node_bytes_per_s == 2 * dgx.between.node_bytes_per_s

@@ -88,7 +88,9 @@ def test_places(ranks, stride, expected):
 def test_no_fabric_beats_a_single_switch(kind):
     at = place(512, 1, 8)
     for pattern in ("ring", "tree", "pairs", "all"):
-        share = dataclasses.replace(DGX.between, kind=kind, oversubscription=2.0, nodes_per_leaf=8).share(at, 8, pattern)
+        share = dataclasses.replace(DGX.between, kind=kind, oversubscription=2.0, nodes_per_leaf=8).share(
+            at, 8, pattern
+        )
         assert 0 < share <= 1
         if kind == "single-switch":
             assert share == 1

@@ -13,7 +13,9 @@ MB = 2.0**20
 
 def write(path, sizes, seconds):
     lines = ["size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)"]
-    lines += [f"{int(s)},{int(s) // 4},float,{t * 1e9:.0f},1.0,{t * 1e9:.0f},1.0" for s, t in zip(sizes, seconds, strict=True)]
+    lines += [
+        f"{int(s)},{int(s) // 4},float,{t * 1e9:.0f},1.0,{t * 1e9:.0f},1.0" for s, t in zip(sizes, seconds, strict=True)
+    ]
     path.write_text("\n".join(lines))
 
 
@@ -21,7 +23,10 @@ def test_csv_and_program_output_read_the_same(tmp_path):
     sizes, seconds = np.arange(1, 9) * MB, np.arange(1, 9) * 1e-5 + 2e-5
     write(tmp_path / "a_4gpu.txt", sizes, seconds)
     lines = [f"#   Rank {i} Group 0 Pid 1 on host device {i}" for i in range(4)]
-    lines += [f"{int(s)} {int(s) // 4} float sum -1 {t * 1e6:.2f} 1.0 1.0 0 9.0 1.0 1.0 0" for s, t in zip(sizes, seconds, strict=True)]
+    lines += [
+        f"{int(s)} {int(s) // 4} float sum -1 {t * 1e6:.2f} 1.0 1.0 0 9.0 1.0 1.0 0"
+        for s, t in zip(sizes, seconds, strict=True)
+    ]
     (tmp_path / "b.log").write_text("\n".join(lines))
     one, other = tables.read_all(tmp_path)
     assert one.ranks == other.ranks == 4
