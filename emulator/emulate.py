@@ -92,6 +92,8 @@ class Request:
     run: Run = field(default_factory=Run)
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
+    nccl_tables: str = ""
+    """A folder of nccl-tests tables that price all-reduces inside a node, in place of the cluster's formula."""
     input_shape: str = ""
     """Of a torch module: 3x224x224; several inputs with semicolons."""
     fold: str = ""
@@ -183,6 +185,8 @@ class Emulation:
             self.fold
         ]
         said.append(f"folded: {folded}")
+        if self.request.nccl_tables:
+            said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
             said.append("message-driven: a pass is one op, its tensor-parallel exchanges count as compute")
         if self.plan.codec is not None:
@@ -316,13 +320,17 @@ def load_model(asked: Request) -> Model:
 
 
 def _cluster(asked: Request) -> Cluster:
+    """The cluster with what the request says in place of its own."""
     found = clusters.load(asked.cluster)
-    if not asked.switch:
-        return found
-    table = dataclasses.asdict(found.switch) | asked.switch
-    whole = {item.name for item in dataclasses.fields(clusters.Switch) if item.type == "int"}
-    table = {key: int(value) if key in whole else value for key, value in table.items()}
-    return dataclasses.replace(found, switch=datafile.build(clusters.Switch, table, "switch"))
+    if asked.nccl_tables:
+        folder = str(Path(asked.nccl_tables).resolve())
+        found = dataclasses.replace(found, inside=dataclasses.replace(found.inside, tables=folder))
+    if asked.switch:
+        table = dataclasses.asdict(found.switch) | asked.switch
+        whole = {item.name for item in dataclasses.fields(clusters.Switch) if item.type == "int"}
+        table = {key: int(value) if key in whole else value for key, value in table.items()}
+        found = dataclasses.replace(found, switch=datafile.build(clusters.Switch, table, "switch"))
+    return found
 
 
 def check_memory(model: Model, job: Job, cluster: Cluster, held: memory.Memory) -> None:

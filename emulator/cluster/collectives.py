@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from emulator import datafile
+from emulator.cluster import tables
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
@@ -99,10 +102,25 @@ def _ring(cluster: Cluster, size_bytes: float, where: Place, passes: float = 2.0
     n = where.ranks
     moved = passes * (n - 1) / n * size_bytes
     inside = _wire(cluster, moved, size_bytes * passes / 2)
+    if where.nodes == 1 and cluster.inside.tables and n in (measured := _measured(cluster.folder, cluster.inside.tables)):
+        latency, rate = measured[n].at(size_bytes)
+        return Price(latency, size_bytes, rate * 2.0 / passes)
     if where.nodes == 1:
         return _bound(size_bytes, latency_s(cluster, where, 0), inside)
     between = moved / node_rate(cluster, where, "ring") + size_bytes * passes / 2 / cluster.inside.local_bytes_per_s
     return _bound(size_bytes, latency_s(cluster, where, passes * (where.nodes - 1)), inside, between)
+
+
+@cache
+def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
+    """Curves fitted to a folder of nccl-tests tables, by number of ranks."""
+    path = Path(name) if Path(name).is_absolute() else Path(folder) / name
+    found: dict[int, tables.Curve] = {}
+    for table in tables.read_all(path):
+        if table.ranks in found:
+            raise ConfigError(f"{path} has two tables of {table.ranks} ranks; put those of one machine into a folder")
+        found[table.ranks] = tables.fit(table.size_bytes, table.seconds)
+    return found
 
 
 def _tree(cluster: Cluster, size_bytes: float, where: Place) -> Price:
