@@ -174,7 +174,7 @@ IMBALANCE = 1.25
 
 
 def solar(dataset: Dataset, storage: Storage, imbalance: float = IMBALANCE) -> Loads:
-    """SOLAR's plan, see `loading_solar`."""
+    """SOLAR's plan, see `loading_solar`. What a rank holds beyond its bound on batches, another one reads again."""
     batches = dataset.batches()
     buffered = dataset.buffer_samples * dataset.ranks
     flat = batches.reshape(dataset.epochs, -1)
@@ -255,3 +255,40 @@ def stalls_s(load_s, iteration_s, prefetch):
         stalls[step] = begun[step] - free_s
         free_s = begun[step] + iteration_s
     return stalls
+
+
+@dataclass(frozen=True)
+class Loading:
+    """What a loader costs a job, per step on average over all epochs."""
+
+    loader: str
+    stall_s: float
+    """Training waits this long: the part "loading" of an iteration."""
+    busy_s: float
+    """The slowest rank's loader works this long, mostly behind training."""
+    storage_bytes: float
+    """From storage, all ranks together."""
+    hit_rate: float
+    largest_batch: int
+    """Of one rank; more than its even share where SOLAR moves samples to who holds them."""
+
+    def to_json(self) -> dict[str, float | str]:
+        """For `--json`."""
+        return dict(self.__dict__)
+
+
+def loading(loader: str, dataset: Dataset, storage: Storage, iteration_s: float, *, prefetch: int = 2) -> Loading:
+    """Play `loader` beside training that takes `iteration_s` a step. `prefetch`: batches that a rank loads ahead, of
+    torch's DataLoader prefetch_factor · num_workers."""
+    if prefetch < 1:
+        raise ConfigError(f"a loader that is {prefetch} batches ahead of training; expected at least 1")
+    found = loads(loader, dataset, storage)
+    seconds = found.seconds(dataset, storage)
+    return Loading(
+        loader=loader,
+        stall_s=float(stalls_s(seconds, iteration_s, prefetch).mean()),
+        busy_s=float(seconds.max(axis=1).mean()),
+        storage_bytes=float(found.read_samples.sum(axis=1).mean() * dataset.sample_bytes),
+        hit_rate=found.hit_rate(),
+        largest_batch=int(found.batch.max()),
+    )

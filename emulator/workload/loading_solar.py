@@ -109,6 +109,7 @@ def assign(batches, samples, ranks, capacity, most):
     room = 4 * capacity + batch + 16
     uses, held = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
     size, count = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
     for step in range(steps):
         given, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         for i in range(batch):
@@ -116,20 +117,22 @@ def assign(batches, samples, ranks, capacity, most):
             if rank >= 0 and given[rank] < most:
                 rank_of[step, i] = rank
                 given[rank] += 1
+        # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
+        waiting = 0
+        for rank in range(ranks):
+            if given[rank] < most:
+                waiting = push(turn, who, waiting, -given[rank], rank)
         for i in range(batch):
             if rank_of[step, i] >= 0:
                 continue
-            # To the rank that reads least so far, then to the one that has least.
-            chosen = -1
-            for rank in range(ranks):
-                if given[rank] == most:
-                    continue
-                if chosen < 0 or (reads[rank], given[rank]) < (reads[chosen], given[chosen]):
-                    chosen = rank
-            rank_of[step, i] = chosen
+            rank = who[0]
+            waiting = pop(turn, who, waiting)
+            rank_of[step, i] = rank
             is_read[step, i] = True
-            given[chosen] += 1
-            reads[chosen] += 1
+            given[rank] += 1
+            reads[rank] += 1
+            if given[rank] < most:
+                waiting = push(turn, who, waiting, -(reads[rank] * (batch + 1) + given[rank]), rank)
         # What a rank holds it uses before it makes room; what is read past its holder stays with its holder.
         for i in range(batch):
             sample, use = batches[step, i], following[step * batch + i]
