@@ -173,7 +173,7 @@ def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
     from distributed import Client, as_completed
 
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        client = Client(address, timeout=10)
     except (OSError, TimeoutError) as error:
         raise ConfigError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:

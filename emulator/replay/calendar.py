@@ -496,10 +496,7 @@ def _choose_with_meetings(world, flat, now_s, parked):
             ready_s[count] = ops[op].start_s
             priority[count] = ops[op].priority
             count += 1
-    order = np.argsort(number[:count], kind="mergesort")
-    order = order[np.argsort(ready_s[order], kind="mergesort")]
-    order = order[np.argsort(-priority[order], kind="mergesort")]
-    for at in order:
+    for at in _order(count, priority, ready_s, number):
         if who[at] >= 0:
             if streams[ops[who[at]].stream].running < 0:
                 _step_up(world, flat, ops[who[at]].stream, now_s)
@@ -514,6 +511,32 @@ def _choose_with_meetings(world, flat, now_s, parked):
             _park(world, meeting, busy)
         else:
             _meet(world, meeting, now_s)
+
+
+@kernel
+def _order(count, priority, ready_s, number):
+    """int64 (count,): places by falling priority, then rising `ready_s`, then rising `number` (Shell's sort: numba's
+    argsort takes seconds to compile)."""
+    order = np.arange(count)
+    gap = count // 2
+    while gap:
+        for i in range(gap, count):
+            one = order[i]
+            at = i
+            while at >= gap:
+                other = order[at - gap]
+                is_behind = priority[one] < priority[other]
+                if priority[one] == priority[other]:
+                    is_behind = ready_s[one] > ready_s[other]
+                    if ready_s[one] == ready_s[other]:
+                        is_behind = number[one] >= number[other]
+                if is_behind:
+                    break
+                order[at] = other
+                at -= gap
+            order[at] = one
+        gap //= 2
+    return order
 
 
 @kernel

@@ -10,7 +10,7 @@ import numpy as np
 
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PART_OF_KIND, PARTS, ops_by_stream
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.workload.graph import NO_MEETING, Kind, Order
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,16 @@ def critical_path(played: Replayed) -> CriticalPath:
 
 
 def _before_on_stream(played: Replayed) -> np.ndarray:
-    """int32 (ops,): what its stream did before each op, −1: nothing."""
-    stream_start, ops = ops_by_stream(played.graph, played.start_s)
+    """int32 (ops,): what its stream did before each op, −1: nothing. On a stream that takes what is ready only what
+    took time counts: what took none held nobody up, and its place among others of the same moment is not known."""
+    graph = played.graph
+    stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
+    counts = (graph.streams.order[graph.ops.stream] == Order.PROGRAM) | (played.end_s > played.start_s)
     before = np.full(len(ops), -1, np.int32)
-    before[ops[1:]] = ops[:-1]
-    firsts = stream_start[:-1][np.diff(stream_start) > 0]
-    before[ops[firsts]] = -1
+    for stream in range(len(graph.streams)):
+        run = ops[stream_start[stream] : stream_start[stream + 1]]
+        latest = np.maximum.accumulate(np.where(counts[run], np.arange(len(run)), -1))[:-1]
+        before[run[1:]] = np.where(latest >= 0, run[latest], -1)
     return before
 
 

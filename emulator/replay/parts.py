@@ -76,7 +76,7 @@ def parts(played: Replayed) -> Parts:
     job = graph.ranks.job[graph.op_rank()]
     for number in range(len(graph.job_names)):
         end_s[number] = played.end_s[job == number].max(initial=0.0) if len(graph.job_names) > 1 else played.makespan_s
-    stream_start, ops = ops_by_stream(graph, played.start_s)
+    stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
     rank_start = np.searchsorted(np.sort(graph.streams.rank), np.arange(len(graph.ranks) + 1))
     works = np.arange(len(graph.works))
     active, waiting = (
@@ -104,7 +104,7 @@ def parts(played: Replayed) -> Parts:
     return Parts(charged, communication_s, graph.ranks.weight)
 
 
-def ops_by_stream(graph: Graph, start_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ops of each stream in the order in which it took them: int64 (streams + 1,) where each stream's begin, and
     the ops."""
     count = len(graph.streams)
@@ -112,7 +112,7 @@ def ops_by_stream(graph: Graph, start_s: np.ndarray) -> tuple[np.ndarray, np.nda
     ops = np.argsort(graph.ops.stream, kind="stable").astype(np.int32)
     for stream in np.flatnonzero(graph.streams.order == Order.READY):
         run = ops[stream_start[stream] : stream_start[stream + 1]]
-        run[:] = run[np.argsort(start_s[run], kind="stable")]
+        run[:] = run[np.lexsort((end_s[run], start_s[run]))]
     return stream_start, ops
 
 

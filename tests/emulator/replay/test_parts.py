@@ -9,39 +9,30 @@ from emulator.replay.bench import Shape, job
 from emulator.replay.conditions import Conditions
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import replay
-from emulator.replay.parts import COMMUNICATION, IDLE, LOADING, PARTS, WAITING, parts
+from emulator.replay.parts import COMMUNICATION, COMPUTE, IDLE, LOADING, PARTS, WAITING, parts
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
 
-random_jobs = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+random_jobs = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def looked_at(played):
     """Seconds by rank and part, from what each op does in the middle of each quarter of a second."""
     graph = played.graph
+    active = {Kind.COMPUTE: COMPUTE, Kind.COLLECTIVE: COMMUNICATION, Kind.LOAD: LOADING}
     charged = np.zeros((len(graph.ranks), len(PARTS)))
+    moves_s = np.where(graph.ops.meeting < 0, played.start_s, played.start_s + played.wait_s())
+    kinds = [Kind(kind) for kind in graph.op_kind()]
+    what_ops_do = list(zip(graph.op_rank().tolist(), kinds, played.start_s, moves_s, played.end_s, strict=True))
     for moment in np.arange(0.125, played.makespan_s, 0.25):
-        part = np.full(len(graph.ranks), WAITING)
-        for op in range(len(graph.ops)):
-            rank, kind, meeting = graph.op_rank()[op], graph.op_kind()[op], graph.ops.meeting[op]
-            if not played.start_s[op] < moment < played.end_s[op]:
-                continue
-            if meeting >= 0 and moment < played.meeting_start_s[meeting]:
-                what = WAITING
-            else:
-                what = {Kind.COMPUTE: 0, Kind.COLLECTIVE: COMMUNICATION, Kind.LOAD: LOADING}[kind]
-            if what == LOADING and part[rank] == WAITING:
-                waits_in_one = any(
-                    graph.op_rank()[other] == rank
-                    and graph.ops.meeting[other] >= 0
-                    and played.start_s[other] < moment < played.meeting_start_s[graph.ops.meeting[other]]
-                    for other in range(len(graph.ops))
-                )
-                part[rank] = WAITING if waits_in_one else LOADING
-            else:
-                part[rank] = min(part[rank], what)
-        charged[np.arange(len(graph.ranks)), part] += 0.25
+        seen = [[IDLE] for _ in graph.ranks.stage]
+        for rank, kind, start_s, moved_s, end_s in what_ops_do:
+            if start_s < moment < end_s:
+                seen[rank].append(WAITING if moment < moved_s else active[kind])
+        for rank, parts_seen in enumerate(seen):
+            part = min(parts_seen)
+            charged[rank, WAITING if part == IDLE else part] += 0.25
     return charged
 
 
