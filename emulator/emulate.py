@@ -21,12 +21,14 @@ from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
 from emulator.pricing import Plan, plan
 from emulator.replay.conditions import Conditions
-from emulator.replay.engine import Replayed, replay
+from emulator.replay.engine import Replayed, competition, replay
 from emulator.replay.parts import parts
+from emulator.savings import Savings
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.job import Job
+from emulator.workload.loading import Dataset, Loading, Storage, loading
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
 
@@ -80,6 +82,26 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Where training data comes from; all of it optional: without a loader, data is always there in time."""
+
+    loader: str = ""
+    """pytorch, lru, nopfs or solar."""
+    samples: int = 1_281_167
+    """Of the data set; default: ImageNet's."""
+    sample_bytes: float = 110e3
+    """Default: ImageNet's average."""
+    epochs: int = 3
+    """Played, to see what caches give from the second one on."""
+    buffer_bytes: float = 0.0
+    """Of host memory for each data-parallel rank's cache."""
+    workers: int = 8
+    """Reads that a rank has in flight."""
+    prefetch: int = 16
+    """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
+
+
+@dataclass(frozen=True)
 class Request:
     """Everything that an emulation starts from."""
 
@@ -90,6 +112,8 @@ class Request:
     codec: str = ""
     hindrances: Hindrances = field(default_factory=Hindrances)
     run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    savings: Savings = field(default_factory=Savings)
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
     nccl_tables: str = ""
@@ -117,10 +141,12 @@ class Emulation:
     parts: dict[str, float]
     wall_s: float
     fold: str
+    loading: Loading | None = None
 
     @property
     def iteration_s(self) -> float:
-        return self.played.makespan_s
+        """The replay, and what ranks wait for data."""
+        return self.played.makespan_s + (self.loading.stall_s if self.loading else 0.0)
 
     @property
     def samples_per_s(self) -> float:
@@ -194,6 +220,16 @@ class Emulation:
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
                 f"relative error {self.plan.codec.error:g} a step"
             )
+        said += self.request.savings.said()
+        if self.loading:
+            data = self.request.data
+            said.append(
+                f"data: {data.samples:,} samples of {data.sample_bytes / 1e3:g} kB, loader {data.loader}, "
+                f"{data.buffer_bytes / 1e9:g} GB of cache a rank, {data.epochs} epochs played: "
+                f"{self.loading.hit_rate:.1%} hits"
+            )
+        else:
+            said.append("data is always there in time (no loader given)")
         if self.request.ignore_memory:
             said.append("memory was not checked")
         if self.request.run.mtbf_hours:
@@ -234,6 +270,8 @@ class Emulation:
             "wall_s": self.wall_s,
             "assumptions": self.assumptions(),
         }
+        if self.loading:
+            found["loading"] = self.loading.to_json()
         if isinstance(self.plan.model, Transformer):
             found["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
         return found
@@ -263,7 +301,6 @@ def emulate(
 ) -> Emulation:
     """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent. Its `wall_s` leaves loading
     the compiled kernels out."""
-    load_kernels()
     began = time.perf_counter()
     model = load_model(asked)
     cluster = _cluster(asked)
@@ -273,20 +310,49 @@ def emulate(
         )
     made = plan(model, asked.job, cluster, asked.network, codecs.load(asked.codec) if asked.codec else None)
     held = memory.memory(model, asked.job)
+    made, held = asked.savings.apply(made, held), asked.savings.memory(held, made)
     if not asked.ignore_memory:
         check_memory(model, asked.job, cluster, held)
     fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
     graph, costs = iteration.build(made, fold)
+    conditions = _conditions(asked, made, graph)
+    began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
     played = replay(
         graph,
         costs,
-        _conditions(asked, made, graph),
+        conditions,
         progress=progress,
         event_budget=event_budget,
         time_budget_s=time_budget_s,
     )
     where = parts(played).mean()
-    return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold)
+    loaded = _load(asked, made, played.makespan_s) if asked.data.loader else None
+    if loaded:
+        where["loading"] = where.get("loading", 0.0) + loaded.stall_s
+    return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
+
+
+def _load(asked: Request, made: Plan, iteration_s: float) -> Loading:
+    """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
+    data, job, storage = asked.data, made.job, made.cluster.storage
+    dataset = Dataset(
+        samples=data.samples,
+        sample_bytes=data.sample_bytes,
+        global_batch=job.global_batch,
+        ranks=job.dp,
+        epochs=data.epochs,
+        buffer_samples=int(data.buffer_bytes / data.sample_bytes),
+        seed=asked.hindrances.seed,
+    )
+    on_a_node = max(1, min(job.dp, made.cluster.accelerators_per_node // job.tp))
+    shared = Storage(
+        bytes_per_s=storage.total_bytes_per_s,
+        client_bytes_per_s=storage.node_bytes_per_s / on_a_node,
+        seek_s=storage.latency_s,
+        reads_at_once=data.workers,
+        peer_bytes_per_s=made.cluster.between.node_bytes_per_s / on_a_node,
+    )
+    return loading(data.loader, dataset, shared, iteration_s, prefetch=data.prefetch)
 
 
 def replayed_s(made: Plan) -> float:
@@ -294,13 +360,16 @@ def replayed_s(made: Plan) -> float:
     return replay(*iteration.build(made)).makespan_s
 
 
-def load_kernels() -> None:
-    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here."""
+def load_kernels(competes: bool) -> float:
+    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here. Returns
+    the seconds that it took. `competes`: those of the engine for ops that compete with each other."""
+    began = time.perf_counter()
     builder = GraphBuilder()
     stream = builder.add_stream(builder.add_rank())
     builder.add_op(stream, builder.add_work("warm-up", seconds=1.0))
     graph = builder.build()
-    parts(replay(graph, Costs.of(graph, graph.works.seconds)))
+    parts(replay(graph, Costs.of(graph, graph.works.seconds), engine="calendar" if competes else "sweep"))
+    return time.perf_counter() - began
 
 
 def load_model(asked: Request) -> Model:
