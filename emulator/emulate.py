@@ -19,6 +19,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster import codecs
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
+from emulator.dataloading import DataLoading
 from emulator.pricing import Plan, plan
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, replay
@@ -26,7 +27,10 @@ from emulator.replay.parts import parts
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
+from emulator.workload.delays import delayed
+from emulator.workload.graph import Kind
 from emulator.workload.job import Job
+from emulator.workload.loading import Loading
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
 
@@ -89,6 +93,7 @@ class Request:
     network: Streaming = field(default_factory=Streaming)
     codec: str = ""
     hindrances: Hindrances = field(default_factory=Hindrances)
+    loading: DataLoading = field(default_factory=DataLoading)
     run: Run = field(default_factory=Run)
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
@@ -117,6 +122,7 @@ class Emulation:
     parts: dict[str, float]
     wall_s: float
     fold: str
+    loading: Loading | None = None
 
     @property
     def iteration_s(self) -> float:
@@ -194,6 +200,8 @@ class Emulation:
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
                 f"relative error {self.plan.codec.error:g} a step"
             )
+        if self.loading is not None:
+            said.append(self.request.loading.assumption(self.loading))
         if self.request.ignore_memory:
             said.append("memory was not checked")
         if self.request.run.mtbf_hours:
@@ -234,6 +242,8 @@ class Emulation:
             "wall_s": self.wall_s,
             "assumptions": self.assumptions(),
         }
+        if self.loading is not None:
+            found["loading"] = self.loading.to_json()
         if isinstance(self.plan.model, Transformer):
             found["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
         return found
@@ -277,16 +287,16 @@ def emulate(
         check_memory(model, asked.job, cluster, held)
     fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
     graph, costs = iteration.build(made, fold)
-    played = replay(
-        graph,
-        costs,
-        _conditions(asked, made, graph),
-        progress=progress,
-        event_budget=event_budget,
-        time_budget_s=time_budget_s,
-    )
+    conditions = _conditions(asked, made, graph)
+    budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
+    played = replay(graph, costs, conditions, **budgets)
+    loaded = None
+    if asked.loading.loader:
+        loaded = asked.loading.cost(asked.job, cluster, played.makespan_s)
+        graph, costs = delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s)
+        played = replay(graph, costs, conditions, **budgets)
     where = parts(played).mean()
-    return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold)
+    return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
 
 
 def replayed_s(made: Plan) -> float:

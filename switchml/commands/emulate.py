@@ -54,6 +54,12 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--slowness", ("hindrances", "slowness"), float, "How many times longer they take."),
     ("--jitter", ("hindrances", "jitter"), float, "Spread of kernel durations, as a share."),
     ("--seed", ("hindrances", "seed"), int, "Which ranks are slow, and the jitter."),
+    ("--loader", ("loading", "loader"), str, "Samples from storage: pytorch, lru, nopfs or solar."),
+    ("--samples", ("loading", "samples"), int, "Of the dataset."),
+    ("--sample-bytes", ("loading", "sample_bytes"), float, "Of one of them."),
+    ("--epochs", ("loading", "epochs"), int, "Played out for the loader's figures."),
+    ("--buffer-bytes", ("loading", "buffer_bytes"), float, "Of samples that each data-parallel rank keeps in memory."),
+    ("--prefetch", ("loading", "prefetch"), int, "Batches that a rank loads ahead."),
     ("--steps", ("run", "steps"), float, "Iterations of the whole training."),
     ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
     ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
@@ -357,12 +363,14 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
     from emulator.cluster import cluster, codecs, constants
     from emulator.cluster.accelerator import accelerators
     from emulator.workload import job, models
+    from emulator.workload.loading import LOADERS
 
     known = {
         "models": {name: models.load(name).title for name in models.models()},
         "clusters": {name: cluster.load(name).title for name in cluster.clusters()},
         "accelerators": {name: one.title for name, one in accelerators().items()},
         "schedules": dict.fromkeys(job.SCHEDULES, ""),
+        "loaders": dict.fromkeys(LOADERS, ""),
         "allreduces": dict.fromkeys(job.ALL_REDUCES, ""),
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
         "constants": {
