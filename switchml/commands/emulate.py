@@ -230,10 +230,11 @@ def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
 def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
     """What the HTML page says."""
     from emulator.report.page import Page
+    from emulator.report.tables import time_text
 
     job, cluster = found.plan.job, found.plan.cluster
     headline = {
-        "iteration": f"{found.iteration_s:.4g} s",
+        "iteration": time_text(found.iteration_s),
         "throughput": f"{found.samples_per_s:,.1f} samples/s",
         "model FLOPs utilization": f"{found.mfu:.1%}",
         "memory": f"{found.memory.total / 1e9:.1f} GB",
