@@ -19,18 +19,18 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster import codecs
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
-from emulator.dataloading import DataLoading
 from emulator.pricing import Plan, plan
 from emulator.replay.conditions import Conditions
-from emulator.replay.engine import Replayed, replay
+from emulator.replay.engine import Replayed, competition, replay
 from emulator.replay.parts import parts
+from emulator.savings import Savings
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.delays import delayed
 from emulator.workload.graph import Kind
 from emulator.workload.job import Job
-from emulator.workload.loading import Loading
+from emulator.workload.loading import Dataset, Loading, Storage, loading
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError, OutOfMemory
 
@@ -84,6 +84,26 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Data:
+    """Where training data comes from; all of it optional: without a loader, data is always there in time."""
+
+    loader: str = ""
+    """pytorch, lru, nopfs or solar."""
+    samples: int = 1_281_167
+    """Of the data set; default: ImageNet's."""
+    sample_bytes: float = 110e3
+    """Default: ImageNet's average."""
+    epochs: int = 3
+    """Played, to see what caches give from the second one on."""
+    buffer_bytes: float = 0.0
+    """Of host memory for each data-parallel rank's cache."""
+    workers: int = 8
+    """Reads that a rank has in flight."""
+    prefetch: int = 16
+    """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
+
+
+@dataclass(frozen=True)
 class Request:
     """Everything that an emulation starts from."""
 
@@ -93,8 +113,9 @@ class Request:
     network: Streaming = field(default_factory=Streaming)
     codec: str = ""
     hindrances: Hindrances = field(default_factory=Hindrances)
-    loading: DataLoading = field(default_factory=DataLoading)
     run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    savings: Savings = field(default_factory=Savings)
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
     nccl_tables: str = ""
@@ -200,8 +221,16 @@ class Emulation:
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
                 f"relative error {self.plan.codec.error:g} a step"
             )
-        if self.loading is not None:
-            said.append(self.request.loading.assumption(self.loading))
+        said += self.request.savings.said()
+        if self.loading:
+            data = self.request.data
+            said.append(
+                f"data: {data.samples:,} samples of {data.sample_bytes / 1e3:g} kB, loader {data.loader}, "
+                f"{data.buffer_bytes / 1e9:g} GB of cache a rank, {data.epochs} epochs played: "
+                f"{self.loading.hit_rate:.1%} hits"
+            )
+        else:
+            said.append("data is always there in time (no loader given)")
         if self.request.ignore_memory:
             said.append("memory was not checked")
         if self.request.run.mtbf_hours:
@@ -242,7 +271,7 @@ class Emulation:
             "wall_s": self.wall_s,
             "assumptions": self.assumptions(),
         }
-        if self.loading is not None:
+        if self.loading:
             found["loading"] = self.loading.to_json()
         if isinstance(self.plan.model, Transformer):
             found["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
@@ -273,7 +302,6 @@ def emulate(
 ) -> Emulation:
     """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent. Its `wall_s` leaves loading
     the compiled kernels out."""
-    load_kernels()
     began = time.perf_counter()
     model = load_model(asked)
     cluster = _cluster(asked)
@@ -283,20 +311,43 @@ def emulate(
         )
     made = plan(model, asked.job, cluster, asked.network, codecs.load(asked.codec) if asked.codec else None)
     held = memory.memory(model, asked.job)
+    made, held = asked.savings.apply(made, held), asked.savings.memory(held, made)
     if not asked.ignore_memory:
         check_memory(model, asked.job, cluster, held)
     fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
     graph, costs = iteration.build(made, fold)
     conditions = _conditions(asked, made, graph)
+    began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
     budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
     played = replay(graph, costs, conditions, **budgets)
-    loaded = None
-    if asked.loading.loader:
-        loaded = asked.loading.cost(asked.job, cluster, played.makespan_s)
-        graph, costs = delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s)
-        played = replay(graph, costs, conditions, **budgets)
+    loaded = _load(asked, made, played.makespan_s) if asked.data.loader else None
+    if loaded:
+        played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
     where = parts(played).mean()
     return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
+
+
+def _load(asked: Request, made: Plan, iteration_s: float) -> Loading:
+    """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
+    data, job, storage = asked.data, made.job, made.cluster.storage
+    dataset = Dataset(
+        samples=data.samples,
+        sample_bytes=data.sample_bytes,
+        global_batch=job.global_batch,
+        ranks=job.dp,
+        epochs=data.epochs,
+        buffer_samples=int(data.buffer_bytes / data.sample_bytes),
+        seed=asked.hindrances.seed,
+    )
+    on_a_node = max(1, min(job.dp, made.cluster.accelerators_per_node // job.tp))
+    shared = Storage(
+        bytes_per_s=storage.total_bytes_per_s,
+        client_bytes_per_s=storage.node_bytes_per_s / on_a_node,
+        seek_s=storage.latency_s,
+        reads_at_once=data.workers,
+        peer_bytes_per_s=made.cluster.between.node_bytes_per_s / on_a_node,
+    )
+    return loading(data.loader, dataset, shared, iteration_s, prefetch=data.prefetch)
 
 
 def replayed_s(made: Plan) -> float:
@@ -304,13 +355,16 @@ def replayed_s(made: Plan) -> float:
     return replay(*iteration.build(made)).makespan_s
 
 
-def load_kernels() -> None:
-    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here."""
+def load_kernels(competes: bool) -> float:
+    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here. Returns
+    the seconds that it took. `competes`: those of the engine for ops that compete with each other."""
+    began = time.perf_counter()
     builder = GraphBuilder()
     stream = builder.add_stream(builder.add_rank())
     builder.add_op(stream, builder.add_work("warm-up", seconds=1.0))
     graph = builder.build()
-    parts(replay(graph, Costs.of(graph, graph.works.seconds)))
+    parts(replay(graph, Costs.of(graph, graph.works.seconds), engine="calendar" if competes else "sweep"))
+    return time.perf_counter() - began
 
 
 def load_model(asked: Request) -> Model:

@@ -212,6 +212,7 @@ class Rank:
             last = self._whole(f"forward of stage {self.number}", self._forward_s(piece), micro_batch, after, 0)
         else:
             last = self._steps_forward(self.pieces[piece], micro_batch, after)
+            last = self._pack("compress activations", micro_batch, (last,)) if self.plan.packing_s else last
         if virtual < self.job.pp * self.job.virtual_stages - 1:
             self._hand(TO_NEXT, FORWARDS, virtual, micro_batch, Kind.SEND, (last,))
 
@@ -227,10 +228,19 @@ class Rank:
             last = self._whole(f"backward of stage {self.number}", self._backward_s(piece), micro_batch, after, 1)
             self.returned[micro_batch] = last
         else:
+            if self.plan.packing_s:
+                after = (self._pack("restore activations", micro_batch, after),)
             last = self._steps_backward(steps, micro_batch, after, is_last)
         self.last_backward = last
         if virtual > 0:
             self._hand(TO_BEFORE, BACKWARDS, virtual - 1, micro_batch, Kind.SEND, (last,))
+
+    def _pack(self, name: str, micro_batch: int, after: tuple[int, ...]) -> int:
+        """Compress or restore what the pass keeps."""
+        seconds = self.plan.packing_s[self.number] / self.job.virtual_stages
+        return self.block.add(
+            self.works.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
+        )
 
     def _whole(self, name: str, seconds: float, micro_batch: int, after: tuple[int, ...], priority: int) -> int:
         """A pass as one op, so that a message-driven stage does not change its mind between layers."""

@@ -96,6 +96,11 @@ class Plan:
     """How gradients use the aggregating switches, where the job's all-reduce is switchml."""
     codec: Codec | None = None
     """Compresses gradients."""
+    packing_s: tuple[float, ...] = ()
+    """For each stage: compressing what one micro-batch keeps for the backward pass, and as long to restore it; empty:
+    it is kept as it is."""
+    kept_share: float = 1.0
+    """Of gradients, where weights are pruned: the others are not exchanged."""
     assumptions: tuple[str, ...] = field(default=())
 
     def gradients(self, stage: Stage) -> Price:
@@ -116,6 +121,7 @@ class Plan:
     def reduce(self, elements: float, density: float = 1.0) -> Price:
         """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
         job = self.job
+        elements *= self.kept_share
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
         if self.codec is not None and self.codec.gathers:
             return price(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)

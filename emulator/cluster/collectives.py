@@ -102,7 +102,8 @@ def _ring(cluster: Cluster, size_bytes: float, where: Place, passes: float = 2.0
     n = where.ranks
     moved = passes * (n - 1) / n * size_bytes
     inside = _wire(cluster, moved, size_bytes * passes / 2)
-    if where.nodes == 1 and cluster.inside.tables and n in (measured := _measured(cluster.folder, cluster.inside.tables)):
+    measured = _measured(cluster.folder, cluster.inside.tables) if cluster.inside.tables else {}
+    if where.nodes == 1 and n in measured:
         latency, rate = measured[n].at(size_bytes)
         return Price(latency, size_bytes, rate * 2.0 / passes)
     if where.nodes == 1:

@@ -90,6 +90,13 @@ def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
     return _states(stage_parameters(model, job, stage), job, activations)
 
 
+def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
+    """Bytes that a stage's layers keep of one micro-batch."""
+    if isinstance(model, LayerTable):
+        return _table_activations(model, job)
+    return layer_activations(model, job) * model.layers / job.pp
+
+
 def in_flight(job: Job, stage: int) -> float:
     """Micro-batches whose activations a stage holds at once, as multiples of what its own layers keep of one."""
     if job.pp == 1:

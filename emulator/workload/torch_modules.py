@@ -51,8 +51,8 @@ def count(
     title: str = "",
     batch: int = 2,
 ) -> LayerTable:
-    """A row for each submodule of a torch.nn.Module that has parameters or FLOPs of its own, in the order of forward; what lies between
-    them is counted to the one before. Parameters used twice count once.
+    """A row for each submodule of a torch.nn.Module that has parameters or FLOPs of its own, in the order of forward;
+    what lies between them is counted to the one before. Parameters used twice count once.
 
     `shapes`: of the inputs, without the batch. `dtypes`: default float32. A batch of `batch` passes through, and all
     counts are for one sample. Raises ConfigError where the module can't take these inputs.

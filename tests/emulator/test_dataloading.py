@@ -18,7 +18,7 @@ JOB = {"model": "resnet50", "cluster": "v100-summit", "job": {"gpus": 12, "micro
 
 
 def emulated(**loading):
-    return emulate(request({**JOB, "loading": loading} if loading else JOB))
+    return emulate(request({**JOB, "data": loading} if loading else JOB))
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
@@ -43,7 +43,7 @@ def test_stalls_are_the_part_loading():
     assert slow.samples_per_s < without.samples_per_s
     figures = slow.to_json()
     assert figures["loading"]["hit_rate"] == 0
-    assert any("loader pytorch, 100,000 of 20,000,000 bytes" in line for line in figures["assumptions"])
+    assert any("100,000 samples of 20000 kB, loader pytorch" in line for line in figures["assumptions"])
     # Storage is what limits it: 64 samples a rank, six ranks to a node.
     node_s = 6 * 64 * 20e6 / slow.plan.cluster.storage.node_bytes_per_s
     assert slow.loading.busy_s == pytest.approx(node_s, rel=0.1)
@@ -70,10 +70,9 @@ def test_fast_storage_stalls_only_the_first_step():
 @pytest.mark.parametrize(
     ("loading", "message"),
     [
-        ({"loader": "dali"}, "unknown loader 'dali'; known: pytorch, lru, nopfs, solar"),
-        ({"loader": "lru"}, "needs the dataset's size"),
-        ({"samples": 5}, "samples is for a loader"),
-        ({"loader": "lru", "samples": 10**9, "sample_bytes": 1.0}, "1,000,000,000 samples in 3 epochs are too many"),
+        ({"loader": "dali"}, "unknown loader 'dali'; there are pytorch, lru, nopfs, solar"),
+        ({"loader": "lru", "samples": 10**9}, "1,000,000,000 samples in 3 epochs are too many"),
+        ({"loader": "lru", "sample_bytes": -1.0}, "of -1.0 bytes"),
         ({"loader": "lru", "samples": 10, "sample_bytes": 1.0}, "global batch of 768"),
     ],
 )

@@ -111,7 +111,8 @@ def test_out_of_memory_says_what_would_help():
 def test_torch_modules(tmp_path, monkeypatch):
     pytest.importorskip("torch")
     (tmp_path / "mynet.py").write_text(
-        "import torch\ndef net():\n    return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))\n"
+        "import torch\ndef net():\n    "
+        "return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     found = emulate.emulate(request({"model": "mynet:net", "input_shape": "8", "job": {"gpus": 2}}))
@@ -157,6 +158,41 @@ def test_nonsense_is_refused():
         Hindrances(stragglers=2)
     with pytest.raises(ConfigError, match="steps or in tokens"):
         Run(steps=1, tokens=1)
+
+
+def test_loaders():
+    """A cache that holds the data set stalls nobody from the second epoch on; without one a slow storage does."""
+    base = ("--model", "resnet50", "--gpus", "8", "--micro-batch", "64", "--samples", "4096", "--sample-bytes", "1e7")
+    without = run_json(*base)
+    plain, cached = (run_json(*base, "--loader", name, "--buffer-bytes", "4e10") for name in ("pytorch", "solar"))
+    assert plain["loading"]["hit_rate"] == 0 < cached["loading"]["hit_rate"]
+    assert plain["parts"]["loading"] > cached["parts"]["loading"] > 0
+    assert plain["iteration_s"] == pytest.approx(without["iteration_s"] + plain["loading"]["stall_s"])
+
+
+def test_savings():
+    base = ("--model", "gpt3-2.7b", "--gpus", "8", "--pp", "4", "--batch", "64", "--recompute", "selective")
+    plain = run_json(*base)
+    offloaded = run_json(*base, "--offload-bucket", "16e6")
+    pruned = run_json(*base, "--pruned", "0.9")
+    packed = run_json(*base, "--activation-ratio", "4")
+    for found in (offloaded, pruned, packed):
+        assert found["memory_bytes"] < plain["memory_bytes"]
+    parameters = plain["memory"]["weights"] / 2
+    states = [sum(found["memory"][k] for k in ("weights", "gradients", "optimizer")) for found in (offloaded, pruned)]
+    assert states == pytest.approx([4 * parameters + 16 * 16e6, 4.4 * parameters])
+    assert offloaded["iteration_s"] > plain["iteration_s"] > pruned["iteration_s"]
+    assert packed["parts"]["compression"] > 0
+
+
+def test_nccl_tables_take_the_place_of_the_formula(tmp_path):
+    rows = "\n".join(f"{i * 2**20},1,float,{i * 100_000},1,1,1" for i in range(1, 65))
+    (tmp_path / "slow_8gpu.txt").write_text(rows)
+    base = ("--model", "megatron-22b", "--gpus", "8", "--tp", "8", "--recompute", "full")
+    formula, table = run_json(*base), run_json(*base, "--nccl-tables", str(tmp_path))
+    exchanged = 48 * 2 * 3 * 2048 * 6144 * 2 / (2**20 / 1e-4)
+    assert table["parts"]["exposed_communication"] == pytest.approx(exchanged, rel=0.02)
+    assert table["iteration_s"] > formula["iteration_s"]
 
 
 def test_sweeps(tmp_path):
