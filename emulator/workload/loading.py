@@ -16,7 +16,6 @@ from emulator.workload.loading_caches import lru_misses
 from switchml.errors import ConfigError
 from switchml.jit import kernel
 
-
 MOST_ACCESSES = 200_000_000
 """Samples times epochs that are played out one by one: some 4 GB of index lists."""
 
