@@ -22,8 +22,8 @@ def star(slots=128, timeout_s=1e-3, **changes):
     return dataclasses.replace(DGX, switch=switch)
 
 
-# W workers, 25 MB, losses of 0.01, 0.1 and 1 % on each link independently: how many times longer it takes. Averages of a
-# packet-level simulation with a fixed timeout.
+# W workers, 25 MB, losses of 0.01, 0.1 and 1 % on each link independently: how many times longer it takes. Averages of
+# a packet-level simulation with a fixed timeout.
 SIMULATED = [
     (10e9, 128, 1e-3, 4, (1.00, 1.10, 1.50)),
     (10e9, 128, 1e-3, 8, (1.05, 1.11, 2.11)),
