@@ -27,6 +27,8 @@ from emulator.savings import Savings
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
+from emulator.workload.delays import delayed
+from emulator.workload.graph import Kind
 from emulator.workload.job import Job
 from emulator.workload.loading import Dataset, Loading, Storage, loading
 from emulator.workload.models import LayerTable, Model, Transformer
@@ -145,8 +147,7 @@ class Emulation:
 
     @property
     def iteration_s(self) -> float:
-        """The replay, and what ranks wait for data."""
-        return self.played.makespan_s + (self.loading.stall_s if self.loading else 0.0)
+        return self.played.makespan_s
 
     @property
     def samples_per_s(self) -> float:
@@ -317,18 +318,12 @@ def emulate(
     graph, costs = iteration.build(made, fold)
     conditions = _conditions(asked, made, graph)
     began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
-    played = replay(
-        graph,
-        costs,
-        conditions,
-        progress=progress,
-        event_budget=event_budget,
-        time_budget_s=time_budget_s,
-    )
-    where = parts(played).mean()
+    budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
+    played = replay(graph, costs, conditions, **budgets)
     loaded = _load(asked, made, played.makespan_s) if asked.data.loader else None
     if loaded:
-        where["loading"] = where.get("loading", 0.0) + loaded.stall_s
+        played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
+    where = parts(played).mean()
     return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
 
 

@@ -14,6 +14,8 @@ import math
 import multiprocessing
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -129,9 +131,15 @@ def sweep(
             finished = ((number, _guarded(run, options[number])) for number in todo)
         else:
             finished = _on_cores(run, options, todo, min(processes or os.cpu_count() or 1, len(todo)))
-        for number, row in finished:
-            journal.add(number, row)
-            advance()
+        try:
+            for number, row in finished:
+                journal.add(number, row)
+                advance()
+        except KeyboardInterrupt:
+            if journal.path:
+                kept = f"{len(journal.rows)} of {len(options)} points are in {journal.path}"
+                print(f"sweep: interrupted; {kept}, the same command goes on from there", file=sys.stderr)
+            raise
     rows = [{**point, **journal.rows[number]} for number, point in enumerate(asked)]
     if out is not None:
         write_rows(rows, out)
@@ -150,7 +158,9 @@ def _guarded(run: Callable[[Point], Row], options: Point) -> Row:
 def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
     # Not fork: numba and grpc threads of this process would be copied in whatever state they are.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    others = set(multiprocessing.active_children())
+    # Ctrl-C reaches the whole process group: this process decides what becomes of the others.
+    with ProcessPoolExecutor(processes, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
         numbers = {pool.submit(_guarded, run, options[number]): number for number in todo}
         try:
             left = set(numbers)
@@ -163,8 +173,11 @@ def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
                 "a process of the sweep was killed, probably for want of memory; start it again to go on, with fewer "
                 "processes at once"
             ) from None
-        finally:
+        except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
 
 
 def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:

@@ -62,15 +62,14 @@ def critical_path(played: Replayed) -> CriticalPath:
     by_part = np.bincount(part, seconds, minlength=len(PARTS))
     by_work = np.bincount(works, seconds, minlength=len(graph.works))
     names: dict[str, float] = {}
-    for work in np.argsort(-by_work):
-        if by_work[work] > 0:
-            names[graph.works.name[work]] = names.get(graph.works.name[work], 0.0) + float(by_work[work])
+    for work in np.flatnonzero(by_work > 0):
+        names[graph.works.name[work]] = names.get(graph.works.name[work], 0.0) + float(by_work[work])
     return CriticalPath(
         op=path,
         from_s=np.array(from_s[order]),
         until_s=np.array(until_s[order]),
         by_part={name: float(by_part[i]) for i, name in enumerate(PARTS) if by_part[i] > 0},
-        by_work=names,
+        by_work=dict(sorted(names.items(), key=lambda item: -item[1])),
     )
 
 

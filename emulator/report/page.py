@@ -16,12 +16,15 @@ import numpy as np
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PARTS, Parts, parts
+from emulator.replay.whatif import what_if
 from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes
 from emulator.report.perfetto import shown_ranks
 from emulator.report.tables import LONGEST, bytes_text, time_text
 
 MOST_LANES = 16
 """Ranks in the page's timeline."""
+MOST_REPLAYED_OPS = 2_000_000
+"""Jobs up to this size are played again to say what would help."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def _content(page: Page) -> dict[str, Any]:
         "ticks": _ticks(played.makespan_s),
         "more_ranks": len(played.graph.ranks) - len({lane.rank for lane in shown}),
         "critical": [(name, seconds, seconds / charged_s) for name, seconds in list(path.by_work.items())[:LONGEST]],
+        "helps": _helps(played),
         "memory_total": sum(page.memory_bytes.values()),
         "plots": [_plot(chart) for chart in page.charts],
         "ops": len(played.graph.ops),
@@ -104,6 +108,16 @@ def _content(page: Page) -> dict[str, Any]:
         "events": played.events,
         "wall_s": played.wall_s,
     }
+
+
+def _helps(played: Replayed) -> list[tuple[str, float, float]]:
+    """(what is twice as fast, seconds, share of the iteration that this saves), what helps most first. Not loading: the
+    graph has what training waits for samples, and faster storage can do more than halve that."""
+    if not played.makespan_s or len(played.graph.ops) > MOST_REPLAYED_OPS:
+        return []
+    found = what_if(played)
+    names = {"exposed communication": "communication"}
+    return [(names.get(thing, thing), s, 1 - s / played.makespan_s) for thing, s in found.items() if thing != "loading"]
 
 
 def _bars(played: Replayed, found: Parts) -> list[tuple[str, list[tuple[str, float, float]]]]:

@@ -16,6 +16,9 @@ from emulator.workload.loading_caches import lru_misses
 from switchml.errors import ConfigError
 from switchml.jit import kernel
 
+MOST_ACCESSES = 200_000_000
+"""Samples times epochs that are played out one by one: some 4 GB of index lists."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
@@ -38,6 +41,11 @@ class Dataset:
             raise ConfigError(
                 f"a global batch of {self.global_batch} on {self.ranks} ranks from {self.samples} samples; expected a "
                 "multiple of the ranks, and no more than there are samples"
+            )
+        if self.samples * self.epochs > MOST_ACCESSES:
+            raise ConfigError(
+                f"{self.samples:,} samples in {self.epochs} epochs are too many to play out (at most "
+                f"{MOST_ACCESSES:,}); group samples into larger ones, or take fewer epochs"
             )
         if self.buffer_samples < 0 or not self.sample_bytes > 0:
             raise ConfigError(f"buffers of {self.buffer_samples} samples of {self.sample_bytes} bytes make no sense")

@@ -240,10 +240,11 @@ def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
 def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
     """What the HTML page says."""
     from emulator.report.page import Page
+    from emulator.report.tables import time_text
 
     job, cluster = found.plan.job, found.plan.cluster
     headline = {
-        "iteration": f"{found.iteration_s:.4g} s",
+        "iteration": time_text(found.iteration_s),
         "throughput": f"{found.samples_per_s:,.1f} samples/s",
         "model FLOPs utilization": f"{found.mfu:.1%}",
         "memory": f"{found.memory.total / 1e9:.1f} GB",
@@ -373,12 +374,14 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
     from emulator.cluster import cluster, codecs, constants
     from emulator.cluster.accelerator import accelerators
     from emulator.workload import job, models
+    from emulator.workload.loading import LOADERS
 
     known = {
         "models": {name: models.load(name).title for name in models.models()},
         "clusters": {name: cluster.load(name).title for name in cluster.clusters()},
         "accelerators": {name: one.title for name, one in accelerators().items()},
         "schedules": dict.fromkeys(job.SCHEDULES, ""),
+        "loaders": dict.fromkeys(LOADERS, ""),
         "allreduces": dict.fromkeys(job.ALL_REDUCES, ""),
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
         "constants": {

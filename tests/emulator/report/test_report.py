@@ -184,6 +184,7 @@ def test_page_is_whole_and_stands_alone(page, played):
         "stage 3",
         "exposed communication",
         "On the critical path",
+        "What would help",
         "4.00 GB",
         "of 80.0 GB",
         "samples/s",
