@@ -63,6 +63,16 @@ def test_calendar_is_the_reference_where_links_are_shared(case, data):
     agree(case, conditions, engine="calendar", exactly=False)
 
 
+@thorough
+@given(
+    case=graphs.cases(orders=(Order.READY, Order.PROGRAM), with_links=True, durations=st.floats(0.01, 4.0)),
+    data=st.data(),
+)
+def test_calendar_is_the_reference_with_everything_at_once(case, data):
+    conditions = data.draw(graphs.conditions(len(case.graph.ranks), overlap=True))
+    agree(case, conditions, engine="calendar", exactly=False)
+
+
 # Small jobs by hand
 
 
