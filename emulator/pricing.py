@@ -165,7 +165,12 @@ def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
     data = place(job.dp, job.tp, per_node)
     expert = place(job.ep, job.tp, per_node)
     parts = {
-        "attention": transformer.attention(model, job, constants.attention_traffic),
+        "attention": transformer.attention(
+            model,
+            job,
+            constants.attention_traffic,
+            cluster.device.flash_factor(job.precision, constants.gemm_efficiency) if job.flash(model) else 1.0,
+        ),
         "mlp": transformer.mlp(model, job),
         "embedding": transformer.embedding(model, job),
         "loss": transformer.head(model, job, constants.loss_bytes_per_logit),
@@ -296,7 +301,7 @@ def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
         if model.forward_s is not None and model.backward_s is not None:
             forward, backward, launches = float(model.forward_s[i]), float(model.backward_s[i]), 0
         else:
-            peak = device.peak(job.precision) * constants.gemm_efficiency
+            peak = device.sustained(job.precision, constants.gemm_efficiency)
             flops = float(model.flops_of[i]) * job.micro_batch
             moved = 2.0 * element * float(model.elements_of[i]) * job.micro_batch + element * float(
                 model.parameters_of[i]
@@ -353,7 +358,7 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     if job.allreduce == "auto":
         said.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
     if cluster.accelerator not in ("a100-80g", "a100-40g"):
-        said.append(f"constants were fitted on A100; on {cluster.device.title} only its data sheet differs")
+        said.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
     return said
 
 

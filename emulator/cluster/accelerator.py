@@ -12,6 +12,10 @@ from switchml.errors import ConfigError
 DATA = Path(__file__).parent / "data"
 
 
+A100_MATMUL_SHARE = 0.869
+"""271.2 of 312 TFLOP/s, see `matmul_share` below and in `data/accelerators.toml`."""
+
+
 @dataclass(frozen=True)
 class Accelerator:
     """One device: a GPU, one die of a GPU with two, or a CPU socket."""
@@ -28,6 +32,11 @@ class Accelerator:
     """Last-level cache to all processors together."""
     watts: float
     """Thermal design power."""
+    matmul_share: float = 0.869
+    """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
+    `gemm_efficiency` was fitted."""
+    flash_flops: float = 0.0
+    """FLOP/s of flash attention, forward and backward, causal, heads of 128; 0: 0.6 of half-precision peak."""
     price_per_hour: float = 0.0
     """Dollars; 0: not for rent by itself."""
     price_source: str = ""
@@ -37,6 +46,15 @@ class Accelerator:
         if precision not in self.flops:
             raise ConfigError(f"{self.title} has no {precision}; it has {', '.join(self.flops)}")
         return self.flops[precision]
+
+    def sustained(self, precision: str, gemm_efficiency: float) -> float:
+        """FLOP/s inside a large matrix product, where `gemm_efficiency` is A100's share of peak."""
+        return self.peak(precision) * gemm_efficiency * self.matmul_share / A100_MATMUL_SHARE
+
+    def flash_factor(self, precision: str, gemm_efficiency: float) -> float:
+        """How many times longer flash attention takes than a matrix product of as many FLOPs."""
+        flash = self.flash_flops or 0.6 * self.peak(precision)
+        return max(1.0, self.sustained(precision, gemm_efficiency) / flash)
 
 
 @cache

@@ -17,14 +17,14 @@ traces)."""
 ELEMENT_BYTES = {"fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
 
 
-def gemm(m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, float, float, float, float]:
-    """A row: `batch` products of (m, k) by (k, n)."""
-    return (batch, m, n, k, 0.0)
+def gemm(m: float, n: float, k: float, batch: float = 1.0, factor: float = 1.0) -> tuple[float, ...]:
+    """A row: `batch` products of (m, k) by (k, n), which take `factor` times as long as the library's."""
+    return (batch, m, n, k, 0.0, factor)
 
 
-def memory(bytes: float) -> tuple[float, float, float, float, float]:
+def memory(bytes: float) -> tuple[float, ...]:
     """A row: a kernel that reads and writes `bytes` altogether."""
-    return (0.0, 0.0, 0.0, 0.0, bytes)
+    return (0.0, 0.0, 0.0, 0.0, bytes, 1.0)
 
 
 def flops(kernels: np.ndarray) -> float:
@@ -40,15 +40,15 @@ def seconds(kernels: np.ndarray, device: Accelerator, constants: Constants, prec
     tile shapes the fastest counts, which is what the libraries' heuristics aim at. Memory traffic bounds it from below
     (roofline: Williams et al., CACM 2009; waves and tiles: NVIDIA, Matrix Multiplication Background User's Guide).
     """
-    kernels = np.asarray(kernels, np.float64).reshape(-1, 5)
-    batch, m, n, k, moved = kernels.T
+    kernels = np.asarray(kernels, np.float64).reshape(-1, 6)
+    batch, m, n, k, moved, factor = kernels.T
     element = ELEMENT_BYTES[precision]
     memory_rate = device.memory_bytes_per_s * constants.memory_efficiency
     is_gemm = m > 0
     moved = np.where(is_gemm, element * batch * (m * k + k * n + m * n), moved)
     high, wide = TILES[:, :1], TILES[:, 1:]
-    multiply_s = 2 * high * wide * device.processors / (device.peak(precision) * constants.gemm_efficiency)
+    multiply_s = 2 * high * wide * device.processors / device.sustained(precision, constants.gemm_efficiency)
     read_s = element * (high + wide) * device.processors / (device.cache_bytes_per_s * constants.cache_efficiency)
     waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
-    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0)
+    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0) * factor
     return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + constants.kernel_s

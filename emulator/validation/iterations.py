@@ -27,9 +27,9 @@ VOCABULARY = 51200
 """GPT-2's 50257, padded so that it splits (Megatron-LM's default of 128 times the tensor-parallel size, at most 8)."""
 
 
-def read(path: Path) -> list[tuple[Transformer, Job, float]]:
-    """Model, job and measured seconds of each row. Jobs that fill more than one node of 8 recompute all activations,
-    as the publication says; smaller ones keep them."""
+def read(path: Path, recompute: str = "auto") -> list[tuple[Transformer, Job, float]]:
+    """Model, job and measured seconds of each row. `recompute`: as in a job, or "auto": jobs that fill more than one
+    node of 8 recompute all activations, as the publication says, and smaller ones keep them."""
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -39,10 +39,10 @@ def read(path: Path) -> list[tuple[Transformer, Job, float]]:
     missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
     if missing or not rows:
         raise ConfigError(f"{path}: expected at least one row and the columns {', '.join(COLUMNS)}; missing: {missing}")
-    return [_row(row, f"{path}, line {line}") for line, row in rows]
+    return [_row(row, f"{path}, line {line}", recompute) for line, row in rows]
 
 
-def _row(row: dict[str, str], where: str) -> tuple[Transformer, Job, float]:
+def _row(row: dict[str, str], where: str, recompute: str) -> tuple[Transformer, Job, float]:
     try:
         gpus, batch, micro, hidden, heads, layers, sequence, tp, dp, pp = (int(row[name]) for name in COLUMNS[:-1])
         measured = float(row[COLUMNS[-1]]) * 1e-3
@@ -69,7 +69,7 @@ def _row(row: dict[str, str], where: str) -> tuple[Transformer, Job, float]:
             micro_batch=micro,
             tp=tp,
             pp=pp,
-            recompute="full" if gpus > 8 else "none",
+            recompute=recompute if recompute != "auto" else "full" if gpus > 8 else "none",
             overlap=False,
         )
     except ConfigError as error:

@@ -89,6 +89,8 @@ class Job:
             )
         if (self.schedule == "interleaved") != (self.virtual_stages > 1):
             raise ConfigError("schedule interleaved and virtual-stages of at least 2 go together")
+        if self.schedule == "interleaved" and self.pp == 1:
+            raise ConfigError("an interleaved schedule needs at least 2 pipeline stages, but pp is 1")
         if self.schedule == "interleaved" and self.micro_batches % self.pp:
             raise ConfigError(
                 f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "

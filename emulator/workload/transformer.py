@@ -20,7 +20,7 @@ LOSS_KERNELS = 12
 
 @dataclass(frozen=True)
 class Segment:
-    """Half a layer, or what stands before or after all layers: kernels (rows of batch, m, n, k, bytes) and
+    """Half a layer, or what stands before or after all layers: kernels (rows of batch, m, n, k, bytes, factor) and
     exchanges."""
 
     name: str
@@ -34,16 +34,16 @@ class Segment:
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
 
 
-def _gemm(m: float, n: float, k: float, batch: float = 1.0) -> tuple[float, ...]:
-    return (batch, m, n, k, 0.0)
+def _gemm(m: float, n: float, k: float, batch: float = 1.0, factor: float = 1.0) -> tuple[float, ...]:
+    return (batch, m, n, k, 0.0, factor)
 
 
 def _memory(bytes: float) -> tuple[float, ...]:
-    return (0.0, 0.0, 0.0, 0.0, bytes)
+    return (0.0, 0.0, 0.0, 0.0, bytes, 1.0)
 
 
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
-    return np.array(rows, np.float64).reshape(-1, 5)
+    return np.array(rows, np.float64).reshape(-1, 6)
 
 
 def element_bytes(job: Job) -> int:
@@ -59,9 +59,10 @@ def _products(m: float, n: float, k: float, batch: float, element: int) -> tuple
     return forward, backward
 
 
-def attention(model: Transformer, job: Job, traffic: float) -> Segment:
+def attention(model: Transformer, job: Job, traffic: float, flash_factor: float = 1.0) -> Segment:
     """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. `traffic`: memory traffic of
-    the kernels on scores, over what their operands need once."""
+    the kernels on scores, over what their operands need once. `flash_factor`: how many times longer flash attention
+    takes than a matrix product."""
     e, t, b, s = element_bytes(job), job.tp, job.micro_batch, job.tokens(model)
     h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
     tokens, head = b * s, h // model.heads
@@ -74,8 +75,8 @@ def attention(model: Transformer, job: Job, traffic: float) -> Segment:
     residual = _memory((3 * e + 1) * whole)
     residual_back = (_memory((2.5 * e + 2) * whole), _memory(3 * e * whole))
     if job.flash(model):
-        core = (_gemm(s, s / 2, 2 * head, heads), _memory(4 * e * split))
-        core_back = (_gemm(s, s / 2, 5 * head, heads), _memory(8 * e * split))
+        core = (_gemm(s, s / 2, 2 * head, heads, flash_factor), _memory(4 * e * split))
+        core_back = (_gemm(s, s / 2, 5 * head, heads, flash_factor), _memory(8 * e * split))
     else:
         scores = traffic * heads * s * s
         core = [
@@ -91,6 +92,8 @@ def attention(model: Transformer, job: Job, traffic: float) -> Segment:
             # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
             core += [_memory(2 * e * scores)] * 5
             core_back += [_memory(3 * e * scores)] * 4
+    turned = () if model.learned_positions else (_memory(2 * e * (tokens * (h + k) / t)),)  # rotary positions, fused
+    core, core_back = (*turned, *core), (*core_back, *turned)
     forward = _rows(norm, *qkv, *core, _memory(2 * e * split), *out, residual)
     backward = _rows(
         *residual_back, *out_back, _memory(2 * e * split), *core_back, _memory(6 * e * split), *qkv_back, norm_back

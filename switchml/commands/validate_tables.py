@@ -28,11 +28,20 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON obj
 )
 @click.option("--cluster", "cluster_name", default="a100-hdr800", show_default=True, help="Where they were measured.")
 @click.option(
+    "--recompute",
+    type=click.Choice(["auto", "none", "selective", "full"]),
+    default="auto",
+    show_default=True,
+    help="What the jobs recompute; auto: everything on more than one node, else nothing.",
+)
+@click.option(
     "--refit", is_flag=True, help="Also fit the constants to all model sizes but one, for each in turn (slow; scipy)."
 )
 @_plot
 @_json
-def iterations(files: tuple[Path, ...], cluster_name: str, refit: bool, plot_file: Path | None, as_json: bool) -> None:
+def iterations(
+    files: tuple[Path, ...], cluster_name: str, recompute: str, refit: bool, plot_file: Path | None, as_json: bool
+) -> None:
     """Predict the iteration times in FILE.csv.
 
     Columns as VIA-Research/vTrain publishes them: accelerators, batch, micro-batch, sizes, tensor, data and pipeline
@@ -43,7 +52,7 @@ def iterations(files: tuple[Path, ...], cluster_name: str, refit: bool, plot_fil
     from emulator.validation.iterations import read
 
     machine = cluster.load(cluster_name)
-    samples = [sample for file in files for sample in read(file)]
+    samples = [sample for file in files for sample in read(file, recompute)]
     rows = fitting.predict(machine, samples)
     groups = [(f"{gpus} GPUs", [row for row, (_, job, _) in zip(rows, samples, strict=True) if job.gpus == gpus])
               for gpus in sorted({job.gpus for _, job, _ in samples})]  # fmt: skip

@@ -140,6 +140,7 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
         (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
         (GPT, dict(gpus=2, batch=3), "batch 3 is no multiple of 2"),
         (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
+        (GPT, dict(gpus=2, schedule="interleaved", virtual_stages=2), "at least 2 pipeline stages"),
         (GPT, dict(gpus=2, schedule="1b1f"), "did you mean 1f1b"),
         (GPT, dict(gpus=2, zero=1, allreduce="switchml"), "take zero 0 with switchml"),
         (models.load("vgg16"), dict(gpus=2, tp=2), "data-parallel only, but tp is 2"),
