@@ -4,12 +4,16 @@ which ops wait for ops that will never end.
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 
 from emulator.workload.graph import NO_MEETING, Graph, Order
 
 SHOWN = 6
 """Lines of an explanation, and ranks named in one."""
+FOLLOWED = 200
+"""How far the way back from a missing rank's op is followed."""
 
 
 def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
@@ -31,8 +35,8 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
             return lines
     if not lines:
         unfinished = np.isnan(end_s)
-        heads = [op for op in np.flatnonzero(unfinished) if any(unfinished[graph.ops.before(op)])]
-        for op in heads[:SHOWN]:
+        heads = (op for op in np.flatnonzero(unfinished) if any(unfinished[graph.ops.before(op)]))
+        for op in islice(heads, SHOWN):
             other = next(int(dep) for dep in graph.ops.before(op) if unfinished[dep])
             lines.append(f"{graph.op_name(op)} waits for {graph.op_name(other)}")
     return lines
@@ -40,8 +44,8 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
 
 def _is_at(graph: Graph, op: int, is_here: np.ndarray, end_s: np.ndarray) -> str:
     """What keeps `op` from being ready: `is at X` or `has still to do X`."""
-    seen = set()
-    while op not in seen:
+    seen: set[int] = set()
+    while op not in seen and len(seen) < FOLLOWED:
         seen.add(op)
         before = [int(dep) for dep in graph.ops.before(op) if np.isnan(end_s[dep])]
         stream = graph.ops.stream[op]

@@ -126,6 +126,7 @@ def _meeting_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Fla
         sigma = float(np.sqrt(np.log1p(conditions.comm_jitter**2)))
         factor = noises(flat.seed, len(graph.meetings), sigma)
         fixed_s, moved_bytes = fixed_s * factor, moved_bytes * factor
+    route = np.where(moved_bytes > 0, route, NO_ROUTE)  # what moves nothing shares nothing
     alone = route == NO_ROUTE
     if np.any(alone & (moved_bytes > 0)):
         rate = costs.meeting_bytes_per_s

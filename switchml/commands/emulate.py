@@ -150,6 +150,8 @@ def emulate(
     for path in (timeline_file, report_file):
         if path is not None and not path.resolve().parent.is_dir():
             raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
+    if report_file is not None:
+        import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     given = {key: value for key, value in options.items() if value is not None}
     if what:
         given["job_file"] = what[0]

@@ -63,6 +63,16 @@ def test_calendar_is_the_reference_where_links_are_shared(case, data):
     agree(case, conditions, engine="calendar", exactly=False)
 
 
+@thorough
+@given(
+    case=graphs.cases(orders=(Order.READY, Order.PROGRAM), with_links=True, durations=st.floats(0.01, 4.0)),
+    data=st.data(),
+)
+def test_calendar_is_the_reference_with_everything_at_once(case, data):
+    conditions = data.draw(graphs.conditions(len(case.graph.ranks), overlap=True))
+    agree(case, conditions, engine="calendar", exactly=False)
+
+
 # Small jobs by hand
 
 
@@ -313,3 +323,33 @@ def test_refusals():
 
 def test_empty_job():
     assert play(GraphBuilder()).makespan_s == 0
+
+
+def test_deadlock_without_any_meeting_names_ops():
+    """A circle that nobody checked for."""
+    builder = GraphBuilder()
+    work = builder.add_work("layer", seconds=1.0)
+    for other in (1, 0):
+        builder.add_op(builder.add_stream(builder.add_rank()), work, after=[other])
+    graph = builder.build()
+    with pytest.raises(Deadlock, match=r"layer \(rank 0, compute\) waits for layer \(rank 1, compute\)"):
+        replay(graph, Costs.of(graph, graph.works.seconds))
+
+
+def test_rank_that_never_comes_is_followed_back():
+    """Rank 1 is in another collective, two ops before the one that rank 0 waits in."""
+    builder = one_rank_each([1.0], [1.0])
+    streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
+    group = builder.add_group(range(2), name="world")
+    works = [builder.add_work(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
+    first, second = (builder.add_meetings(work, group) for work in works)
+    builder.add_op(streams[0], works[0], after=[0], meeting=first)
+    stuck = builder.add_op(streams[1], works[1], after=[1], meeting=second)
+    later = builder.add_op(1, builder.add_work("norm", seconds=1.0), after=[stuck])
+    builder.add_op(streams[1], works[0], after=[later], meeting=first)
+    builder.add_op(streams[0], works[1], after=[0], meeting=second)
+    with pytest.raises(Deadlock) as caught:
+        play(builder)
+    assert caught.value.waiting[0] == (
+        "weights (world) has rank 0 and waits for rank 1: rank 1 is in biases (rank 1, nccl)"
+    )

@@ -26,7 +26,7 @@ def overlapped():
 
 
 def test_what_helps():
-    """8 s as it is. The network twice as fast leaves 1 + 6 s, compute then being behind; compute so fast 1 + 1 + 5 s."""
+    """8 s as it is. The network twice as fast leaves 1 + 6 s, compute being behind then; compute so fast 1 + 1 + 5."""
     played = overlapped()
     assert played.makespan_s == 8
     assert what_if(played) == {"compute": 7.0, "exposed communication": 7.0, "loading": 7.5}
