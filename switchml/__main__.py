@@ -21,13 +21,22 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "control": ("switchml.commands.control:control", "Run the control plane of a P4 switch."),
     "status": ("switchml.commands.status:status", "Show a running aggregator's jobs, pools and counters."),
     "bench": ("switchml.commands.bench:bench", "Measure all-reduces beside Gloo's."),
+    "simulate": ("switchml.commands.simulate:simulate", "Run jobs through drawn faults in virtual time; check every sum."),
+    "validate": ("switchml.commands.validate:validate", "Compare the emulator's predictions with measurements."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
+    "emulate": ("switchml.commands.emulate:emulate", "Emulate a training job on machines one does not have."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),
 }
 """Subcommand name → ("module:attribute" of its click command, the line that `switchml --help` shows for it)."""
 
-EXTRA_OF_MODULE: dict[str, str] = {"torch": "train", "sklearn": "train"}
+EXTRA_OF_MODULE: dict[str, str] = {
+    "torch": "train",
+    "sklearn": "train",
+    "jinja2": "report",
+    "pyarrow": "parquet",
+    "distributed": "dask",
+}
 """Optional top-level module → the extra that installs it."""
 
 

@@ -6,6 +6,11 @@ SwitchMLError
  ├── PayloadError           bytes that are not a codec's payload (also a ValueError)
  ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
  ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
+ ├── GraphError             a training job's graph, or its costs, that make no sense (also a ValueError)
+ ├── EmulationError         an emulated job that can't go on
+ │    ├── Deadlock          ops wait for each other for ever: `.waiting`
+ │    ├── OutOfMemory       a job that does not fit into its accelerators: `.needed_bytes`, `.parts`
+ │    └── BudgetSpent       more events or seconds than were allowed: `.events`, `.now_s`
  ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
  ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
@@ -38,6 +43,42 @@ class PayloadError(SwitchMLError, ValueError):
 
 class ProgramError(SwitchMLError, ValueError):
     """A P4 program (BMv2 JSON) that can't be loaded or run; names the object and its line in the P4 source."""
+
+
+class GraphError(SwitchMLError, ValueError):
+    """A training job's graph, or its costs, that make no sense; names the ops and ranks concerned."""
+
+
+class EmulationError(SwitchMLError):
+    """An emulated job that can't go on."""
+
+
+class Deadlock(EmulationError):
+    """Ops wait for each other for ever; `waiting` has a line for each meeting or op that something waits for."""
+
+    def __init__(self, message: str, waiting: tuple[str, ...] = ()):
+        super().__init__(message)
+        self.waiting = tuple(waiting)
+
+
+class OutOfMemory(EmulationError):
+    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so
+    on."""
+
+    def __init__(self, message: str, needed_bytes: float = 0.0, parts: dict[str, float] | None = None):
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.parts = dict(parts or {})
+
+
+class BudgetSpent(EmulationError):
+    """A replay took more events or wall-clock seconds than it was allowed; `now_s` is how far its own clock had
+    come."""
+
+    def __init__(self, message: str, events: int = 0, now_s: float = 0.0):
+        super().__init__(message)
+        self.events = events
+        self.now_s = now_s
 
 
 class ProgramAbort(SwitchMLError):

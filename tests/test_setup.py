@@ -109,10 +109,11 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
-    ("emulator.workload.*",      "emulator.workload",                                ANY_BUT_TORCH),
-    ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),
-    ("emulator.replay.*",        "emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
-    ("emulator.report.*",        "emulator.replay emulator.report",                  ANY_BUT_TORCH),
+    ("emulator.datafile",        "",                                                 "tomli"),
+    ("emulator.workload.*",      "switchml.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
+    ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
+    ("emulator.replay.*",        "switchml.jit switchml.memory emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
+    ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
 ]  # fmt: skip
 """The first row that matches a module decides; `a.*` matches `a` and all below it. Naming a package allows

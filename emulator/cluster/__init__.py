@@ -1,0 +1,2 @@
+"""Machines: accelerators, nodes, fabrics, storage, prices, and what kernels and collectives cost on them. The numbers
+are data files (`data/`), each with its source; a user's file can stand in for any of them."""

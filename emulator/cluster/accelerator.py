@@ -1,0 +1,66 @@
+"""Accelerators: what one device can do, as its data sheet says. What software makes of it is in `constants.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from emulator import datafile
+from switchml.errors import ConfigError
+
+DATA = Path(__file__).parent / "data"
+
+
+A100_MATMUL_SHARE = 0.869
+"""271.2 of 312 TFLOP/s, see `matmul_share` below and in `data/accelerators.toml`."""
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """One device: a GPU, one die of a GPU with two, or a CPU socket."""
+
+    title: str
+    source: str
+    flops: dict[str, float]
+    """Peak FLOP/s by precision (fp32, tf32, fp16, bf16), dense."""
+    memory_bytes: float
+    memory_bytes_per_s: float
+    processors: int
+    """Streaming multiprocessors, compute units or cores: a matrix product is dealt to them tile by tile."""
+    cache_bytes_per_s: float
+    """Last-level cache to all processors together."""
+    watts: float
+    """Thermal design power."""
+    matmul_share: float = 0.869
+    """The best share of half-precision peak that a matrix product was seen to reach; default: A100's, on which
+    `gemm_efficiency` was fitted."""
+    flash_flops: float = 0.0
+    """FLOP/s of flash attention, forward and backward, causal, heads of 128; 0: 0.6 of half-precision peak."""
+    price_per_hour: float = 0.0
+    """Dollars; 0: not for rent by itself."""
+    price_source: str = ""
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s in `precision`; ConfigError where the device has none."""
+        if precision not in self.flops:
+            raise ConfigError(f"{self.title} has no {precision}; it has {', '.join(self.flops)}")
+        return self.flops[precision]
+
+    def sustained(self, precision: str, gemm_efficiency: float) -> float:
+        """FLOP/s inside a large matrix product, where `gemm_efficiency` is A100's share of peak."""
+        return self.peak(precision) * gemm_efficiency * self.matmul_share / A100_MATMUL_SHARE
+
+    def flash_factor(self, precision: str, gemm_efficiency: float) -> float:
+        """How many times longer flash attention takes than a matrix product of as many FLOPs."""
+        flash = self.flash_flops or 0.6 * self.peak(precision)
+        return max(1.0, self.sustained(precision, gemm_efficiency) / flash)
+
+
+@cache
+def accelerators() -> dict[str, Accelerator]:
+    """The built-in ones by name."""
+    path = DATA / "accelerators.toml"
+    return {
+        name: datafile.build(Accelerator, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()
+    }

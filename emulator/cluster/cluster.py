@@ -1,0 +1,149 @@
+"""A cluster: nodes of accelerators, what joins them inside a node and between nodes, storage, and what an hour costs.
+Read from `data/clusters/NAME.toml` or a user's file, which may start from another with `extends = "NAME"`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from emulator import datafile
+from emulator.cluster.accelerator import DATA, Accelerator, accelerators
+from emulator.cluster.constants import Constants, constants
+from emulator.cluster.topology import Fabric
+from switchml.errors import ConfigError
+
+FOLDER = DATA / "clusters"
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What joins the accelerators of a node. `wire`: an all-reduce of S bytes among n takes
+    `latency_s + n latency_per_rank_s + S (2(n-1)/n / bytes_per_s + 1 / local_bytes_per_s)`: a ring over links of
+    `bytes_per_s` each way, and one pass over the buffer in memory."""
+
+    title: str
+    source: str
+    bytes_per_s: float
+    local_bytes_per_s: float
+    latency_s: float
+    latency_per_rank_s: float
+    tables: str = ""
+    """A folder of nccl-tests tables that take the place of the formula where they fit; relative to the cluster's
+    file."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where training data lies: seen by a node, and by all nodes together."""
+
+    title: str = "shared storage"
+    node_bytes_per_s: float = 2e9
+    total_bytes_per_s: float = 100e9
+    latency_s: float = 1e-3
+
+
+@dataclass(frozen=True)
+class Switch:
+    """The switch that aggregates, where a job asks for that. Defaults: SwitchML on Tofino (NSDI 2021, section 4; its
+    public code): 512 slots for each version, 1024-byte payloads."""
+
+    slots: int = 512
+    payload_bytes: int = 1024
+    framing_bytes: int = 76
+    """Ethernet with preamble and gap, IPv4, UDP and the 12-byte header of a packet that carries the payload."""
+    packets_per_s: float = 1e9
+    """What one port handles."""
+    latency_s: float = 1e-6
+    link_s: float = 1e-6
+    """A packet's way along one link, besides its own length."""
+    host_latency_s: float = 5e-6
+    """What the host takes from receiving a result to sending the next packet of its slot."""
+    timeout_s: float = 1e-3
+    convert_bytes_per_s: float = 200e9
+    """To fixed point and back on the sender, as one stream over the buffer."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Everything that a price needs."""
+
+    name: str
+    title: str
+    accelerator: str
+    accelerators_per_node: int
+    inside: Inside
+    between: Fabric
+    storage: Storage = field(default_factory=Storage)
+    switch: Switch = field(default_factory=Switch)
+    constants: dict[str, float] = field(default_factory=dict)
+    host_watts: float = 0.0
+    """Of a node, besides its accelerators."""
+    host_memory_bytes: float = 1e12
+    host_link_bytes_per_s: float = 25e9
+    """Between host memory and one accelerator, each way."""
+    price_per_hour: float | None = None
+    """Dollars for one accelerator with its share of the node; None: as its accelerator's file says."""
+    max_nodes: int = 0
+    """0: as many as the job asks for."""
+    folder: str = ""
+
+    def __post_init__(self) -> None:
+        if self.accelerators_per_node < 1:
+            raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
+        if self.accelerator not in accelerators():
+            raise ConfigError(datafile.unknown("accelerator", self.accelerator, accelerators()))
+        for name in self.constants:
+            if name not in {item.name for item in dataclasses.fields(Constants)}:
+                raise ConfigError(
+                    datafile.unknown("constant", name, [item.name for item in dataclasses.fields(Constants)])
+                )
+
+    @property
+    def device(self) -> Accelerator:
+        return accelerators()[self.accelerator]
+
+    @property
+    def software(self) -> Constants:
+        """The constants, with this cluster's own in place of the built-in ones."""
+        return dataclasses.replace(constants(), **self.constants)
+
+    @property
+    def hourly_price(self) -> float:
+        """Dollars an hour for one accelerator."""
+        return self.device.price_per_hour if self.price_per_hour is None else self.price_per_hour
+
+    def nodes(self, gpus: int) -> int:
+        """How many nodes `gpus` accelerators fill; ConfigError where the cluster is too small."""
+        nodes = -(-gpus // self.accelerators_per_node)
+        if self.max_nodes and nodes > self.max_nodes:
+            raise ConfigError(f"{gpus} accelerators fill {nodes} nodes, but {self.name} has {self.max_nodes}")
+        return nodes
+
+
+@cache
+def load(name: str) -> Cluster:
+    """A built-in cluster by name, or a user's by path. Raises ConfigError."""
+    path = datafile.find("cluster", name, FOLDER)
+    table = _table(path, ())
+    return datafile.build(Cluster, {"name": path.stem, "folder": str(path.parent), **table}, str(path.name))
+
+
+def _table(path: Path, seen: tuple[Path, ...]) -> dict:
+    if path in seen:
+        raise ConfigError(f"{path} extends itself, by way of {', '.join(p.name for p in seen[1:]) or 'nothing else'}")
+    table = datafile.load(path)
+    if "extends" not in table:
+        return table
+    base = table.pop("extends")
+    beside = path.parent / f"{base}.toml"
+    return datafile.merge(
+        _table(beside if beside.is_file() else datafile.find("cluster", base, FOLDER), (*seen, path)), table
+    )
+
+
+def clusters() -> list[str]:
+    """Names of the built-in clusters."""
+    return datafile.names(FOLDER)

@@ -1,0 +1,46 @@
+"""Compressors as the emulator sees them: ratio, cost and error. The compressors themselves are in
+`switchml/codecs`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from emulator import datafile
+from emulator.cluster.accelerator import DATA
+from emulator.cluster.cluster import Cluster
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Meanings: `data/codecs.toml`."""
+
+    title: str
+    source: str
+    bits: float
+    memory_bytes: float
+    error: float
+    gathers: bool
+
+    def seconds(self, cluster: Cluster, elements: float) -> float:
+        """To compress, or to decompress, so many gradients on the accelerator."""
+        return elements * self.memory_bytes / (cluster.device.memory_bytes_per_s * cluster.software.memory_efficiency)
+
+    def wire_bytes(self, elements: float) -> float:
+        """Of so many gradients."""
+        return elements * self.bits / 8.0
+
+
+@cache
+def codecs() -> dict[str, Codec]:
+    """The built-in ones by name."""
+    path = DATA / "codecs.toml"
+    return {name: datafile.build(Codec, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()}
+
+
+def load(name: str) -> Codec:
+    """By name; ConfigError for others."""
+    if name not in codecs():
+        raise ConfigError(datafile.unknown("codec", name, codecs()))
+    return codecs()[name]

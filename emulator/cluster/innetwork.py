@@ -1,0 +1,133 @@
+"""What an all-reduce takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
+up (SwitchML, NSDI 2021; what a slot does is `switchml/pool.py`, and `emulator/network` plays the same packet by
+packet).
+
+A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,
+loss, sparse blocks and compression. Nodes with several accelerators reduce inside first, and each accelerator streams
+its shard.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.collectives import Price, node_rate
+from emulator.cluster.topology import Place
+from switchml.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """How a job uses the aggregating switches."""
+
+    loss: float = 0.0
+    """Share of packets lost on each link, independently."""
+    jobs: int = 1
+    """Jobs that share the slots evenly."""
+    levels: int = 0
+    """Switches a packet passes up to the root; 0: one per `nodes_per_leaf` nodes and one above them."""
+    sparse: bool = False
+    """Send only blocks that are not zero (OmniReduce, SIGCOMM 2021): as many as the model's file says, or
+    `density`."""
+    density: float = 1.0
+    """At most this share of each worker's blocks is not zero."""
+    overlap: float = 0.0
+    """Of a worker's non-zero blocks, the share that all others have too; the rest falls where it may."""
+    wire_bytes: float = 4.0
+    """Of a 4-byte element on the wire: 2 or 1 for narrower integers."""
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("loss", 0.0, 0.5), ("density", 0.0, 1.0), ("overlap", 0.0, 1.0)):
+            if not low <= getattr(self, name) <= high:
+                raise ConfigError(f"{name} is {getattr(self, name)}; expected a share from {low:g} to {high:g}")
+        if self.density < 1.0 and not self.sparse:
+            raise ConfigError(f"density is {self.density:g}, but zero blocks are only left out where sparse is set")
+        if self.jobs < 1:
+            raise ConfigError(f"jobs is {self.jobs}; expected at least 1")
+        if self.wire_bytes not in (1.0, 2.0, 4.0):
+            raise ConfigError(f"wire-bytes is {self.wire_bytes}; expected 1, 2 or 4")
+
+
+DENSE = Streaming()
+
+
+def union_density(density: float, overlap: float, workers: int) -> float:
+    """Share of blocks that are non-zero on any of `workers`: what comes back down. Independent blocks give 1 -
+    (1-d)^n."""
+    common = density * overlap
+    rest = density - common
+    return common + (1.0 - common) * (1.0 - (1.0 - min(1.0, rest / max(1e-12, 1.0 - common))) ** workers)
+
+
+def aggregate(cluster: Cluster, size_bytes: float, where: Place, how: Streaming = DENSE) -> Price:
+    """An all-reduce of `size_bytes` among the ranks of `where` through the cluster's switches. Ranks of one node only
+    never leave it: they use the ring inside."""
+    from emulator.cluster.collectives import price
+
+    if where.nodes == 1:
+        return price(cluster, "all_reduce", size_bytes, where, "ring")
+    shard = size_bytes / where.per_node
+    rail = Place(where.nodes, where.nodes, 1, where.span)
+    link = node_rate(cluster, rail, "tree")
+    streamed = stream_s(cluster, shard, where.nodes, link, how)
+    if where.per_node == 1:
+        return Price(cluster.inside.latency_s, shard, shard / streamed) if streamed else Price(0.0)
+    inside = Place(where.per_node, 1, where.per_node, 1)
+    return price(cluster, "all_reduce", size_bytes, inside, "ring").plus(Price(0.0, shard, shard / streamed))
+
+
+def stream_s(
+    cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s: float, how: Streaming = DENSE
+) -> float:
+    """Seconds for `workers` to stream `size_bytes` each through slots over links of this rate each way."""
+    switch = cluster.switch
+    elements = size_bytes / 4.0
+    per_packet = switch.payload_bytes / how.wire_bytes
+    chunks = math.ceil(elements / per_packet)
+    if not chunks:
+        return 0.0
+    up = how.density if how.sparse else 1.0
+    down = union_density(up, how.overlap, workers)
+    line = switch.payload_bytes + switch.framing_bytes
+    packet_s = max(line / link_bytes_per_s, 1.0 / switch.packets_per_s)
+    levels = how.levels or (1 if workers <= cluster.between.nodes_per_leaf else 2)
+    round_trip = 2 * packet_s + levels * (2 * switch.link_s + switch.latency_s) + switch.host_latency_s
+    slots = max(1, switch.slots // how.jobs)
+    # Up and down use different directions of the link; each direction carries its own share of the blocks.
+    carried = max(up, down) * chunks
+    streaming = carried * max(packet_s, round_trip / slots)
+    convert = size_bytes / switch.convert_bytes_per_s
+    base = round_trip + max(streaming, convert)
+    if not how.loss:
+        return base
+    return _with_loss(base, carried, packet_s, round_trip, slots, workers, levels, how.loss, switch.timeout_s)
+
+
+def _with_loss(base, chunks, packet_s, round_trip, slots, workers, levels, loss, timeout_s) -> float:
+    """A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The
+    stalls of one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and its
+    chunks without queueing; and a stall near the end that nobody else hides."""
+    lost = 1.0 - (1.0 - loss) ** (2 * workers * levels)
+    per_slot = chunks / slots
+    stalls = chunks * lost
+    worst = _largest_of(slots, per_slot * lost)
+    unlucky = worst * timeout_s + per_slot * round_trip
+    tail = timeout_s * stalls / (stalls + 1.0)
+    # Each loss makes all workers repeat their packet.
+    repeated = chunks * lost * packet_s
+    return max(base + repeated + tail, unlucky + repeated)
+
+
+def _largest_of(count: float, mean: float) -> float:
+    """Expected largest of `count` Poisson numbers of this mean: the sum of the chances that one reaches 1, 2, 3, …"""
+    total, term, below = 0.0, math.exp(-mean), math.exp(-mean)
+    for k in range(1, int(mean + 40 * math.sqrt(mean + 1) + 40)):
+        reached = 1.0 - below**count
+        total += reached
+        if reached < 1e-6 and k > mean:
+            break
+        term *= mean / k
+        below = min(1.0, below + term)
+    return total

@@ -1,0 +1,54 @@
+"""What kernels take on an accelerator. Two kinds: matrix products, dealt to the processors in tiles, wave after wave;
+and kernels bound by memory. A list of kernels is an array (kernels, 5) of float64: batch, m, n, k, bytes; m = 0 marks
+one that only moves `bytes`, and a matrix product's `bytes` is not read: it is at least its operands and result.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.cluster.accelerator import Accelerator
+from emulator.cluster.constants import Constants
+
+TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)], np.float64)
+"""Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler
+traces)."""
+
+ELEMENT_BYTES = {"fp8": 1, "fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4}
+
+
+def gemm(m: float, n: float, k: float, batch: float = 1.0, factor: float = 1.0) -> tuple[float, ...]:
+    """A row: `batch` products of (m, k) by (k, n), which take `factor` times as long as the library's."""
+    return (batch, m, n, k, 0.0, factor)
+
+
+def memory(bytes: float) -> tuple[float, ...]:
+    """A row: a kernel that reads and writes `bytes` altogether."""
+    return (0.0, 0.0, 0.0, 0.0, bytes, 1.0)
+
+
+def flops(kernels: np.ndarray) -> float:
+    """Floating-point operations of all matrix products: 2 a multiply-add."""
+    return float(2.0 * (kernels[:, 0] * kernels[:, 1] * kernels[:, 2] * kernels[:, 3]).sum())
+
+
+def seconds(kernels: np.ndarray, device: Accelerator, constants: Constants, precision: str = "fp16") -> np.ndarray:
+    """float64 (kernels,): how long each takes, running alone, operands in `precision`.
+
+    A matrix product takes ceil(tiles / processors) waves, each as long as one tile on one processor: per step of k the
+    slower of multiplying and of reading the operands' slivers from the cache, and a few steps to start and end. Of the
+    tile shapes the fastest counts, which is what the libraries' heuristics aim at. Memory traffic bounds it from below
+    (roofline: Williams et al., CACM 2009; waves and tiles: NVIDIA, Matrix Multiplication Background User's Guide).
+    """
+    kernels = np.asarray(kernels, np.float64).reshape(-1, 6)
+    batch, m, n, k, moved, factor = kernels.T
+    element = ELEMENT_BYTES[precision]
+    memory_rate = device.memory_bytes_per_s * constants.memory_efficiency
+    is_gemm = m > 0
+    moved = np.where(is_gemm, element * batch * (m * k + k * n + m * n), moved)
+    high, wide = TILES[:, :1], TILES[:, 1:]
+    multiply_s = 2 * high * wide * device.processors / device.sustained(precision, constants.gemm_efficiency)
+    read_s = element * (high + wide) * device.processors / (device.cache_bytes_per_s * constants.cache_efficiency)
+    waves = np.ceil(batch * np.ceil(m / high) * np.ceil(n / wide) / device.processors)
+    products = (waves * np.maximum(multiply_s, read_s) * (k + constants.tile_fill_steps)).min(axis=0) * factor
+    return np.maximum(np.where(is_gemm, products, 0.0), moved / memory_rate) + constants.kernel_s

@@ -1,0 +1,141 @@
+"""Measured collectives: the tables that nccl-tests print, and curves fitted to them.
+
+A library changes protocol with size (NCCL: LL, LL128, Simple with smaller and then full chunks), and each protocol has
+a latency and a bandwidth. So a curve is a few segments, each `latency + bytes / bandwidth`, with the sizes between
+where the protocol changes: eight numbers for three segments, however long the table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from switchml.errors import ConfigError
+
+SEGMENTS = 3
+SMALL_BYTES = 16 * 2**20
+"""Below this an exchange is governed by latency and protocol more than by bandwidth."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All arrays (rows,), by rising size."""
+
+    name: str
+    ranks: int
+    size_bytes: np.ndarray
+    seconds: np.ndarray
+    """Out of place, as nccl-tests' first column of times."""
+
+
+def read(path: Path) -> Table:
+    """A table: either CSV with size in bytes first and the time in ns fourth, or nccl-tests' own output with times in
+    µs. The number of ranks is in the name (`…_8gpu.txt`) or in nccl-tests' list of ranks."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from None
+    rows, ranks = [], 0
+    for line in lines:
+        fields = line.replace(",", " ").split()
+        if re.match(r"#\s+Rank\s+\d+", line):
+            ranks += 1
+        if not fields or not fields[0].isdigit():
+            continue
+        try:
+            # nccl-tests: size count type redop root time algbw busbw …; the CSV: size count type time busbw time busbw
+            rows.append((float(fields[0]), float(fields[3]) * 1e-9 if "," in line else float(fields[5]) * 1e-6))
+        except (IndexError, ValueError):
+            raise ConfigError(f"{path}: no nccl-tests row: {line!r}") from None
+    if ranks == 0 and (named := re.search(r"(\d+)_?gpu|gpu_?(\d+)|GPU(\d+)", path.name)):
+        ranks = int(next(filter(None, named.groups())))
+    if len(rows) < 4 or ranks < 2:
+        raise ConfigError(
+            f"{path}: expected at least 4 rows of an nccl-tests table and the number of ranks (in the name: "
+            "…_8gpu.txt); "
+            f"found {len(rows)} rows, {ranks} ranks"
+        )
+    table = np.array(sorted(rows))
+    if np.any(table <= 0):
+        raise ConfigError(f"{path}: sizes and times must be positive")
+    return Table(path.stem, ranks, table[:, 0], table[:, 1])
+
+
+def read_all(folder: Path) -> list[Table]:
+    """All tables (*.txt, *.csv, *.log) in a folder, or the one that `folder` is."""
+    if folder.is_file():
+        return [read(folder)]
+    paths = (
+        sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log")) if folder.is_dir() else []
+    )
+    if not paths:
+        raise ConfigError(f"{folder}: expected a folder with nccl-tests tables (*.txt, *.csv, *.log)")
+    return [read(path) for path in paths]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Segments by rising size, arrays (segments,): segment i holds from `start_bytes[i]` on."""
+
+    start_bytes: np.ndarray
+    latency_s: np.ndarray
+    bytes_per_s: np.ndarray
+
+    def seconds(self, size_bytes: np.ndarray | float) -> np.ndarray:
+        """float64, one a size; below the first segment that one holds."""
+        size = np.asarray(size_bytes, np.float64)
+        which = np.maximum(np.searchsorted(self.start_bytes, size, side="right") - 1, 0)
+        return self.latency_s[which] + size / self.bytes_per_s[which]
+
+    def at(self, size_bytes: float) -> tuple[float, float]:
+        """Latency in seconds and bytes a second for messages of this size."""
+        which = max(0, int(np.searchsorted(self.start_bytes, size_bytes, side="right")) - 1)
+        return float(self.latency_s[which]), float(self.bytes_per_s[which])
+
+
+def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -> Curve:
+    """The curve with the least sum of relative errors, small and large sizes counting alike (weights fall with the
+    square root of size, as tables are denser in logarithmic terms towards the end). Exact for the break points tried:
+    all below 24 rows, then ever fewer."""
+    count = len(size_bytes)
+    order = np.argsort(size_bytes)
+    size, took = np.asarray(size_bytes, np.float64)[order], np.asarray(seconds, np.float64)[order]
+    weight = np.sqrt(size[0] / size)
+    later = np.round(np.geomspace(min(24, count), max(count - 3, 2), 30)).astype(int)
+    cuts = np.array(sorted({0, count, *range(min(count - 1, 24)), *(int(i) for i in later if i < count - 1)}))
+    lines: dict[tuple[int, int], tuple[float, np.ndarray]] = {}
+    for i, first in enumerate(cuts):
+        for j in range(i + 1, len(cuts)):
+            if cuts[j] - first >= 2:
+                part = slice(first, cuts[j])
+                lines[i, j] = _line(size[part], took[part], weight[part])
+    segments = max(1, min(segments, count // 3))
+    best = np.full((segments + 1, len(cuts)), np.inf)
+    came = np.zeros((segments + 1, len(cuts)), int)
+    best[0, 0] = 0.0
+    for used in range(1, segments + 1):
+        for (i, j), (error, _) in lines.items():
+            if best[used - 1, i] + error < best[used, j]:
+                best[used, j], came[used, j] = best[used - 1, i] + error, i
+    starts, parameters, j = [], [], len(cuts) - 1
+    for used in range(segments, 0, -1):
+        i = came[used, j]
+        starts.append(0.0 if i == 0 else float(np.sqrt(size[cuts[i]] * size[cuts[i] - 1])))
+        parameters.append(lines[i, j][1])
+        j = i
+    latency, per_byte = np.array(parameters[::-1]).T
+    return Curve(np.array(starts[::-1]), latency, 1.0 / np.maximum(per_byte, 1e-18))
+
+
+def _line(size: np.ndarray, took: np.ndarray, weight: np.ndarray) -> tuple[float, np.ndarray]:
+    """Weighted sum of relative errors, and (latency, seconds a byte), neither of them negative."""
+    scaled = np.stack([weight / took, weight * size / took], axis=1)
+    line, *_ = np.linalg.lstsq(scaled, weight, rcond=None)
+    if line[1] < 0:
+        line = np.array([(weight**2 / took).sum() / (weight**2 / took**2).sum(), 0.0])
+    elif line[0] < 0:
+        line = np.array([0.0, (weight**2 * size / took).sum() / (weight**2 * size**2 / took**2).sum()])
+    return float(np.abs(scaled @ line - weight).sum()), line

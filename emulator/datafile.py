@@ -1,0 +1,126 @@
+"""Data files that people copy and change: TOML into frozen dataclasses, built-in files by name and users' files by
+path. What a file says and nobody reads is an error, never silence.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import types
+import typing
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from switchml.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+T = TypeVar("T")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A TOML file; ConfigError names the file and what is wrong with it."""
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+
+
+def find(what: str, name: str, folder: Path) -> Path:
+    """The file of a built-in called `name` in `folder`, or the user's file where `name` is a path."""
+    if name.endswith(".toml") or "/" in name:
+        path = Path(name)
+        if not path.is_file():
+            raise ConfigError(f"no {what} file {name}")
+        return path
+    path = folder / f"{name}.toml"
+    if not path.is_file():
+        raise ConfigError(unknown(what, name, names(folder)) + "; a path to a .toml file of your own does as well")
+    return path
+
+
+def names(folder: Path) -> list[str]:
+    """The built-ins in `folder`, sorted."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def unknown(what: str, name: str, known: typing.Iterable[str]) -> str:
+    """A sentence for a name that is not among `known`, with the nearest that are."""
+    known = list(known)
+    near = difflib.get_close_matches(name, known, 3, 0.5)
+    return f"unknown {what} {name!r}; " + (
+        f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    )
+
+
+@cache
+def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(cls)
+    required = {
+        field.name: field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        for field in dataclasses.fields(cls)
+        if field.init
+    }
+    return {name: (hints[name], needed) for name, needed in required.items()}
+
+
+def build(cls: type[T], table: Mapping[str, Any], where: str) -> T:
+    """A dataclass from a table of a file. Nested dataclasses take nested tables; whole numbers serve as floats.
+    Raises ConfigError for unknown or missing keys and for values of the wrong type, naming `where` and the key."""
+    fields = _fields(cls)
+    values = {}
+    for key, value in table.items():
+        if key not in fields:
+            raise ConfigError(f"{where}: {unknown('key', key, fields)}")
+        values[key] = _value(fields[key][0], value, f"{where}, {key}")
+    missing = [name for name, (_, needed) in fields.items() if needed and name not in values]
+    if missing:
+        raise ConfigError(f"{where} lacks {', '.join(missing)}")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        hint = next(argument for argument in arguments if argument is not type(None))
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected a table, not {value!r}")
+        return build(hint, value, where)
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise ConfigError(f"{where}: expected a list, not {value!r}")
+        return tuple(_value(arguments[0], item, where) for item in value)
+    if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where}: expected a table, not {value!r}")
+        return {key: _value(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
+        raise ConfigError(f"{where}: expected {_TYPES.get(hint, hint.__name__)}, not {value!r}")
+    return value
+
+
+_TYPES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` with the values of `over` in place of its own, table by table."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged

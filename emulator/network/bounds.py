@@ -1,0 +1,43 @@
+"""What an all-reduce takes at least, in closed form: the simulation has to agree with these where nothing is lost and
+nobody is late.
+
+Seconds throughout. n ranks, S bytes, a link of B bits a second each way, L bytes of a packet on the line for every P of
+tensor, s slots.
+"""
+
+from __future__ import annotations
+
+from emulator.network.config import JobConfig, LinkConfig
+from switchml.packet import HEADER_BYTES
+
+LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
+
+
+def packets(job: JobConfig) -> int:
+    """Packets that each rank sends for one all-reduce, repeats of wrong guesses left out."""
+    per_packet = job.payload_bytes // LANE_BYTES[job.wire]
+    return -(-(job.size_bytes // 4) // per_packet)
+
+
+def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
+    """A lone packet to the switch and its result back: twice its serialization and twice the delay."""
+    line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
+    return 2 * (max(8 * line_bytes / link.rate_bps, link.packet_s) + link.delay_s)
+
+
+def aggregation_s(job: JobConfig, link: LinkConfig, slots: int) -> float:
+    """In-network aggregation: `RTT + (packets - 1) * max(L/B, RTT/s)`. A rank sends at line rate if its window covers the
+    round trip, else s packets a round trip (SwitchML, NSDI'21, section 3.3; the usual argument for a sliding window).
+    """
+    line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
+    service = max(8 * line_bytes / link.rate_bps, link.packet_s)
+    round_trip = round_trip_s(job, link)
+    window = min(slots, job.window or slots)
+    return round_trip + (packets(job) - 1) * max(service, round_trip / window)
+
+
+def ring_s(workers: int, size_bytes: float, rate_bps: float, step_s: float = 0.0, line_share: float = 1.0) -> float:
+    """A ring: 2(n-1) steps of S/n bytes, each with a latency (Patarasuk and Yuan, JPDC 2009). `line_share`: payload's share
+    of what is on the line."""
+    steps = 2 * (workers - 1)
+    return steps * (step_s + 8 * size_bytes / workers / (rate_bps * line_share))

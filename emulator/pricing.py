@@ -1,0 +1,374 @@
+"""A job on a cluster, priced: what each step of each stage takes on the device and on the host, what the ranks
+exchange, and where their groups sit. `plan()` is where workload and cluster meet; graphs, memory and reports start
+from its result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.cluster import kernels
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.codecs import Codec
+from emulator.cluster.collectives import FREE, Price, price
+from emulator.cluster.innetwork import DENSE, Streaming, aggregate
+from emulator.cluster.topology import Place, place
+from emulator.workload import transformer
+from emulator.workload.job import Job
+from emulator.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError
+
+OPTIMIZER_BYTES = {"adam": 32.0, "sgd": 24.0}
+"""Memory traffic of a step for each parameter in mixed precision. Adam: read the gradient twice (norm, update), master
+weight and both moments read and written, half-precision weight written: 2+2+8+8+8+2, and 2 to unscale."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of a stage: half a transformer layer, or a layer of a table."""
+
+    name: str
+    forward_s: float
+    backward_s: float
+    again_s: float
+    """Recomputed before backward."""
+    forward_flops: float
+    backward_flops: float
+    parameters: float
+    """Of this rank."""
+    reduce: Price = FREE
+    """Among tensor-parallel ranks: after forward, after recomputing all of it, after backward."""
+    reduce_bytes: float = 0.0
+    exchange: Price = FREE
+    """Among expert-parallel ranks, to the experts and back."""
+    exchange_bytes: float = 0.0
+    reduces_again: bool = False
+    forward_kernels: int = 0
+    backward_kernels: int = 0
+    density: float = 1.0
+    """Share of gradient blocks that are not zero."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one pipeline stage does with one micro-batch."""
+
+    steps: tuple[Step, ...]
+    device_s: float
+    """Kernels and the exchanges between them."""
+    host_s: float
+    """Launching them."""
+    stretch: float
+    """Factor on the kernels, so that all together take what device and host take together."""
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward of one micro-batch."""
+        return self.device_s + (self.stretch - 1.0) * sum(s.forward_s + s.backward_s + s.again_s for s in self.steps)
+
+    @property
+    def parameters(self) -> float:
+        return sum(step.parameters for step in self.steps)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A priced job."""
+
+    job: Job
+    model: Model
+    cluster: Cluster
+    stages: tuple[Stage, ...]
+    hand_over: Price
+    """Activations to the next stage."""
+    hand_over_bytes: float
+    data_parallel: Place
+    tied: Price
+    """Gradients of the tied embedding, between first and last stage."""
+    optimizer_s: tuple[float, ...]
+    """For each stage."""
+    iteration_s: float
+    """Host time outside the micro-batches."""
+    streaming: Streaming = DENSE
+    """How gradients use the aggregating switches, where the job's all-reduce is switchml."""
+    codec: Codec | None = None
+    """Compresses gradients."""
+    packing_s: tuple[float, ...] = ()
+    """For each stage: compressing what one micro-batch keeps for the backward pass, and as long to restore it; empty:
+    it is kept as it is."""
+    kept_share: float = 1.0
+    """Of gradients, where weights are pruned: the others are not exchanged."""
+    assumptions: tuple[str, ...] = field(default=())
+
+    def gradients(self, stage: Stage) -> Price:
+        """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
+        found = self.reduce(stage.parameters)
+        if self.codec is not None:
+            found = found.plus(Price(self.coding_s(stage.parameters)))
+        if self.job.zero:
+            found = found.plus(price(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+        return found
+
+    def coding_s(self, elements: float) -> float:
+        """Compressing so many gradients, and decompressing what comes back."""
+        assert self.codec is not None
+        back = self.data_parallel.ranks if self.codec.gathers else 1
+        return (1 + back) * self.codec.seconds(self.cluster, elements)
+
+    def reduce(self, elements: float, density: float = 1.0) -> Price:
+        """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
+        job = self.job
+        elements *= self.kept_share
+        size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
+        if self.codec is not None and self.codec.gathers:
+            return price(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
+        if job.zero:
+            return price(self.cluster, "reduce_scatter", size, self.data_parallel)
+        if job.allreduce == "switchml":
+            # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md).
+            wire = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
+            least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
+            how = dataclasses.replace(self.streaming, density=least, wire_bytes=_lane(wire))
+            return aggregate(self.cluster, elements * 4.0, self.data_parallel, how)
+        return price(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce)
+
+
+def _lane(bytes: float) -> float:
+    """The narrowest integers on the wire that hold so many bytes."""
+    return next(lane for lane in (1.0, 2.0, 4.0) if bytes <= lane)
+
+
+def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:
+    """Price `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
+    job.fit(model)
+    cluster.nodes(job.gpus)
+    if job.allreduce == "switchml" and job.zero:
+        raise ConfigError(
+            "zero shards gradients by reduce-scatter, which the switch does not do; take zero 0 with switchml"
+        )
+    if codec is not None and codec.gathers and (job.zero or job.allreduce != "auto"):
+        raise ConfigError(f"what {codec.title} makes can't be added up on the way: it needs allreduce auto and zero 0")
+    if job.allreduce != "switchml" and streaming != DENSE:
+        raise ConfigError(
+            "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
+        )
+    make = _plan_layers if isinstance(model, LayerTable) else _plan_transformer
+    return dataclasses.replace(make(model, job, cluster), streaming=streaming, codec=codec)
+
+
+def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
+    constants, per_node = cluster.software, cluster.accelerators_per_node
+    tensor = place(job.tp, 1, per_node)
+    data = place(job.dp, job.tp, per_node)
+    expert = place(job.ep, job.tp, per_node)
+    parts = {
+        "attention": transformer.attention(
+            model,
+            job,
+            constants.attention_traffic,
+            cluster.device.flash_factor(job.precision, constants.gemm_efficiency) if job.flash(model) else 1.0,
+        ),
+        "mlp": transformer.mlp(model, job),
+        "embedding": transformer.embedding(model, job),
+        "loss": transformer.head(model, job, constants.loss_bytes_per_logit),
+    }
+    share = 1.0 / job.tp
+    parameters = {
+        "attention": model.attention_parameters * share,
+        "mlp": (model.mlp_parameters / model.experts * (model.experts / job.ep)) * share,
+        "embedding": model.embedding_parameters * share,
+        # A stage of its own holds a copy of a tied embedding.
+        "loss": model.head_parameters * share
+        if not (model.tied_embedding and job.pp > 1)
+        else model.vocabulary * model.hidden * share,
+    }
+    steps = {name: _step(part, parameters[name], model, job, cluster, tensor, expert) for name, part in parts.items()}
+    stages = []
+    for number in range(job.pp):
+        own = [steps["attention"], steps["mlp"]] * job.layers(model, number)
+        if number == 0:
+            own.insert(0, steps["embedding"])
+        if number == job.pp - 1:
+            own.append(steps["loss"])
+        stages.append(_stage(own, job, cluster))
+    element = transformer.element_bytes(job)
+    # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
+    sent = element * job.micro_batch * job.tokens(model) * model.hidden / job.tp
+    boundary = _neighbours(job, per_node)
+    ends = Place(2, 2, 1, cluster.nodes(job.gpus)) if job.gpus > per_node else Place(2, 1, 2, 1)
+    tied = model.tied_embedding and job.pp > 1
+    copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
+    return Plan(
+        job=job,
+        model=model,
+        cluster=cluster,
+        stages=tuple(stages),
+        hand_over=price(cluster, "p2p", sent, boundary) if job.pp > 1 else FREE,
+        hand_over_bytes=sent if job.pp > 1 else 0.0,
+        data_parallel=data,
+        tied=price(cluster, "all_reduce", copy_bytes, ends) if tied else FREE,
+        optimizer_s=tuple(_optimizer_s(stage.parameters, job, cluster) for stage in stages),
+        iteration_s=constants.iteration_s,
+        assumptions=tuple(_assumptions(model, job, cluster)),
+    )
+
+
+def _neighbours(job: Job, per_node: int) -> Place:
+    """Two adjacent stages: the same place in the next block of gpus / pp accelerators."""
+    stride = job.gpus // job.pp
+    if job.gpus <= per_node or (stride < per_node and per_node % stride == 0 and stride * 2 <= per_node):
+        return Place(2, 1, 2, 1)
+    return Place(2, 2, 1, max(2, -(-2 * stride // per_node)))
+
+
+def _step(
+    part, parameters: float, model: Transformer, job: Job, cluster: Cluster, tensor: Place, expert: Place
+) -> Step:
+    device, constants = cluster.device, cluster.software
+
+    def took(rows: np.ndarray) -> float:
+        return float(kernels.seconds(rows, device, constants, job.precision).sum())
+
+    full = job.recompute == "full" and part.name in ("attention", "mlp")
+    again = (
+        took(part.forward) if full else took(part.again) if job.recompute == "selective" and len(part.again) else 0.0
+    )
+    return Step(
+        name=part.name,
+        forward_s=took(part.forward),
+        backward_s=took(part.backward),
+        again_s=again,
+        forward_flops=kernels.flops(part.forward),
+        backward_flops=kernels.flops(part.backward),
+        parameters=parameters,
+        reduce=_reduce(part.reduce_bytes, job, cluster, tensor),
+        reduce_bytes=part.reduce_bytes,
+        exchange=price(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
+        exchange_bytes=part.exchange_bytes,
+        reduces_again=full,
+        forward_kernels=len(part.forward)
+        + (len(part.again) if job.recompute == "selective" else len(part.forward) if full else 0),
+        backward_kernels=len(part.backward),
+    )
+
+
+def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Price:
+    if not size_bytes:
+        return FREE
+    if not job.sequence_parallel:
+        return price(cluster, "all_reduce", size_bytes, tensor)
+    scatter = price(cluster, "reduce_scatter", size_bytes, tensor)
+    return scatter.plus(price(cluster, "all_gather", size_bytes, tensor))
+
+
+def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
+    """Device and host time of one micro-batch, and what they come to together."""
+    constants = cluster.software
+    compute = sum(s.forward_s + s.backward_s + s.again_s for s in steps)
+    times = [3 if s.reduces_again else 2 for s in steps]
+    exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in zip(times, steps, strict=True))
+    collectives = sum(
+        n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in zip(times, steps, strict=True)
+    )
+    host = (
+        constants.launch_forward_s * sum(s.forward_kernels for s in steps)
+        + constants.launch_backward_s * sum(s.backward_kernels for s in steps)
+        + constants.launch_collective_s * collectives * (2 if job.sequence_parallel else 1)
+        + (2 * constants.pipeline_hand_over_s if job.pp > 1 else 0.0)
+    )
+    device = compute + exchanged
+    both = (device**constants.overlap_exponent + host**constants.overlap_exponent) ** (1 / constants.overlap_exponent)
+    return Stage(tuple(steps), device, host, 1.0 + (both - device) / compute if compute else 1.0)
+
+
+def _optimizer_s(parameters: float, job: Job, cluster: Cluster) -> float:
+    moved = OPTIMIZER_BYTES[job.optimizer] * parameters / (job.dp if job.zero else 1)
+    rows = np.array([kernels.memory(moved)])
+    return float(kernels.seconds(rows, cluster.device, cluster.software, job.precision).sum())
+
+
+def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
+    """A data-parallel job over a table of layers. Without measured times a layer is one matrix product as square as
+    its FLOPs allow, and moves its activations twice forward, four times backward."""
+    constants, device = cluster.software, cluster.device
+    element = transformer.element_bytes(job)
+    steps = []
+    for i, name in enumerate(model.layer):
+        if model.forward_s is not None and model.backward_s is not None:
+            forward, backward, launches = float(model.forward_s[i]), float(model.backward_s[i]), 0
+        else:
+            peak = device.sustained(job.precision, constants.gemm_efficiency)
+            flops = float(model.flops_of[i]) * job.micro_batch
+            moved = 2.0 * element * float(model.elements_of[i]) * job.micro_batch + element * float(
+                model.parameters_of[i]
+            )
+            rate = device.memory_bytes_per_s * constants.memory_efficiency
+            launches = int(model.kernels_of[i])
+            forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
+            backward = max(2 * flops / peak, 2 * moved / rate) + 2 * launches * constants.kernel_s
+        again = forward if job.recompute == "full" else 0.0
+        steps.append(
+            Step(
+                name=name,
+                forward_s=forward,
+                backward_s=backward,
+                again_s=again,
+                forward_flops=float(model.flops_of[i]) * job.micro_batch,
+                backward_flops=2 * float(model.flops_of[i]) * job.micro_batch,
+                parameters=float(model.parameters_of[i]),
+                forward_kernels=launches * (2 if again else 1),
+                backward_kernels=2 * launches,
+                density=float(model.sparse_of[i]),
+            )
+        )
+    stage = _stage(steps, job, cluster)
+    return Plan(
+        job=job,
+        model=model,
+        cluster=cluster,
+        stages=(stage,),
+        hand_over=FREE,
+        hand_over_bytes=0.0,
+        data_parallel=place(job.dp, 1, cluster.accelerators_per_node),
+        tied=FREE,
+        optimizer_s=(_optimizer_s(stage.parameters, job, cluster),),
+        iteration_s=constants.iteration_s if model.forward_s is None else 0.0,
+        assumptions=tuple(_assumptions(model, job, cluster)),
+    )
+
+
+def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
+    """What a reader of the result should know was assumed."""
+    said = [
+        f"{model.title}: {model.source}",
+        f"{cluster.title}; {cluster.between.title}: {cluster.between.source}",
+        f"inside a node: {cluster.inside.title}: {cluster.inside.source}",
+        "ranks are numbered tensor-parallel first, then data-parallel, then by stage (Megatron-LM)",
+        "kernels, launches and their overlap follow constants fitted to Megatron on A100 "
+        "(switchml emulate list constants)",
+    ]
+    if isinstance(model, Transformer) and model.experts > 1:
+        said.append("tokens spread over experts evenly")
+    if isinstance(model, LayerTable) and model.forward_s is None:
+        said.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
+    if job.allreduce == "auto":
+        said.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
+    if cluster.accelerator not in ("a100-80g", "a100-40g"):
+        said.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
+    return said
+
+
+def closed_form_s(plan: Plan) -> float:
+    """Seconds of an iteration by formula: the slowest stage takes all micro-batches, the others fill and drain the
+    pipeline (Narayanan et al., SC 2021, section 2.2), then gradients and the optimizer, nothing overlapped."""
+    job = plan.job
+    took = [stage.seconds + plan.hand_over.seconds for stage in plan.stages]
+    pipeline = job.micro_batches * max(took) + (sum(took) - max(took)) / job.virtual_stages
+    after = max(
+        plan.gradients(stage).seconds + optimizer
+        for stage, optimizer in zip(plan.stages, plan.optimizer_s, strict=True)
+    )
+    return pipeline + after + plan.tied.seconds + plan.iteration_s

@@ -1,0 +1,147 @@
+"""What a replay assumes besides prices: slow ranks, noise, pauses, and what overlapping costs. All of it is seeded and
+counted per op, so that the same seed gives the same run in every engine, whatever order it takes ops in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.workload.graph import Graph
+from switchml.errors import ConfigError
+from switchml.jit import kernel
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A rank that computes nothing for a while: a failure that heals, garbage collection, a preemption."""
+
+    rank: int
+    from_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """The defaults are a perfect machine."""
+
+    slowness: dict[int, float] = field(default_factory=dict)
+    """Rank → how many times longer its own ops take (1.5: half as long again)."""
+    jitter: float = 0.0
+    """Standard deviation of op durations over their mean; log-normal, mean kept."""
+    comm_jitter: float = 0.0
+    """The same for meetings."""
+    seed: int = 0
+    pauses: tuple[Pause, ...] = ()
+    overlap_slowdown: float = 0.0
+    """How much longer compute takes while a collective or send of its rank is in progress: 0.15 is 15 % longer."""
+    start_s: dict[int, float] = field(default_factory=dict)
+    """Job → when it is submitted; 0 where none is given."""
+    share_links: bool = True
+    """Whether transfers on one link share it; otherwise each has its route to itself."""
+
+    def __post_init__(self) -> None:
+        for rank, factor in self.slowness.items():
+            if not (factor > 0 and np.isfinite(factor)):
+                raise ConfigError(f"rank {rank} is {factor} times as slow as the others; expected a factor above 0")
+        for name in ("jitter", "comm_jitter", "overlap_slowdown"):
+            if not 0 <= getattr(self, name) < 100:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}; expected a share from 0 (none) to 100, such as 0.05"
+                )
+        for pause in self.pauses:
+            if not 0 <= pause.from_s <= pause.until_s < np.inf:
+                raise ConfigError(f"a pause from {pause.from_s} s to {pause.until_s} s; expected times that rise")
+        for job, start_s in self.start_s.items():
+            if not 0 <= start_s < np.inf:
+                raise ConfigError(f"job {job} starts at {start_s} s; expected at least 0")
+
+    def is_symmetric(self) -> bool:
+        """Whether equal ranks stay equal, so that folding changes nothing."""
+        return not (self.slowness or self.jitter or self.comm_jitter or self.pauses)
+
+    def for_kernels(self, graph: Graph) -> Flat:
+        """The same as arrays over the ranks of `graph`."""
+        ranks = len(graph.ranks)
+        for what, numbers in (("slowness", self.slowness), ("pauses", [pause.rank for pause in self.pauses])):
+            for rank in numbers:
+                if not 0 <= rank < ranks:
+                    raise ConfigError(f"{what} names rank {rank}; the job has ranks 0 to {ranks - 1}")
+        for job in self.start_s:
+            if not 0 <= job < len(graph.job_names):
+                raise ConfigError(f"start_s names job {job}; there are {len(graph.job_names)}")
+        slowness, start_s = np.ones(ranks), np.zeros(ranks)
+        slowness[list(self.slowness)] = list(self.slowness.values())
+        for job, begin_s in self.start_s.items():
+            start_s[graph.ranks.job == job] = begin_s
+        pauses = sorted(self.pauses, key=lambda pause: (pause.rank, pause.from_s))
+        for before, after in zip(pauses, pauses[1:], strict=False):
+            if before.rank == after.rank and after.from_s < before.until_s:
+                raise ConfigError(f"two pauses of rank {after.rank} overlap, from {after.from_s} s on")
+        return Flat(
+            slowness=slowness,
+            start_s=start_s,
+            pause_start=np.searchsorted([pause.rank for pause in pauses], np.arange(ranks + 1)).astype(np.int64),
+            pause_from_s=np.array([pause.from_s for pause in pauses], np.float64),
+            pause_until_s=np.array([pause.until_s for pause in pauses], np.float64),
+            sigma=float(np.sqrt(np.log1p(self.jitter**2))),
+            seed=np.uint64(self.seed % 2**64),
+            slowdown=float(self.overlap_slowdown),
+        )
+
+
+class Flat(NamedTuple):
+    """`Conditions` for kernels: arrays (ranks,), but pauses as runs, `pause_start` (ranks + 1,)."""
+
+    slowness: np.ndarray
+    start_s: np.ndarray
+    pause_start: np.ndarray
+    pause_from_s: np.ndarray
+    pause_until_s: np.ndarray
+    sigma: float
+    """Of the logarithm of op durations."""
+    seed: np.uint64
+    slowdown: float
+
+
+@kernel
+def noise(seed, number, sigma):
+    """A log-normal factor of mean 1 that depends on `seed` and `number` alone (SplitMix64, then Box-Muller)."""
+    z = seed + (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    uniform = np.empty(2)
+    for i in range(2):
+        z += np.uint64(0x9E3779B97F4A7C15)
+        mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        uniform[i] = (np.float64(mixed >> np.uint64(11)) + 0.5) * 2.0**-53
+        z ^= mixed
+    normal = np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+    return np.exp(sigma * normal - 0.5 * sigma * sigma)
+
+
+@kernel
+def noises(seed, count, sigma):
+    """float64 (count,): `noise` for the numbers 0 to count − 1 of another sequence than that of ops."""
+    out = np.empty(count)
+    for number in range(count):
+        out[number] = noise(~seed, number, sigma)
+    return out
+
+
+@kernel
+def finish(flat, rank, start_s, seconds):
+    """When work of `seconds` that `rank` begins at `start_s` is done, pauses counted. What takes no time is not held
+    up."""
+    end_s = start_s + seconds
+    if seconds == 0:
+        return end_s
+    for i in range(flat.pause_start[rank], flat.pause_start[rank + 1]):
+        if flat.pause_until_s[i] <= start_s:
+            continue
+        if flat.pause_from_s[i] >= end_s:
+            break
+        end_s += flat.pause_until_s[i] - max(start_s, flat.pause_from_s[i])
+    return end_s

@@ -1,0 +1,106 @@
+"""The critical path: from the op that ends last backwards, each time to what held its start up longest. Shortening
+what is on it is the only way to shorten the iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.replay.engine import Replayed
+from emulator.replay.parts import PART_OF_KIND, PARTS, ops_by_stream
+from emulator.workload.graph import NO_MEETING, Kind, Order
+
+
+@dataclass(frozen=True)
+class CriticalPath:
+    """Segments in the order of time; arrays (segments,). What lies between two segments is waiting for the job's
+    start."""
+
+    op: np.ndarray
+    """int32: of a collective, the member that came last."""
+    from_s: np.ndarray
+    until_s: np.ndarray
+    by_part: dict[str, float]
+    """Part → seconds, as in `parts.PARTS`."""
+    by_work: dict[str, float]
+    """Work → seconds, largest first."""
+
+
+def critical_path(played: Replayed) -> CriticalPath:
+    """Walk it."""
+    graph = played.graph
+    if not len(graph.ops):
+        return CriticalPath(np.empty(0, np.int32), np.empty(0), np.empty(0), {}, {})
+    before = _before_on_stream(played)
+    members: dict[int, np.ndarray] = {}
+    op = int(np.argmax(played.end_s))
+    ops, from_s, until_s = [], [], []
+    while op >= 0:
+        meeting = int(graph.ops.meeting[op])
+        began_s = played.start_s[op]
+        held_by = [op]
+        if meeting != NO_MEETING:
+            began_s = played.meeting_start_s[meeting]
+            op = int(played.meeting_last[meeting])
+            held_by = [op]
+            if played.start_s[op] < began_s or _latest(played, before, held_by)[1] < began_s:
+                # The last member to come was not what it waited for: some stream that takes what is ready was busy.
+                if not members:
+                    members = _members(played)
+                held_by = members[meeting].tolist()
+        ops.append(op)
+        from_s.append(float(began_s))
+        until_s.append(float(played.end_s[op]))
+        op, _ = _latest(played, before, held_by)
+    order = slice(None, None, -1)
+    path = np.array(ops[order], np.int32)
+    seconds = np.array(until_s[order]) - np.array(from_s[order])
+    works = graph.ops.work[path]
+    part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind])[works]
+    by_part = np.bincount(part, seconds, minlength=len(PARTS))
+    by_work = np.bincount(works, seconds, minlength=len(graph.works))
+    names: dict[str, float] = {}
+    for work in np.flatnonzero(by_work > 0):
+        names[graph.works.name[work]] = names.get(graph.works.name[work], 0.0) + float(by_work[work])
+    return CriticalPath(
+        op=path,
+        from_s=np.array(from_s[order]),
+        until_s=np.array(until_s[order]),
+        by_part={name: float(by_part[i]) for i, name in enumerate(PARTS) if by_part[i] > 0},
+        by_work=dict(sorted(names.items(), key=lambda item: -item[1])),
+    )
+
+
+def _before_on_stream(played: Replayed) -> np.ndarray:
+    """int32 (ops,): what its stream did before each op, −1: nothing. On a stream that takes what is ready only what
+    took time counts: what took none held nobody up, and its place among others of the same moment is not known."""
+    graph = played.graph
+    stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
+    counts = (graph.streams.order[graph.ops.stream] == Order.PROGRAM) | (played.end_s > played.start_s)
+    before = np.full(len(ops), -1, np.int32)
+    for stream in range(len(graph.streams)):
+        run = ops[stream_start[stream] : stream_start[stream + 1]]
+        latest = np.maximum.accumulate(np.where(counts[run], np.arange(len(run)), -1))[:-1]
+        before[run[1:]] = np.where(latest >= 0, run[latest], -1)
+    return before
+
+
+def _latest(played: Replayed, before: np.ndarray, ops: list[int]) -> tuple[int, float]:
+    """Of what `ops` waited for the one that ended last, and when; (−1, −inf) where they waited for nothing."""
+    latest, at_s = -1, -np.inf
+    for op in ops:
+        for other in (int(before[op]), *played.graph.ops.before(op).tolist()):
+            if other >= 0 and played.end_s[other] > at_s:
+                latest, at_s = other, float(played.end_s[other])
+    return latest, at_s
+
+
+def _members(played: Replayed) -> dict[int, np.ndarray]:
+    """Meeting → its ops."""
+    meeting = played.graph.ops.meeting
+    ops = np.flatnonzero(meeting != NO_MEETING)
+    ops = ops[np.argsort(meeting[ops], kind="stable")]
+    numbers, first = np.unique(meeting[ops], return_index=True)
+    return dict(zip(numbers.tolist(), np.split(ops, first[1:]), strict=True))

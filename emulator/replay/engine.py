@@ -1,0 +1,215 @@
+"""`replay`: one job (or several on one fabric), played to its end or to a clear error. It picks the engine, feeds it in
+slices so that progress, budgets and Ctrl-C work, and reports who waits for whom when nothing can go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.replay import calendar, sweep
+from emulator.replay.conditions import Conditions, Flat, noises
+from emulator.replay.deadlock import explain
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import NO_MEETING, Graph, Order
+from switchml.errors import BudgetSpent, ConfigError, Deadlock
+
+SLICE = 2_000_000
+"""Events between two looks at the clock: well below a second."""
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What happened when. Times are seconds from the start of the replay; arrays (ops,) and (meetings,) float64."""
+
+    graph: Graph
+    costs: Costs
+    conditions: Conditions
+    start_s: np.ndarray
+    """When an op took its stream; a member of a meeting then waits for the others until `meeting_start_s`."""
+    end_s: np.ndarray
+    meeting_start_s: np.ndarray
+    """When the last member had come, and bytes began to move."""
+    meeting_last: np.ndarray
+    """int32: the op that came last."""
+    makespan_s: float
+    events: int
+    wall_s: float
+    """How long the replay took here."""
+    engine: str
+    """"sweep" or "calendar"."""
+
+    def wait_s(self) -> np.ndarray:
+        """float64 (ops,): how long each op held its stream while other members of its meeting were missing."""
+        meeting = self.graph.ops.meeting
+        began_s = np.where(meeting == NO_MEETING, self.start_s, 0.0)
+        if len(self.graph.meetings):
+            began_s = np.where(meeting == NO_MEETING, began_s, self.meeting_start_s[meeting])
+        return np.maximum(began_s - self.start_s, 0.0)
+
+
+def replay(
+    graph: Graph,
+    costs: Costs,
+    conditions: Conditions | None = None,
+    *,
+    engine: str = "auto",
+    event_budget: int | None = None,
+    time_budget_s: float | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Replayed:
+    """Play `graph`. `engine`: "auto", "sweep" or "calendar". `progress` is called with (ops done, ops in all) now and
+    then.
+
+    Raises GraphError for costs that do not fit, Deadlock when ops wait for each other for ever, BudgetSpent when
+    `event_budget` events or `time_budget_s` seconds of wall-clock time were not enough.
+    """
+    began_s = time.perf_counter()
+    conditions = conditions or Conditions()
+    costs.check(graph)
+    flat = conditions.for_kernels(graph)
+    fixed_s, moved_bytes, route = _meeting_times(graph, costs, conditions, flat)
+    reason = competition(graph, conditions, route)
+    if engine not in ("auto", "sweep", "calendar"):
+        raise ConfigError(f"unknown engine {engine!r}; there are auto, sweep and calendar")
+    if engine == "sweep" and reason:
+        raise ConfigError(f"the engine sweep can't play this job: {reason}")
+    if engine == "auto":
+        engine = "calendar" if reason else "sweep"
+    if engine == "sweep":
+        play = _Sweep(graph, costs, flat, fixed_s)
+    else:
+        play = _Calendar(graph, costs, flat, fixed_s, route, moved_bytes)
+    events, ended = _drive(play, len(graph.ops), began_s, event_budget, time_budget_s, progress)
+    if ended < len(graph.ops):
+        waiting = explain(graph, play.start_s, play.end_s)
+        left = len(graph.ops) - ended
+        raise Deadlock(
+            f"deadlock: {left} of {len(graph.ops)} ops can never run, after {play.now_s():.6g} s: "
+            + "; ".join(waiting),
+            tuple(waiting),
+        )
+    return Replayed(
+        graph=graph,
+        costs=costs,
+        conditions=conditions,
+        start_s=play.start_s,
+        end_s=play.end_s,
+        meeting_start_s=play.meeting_start_s,
+        meeting_last=play.meeting_last,
+        makespan_s=float(play.end_s.max(initial=0.0)),
+        events=events,
+        wall_s=time.perf_counter() - began_s,
+        engine=engine,
+    )
+
+
+def competition(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
+    """Why durations are not known beforehand: what competes for what; "" where nothing does."""
+    if np.any(graph.streams.order == Order.READY):
+        return "it has streams that take whatever is ready"
+    if np.any(route != NO_ROUTE):
+        return "transfers share links"
+    if conditions.overlap_slowdown:
+        return "communication slows compute"
+    return ""
+
+
+def _meeting_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Flat):
+    """(fixed seconds, bytes, route) of each meeting, noise included; all of it fixed where it shares no link."""
+    fixed_s, moved_bytes = costs.meeting_fixed_s, costs.meeting_bytes
+    route = costs.meeting_route if conditions.share_links else np.full(len(graph.meetings), NO_ROUTE, np.int32)
+    if conditions.comm_jitter:
+        sigma = float(np.sqrt(np.log1p(conditions.comm_jitter**2)))
+        factor = noises(flat.seed, len(graph.meetings), sigma)
+        fixed_s, moved_bytes = fixed_s * factor, moved_bytes * factor
+    route = np.where(moved_bytes > 0, route, NO_ROUTE)  # what moves nothing shares nothing
+    alone = route == NO_ROUTE
+    if np.any(alone & (moved_bytes > 0)):
+        rate = costs.meeting_bytes_per_s
+        if not conditions.share_links:
+            rate = np.minimum(rate, _narrowest(costs)[costs.meeting_route])
+        fixed_s = np.where(alone, fixed_s + moved_bytes / rate, fixed_s)
+    return np.ascontiguousarray(fixed_s), np.ascontiguousarray(moved_bytes), np.ascontiguousarray(route, np.int32)
+
+
+def _narrowest(costs: Costs) -> np.ndarray:
+    """float64 (routes + 1,): bytes/s that each route gives a transfer that has it to itself; inf in the last place,
+    which NO_ROUTE indexes."""
+    fabric = costs.fabric
+    rates = np.full(len(fabric.start), np.inf)
+    with np.errstate(divide="ignore"):
+        by_hop = fabric.link_bytes_per_s[fabric.link] / fabric.share
+    hops = np.diff(fabric.start)
+    np.minimum.at(rates, np.repeat(np.arange(len(hops)), hops), by_hop)
+    return rates
+
+
+class _Sweep:
+    """The sweep engine behind the interface that `_drive` knows."""
+
+    def __init__(self, graph: Graph, costs: Costs, flat: Flat, meeting_s: np.ndarray) -> None:
+        self.state = sweep.begin(graph, flat)
+        ops = graph.ops
+        self.arguments = (ops.work, ops.stream, ops.meeting, ops.dep_start, ops.deps, graph.streams.rank)
+        self.arguments += (costs.work_s, meeting_s, flat, self.state)
+        self.start_s, self.end_s = self.state.start_s, self.state.end_s
+        self.meeting_start_s, self.meeting_last = self.state.meeting_start_s, self.state.meeting_last
+        self.ended = 0
+
+    def go(self, budget: int) -> tuple[int, int]:
+        """Play on for about that many events; returns how many there have been, and how many ops have ended."""
+        self.ended += sweep.run(budget, *self.arguments)
+        return self.ended, self.ended
+
+    def now_s(self) -> float:
+        """How far the job's clock has come."""
+        return float(np.nanmax(self.end_s, initial=0.0))
+
+
+class _Calendar:
+    """The calendar engine behind it."""
+
+    def __init__(self, graph: Graph, costs: Costs, flat: Flat, fixed_s, route, moved_bytes) -> None:
+        self.world, self.sharing = calendar.begin(graph, costs, flat, fixed_s, route, moved_bytes)
+        self.flat = flat
+        self.start_s, self.end_s = self.world.ops["start_s"][:-1], self.world.ops["end_s"][:-1]
+        self.meeting_start_s, self.meeting_last = (self.world.meetings[name][:-1] for name in ("start_s", "last"))
+
+    def go(self, budget: int) -> tuple[int, int]:
+        """As above."""
+        calendar.run(budget, self.world, self.flat, self.sharing)
+        return int(self.world.counts[calendar.EVENTS]), int(self.world.counts[calendar.ENDED])
+
+    def now_s(self) -> float:
+        """As above."""
+        return float(self.world.now_s[0])
+
+
+def _drive(play, ops, began_s, event_budget, time_budget_s, progress) -> tuple[int, int]:
+    """Run `play` slice by slice until nothing happens any more; returns (events, ended ops)."""
+    events = ended = 0
+    while True:
+        slice_events = SLICE if event_budget is None else min(SLICE, event_budget - events)
+        before = events
+        events, ended = play.go(slice_events)
+        if progress:
+            progress(ended, ops)
+        if ended == ops or events == before:
+            return events, ended
+        spent_s = time.perf_counter() - began_s
+        budget = ""
+        if event_budget is not None and events >= event_budget:
+            budget = f"{event_budget} events"
+        elif time_budget_s is not None and spent_s > time_budget_s:
+            budget = f"{time_budget_s:g} s of wall-clock time"
+        if budget:
+            raise BudgetSpent(
+                f"the replay was not over after {budget}: {ended} of {ops} ops done, its clock at {play.now_s():.6g} "
+                "s; allow more, fold equal ranks, or emulate fewer of them",
+                events,
+                play.now_s(),
+            )

@@ -1,0 +1,146 @@
+"""From one iteration to a whole run: checkpoints every so many steps, failures drawn from a seed, the work since the
+last checkpoint done again, and a restart after each failure, which may fail too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from switchml.errors import ConfigError, EmulationError
+from switchml.jit import kernel
+
+HOPELESS = 1e-3
+"""A run whose goodput would be below this is refused rather than simulated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A training run; times in seconds."""
+
+    steps: int
+    iteration_s: float
+    mtbf_s: float = math.inf
+    """Mean time between failures of the job: that of one machine divided by how many there are."""
+    checkpoint_s: float = 0.0
+    """What training loses for each."""
+    checkpoint_steps: int | None = None
+    """Steps from one to the next; default: Young's and Daly's interval."""
+    restart_s: float = 0.0
+    """From a failure until training goes on from the last checkpoint."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not 0 < self.iteration_s < math.inf:
+            raise ConfigError(f"a run of {self.steps} steps of {self.iteration_s} s; expected both above 0")
+        if not self.mtbf_s > 0 or not 0 <= self.checkpoint_s < math.inf or not 0 <= self.restart_s < math.inf:
+            raise ConfigError(
+                "a run needs a time between failures above 0, and checkpoints and restarts of at least 0 s"
+            )
+        if self.checkpoint_steps is not None and self.checkpoint_steps < 1:
+            raise ConfigError(f"a checkpoint every {self.checkpoint_steps} steps; expected at least 1")
+
+    def interval_steps(self) -> int:
+        """Steps between checkpoints."""
+        if self.checkpoint_steps is not None:
+            return min(self.checkpoint_steps, self.steps)
+        interval_s = young_daly_s(self.checkpoint_s, self.mtbf_s)
+        return (
+            max(1, min(self.steps, round(interval_s / self.iteration_s))) if math.isfinite(interval_s) else self.steps
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of many runs; arrays (runs,)."""
+
+    wall_s: np.ndarray
+    failures: np.ndarray
+    interval_steps: int
+    ideal_s: float
+    """Without checkpoints and failures."""
+
+    @property
+    def goodput(self) -> float:
+        """The share of time that made progress, on average."""
+        return float(self.ideal_s / self.wall_s.mean())
+
+    def to_json(self) -> dict[str, float]:
+        """Mean, median and the 95th percentile of the time the run takes."""
+        return {
+            "wall_s": float(self.wall_s.mean()),
+            "wall_median_s": float(np.median(self.wall_s)),
+            "wall_p95_s": float(np.quantile(self.wall_s, 0.95)),
+            "failures": float(self.failures.mean()),
+            "checkpoint_steps": self.interval_steps,
+            "goodput": self.goodput,
+        }
+
+
+def young_daly_s(checkpoint_s: float, mtbf_s: float) -> float:
+    """The best time between two checkpoints, to first order: sqrt(2 C M) (Young 1974; Daly 2006)."""
+    return math.sqrt(2.0 * checkpoint_s * mtbf_s) if checkpoint_s > 0 else (0.0 if math.isfinite(mtbf_s) else math.inf)
+
+
+def expected_s(run: Run) -> float:
+    """The mean exactly, failures being exponential: M e^(R/M) (e^((τ+C)/M) − 1) for each interval of τ (Daly 2006,
+    equation 20)."""
+    every, rest = run.interval_steps(), run.steps % run.interval_steps()
+    whole = run.steps // every
+    lengths_s = [(whole, every * run.iteration_s + run.checkpoint_s), (1 if rest else 0, rest * run.iteration_s)]
+    if rest == 0:  # nothing is saved after the last step
+        lengths_s = [(whole - 1, lengths_s[0][1]), (1, every * run.iteration_s)]
+    if math.isinf(run.mtbf_s):
+        return sum(count * length_s for count, length_s in lengths_s)
+    growth = math.exp(min(run.restart_s / run.mtbf_s, 700.0))
+    return sum(
+        count * run.mtbf_s * growth * math.expm1(min(length_s / run.mtbf_s, 700.0)) for count, length_s in lengths_s
+    )
+
+
+def simulate(run: Run, *, runs: int = 1000, seed: int = 0) -> Outcome:
+    """Play the run `runs` times, each with failures of its own. Raises EmulationError where it would hardly ever
+    end."""
+    ideal_s, mean_s = run.steps * run.iteration_s, expected_s(run)
+    if mean_s * HOPELESS > ideal_s:
+        raise EmulationError(
+            f"with a failure every {run.mtbf_s:.3g} s this run makes next to no progress: an interval between "
+            f"checkpoints takes {run.interval_steps() * run.iteration_s + run.checkpoint_s:.3g} s and a restart "
+            f"{run.restart_s:.3g} s"
+        )
+    wall_s, failures = _play(
+        run.steps, run.interval_steps(), run.iteration_s, run.checkpoint_s, run.restart_s, run.mtbf_s, runs, seed
+    )
+    return Outcome(wall_s, failures, run.interval_steps(), ideal_s)
+
+
+@kernel
+def _play(steps, every, iteration_s, checkpoint_s, restart_s, mtbf_s, runs, seed):
+    np.random.seed(seed)
+    wall_s, failures = np.zeros(runs), np.zeros(runs, np.int64)
+    for number in range(runs):
+        saved = 0
+        now_s = 0.0
+        is_up = True
+        fails_s = np.random.exponential(mtbf_s) if mtbf_s < np.inf else np.inf
+        while True:
+            if is_up:
+                ahead = min(every, steps - saved)
+                length_s = ahead * iteration_s + (checkpoint_s if saved + ahead < steps else 0.0)
+            else:
+                length_s = restart_s
+            if fails_s < now_s + length_s:
+                failures[number] += 1
+                now_s = fails_s
+                fails_s += np.random.exponential(mtbf_s)
+                is_up = False
+                continue
+            now_s += length_s
+            if is_up:
+                saved += ahead
+                if saved == steps:
+                    break
+            is_up = True
+        wall_s[number] = now_s
+    return wall_s, failures

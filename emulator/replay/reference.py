@@ -1,0 +1,255 @@
+"""The engine once more, in simpy and plain Python: processes, events and timeouts, written for reading. `calendar.py`
+states the rules. It is some hundred times slower and gives the same times; tests hold the compiled engines against it
+on random graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import simpy
+
+from emulator.replay.conditions import Conditions, noise
+from emulator.replay.engine import _meeting_times
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import NO_MEETING, Graph, Kind, Order
+
+LATE = 2
+"""A simpy priority below all that ends at a moment: streams choose, and rates change, after it."""
+
+
+class Reference:
+    """One replay. After `run()`: `start_s`, `end_s` (ops,) and `meeting_start_s` (meetings,), NaN for what never
+    was."""
+
+    def __init__(self, graph: Graph, costs: Costs, conditions: Conditions | None = None) -> None:
+        self.graph, self.costs, self.conditions = graph, costs, conditions or Conditions()
+        self.flat = self.conditions.for_kernels(graph)
+        self.fixed_s, self.bytes, self.route = _meeting_times(graph, costs, self.conditions, self.flat)
+        self.env = simpy.Environment()
+        self.start_s = np.full(len(graph.ops), np.nan)
+        self.end_s = np.full(len(graph.ops), np.nan)
+        self.meeting_start_s = np.full(len(graph.meetings), np.nan)
+
+        self.members = defaultdict(list)
+        self.after = defaultdict(list)
+        self.waits = [0] * len(graph.ops)
+        last = {}
+        for op in range(len(graph.ops)):
+            stream, meeting = int(graph.ops.stream[op]), int(graph.ops.meeting[op])
+            before = [int(dep) for dep in graph.ops.before(op)]
+            if graph.streams.order[stream] == Order.PROGRAM:
+                before += [last[stream]] if stream in last else []
+                last[stream] = op
+            for other in before:
+                self.after[other].append(op)
+            self.waits[op] = len(before)
+            if meeting != NO_MEETING:
+                self.members[meeting].append(op)
+        self.missing = {meeting: len(members) for meeting, members in self.members.items()}
+        self.is_busy = [False] * len(graph.streams)
+        self.in_line: list[tuple] = []  # (−priority, ready, op number, streams, what to start)
+        self.is_late_due = False
+        self.transfers = defaultdict(int)  # rank → how many are in progress
+        self.is_paused = [False] * len(graph.ranks)
+        self.alone: dict[int, Job] = {}  # op → what is left of it
+        self.moving: dict[int, Job] = {}  # meeting → what is left of it
+
+    def run(self) -> float:
+        """Play to the end; returns the makespan in seconds."""
+        first = [op for op, waits in enumerate(self.waits) if waits == 0]
+        for rank in range(len(self.graph.ranks)):
+            self.env.process(self._rank(rank, [op for op in first if self._rank_of(op) == rank]))
+        self.env.run()
+        return float(np.nanmax(self.end_s, initial=0.0))
+
+    def _rank_of(self, op: int) -> int:
+        return int(self.graph.streams.rank[self.graph.ops.stream[op]])
+
+    def _rank(self, rank: int, first: list[int]):
+        yield self.env.timeout(self.flat.start_s[rank])
+        for op in first:
+            self._ready(op)
+        for i in range(self.flat.pause_start[rank], self.flat.pause_start[rank + 1]):
+            for at_s, is_paused in ((self.flat.pause_from_s[i], True), (self.flat.pause_until_s[i], False)):
+                yield self.env.timeout(max(0.0, at_s - self.env.now))
+                self.is_paused[rank] = is_paused
+                self._later()
+
+    # Starting
+
+    def _ready(self, op: int) -> None:
+        stream, meeting = int(self.graph.ops.stream[op]), int(self.graph.ops.meeting[op])
+        in_program_order = self.graph.streams.order[stream] == Order.PROGRAM
+        self.start_s[op] = self.env.now
+        if in_program_order:
+            self.is_busy[stream] = True
+        if meeting == NO_MEETING:
+            if in_program_order:
+                self._start(op)
+            else:
+                self._stand_in_line(op, int(self.graph.ops.work[op]), [stream], lambda: self._start(op))
+            return
+        self.missing[meeting] -= 1
+        if self.missing[meeting] == 0:
+            streams = [int(self.graph.ops.stream[member]) for member in self.members[meeting]]
+            chosen = [stream for stream in streams if self.graph.streams.order[stream] == Order.READY]
+            if chosen:
+                work = int(self.graph.meetings.work[meeting])
+                self._stand_in_line(self.members[meeting][0], work, chosen, lambda: self._meet(meeting))
+            else:
+                self._meet(meeting)
+
+    def _stand_in_line(self, op: int, work: int, streams: list[int], start) -> None:
+        self.in_line.append((-int(self.graph.works.priority[work]), self.env.now, op, streams, start))
+        self._later()
+
+    def _start(self, op: int) -> None:
+        work, rank = int(self.graph.ops.work[op]), self._rank_of(op)
+        seconds = self.costs.work_s[work] * self.flat.slowness[rank]
+        if self.flat.sigma > 0:
+            seconds *= noise(self.flat.seed, op, self.flat.sigma)
+        self.start_s[op] = self.env.now
+        self.is_busy[self.graph.ops.stream[op]] = True
+        self.alone[op] = Job(self, seconds, self._speed(op), lambda: self._end(op))
+
+    def _meet(self, meeting: int) -> None:
+        self.meeting_start_s[meeting] = self.env.now
+        for op in self.members[meeting]:
+            stream = int(self.graph.ops.stream[op])
+            if self.graph.streams.order[stream] == Order.READY:
+                self.start_s[op] = self.env.now
+            self.is_busy[stream] = True
+            self.transfers[self._rank_of(op)] += self._slows(meeting)
+        self._later()
+        self.env.process(self._transfer(meeting))
+
+    def _slows(self, meeting: int) -> bool:
+        kind = self.graph.works.kind[self.graph.meetings.work[meeting]]
+        return kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
+
+    def _transfer(self, meeting: int):
+        yield self.env.timeout(self.fixed_s[meeting])
+        if self.route[meeting] != NO_ROUTE:
+            over = self.env.event()
+            self.moving[meeting] = Job(self, self.bytes[meeting], 0.0, over.succeed)
+            self._later()
+            yield over
+            del self.moving[meeting]
+            self._later()
+        for op in self.members[meeting]:
+            self.transfers[self._rank_of(op)] -= self._slows(meeting)
+        for op in self.members[meeting]:
+            self._end(op)
+
+    def _end(self, op: int) -> None:
+        self.alone.pop(op, None)
+        self.end_s[op] = self.env.now
+        self.is_busy[self.graph.ops.stream[op]] = False
+        for after in self.after[op]:
+            self.waits[after] -= 1
+            if self.waits[after] == 0:
+                self._ready(after)
+        self._later()
+
+    # After all that happens at a moment
+
+    def _later(self) -> None:
+        if not self.is_late_due:
+            self.is_late_due = True
+            late = self.env.event()
+            late._ok, late._value = True, None
+            late.callbacks.append(self._late)
+            self.env.schedule(late, priority=LATE)
+
+    def _late(self, _) -> None:
+        self.is_late_due = False
+        for entry in sorted(self.in_line, key=lambda entry: entry[:3]):
+            if not any(self.is_busy[stream] for stream in entry[3]):
+                self.in_line.remove(entry)
+                entry[4]()
+        if self.flat.slowdown or self.conditions.pauses:
+            for op, job in self.alone.items():
+                job.set_speed(self._speed(op))
+        for meeting, rate in self._fair_rates().items():
+            self.moving[meeting].set_speed(rate)
+
+    def _speed(self, op: int) -> float:
+        rank = self._rank_of(op)
+        if self.is_paused[rank]:
+            return 0.0
+        kind = self.graph.works.kind[self.graph.ops.work[op]]
+        if self.transfers[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
+            return 1.0 / (1.0 + self.flat.slowdown)
+        return 1.0
+
+    def _fair_rates(self) -> dict[int, float]:
+        """Meeting → bytes/s by progressive filling."""
+        if not self.moving:
+            return {}
+        fabric = self.costs.fabric
+        room = dict(enumerate(fabric.link_bytes_per_s))
+        hops = {}
+        for meeting in self.moving:
+            first, last = fabric.start[self.route[meeting]], fabric.start[self.route[meeting] + 1]
+            hops[meeting] = [(int(fabric.link[i]), float(fabric.share[i])) for i in range(first, last)]
+        rates, growing = {}, set(self.moving)
+        while growing:
+            load = defaultdict(float)
+            for meeting in growing:
+                for link, share in hops[meeting]:
+                    load[link] += share
+            fair = {link: max(room[link], 0.0) / load[link] for link in load if load[link] > 0}
+            level = min([*fair.values(), *(self.costs.meeting_bytes_per_s[meeting] for meeting in growing)])
+            full = {link for link in fair if fair[link] <= level * (1 + 1e-12)}
+            stopped = {
+                meeting
+                for meeting in growing
+                if self.costs.meeting_bytes_per_s[meeting] <= level
+                or any(link in full and share > 0 for link, share in hops[meeting])
+            }
+            for meeting in stopped:
+                rates[meeting] = level
+                for link, share in hops[meeting]:
+                    room[link] -= level * share
+            growing -= stopped
+        return rates
+
+
+class Job:
+    """An amount that shrinks at a speed which may change; calls `done` when nothing is left."""
+
+    def __init__(self, reference: Reference, amount: float, speed: float, done) -> None:
+        self.env, self.done = reference.env, done
+        self.amount, self.speed, self.since_s = amount, speed, self.env.now
+        self.version = 0
+        self._plan()
+
+    def _plan(self) -> None:
+        if self.amount == 0 or self.speed > 0:
+            self.env.process(self._wait(self.version, self.amount and self.amount / self.speed))
+
+    def _wait(self, version: int, seconds: float):
+        yield self.env.timeout(seconds)
+        if version == self.version:
+            self.version = -1
+            self.done()
+
+    def set_speed(self, speed: float) -> None:
+        """Go on at `speed` from now on."""
+        if speed == self.speed or self.version < 0:
+            return
+        passed = (self.env.now - self.since_s) * self.speed
+        self.amount = max(0.0, self.amount - passed)
+        self.since_s, self.speed = self.env.now, speed
+        self.version += 1
+        self._plan()
+
+
+def makespan_s(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> float:
+    """The makespan by this writing; NaN-free only when nothing deadlocks."""
+    reference = Reference(graph, costs, conditions)
+    span_s = reference.run()
+    return math.nan if np.isnan(reference.end_s).any() else span_s

@@ -1,0 +1,49 @@
+"""What would help: the same job with one thing faster, played again. That is exact where a critical path only tells
+what is on it now: what it hides behind other work, and what would come to the fore, show in the answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.replay.engine import Replayed, replay
+from emulator.replay.parts import PART_OF_KIND, PARTS
+from emulator.workload.costs import Costs
+from emulator.workload.graph import Graph, Kind
+from switchml.errors import ConfigError
+
+THINGS = ("compute", "compression", "exposed communication", "offload", "checkpoint", "host", "loading")
+"""What may be faster; named as the parts of an iteration, but meaning all of it, what is hidden too."""
+
+
+def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
+    """`costs` with everything that belongs to `thing` taking 1/`factor` of its time. Of transfers, latency as well."""
+    if thing not in THINGS:
+        raise ConfigError(f"{thing!r} can't be made faster; there are {', '.join(THINGS)}")
+    if not factor > 0:
+        raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
+    part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind], np.int64)
+    is_it = part == PARTS.index(thing)
+    meets = is_it[graph.meetings.work] if len(graph.meetings) else np.zeros(0, bool)
+    slower = np.where(meets, 1.0 / factor, 1.0)
+    return dataclasses.replace(
+        costs,
+        work_s=np.where(is_it, costs.work_s / factor, costs.work_s),
+        meeting_fixed_s=costs.meeting_fixed_s * slower,
+        meeting_bytes=costs.meeting_bytes * slower,
+    )
+
+
+def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
+    """Thing → makespan in seconds were it `factor` times as fast, for each thing that the job has any of; shortest
+    first. Takes as many replays as there are such things."""
+    graph = played.graph
+    present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.works.kind[graph.ops.work])}
+    found = {
+        thing: replay(graph, faster(graph, played.costs, thing, factor), played.conditions).makespan_s
+        for thing in THINGS
+        if thing in present
+    }
+    return dict(sorted(found.items(), key=lambda item: item[1]))

@@ -1,0 +1,144 @@
+"""What the page's timeline shows: for each rank a lane of what it computes and one of what it exchanges, cut into
+columns. A column has the colour of what fills most of it, and is paler the less is filled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.replay.engine import Replayed
+from emulator.workload.graph import NO_MEETING, Kind
+
+PHASES = (
+    "forward",
+    "backward",
+    "recompute",
+    "optimizer",
+    "communication",
+    "waiting",
+    "loading",
+    "compression",
+    "other",
+)
+SHADES = 4
+COLUMNS = 1000
+
+_OF_KIND = {
+    Kind.COLLECTIVE: "communication",
+    Kind.SEND: "communication",
+    Kind.RECV: "communication",
+    Kind.LOAD: "loading",
+    Kind.CODEC: "compression",
+    Kind.COPY: "communication",
+    Kind.CHECKPOINT: "other",
+    Kind.DELAY: "other",
+}
+_COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Columns that look the same: from `first` on, `columns` of them, of a phase, in a shade from 1 (pale) to
+    SHADES."""
+
+    first: int
+    columns: int
+    phase: str
+    shade: int
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One row of the picture."""
+
+    rank: int
+    name: str
+    runs: list[Run]
+
+
+def phase_of(name: str, kind: Kind) -> str:
+    """Which of PHASES a work belongs to, going by its kind and its name."""
+    if kind != Kind.COMPUTE:
+        return _OF_KIND[kind]
+    words = name.lower()
+    for phase, signs in (
+        ("recompute", ("recomp",)),
+        ("backward", ("backward", "bwd", "gradient")),
+        ("optimizer", ("optimizer", "adam", "sgd", "update")),
+    ):
+        if any(sign in words for sign in signs):
+            return phase
+    return "forward"
+
+
+def lanes(played: Replayed, ranks: np.ndarray, columns: int = COLUMNS) -> list[Lane]:
+    """Two lanes for each of `ranks`, the second only where it has something in it."""
+    graph = played.graph
+    edges_s = np.linspace(0.0, played.makespan_s, columns + 1)
+    phase = np.array(
+        [
+            PHASES.index(phase_of(name, Kind(kind)))
+            for name, kind in zip(graph.works.name, graph.works.kind, strict=True)
+        ]
+    )
+    found = []
+    op_rank = graph.op_rank()
+    for rank in np.asarray(ranks).tolist():
+        ops = np.flatnonzero(op_rank == rank)
+        op_phase = phase[graph.ops.work[ops]] if len(graph.works) else np.empty(0, int)
+        start_s, end_s = played.start_s[ops], played.end_s[ops]
+        meeting = graph.ops.meeting[ops]
+        moves_s = start_s.copy()
+        meets = meeting != NO_MEETING
+        moves_s[meets] = np.maximum(start_s[meets], played.meeting_start_s[meeting[meets]])
+        filled = np.zeros((len(PHASES), columns))
+        for number in range(len(PHASES)):
+            chosen = op_phase == number
+            filled[number] = _filled(graph.ops.stream[ops][chosen], moves_s[chosen], end_s[chosen], edges_s)
+        # A receive is posted long before its send; that its stream waits says nothing.
+        chosen = graph.works.kind[graph.ops.work[ops]] == Kind.COLLECTIVE
+        filled[PHASES.index("waiting")] = _filled(
+            graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
+        )
+        computes = np.isin(PHASES, _COMPUTES)
+        name = f"rank {graph.ranks.device[rank]}"
+        if graph.stages() > 1:
+            name = f"stage {graph.ranks.stage[rank]}, {name}"
+        found.append(Lane(rank, name, _runs(np.where(computes[:, None], filled, 0.0))))
+        others = np.where(computes[:, None], 0.0, filled)
+        if others.any():
+            found.append(Lane(rank, "", _runs(others)))
+    return found
+
+
+def _filled(stream: np.ndarray, from_s: np.ndarray, until_s: np.ndarray, edges_s: np.ndarray) -> np.ndarray:
+    """float64 (columns,): the share of each column that intervals cover, those of one stream not overlapping; streams
+    add up, to at most 1."""
+    covered_s = np.zeros(len(edges_s) - 1)
+    for number in np.unique(stream):
+        mine = stream == number
+        order = np.argsort(from_s[mine], kind="stable")
+        begin_s, end_s = from_s[mine][order], until_s[mine][order]
+        # Seconds covered up to a moment: rises through each interval, flat between them.
+        risen_s = np.cumsum(end_s - begin_s)
+        moments = np.stack([begin_s, end_s], axis=1).ravel()
+        levels = np.stack([risen_s - (end_s - begin_s), risen_s], axis=1).ravel()
+        covered_s += np.diff(np.interp(edges_s, moments, levels))
+    width_s = edges_s[1] - edges_s[0]
+    return np.minimum(covered_s / width_s, 1.0) if width_s > 0 else covered_s
+
+
+def _runs(filled: np.ndarray) -> list[Run]:
+    """Neighbouring columns that look the same, as one."""
+    top = np.argmax(filled, axis=0)
+    shade = np.ceil(np.minimum(filled.sum(axis=0), 1.0) * SHADES - 1e-9).astype(int)
+    look = np.where(shade > 0, top * (SHADES + 1) + shade, -1)
+    firsts = np.flatnonzero(np.diff(look, prepend=-2))
+    lasts = np.append(firsts[1:], len(look))
+    return [
+        Run(int(first), int(last - first), PHASES[look[first] // (SHADES + 1)], int(look[first] % (SHADES + 1)))
+        for first, last in zip(firsts, lasts, strict=True)
+        if look[first] >= 0
+    ]

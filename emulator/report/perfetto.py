@@ -1,0 +1,104 @@
+"""A timeline in the Trace Event Format (Chrome's JSON), which ui.perfetto.dev and chrome://tracing open: a process
+for each rank, a thread for each stream, a slice for each op, arrows from sends to receives.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from emulator.replay.engine import Replayed
+from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind
+from switchml.errors import ConfigError
+
+MOST_OPS = 500_000
+"""Of a timeline for which no ranks are named: some 100 MB, about what the viewers bear."""
+
+
+def write_timeline(played: Replayed, path: str | Path, ranks: Iterable[int] | None = None) -> dict[str, Any]:
+    """Write `path`, compressed where it ends in .gz. `ranks`: whose ops; default: all where they are at most
+    MOST_OPS, else one of each stage. Returns the file's `otherData`: what is shown, and what is left out."""
+    graph = played.graph
+    shown = shown_ranks(graph, ranks)
+    about = {
+        "source": "switchml emulate",
+        "makespan_s": played.makespan_s,
+        "ranks_shown": shown.tolist(),
+        "ranks": len(graph.ranks),
+    }
+    path = Path(path)
+    with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
+        file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
+        _write_events(played, shown, file)
+        file.write("\n]}\n")
+    return about
+
+
+def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int = MOST_OPS) -> np.ndarray:
+    """int32: `ranks` if given; all where they have at most `most_ops` ops; else the first of each stage of each job."""
+    if ranks is not None:
+        chosen = np.unique(np.fromiter(ranks, np.int64))
+        if len(chosen) == 0 or chosen[0] < 0 or chosen[-1] >= len(graph.ranks):
+            raise ConfigError(f"a timeline of ranks {chosen.tolist()}; the job has ranks 0 to {len(graph.ranks) - 1}")
+        return chosen
+    if len(graph.ops) <= most_ops:
+        return np.arange(len(graph.ranks))
+    _, first = np.unique(np.stack([graph.ranks.job, graph.ranks.stage]), axis=1, return_index=True)
+    return np.sort(first)
+
+
+def _write_events(played: Replayed, ranks: np.ndarray, file: TextIO) -> None:
+    graph = played.graph
+    separator = ""
+
+    def write(event: dict[str, Any]) -> None:
+        nonlocal separator
+        file.write(separator + json.dumps(event, separators=(",", ":")))
+        separator = ",\n"
+
+    is_shown = np.zeros(len(graph.ranks), bool)
+    is_shown[ranks] = True
+    for rank in ranks.tolist():
+        stage, job = int(graph.ranks.stage[rank]), graph.job_names[graph.ranks.job[rank]]
+        name = f"{job} rank {graph.ranks.device[rank]}" + (f", stage {stage}" if graph.stages() > 1 else "")
+        if graph.ranks.weight[rank] > 1:
+            name += f" (and {graph.ranks.weight[rank] - 1:.0f} like it)"
+        write({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": name}})
+        write({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
+    for stream in np.flatnonzero(is_shown[graph.streams.rank]).tolist():
+        place = {"pid": int(graph.streams.rank[stream]), "tid": stream}
+        write({"ph": "M", "name": "thread_name", **place, "args": {"name": graph.streams.name[stream]}})
+    for op in np.flatnonzero(is_shown[graph.op_rank()]).tolist():
+        for event in _of_op(played, op):
+            write(event)
+
+
+def _of_op(played: Replayed, op: int) -> Iterable[dict[str, Any]]:
+    """Its slice; before it one for its wait; the end of an arrow. Times in microseconds."""
+    graph = played.graph
+    stream, work, meeting = int(graph.ops.stream[op]), int(graph.ops.work[op]), int(graph.ops.meeting[op])
+    kind = Kind(graph.works.kind[work])
+    place = {"pid": int(graph.streams.rank[stream]), "tid": stream}
+    start_us, end_us = played.start_s[op] * 1e6, played.end_s[op] * 1e6
+    args: dict[str, Any] = {"op": op}
+    if graph.ops.micro_batch[op] != NO_MICRO_BATCH:
+        args["micro_batch"] = int(graph.ops.micro_batch[op])
+    if meeting != NO_MEETING:
+        about = int(graph.meetings.work[meeting])
+        args |= {"bytes": float(graph.works.bytes[about]), "group": graph.groups.name[graph.meetings.group[meeting]]}
+        began_us = max(start_us, played.meeting_start_s[meeting] * 1e6)
+        if began_us > start_us:
+            wait = {"ph": "X", "name": "waiting for peers", "cat": "wait", "ts": start_us, "dur": began_us - start_us}
+            yield {**wait, **place, "args": {"for": graph.works.name[work]}}
+        start_us = began_us
+        if graph.works.collective[about] == Collective.P2P:
+            end = {"ph": "s"} if kind == Kind.SEND else {"ph": "f", "bp": "e"}
+            yield {**end, "name": "p2p", "cat": "p2p", "id": meeting, "ts": start_us, **place}
+    name = graph.works.name[work]
+    slice_ = {"ph": "X", "name": name, "cat": kind.name.lower(), "ts": start_us, "dur": end_us - start_us}
+    yield {**slice_, **place, "args": args}

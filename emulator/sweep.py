@@ -1,0 +1,301 @@
+"""Many emulations at once: `--sweep gpus=64:8192:2x --sweep allreduce=ring,switchml` asks for every combination. They
+run on all cores, or on a Dask cluster; each result goes to a journal beside the output as soon as it is there, so
+that a sweep that was interrupted goes on where it stopped when it is started again.
+
+What one emulation is, the caller says: a function from options to figures, both flat dictionaries. It must be
+importable by its name in other processes, and on the cluster's machines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from switchml.errors import ConfigError, SwitchMLError
+
+Value = int | float | str
+Point = dict[str, Value]
+Row = dict[str, Any]
+
+MOST_POINTS = 100_000
+FORMATS = (".csv", ".parquet")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An option and the values it takes."""
+
+    name: str
+    values: list[Value]
+
+
+def parse_axis(text: str) -> Axis:
+    """`gpus=64:8192:2x` (from, to, times), `micro-batch=1:8:1` (from, to, plus) or `allreduce=ring,switchml`."""
+    name, equals, given = text.partition("=")
+    name = name.strip()
+    if not equals or not name or not given.strip():
+        raise ConfigError(f"sweep {text!r}: expected NAME=A,B,… or NAME=FROM:TO:STEP, such as gpus=64:8192:2x")
+    if ":" in given:
+        return Axis(name, _range(text, given))
+    values = [_value(part) for part in given.split(",")]
+    if "" in values:
+        raise ConfigError(f"sweep {text!r} has an empty value")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"sweep {text!r} names a value twice")
+    return Axis(name, values)
+
+
+def _range(text: str, given: str) -> list[Value]:
+    found = re.fullmatch(r"([^:]+):([^:]+):([^:]+?)(x?)", given.strip())
+    try:
+        first, last, step = (_number(part) for part in found.groups()[:3])
+    except (AttributeError, ValueError):
+        raise ConfigError(f"sweep {text!r}: expected FROM:TO:STEP, such as 64:8192:2x or 1:8:1") from None
+    is_factor = bool(found.group(4))
+    if first > last or (is_factor and (step <= 1 or first <= 0)) or (not is_factor and step <= 0):
+        raise ConfigError(f"sweep {text!r} would never end or is empty; expected FROM ≤ TO and a step that grows")
+    values: list[Value] = []
+    while first <= last * (1 + 1e-12):
+        values.append(first)
+        if len(values) > MOST_POINTS:
+            raise ConfigError(f"sweep {text!r} has more than {MOST_POINTS} values")
+        first = first * step if is_factor else first + step
+    return values
+
+
+def _number(text: str) -> int | float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return int(number) if number.is_integer() and "." not in text else number
+
+
+def _value(text: str) -> Value:
+    try:
+        return _number(text)
+    except ValueError:
+        return text.strip()
+
+
+def points(axes: Sequence[Axis]) -> list[Point]:
+    """Every combination, the last axis changing fastest."""
+    names = [axis.name for axis in axes]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two sweeps of {name!r}")
+    count = math.prod(len(axis.values) for axis in axes)
+    if count > MOST_POINTS:
+        raise ConfigError(f"this sweep has {count:,} points; at most {MOST_POINTS:,} are allowed")
+    return [dict(zip(names, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
+
+
+def sweep(
+    run: Callable[[Point], Row],
+    axes: Sequence[Axis],
+    *,
+    base: Point | None = None,
+    out: Path | None = None,
+    engine: str | None = None,
+    processes: int | None = None,
+    show_progress: bool = True,
+) -> list[Row]:
+    """Call `run` with `base` and each point of `axes`; return a row for each in their order: the point, then what `run`
+    answered, or `error` where it raised a SwitchMLError (a job that does not fit is a result too).
+
+    `out`: a .csv or .parquet file to write. `engine`: a Dask scheduler, `tcp://HOST:PORT`; default: `processes` of this
+    machine, as many as it has cores.
+    """
+    if out is not None:
+        check_output(out)
+    asked = points(axes)
+    options = [{**(base or {}), **point} for point in asked]
+    journal = _Journal(out, options)
+    todo = [number for number in range(len(options)) if number not in journal.rows]
+    with journal, _bar(len(options), len(journal.rows), show_progress) as advance:
+        if engine is not None:
+            finished = _on_dask(run, options, todo, engine)
+        elif (processes or os.cpu_count() or 1) == 1 or len(todo) == 1:
+            finished = ((number, _guarded(run, options[number])) for number in todo)
+        else:
+            finished = _on_cores(run, options, todo, min(processes or os.cpu_count() or 1, len(todo)))
+        try:
+            for number, row in finished:
+                journal.add(number, row)
+                advance()
+        except KeyboardInterrupt:
+            if journal.path:
+                kept = f"{len(journal.rows)} of {len(options)} points are in {journal.path}"
+                print(f"sweep: interrupted; {kept}, the same command goes on from there", file=sys.stderr)
+            raise
+    rows = [{**point, **journal.rows[number]} for number, point in enumerate(asked)]
+    if out is not None:
+        write_rows(rows, out)
+        journal.remove()
+    return rows
+
+
+def _guarded(run: Callable[[Point], Row], options: Point) -> Row:
+    """What `run` answers; an error of ours as a row."""
+    try:
+        return run(options)
+    except SwitchMLError as error:
+        return {"error": " ".join(str(error).split())}
+
+
+def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
+    # Not fork: numba and grpc threads of this process would be copied in whatever state they are.
+    context = multiprocessing.get_context("spawn")
+    others = set(multiprocessing.active_children())
+    # Ctrl-C reaches the whole process group: this process decides what becomes of the others.
+    with ProcessPoolExecutor(processes, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
+        numbers = {pool.submit(_guarded, run, options[number]): number for number in todo}
+        try:
+            left = set(numbers)
+            while left:
+                done, left = wait(left, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield numbers[future], future.result()
+        except BrokenProcessPool:
+            raise SwitchMLError(
+                "a process of the sweep was killed, probably for want of memory; start it again to go on, with fewer "
+                "processes at once"
+            ) from None
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(multiprocessing.active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:
+    if not re.match(r"(tcp|tls|ucx)://.+:\d+$", address):
+        raise ConfigError(f"engine {address!r} is no Dask scheduler; expected tcp://HOST:PORT")
+    from distributed import Client, as_completed
+
+    try:
+        client = Client(address, timeout=10)
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        futures = [client.submit(_guarded, run, options[number], pure=False) for number in todo]
+        numbers = {future.key: number for future, number in zip(futures, todo, strict=True)}
+        for future, row in as_completed(futures, with_results=True):
+            yield numbers[future.key], row
+
+
+@contextmanager
+def _bar(total: int, done: int, is_shown: bool) -> Iterator[Callable[[], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("sweep"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not is_shown or not console.is_terminal) as progress:
+        task = progress.add_task("sweep", total=total, completed=done)
+        yield lambda: progress.advance(task)
+
+
+class _Journal:
+    """Rows that are there, by number of their point; kept in a file beside `out` until the sweep is over."""
+
+    def __init__(self, out: Path | None, options: list[Point]) -> None:
+        self.rows: dict[int, Row] = {}
+        self.path = out.with_name(out.name + ".journal") if out else None
+        self.options = options
+        self.file = None
+        if self.path and self.path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        numbers = {json.dumps(point, sort_keys=True): number for number, point in enumerate(self.options)}
+        for line in self.path.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+                number = numbers.get(json.dumps(entry["options"], sort_keys=True))
+                if number is not None:
+                    self.rows[number] = entry["row"]
+            except (ValueError, KeyError, TypeError):
+                continue  # the line that was being written when the sweep was interrupted
+
+    def __enter__(self) -> _Journal:
+        if self.path:
+            self.file = self.path.open("a")
+            self.file.write("\n")  # ends a line that was cut off
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self.file:
+            self.file.close()
+
+    def add(self, number: int, row: Row) -> None:
+        self.rows[number] = row
+        if self.file:
+            self.file.write(json.dumps({"options": self.options[number], "row": row}) + "\n")
+            self.file.flush()
+
+    def remove(self) -> None:
+        """The sweep is over, and its output written."""
+        if self.path:
+            self.path.unlink(missing_ok=True)
+
+
+def check_output(out: Path) -> None:
+    """Raise ConfigError where `out` can't be written, before time is spent."""
+    if out.suffix not in FORMATS:
+        raise ConfigError(f"{out} ends in {out.suffix or 'nothing'}; a sweep is written as {' or '.join(FORMATS)}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"there is no directory {out.parent} to write {out.name} to")
+    if out.suffix == ".parquet":
+        import pyarrow  # noqa: F401  # its absence is to be known now
+
+
+def write_rows(rows: list[Row], out: Path) -> None:
+    """One line a row, a column for every key that some row has; nested dictionaries as `parts.compute`."""
+    flat = [_flattened(row) for row in rows]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    part = out.with_name(out.name + ".part")
+    if out.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        table = {name: _column([row.get(name) for row in flat]) for name in columns}
+        pyarrow.parquet.write_table(pyarrow.table(table), part)
+    else:
+        import csv
+
+        with part.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(flat)
+    part.replace(out)
+
+
+def _flattened(row: Row, prefix: str = "") -> Row:
+    flat: Row = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= _flattened(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def _column(values: list[Any]) -> list[Any]:
+    """Values of one type, as Parquet wants them: where numbers and words mix, all words."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float, bool} or len(kinds) <= 1:
+        return [float(value) if kinds == {int, float} and value is not None else value for value in values]
+    return [None if value is None else str(value) for value in values]

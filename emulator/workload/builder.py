@@ -1,0 +1,206 @@
+"""Makes graphs: op by op for people and tests, and in blocks for generators. A generator builds the ops of one rank
+as arrays once and adds that block for every rank that does the same, with other streams and meetings; so 20 million
+ops are a thousand appends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from emulator.workload.graph import (
+    NO_MEETING,
+    NO_MICRO_BATCH,
+    Collective,
+    Graph,
+    Groups,
+    Kind,
+    Meetings,
+    Ops,
+    Order,
+    Ranks,
+    Streams,
+    Works,
+)
+from switchml.errors import ConfigError
+
+
+class GraphBuilder:
+    """Collects the tables; `build()` returns the graph. Every `add_…` returns the number of what it added, or of the
+    first of several; numbers count up from 0."""
+
+    def __init__(self, job: str = "job") -> None:
+        self._works: list[tuple[str, int, int, float, float, float, int, bool]] = []
+        self._work_numbers: dict[tuple, int] = {}
+        self._ranks: list[tuple[int, float, int]] = []
+        self._streams: list[tuple[int, str, int]] = []
+        self._groups: list[tuple[str, Sequence[int], int]] = []
+        self._meetings: list[tuple[np.ndarray, np.ndarray]] = []
+        self._meeting_count = 0
+        self._blocks: list[tuple[np.ndarray, ...]] = []
+        self._op_count = 0
+        self._pending: list[tuple[int, int, int, int, tuple[int, ...]]] = []
+        self.job = job
+
+    # Tables
+
+    def add_rank(self, *, stage: int = 0, weight: float = 1.0, device: int | None = None) -> int:
+        """A rank; `weight` is how many of the real job it stands for, `device` its place in the cluster (default: its
+        own number)."""
+        self._ranks.append((stage, weight, len(self._ranks) if device is None else device))
+        return len(self._ranks) - 1
+
+    def add_stream(self, rank: int, name: str = "compute", order: Order = Order.PROGRAM) -> int:
+        """A stream of `rank`."""
+        if not 0 <= rank < len(self._ranks):
+            raise ConfigError(f"stream {name!r} names rank {rank}, but there are {len(self._ranks)} ranks so far")
+        self._streams.append((rank, name, int(order)))
+        return len(self._streams) - 1
+
+    def add_work(
+        self,
+        name: str,
+        kind: Kind = Kind.COMPUTE,
+        *,
+        collective: Collective = Collective.NONE,
+        flops: float = 0.0,
+        bytes: float = 0.0,
+        seconds: float = math.nan,
+        priority: int = 0,
+        is_source: bool = False,
+    ) -> int:
+        """A work; asked for the same again, the number it had before. Fields as in `Works`."""
+        row = (name, int(kind), int(collective), float(flops), float(bytes), float(seconds), priority, is_source)
+        key = (*row[:5], None if math.isnan(seconds) else seconds, *row[6:])
+        if key not in self._work_numbers:
+            for what, amount in (("FLOPs", flops), ("bytes", bytes), ("seconds", seconds)):
+                if amount < 0 or math.isinf(amount):
+                    raise ConfigError(f"work {name!r} has {amount} {what}; expected a finite number of at least 0")
+            self._work_numbers[key] = len(self._works)
+            self._works.append(row)
+        return self._work_numbers[key]
+
+    def add_group(self, ranks: Iterable[int], *, name: str = "", size: int | None = None) -> int:
+        """Ranks that meet. `size`: how many there are in the real job, where ranks are folded."""
+        ranks = list(ranks)
+        self._groups.append((name or f"group {len(self._groups)}", ranks, len(ranks) if size is None else size))
+        return len(self._groups) - 1
+
+    def add_meetings(self, work: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
+        """Meetings of `group` about `work`, both one number or one a meeting; returns the first one's number, the
+        others follow it."""
+        if count is None:
+            count = max(np.size(work), np.size(group))
+        as_many = [np.broadcast_to(np.asarray(value, np.int32), (count,)) for value in (work, group)]
+        self._meetings.append((as_many[0], as_many[1]))
+        self._meeting_count += count
+        return self._meeting_count - count
+
+    # Ops
+
+    def add_op(
+        self,
+        stream: int,
+        work: int,
+        *,
+        after: Iterable[int] = (),
+        meeting: int = NO_MEETING,
+        micro_batch: int = NO_MICRO_BATCH,
+    ) -> int:
+        """One op, after the ops with the numbers `after`."""
+        self._pending.append((stream, work, meeting, micro_batch, tuple(after)))
+        self._op_count += 1
+        return self._op_count - 1
+
+    def add_ops(
+        self,
+        stream: np.ndarray,
+        work: np.ndarray,
+        meeting: np.ndarray,
+        micro_batch: np.ndarray,
+        dep_start: np.ndarray,
+        deps: np.ndarray,
+    ) -> int:
+        """A block of ops, arrays as in `Ops`, but `deps` count from the block's first op (negative: before the block).
+        Returns the first op's number. The arrays must not change afterwards."""
+        self._flush()
+        first = self._op_count
+        self._blocks.append((stream, work, meeting, micro_batch, np.diff(dep_start), (deps, first)))
+        self._op_count += len(work)
+        return first
+
+    def _flush(self) -> None:
+        """Turn ops that came one by one into a block."""
+        if not self._pending:
+            return
+        stream, work, meeting, micro_batch, after = zip(*self._pending, strict=True)
+        counts = np.fromiter(map(len, after), np.int64, len(after))
+        deps = np.fromiter((op for ops in after for op in ops), np.int32, int(counts.sum()))
+        columns = (np.asarray(column, np.int32) for column in (stream, work, meeting, micro_batch))
+        self._blocks.append((*columns, counts, (deps, 0)))
+        self._pending = []
+
+    # The whole
+
+    def build(self) -> Graph:
+        """The graph so far; unchecked, see `checks.check`."""
+        self._flush()
+        works = list(zip(*self._works, strict=True)) or [()] * 8
+        ranks = list(zip(*self._ranks, strict=True)) or [()] * 3
+        streams = list(zip(*self._streams, strict=True)) or [()] * 3
+        return Graph(
+            works=Works(
+                name=list(works[0]),
+                kind=np.array(works[1], np.int8),
+                collective=np.array(works[2], np.int8),
+                flops=np.array(works[3], np.float64),
+                bytes=np.array(works[4], np.float64),
+                seconds=np.array(works[5], np.float64),
+                priority=np.array(works[6], np.int32),
+                is_source=np.array(works[7], np.bool_),
+            ),
+            ranks=Ranks(
+                stage=np.array(ranks[0], np.int32),
+                weight=np.array(ranks[1], np.float64),
+                job=np.zeros(len(self._ranks), np.int32),
+                device=np.array(ranks[2], np.int32),
+            ),
+            streams=Streams(
+                rank=np.array(streams[0], np.int32), name=list(streams[1]), order=np.array(streams[2], np.int8)
+            ),
+            groups=Groups(
+                name=[name for name, _, _ in self._groups],
+                start=_starts(np.array([len(ranks) for _, ranks, _ in self._groups], np.int64)),
+                ranks=np.array([rank for _, ranks, _ in self._groups for rank in ranks], np.int32),
+                size=np.array([size for _, _, size in self._groups], np.int32),
+            ),
+            meetings=Meetings(
+                work=_joined([work for work, _ in self._meetings]),
+                group=_joined([group for _, group in self._meetings]),
+            ),
+            ops=self._ops(),
+            job_names=[self.job],
+        )
+
+    def _ops(self) -> Ops:
+        stream, work, meeting, micro_batch = (_joined([block[i] for block in self._blocks]) for i in range(4))
+        deps = np.empty(sum(len(block[5][0]) for block in self._blocks), np.int32)
+        at = 0
+        for *_, (relative, first) in self._blocks:
+            np.add(relative, first, out=deps[at : at + len(relative)], casting="unsafe")
+            at += len(relative)
+        dep_start = _starts(_joined([block[4] for block in self._blocks], np.int64))
+        return Ops(stream=stream, work=work, meeting=meeting, micro_batch=micro_batch, dep_start=dep_start, deps=deps)
+
+
+def _joined(parts: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:
+    return np.concatenate(parts, dtype=dtype, casting="unsafe") if parts else np.empty(0, dtype)
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """int64 (len + 1,): where each of consecutive runs of these lengths starts, and where the last one ends."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts

@@ -1,0 +1,211 @@
+"""A job as flat arrays. An *op* is one thing that one stream of one rank does: a kernel, its part of a collective, a
+send, a read. Ops of one rank wait for each other through dependencies and through their stream; ranks wait for each
+other only in *meetings*, one for each occurrence of a collective, a send with its receive, or a read from shared
+storage.
+
+What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table of *works*; so pricing a job of
+millions of ops prices a few hundred works. `builder.py` makes graphs, `checks.py` validates them, `costs.py` holds
+what pricing adds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """What an op is; decides which part of the iteration its time belongs to."""
+
+    COMPUTE = 0
+    COLLECTIVE = 1
+    SEND = 2
+    RECV = 3
+    LOAD = 4
+    """Samples read from storage or from a peer's cache."""
+    CODEC = 5
+    """Compressing and decompressing: gradients, activations."""
+    COPY = 6
+    """Between host and device memory: offload."""
+    CHECKPOINT = 7
+    DELAY = 8
+    """Time that the host loses: launch gaps, the interpreter, garbage collection."""
+
+
+class Collective(IntEnum):
+    """Which exchange a meeting is; `bytes` of its work then means what the comment says, per rank."""
+
+    NONE = 0
+    ALL_REDUCE = 1  # the whole buffer
+    REDUCE_SCATTER = 2  # the whole input buffer
+    ALL_GATHER = 3  # the whole output buffer
+    ALL_TO_ALL = 4  # the whole send buffer
+    BROADCAST = 5  # the whole buffer
+    REDUCE = 6  # the whole buffer
+    BARRIER = 7  # nothing
+    P2P = 8  # what is sent
+    READ = 9  # what is read from storage
+
+
+class Order(IntEnum):
+    """In which order a stream takes its ops."""
+
+    PROGRAM = 0
+    """As they stand in the graph, like a CUDA stream: an op waits for its predecessor even when it could run before."""
+    READY = 1
+    """Whichever is ready: highest priority, then ready first, then first in the graph. An op of a meeting takes the
+    stream only once all members are ready, so that two ranks can't hold each other up by choosing differently."""
+
+
+NO_MEETING = -1
+NO_MICRO_BATCH = -1
+
+
+@dataclass(frozen=True)
+class Works:
+    """What ops do, each once. All arrays (works,)."""
+
+    name: list[str]
+    kind: np.ndarray
+    """int8, `Kind`."""
+    collective: np.ndarray
+    """int8, `Collective`."""
+    flops: np.ndarray
+    """float64: floating-point operations of one op."""
+    bytes: np.ndarray
+    """float64: memory traffic of a COMPUTE, CODEC or COPY op; message size of a meeting (see `Collective`)."""
+    seconds: np.ndarray
+    """float64: its duration where that is known beforehand (traces, tables); NaN: to be priced."""
+    priority: np.ndarray
+    """int32: larger goes first on a stream of order READY."""
+    is_source: np.ndarray
+    """bool: a communication that may start with no producer, such as the first all-gather of sharded weights."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All arrays (ranks,)."""
+
+    stage: np.ndarray
+    """int32: pipeline stage, 0 where there is none."""
+    weight: np.ndarray
+    """float64: how many ranks of the real job this one stands for (folding); 1 where nothing is folded."""
+    job: np.ndarray
+    """int32: which job it belongs to, where several share a fabric."""
+    device: np.ndarray
+    """int32: its place in the cluster; of a folded rank that of the first one it stands for."""
+
+    def __len__(self) -> int:
+        return len(self.stage)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What runs ops one at a time: a CUDA stream, a communicator, a loader process. All arrays (streams,)."""
+
+    rank: np.ndarray
+    """int32."""
+    name: list[str]
+    order: np.ndarray
+    """int8, `Order`."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Sets of ranks that meet: communicators, the two ends of a pipeline boundary. Group g has the ranks
+    `ranks[start[g]:start[g + 1]]` of this graph, and `size[g]` in the real job, which is more where ranks are
+    folded."""
+
+    name: list[str]
+    start: np.ndarray
+    """int64 (groups + 1,)."""
+    ranks: np.ndarray
+    """int32."""
+    size: np.ndarray
+    """int32 (groups,): what a collective over it costs depends on this."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def members(self, group: int) -> np.ndarray:
+        """Its ranks in this graph, int32."""
+        return self.ranks[self.start[group] : self.start[group + 1]]
+
+
+@dataclass(frozen=True)
+class Meetings:
+    """Each occurrence of a collective. All arrays (meetings,) int32."""
+
+    work: np.ndarray
+    """What is exchanged; its members' ops may name works of their own (a send and its receive)."""
+    group: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+
+@dataclass(frozen=True)
+class Ops:
+    """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its
+    stream takes it, and all members of its meeting have come as far."""
+
+    work: np.ndarray
+    """int32 (ops,)."""
+    stream: np.ndarray
+    """int32 (ops,)."""
+    meeting: np.ndarray
+    """int32 (ops,), NO_MEETING for an op of its rank alone."""
+    micro_batch: np.ndarray
+    """int32 (ops,), NO_MICRO_BATCH where it belongs to none."""
+    dep_start: np.ndarray
+    """int64 (ops + 1,)."""
+    deps: np.ndarray
+    """int32: op numbers."""
+
+    def __len__(self) -> int:
+        return len(self.work)
+
+    def before(self, op: int) -> np.ndarray:
+        """The ops that `op` depends on, int32."""
+        return self.deps[self.dep_start[op] : self.dep_start[op + 1]]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One iteration (or several) of one job (or several)."""
+
+    works: Works
+    ranks: Ranks
+    streams: Streams
+    groups: Groups
+    meetings: Meetings
+    ops: Ops
+    job_names: list[str] = field(default_factory=lambda: ["job"])
+
+    def op_rank(self) -> np.ndarray:
+        """int32 (ops,): the rank of each op."""
+        return self.streams.rank[self.ops.stream]
+
+    def op_kind(self) -> np.ndarray:
+        """int8 (ops,): the `Kind` of each op."""
+        return self.works.kind[self.ops.work]
+
+    def op_name(self, op: int) -> str:
+        """For messages: `layer 3 forward, micro-batch 2 (rank 5, compute)`."""
+        stream = int(self.ops.stream[op])
+        micro_batch = int(self.ops.micro_batch[op])
+        which = f", micro-batch {micro_batch}" if micro_batch != NO_MICRO_BATCH else ""
+        where = f"rank {self.streams.rank[stream]}, {self.streams.name[stream]}"
+        return f"{self.works.name[self.ops.work[op]]}{which} ({where})"
+
+    def stages(self) -> int:
+        """How many pipeline stages the ranks form."""
+        return int(self.ranks.stage.max()) + 1 if len(self.ranks) else 0

@@ -1,0 +1,162 @@
+"""A training job: which model, how it is split over how many accelerators, and what an iteration does. Refuses what
+makes no sense before any time is spent.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from emulator import datafile
+from emulator.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
+RECOMPUTE = ("none", "selective", "full")
+ALL_REDUCES = ("auto", "ring", "tree", "halving-doubling", "hierarchical", "switchml")
+PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
+OPTIMIZERS = ("adam", "sgd")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. Sizes are counts of accelerators, samples or tokens."""
+
+    gpus: int = 8
+    batch: int = 0
+    """Samples of all accelerators in one iteration; 0: `micro_batch` for each data-parallel rank and, in a pipeline,
+    four for each stage."""
+    micro_batch: int = 1
+    sequence: int = 0
+    """Tokens of a sample; 0: the model's own."""
+    tp: int = 1
+    """Tensor-parallel ranks."""
+    pp: int = 1
+    """Pipeline stages."""
+    ep: int = 1
+    """Expert-parallel ranks, out of the data-parallel ones."""
+    sequence_parallel: bool = False
+    zero: int = 0
+    """ZeRO stage: 1 shards optimizer states over data-parallel ranks, 2 gradients too, 3 weights too (FSDP)."""
+    schedule: str = "1f1b"
+    virtual_stages: int = 1
+    """Pieces of the model on each stage (interleaved)."""
+    recompute: str = "none"
+    precision: str = "fp16"
+    optimizer: str = "adam"
+    gradient_bytes: int = 2
+    """Of one gradient on the wire and in memory."""
+    allreduce: str = "auto"
+    bucket_bytes: float = 25 * 2**20
+    """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb)."""
+    overlap: bool = True
+    """Buckets are reduced while the backward pass goes on, as DDP and FSDP do; False: after it, as Megatron-LM did."""
+    attention: str = ""
+    """"unfused" or "flash"; empty: the model's own."""
+    name: str = "job"
+
+    def __post_init__(self) -> None:
+        for key in ("gpus", "micro_batch", "tp", "pp", "ep", "virtual_stages", "gradient_bytes"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key.replace('_', '-')} is {getattr(self, key)}; expected at least 1")
+        for key in ("batch", "sequence"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 0")
+        if not self.bucket_bytes > 0:
+            raise ConfigError(f"bucket-bytes is {self.bucket_bytes}; expected more than 0")
+        for key, known in (
+            ("schedule", SCHEDULES),
+            ("recompute", RECOMPUTE),
+            ("allreduce", ALL_REDUCES),
+            ("precision", PRECISIONS),
+            ("optimizer", OPTIMIZERS),
+            ("attention", ("", "unfused", "flash")),
+        ):
+            if getattr(self, key) not in known:
+                raise ConfigError(datafile.unknown(key, getattr(self, key), known))
+        if not 0 <= self.zero <= 3:
+            raise ConfigError(f"zero is {self.zero}; expected a stage from 0 to 3")
+        if self.gpus % (self.tp * self.pp):
+            raise ConfigError(f"{self.gpus} accelerators can't be split into {self.tp} x {self.pp} (tp x pp) evenly")
+        if self.dp % self.ep:
+            raise ConfigError(
+                f"the {self.dp} data-parallel ranks can't be split into {self.ep} expert-parallel ones evenly"
+            )
+        if self.batch and self.batch % (self.dp * self.micro_batch):
+            raise ConfigError(
+                f"batch {self.batch} is no multiple of {self.dp * self.micro_batch}: "
+                f"{self.dp} data-parallel ranks, micro-batches of {self.micro_batch}"
+            )
+        if (self.schedule == "interleaved") != (self.virtual_stages > 1):
+            raise ConfigError("schedule interleaved and virtual-stages of at least 2 go together")
+        if self.schedule == "interleaved" and self.pp == 1:
+            raise ConfigError("an interleaved schedule needs at least 2 pipeline stages, but pp is 1")
+        if self.schedule == "interleaved" and self.micro_batches % self.pp:
+            raise ConfigError(
+                f"an interleaved schedule needs a multiple of {self.pp} micro-batches (pp); "
+                f"this job has {self.micro_batches}"
+            )
+        if self.zero == 3 and self.pp > 1:
+            raise ConfigError("zero 3 and pipelines don't go together: each micro-batch would gather all weights again")
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return self.gpus // (self.tp * self.pp)
+
+    @property
+    def global_batch(self) -> int:
+        """Samples an iteration."""
+        return self.batch or self.micro_batch * self.dp * (4 * self.pp if self.pp > 1 else 1)
+
+    @property
+    def micro_batches(self) -> int:
+        """For each data-parallel rank."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    def tokens(self, model: Model) -> int:
+        """Of a sample; 1 where a sample has no length."""
+        return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
+
+    def layers(self, model: Transformer, stage: int) -> int:
+        """Of `stage`: where they don't divide evenly, the first stages have one more, as the last one has the loss."""
+        return model.layers // self.pp + (stage < model.layers % self.pp)
+
+    def flash(self, model: Transformer) -> bool:
+        """Whether scores stay on chip."""
+        return (self.attention or model.attention) == "flash"
+
+    def fit(self, model: Model) -> None:
+        """Raise ConfigError unless `model` can be split as this job asks."""
+        if isinstance(model, LayerTable):
+            for key in ("tp", "pp", "ep"):
+                if getattr(self, key) > 1:
+                    raise ConfigError(
+                        f"{model.name} is a table of layers: it can be data-parallel only, "
+                        f"but {key} is {getattr(self, key)}"
+                    )
+            if self.recompute == "selective" or self.sequence_parallel:
+                raise ConfigError(
+                    f"{model.name} is no transformer: selective recomputation and sequence parallelism need one"
+                )
+            return
+        pieces = self.pp * self.virtual_stages
+        if pieces > model.layers or (self.virtual_stages > 1 and model.layers % pieces):
+            equal = "equal pieces" if self.virtual_stages > 1 else "stages"
+            raise ConfigError(
+                f"{model.name}'s {model.layers} layers can't be split into {pieces} {equal} (pp x virtual stages)"
+            )
+        if model.heads % self.tp or (model.key_heads % self.tp and self.tp % model.key_heads):
+            raise ConfigError(
+                f"{model.name}'s {model.heads} heads ({model.key_heads} of keys) can't be split over tp {self.tp}"
+            )
+        if model.experts % self.ep:
+            raise ConfigError(f"{model.name}'s {model.experts} experts can't be split over ep {self.ep}")
+        if self.sequence_parallel and self.tp == 1:
+            raise ConfigError("sequence parallelism splits over tensor-parallel ranks, but tp is 1")
+        if self.sequence_parallel and self.tokens(model) % self.tp:
+            raise ConfigError(f"{self.tokens(model)} tokens can't be split over tp {self.tp}")
+
+    def replace(self, **changes: object) -> Job:
+        """A copy with other values, checked again."""
+        return dataclasses.replace(self, **changes)

@@ -1,0 +1,96 @@
+"""Several jobs on one fabric: their graphs as one, in which only links are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Ranks, Streams, Works
+from switchml.errors import ConfigError, GraphError
+
+
+def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs]:
+    """One graph with the ranks of all jobs, one after the other, and what it costs. `ranks.device` stays what it is:
+    place the jobs before. Fabrics must have the same links; a job without links shares none."""
+    if not graphs or len(graphs) != len(costs):
+        raise ConfigError(f"{len(graphs)} jobs with costs for {len(costs)}; expected at least one, and as many costs")
+    names = [name for graph in graphs for name in graph.job_names]
+    if len(set(names)) < len(names):
+        names = [f"{name} {number}" for number, name in enumerate(names)]
+    merged = Graph(
+        works=Works(
+            name=[name for graph in graphs for name in graph.works.name],
+            **_columns(graphs, "works", ("kind", "collective", "flops", "bytes", "seconds", "priority", "is_source")),
+        ),
+        ranks=Ranks(
+            **_columns(graphs, "ranks", ("stage", "weight", "device")),
+            job=_shifted([graph.ranks.job for graph in graphs], [len(graph.job_names) for graph in graphs]),
+        ),
+        streams=Streams(
+            rank=_shifted([graph.streams.rank for graph in graphs], [len(graph.ranks) for graph in graphs]),
+            name=[name for graph in graphs for name in graph.streams.name],
+            **_columns(graphs, "streams", ("order",)),
+        ),
+        groups=Groups(
+            name=[name for graph in graphs for name in graph.groups.name],
+            start=_joined_runs([graph.groups.start for graph in graphs]),
+            ranks=_shifted([graph.groups.ranks for graph in graphs], [len(graph.ranks) for graph in graphs]),
+            **_columns(graphs, "groups", ("size",)),
+        ),
+        meetings=Meetings(
+            work=_shifted([graph.meetings.work for graph in graphs], [len(graph.works) for graph in graphs]),
+            group=_shifted([graph.meetings.group for graph in graphs], [len(graph.groups) for graph in graphs]),
+        ),
+        ops=Ops(
+            work=_shifted([graph.ops.work for graph in graphs], [len(graph.works) for graph in graphs]),
+            stream=_shifted([graph.ops.stream for graph in graphs], [len(graph.streams) for graph in graphs]),
+            meeting=_shifted(
+                [graph.ops.meeting for graph in graphs], [len(graph.meetings) for graph in graphs], NO_MEETING
+            ),
+            dep_start=_joined_runs([graph.ops.dep_start for graph in graphs]),
+            deps=_shifted([graph.ops.deps for graph in graphs], [len(graph.ops) for graph in graphs]),
+            **_columns(graphs, "ops", ("micro_batch",)),
+        ),
+        job_names=names,
+    )
+    each = ("work_s", "meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s")
+    columns = {name: np.concatenate([getattr(cost, name) for cost in costs]) for name in each}
+    routes = [len(cost.fabric.start) - 1 for cost in costs]
+    route = _shifted([cost.meeting_route for cost in costs], routes, NO_ROUTE)
+    return merged, Costs(**columns, meeting_route=route, fabric=_one_fabric([cost.fabric for cost in costs]))
+
+
+def _columns(graphs: Sequence[Graph], table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([getattr(getattr(graph, table), name) for graph in graphs]) for name in names}
+
+
+def _shifted(parts: Sequence[np.ndarray], counts: Sequence[int], none: int | None = None) -> np.ndarray:
+    """Numbers into tables that now stand behind each other, of `counts` records; `none` stays what it is."""
+    first = np.concatenate([[0], np.cumsum(counts)])
+    moved = [
+        part if none is None else np.where(part == none, none - at, part)
+        for part, at in zip(parts, first, strict=False)
+    ]
+    return np.concatenate([part + at for part, at in zip(moved, first, strict=False)]).astype(np.int32)
+
+
+def _joined_runs(starts: Sequence[np.ndarray]) -> np.ndarray:
+    """Where runs begin, of runs that now stand behind each other."""
+    return np.concatenate([[0], *(np.diff(start) for start in starts)]).cumsum().astype(np.int64)
+
+
+def _one_fabric(fabrics: Sequence[Fabric]) -> Fabric:
+    links = next((fabric for fabric in fabrics if fabric.link_name), fabrics[0])
+    for fabric in fabrics:
+        same = fabric.link_name == links.link_name and np.array_equal(fabric.link_bytes_per_s, links.link_bytes_per_s)
+        if fabric.link_name and not same:
+            raise GraphError("jobs on one fabric must name the same links at the same rates")
+    return Fabric(
+        link_name=links.link_name,
+        link_bytes_per_s=links.link_bytes_per_s,
+        start=_joined_runs([fabric.start for fabric in fabrics]),
+        link=np.concatenate([fabric.link for fabric in fabrics]).astype(np.int32),
+        share=np.concatenate([fabric.share for fabric in fabrics]),
+    )

@@ -1,0 +1,234 @@
+"""Models as data: a transformer is its sizes, any other network a table of layers. Built-in ones are files in
+`data/models`; a user's file has the same form.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from emulator import datafile
+from switchml.errors import ConfigError
+
+FOLDER = Path(__file__).parent / "data" / "models"
+
+
+@dataclass(frozen=True)
+class Transformer:
+    """A stack of equal layers between an embedding and a projection onto the vocabulary."""
+
+    name: str
+    title: str
+    source: str
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    kv_heads: int = 0
+    """Heads of keys and values (grouped-query attention); 0: as many as `heads`."""
+    ffn: int = 0
+    """Width inside the MLP; 0: four times `hidden`."""
+    gated: bool = False
+    """Three matrices in the MLP in place of two (SwiGLU)."""
+    experts: int = 1
+    experts_per_token: int = 1
+    tied_embedding: bool = True
+    """The projection onto the vocabulary is the embedding again."""
+    learned_positions: bool = True
+    biases: bool = True
+    attention: str = "unfused"
+    """"unfused": scores are written to memory, as Megatron-LM did until 2022; "flash": they are not."""
+
+    def __post_init__(self) -> None:
+        for key in ("layers", "hidden", "heads", "vocabulary", "sequence", "experts", "experts_per_token"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} is {getattr(self, key)}; expected at least 1")
+        if self.hidden % self.heads or self.heads % self.key_heads:
+            raise ConfigError(
+                f"hidden ({self.hidden}) must be a multiple of heads ({self.heads}), "
+                f"and that of kv_heads ({self.key_heads})"
+            )
+        if self.experts_per_token > self.experts:
+            raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
+        if self.attention not in ("unfused", "flash"):
+            raise ConfigError(datafile.unknown("attention", self.attention, ("unfused", "flash")))
+
+    @property
+    def key_heads(self) -> int:
+        return self.kv_heads or self.heads
+
+    @property
+    def width(self) -> int:
+        """Inside the MLP."""
+        return self.ffn or 4 * self.hidden
+
+    @property
+    def key_width(self) -> int:
+        """Of keys, and of values."""
+        return self.hidden // self.heads * self.key_heads
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer, its two norms included."""
+        h, k = self.hidden, self.key_width
+        biases = 2 * h + 2 * k if self.biases else 0
+        return 2 * h * h + 2 * h * k + biases + (4 if self.biases else 2) * h
+
+    @property
+    def mlp_parameters(self) -> int:
+        """Of one layer, all experts and their router."""
+        h, f = self.hidden, self.width
+        one = (3 if self.gated else 2) * h * f + (f + h if self.biases else 0)
+        return one * self.experts + (h * self.experts if self.experts > 1 else 0)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """The embedding alone, positions included."""
+        return self.hidden * (self.vocabulary + (self.sequence if self.learned_positions else 0))
+
+    @property
+    def head_parameters(self) -> int:
+        """What the projection onto the vocabulary adds."""
+        return 0 if self.tied_embedding else self.hidden * self.vocabulary
+
+    @property
+    def parameters(self) -> int:
+        layers = self.layers * (self.attention_parameters + self.mlp_parameters)
+        return layers + self.embedding_parameters + self.head_parameters + (2 if self.biases else 1) * self.hidden
+
+    def flops_per_sample(self, sequence: int) -> float:
+        """Model FLOPs of forward and backward for one sequence, nothing recomputed; 2 a multiply-add, causal attention
+        counted in full (Narayanan et al., SC 2021, appendix)."""
+        h, k, f = self.hidden, self.key_width, self.width
+        mlp = (3 if self.gated else 2) * h * f * self.experts_per_token
+        layer = 2.0 * sequence * (2 * h * h + 2 * h * k + mlp) + 4.0 * sequence**2 * h
+        return 3.0 * (self.layers * layer + 2.0 * sequence * h * self.vocabulary)
+
+
+@dataclass(frozen=True)
+class LayerTable:
+    """A network as a list of layers, in the order of forward. Arrays (layers,) float64."""
+
+    name: str
+    title: str
+    source: str
+    layer: tuple[str, ...]
+    parameters_of: np.ndarray
+    flops_of: np.ndarray
+    """Forward, for one sample."""
+    elements_of: np.ndarray
+    """Activations written in forward, for one sample."""
+    kernels_of: np.ndarray
+    """Launched in forward."""
+    sparse_of: np.ndarray
+    """Of the gradient, the share of its 256-element blocks that are not zero; 1: dense."""
+    unit: str = "samples"
+    forward_s: np.ndarray | None = None
+    """Measured, for one batch; None: to be computed."""
+    backward_s: np.ndarray | None = None
+
+    @property
+    def parameters(self) -> int:
+        return int(self.parameters_of.sum())
+
+    def flops_per_sample(self, sequence: int = 0) -> float:
+        """Forward, and twice as much backward."""
+        return 3.0 * float(self.flops_of.sum())
+
+
+Model = Transformer | LayerTable
+
+
+@dataclass(frozen=True)
+class _TableFile:
+    title: str
+    source: str
+    layers_file: str
+    unit: str = "samples"
+
+
+@cache
+def load(name: str) -> Model:
+    """A built-in model by name, or a user's: a .toml file as those in `data/models`, or a .csv file of layers in the
+    format of SwitchML's dnn_benchmark."""
+    if name.endswith(".csv"):
+        return read_dnn_benchmark(Path(name))
+    path = datafile.find("model", name, FOLDER)
+    table = datafile.load(path)
+    if "layers_file" in table:
+        about = datafile.build(_TableFile, table, path.name)
+        return _read_layers(path.parent / about.layers_file, path.stem, about)
+    return datafile.build(Transformer, {"name": path.stem, **table}, path.name)
+
+
+def models() -> list[str]:
+    """Names of the built-in models."""
+    return datafile.names(FOLDER)
+
+
+COLUMNS = ("layer", "parameters", "forward_flops", "activation_elements", "kernels", "nonzero_blocks")
+
+
+def _read_layers(path: Path, name: str, about: _TableFile) -> LayerTable:
+    rows = _rows(path, COLUMNS)
+    numbers = np.array([[_number(row[key], path, line) for key in COLUMNS[1:]] for line, row in rows], np.float64).T
+    return LayerTable(
+        name, about.title, about.source, tuple(row["layer"] for _, row in rows), *numbers, unit=about.unit
+    )
+
+
+DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")
+
+
+def read_dnn_benchmark(path: Path) -> LayerTable:
+    """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a
+    layer a line, its elements and what its passes take on one batch."""
+    rows = _rows(path, DNN_COLUMNS)
+    _, numel, forward, backward = np.array(
+        [[_number(row[key], path, line) for key in DNN_COLUMNS] for line, row in rows]
+    ).T
+    nothing, one = np.zeros(len(rows)), np.ones(len(rows))
+    return LayerTable(
+        path.stem,
+        f"{path.name}, {len(rows)} layers",
+        str(path),
+        tuple(f"layer {row['layer_index']}" for _, row in rows),
+        numel,
+        nothing,
+        nothing,
+        one,
+        one,
+        unit="batches",
+        forward_s=forward * 1e-9,
+        backward_s=backward * 1e-9,
+    )
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
+    try:
+        with path.open(newline="") as file:
+            reader = csv.DictReader(file, skipinitialspace=True)
+            rows = [(reader.line_num, row) for row in reader]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"can't read {path}: {error}") from None
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing or not rows:
+        raise ConfigError(
+            f"{path}: expected the columns {', '.join(columns)} and at least one layer; missing: {missing}"
+        )
+    return rows
+
+
+def _number(text: str | None, path: Path, line: int) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{path}, line {line}: expected a number of at least 0, not {text!r}")
+    return value

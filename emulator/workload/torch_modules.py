@@ -1,0 +1,152 @@
+"""Counts what a torch module does without running it: its forward pass on the meta device, where tensors have shapes
+and no values. FLOPs are torch's own count (torch.utils.flop_counter) of matrix products and convolutions.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emulator.workload.models import LayerTable
+from switchml.errors import ConfigError
+
+
+def load(path: str) -> Any:
+    """The torch.nn.Module that `package.module:callable` makes, on the meta device. Raises ConfigError."""
+    import torch
+
+    module_name, _, attribute = path.partition(":")
+    try:
+        make = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"no model {path}: {error}; expected package.module:callable") from None
+    with torch.device("meta"):
+        made = make() if not isinstance(make, torch.nn.Module) else make
+    if not isinstance(made, torch.nn.Module):
+        raise ConfigError(f"{path} gave {type(made).__name__}; expected a torch.nn.Module")
+    return made
+
+
+def shape(text: str) -> tuple[int, ...]:
+    """ "3x224x224" → (3, 224, 224): of one sample, without the batch."""
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(f"input shape {text!r}: expected sizes such as 3x224x224 (of one sample, without the batch)")
+    return sizes
+
+
+def count(
+    module: Any,
+    shapes: Sequence[tuple[int, ...]],
+    dtypes: Sequence[Any] | None = None,
+    *,
+    name: str = "module",
+    title: str = "",
+    batch: int = 2,
+) -> LayerTable:
+    """A row for each submodule of a torch.nn.Module that has parameters or FLOPs of its own, in the order of forward;
+    what lies between them is counted to the one before. Parameters used twice count once.
+
+    `shapes`: of the inputs, without the batch. `dtypes`: default float32. A batch of `batch` passes through, and all
+    counts are for one sample. Raises ConfigError where the module can't take these inputs.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils.flop_counter import flop_registry
+
+    # Before the copy moves to the meta device, which gives shared parameters a tensor each.
+    held = {part: [(id(p), p.numel()) for p in own.parameters(recurse=False)] for part, own in module.named_modules()}
+    module = copy.deepcopy(module).to("meta")
+    names = {id(part): part_name for part_name, part in module.named_modules()}
+    owners: dict[int, str] = {}
+    order: list[str] = []
+    flops: dict[str, float] = {}
+    elements: dict[str, float] = {}
+    kernels: dict[str, int] = {}
+    stack: list[str] = [""]
+    views = {
+        "view",
+        "reshape",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "unsqueeze",
+        "squeeze",
+        "slice",
+        "select",
+        "detach",
+        "split",
+    }
+    views |= {"_unsafe_view", "alias", "as_strided", "unbind", "chunk", "split_with_sizes", "flatten", "unflatten"}
+
+    def row(part: str) -> str:
+        if part not in flops:
+            order.append(part)
+            flops[part], elements[part], kernels[part] = 0.0, 0.0, 0
+        return part
+
+    class Counter(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            part = stack[-1] or (order[-1] if order else "")
+            packet = function._overloadpacket
+            if packet in flop_registry:
+                row(part)
+                flops[part] += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
+            elif packet.__name__ in views or not part:
+                return made
+            if part in flops:
+                tensors = made if isinstance(made, tuple | list) else (made,)
+                elements[part] += sum(tensor.numel() for tensor in tensors[:1] if isinstance(tensor, torch.Tensor))
+                kernels[part] += 1
+            return made
+
+    def enter(part: Any, _: Any) -> None:
+        own = sum(p.numel() for p in part.parameters(recurse=False))
+        stack.append(names[id(part)] if own or not list(part.children()) else stack[-1])
+        if own:
+            row(stack[-1])
+            for parameter, _numel in held[stack[-1]]:
+                owners.setdefault(parameter, stack[-1])
+
+    def leave(part: Any, _: Any, __: Any) -> None:
+        stack.pop()
+
+    hooks = [h for p in module.modules() for h in (p.register_forward_pre_hook(enter), p.register_forward_hook(leave))]
+    dtypes = dtypes or [torch.float32] * len(shapes)
+    inputs = [torch.empty((batch, *one), dtype=dtype, device="meta") for one, dtype in zip(shapes, dtypes, strict=True)]
+    try:
+        with Counter():
+            module(*inputs)
+    except Exception as error:
+        raise ConfigError(
+            f"{name} can't take inputs of shape {[tuple(one.shape) for one in inputs]}: {error}"
+        ) from None
+    finally:
+        for hook in hooks:
+            hook.remove()
+    parameters = dict.fromkeys(order, 0.0)
+    for parameter, numel in {key: count for every in held.values() for key, count in every}.items():
+        # What no submodule of its own uses, a functional call does: counted to the last row.
+        owner = owners.get(parameter, order[-1] if order else None)
+        if owner is not None:
+            parameters[owner] += numel
+    if not order:
+        raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
+    rows = np.array([(parameters[k], flops[k] / batch, elements[k] / batch, max(1, kernels[k])) for k in order]).T
+    return LayerTable(
+        name,
+        title or name,
+        f"counted on the meta device by torch {torch.__version__}",
+        tuple(part or "whole" for part in order),
+        *rows,
+        sparse_of=np.ones(len(order)),
+    )

@@ -1,0 +1,112 @@
+"""What collectives take: the textbook forms, their limits, and places in a cluster."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.cluster import cluster as clusters
+from emulator.cluster.collectives import ALGORITHMS, OPERATIONS, price
+from emulator.cluster.topology import KINDS, Place, place
+from switchml.errors import ConfigError
+
+DGX = clusters.load("a100-dgx")
+SIZES = st.floats(1.0, 1e11)
+
+
+def bare(**between):
+    """No latencies and no copies: bandwidth alone."""
+    inside = dataclasses.replace(DGX.inside, latency_s=0.0, latency_per_rank_s=0.0, local_bytes_per_s=1e30)
+    fabric = dataclasses.replace(DGX.between, hop_s=0.0, efficiency=1.0, **between)
+    return dataclasses.replace(DGX, inside=inside, between=fabric)
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_ring_inside_a_node(n):
+    took = price(bare(), "all_reduce", 1e9, Place(n, 1, n), "ring").seconds
+    assert took == pytest.approx(2 * (n - 1) / n * 1e9 / DGX.inside.bytes_per_s)
+
+
+def test_ring_between_nodes_is_bound_by_the_ports():
+    node = 8 * 200e9 / 8
+    took = price(bare(), "all_reduce", 1e9, place(64, 1, 8), "ring").seconds
+    assert took == pytest.approx(2 * 63 / 64 * 1e9 / node)
+    one_rail = price(bare(), "all_reduce", 1e9, place(8, 8, 8), "ring").seconds
+    assert one_rail == pytest.approx(2 * 7 / 8 * 1e9 / (node / 8))
+
+
+def test_tree_of_two_nodes_moves_the_buffer_once():
+    ring, tree = (
+        price(bare(port_bps=100e9), "all_reduce", 1e9, place(16, 1, 8), name).seconds for name in ("ring", "tree")
+    )
+    assert tree / ring == pytest.approx(1 / (2 * 15 / 16))
+
+
+@given(SIZES, st.sampled_from([(2, 1), (8, 1), (16, 1), (64, 8), (512, 1)]), st.sampled_from(OPERATIONS))
+def test_more_bytes_never_take_less(size, where, operation):
+    at = place(*where, 8)
+    assert price(DGX, operation, size * 1.1, at).seconds >= price(DGX, operation, size, at).seconds > 0
+
+
+@given(SIZES, st.sampled_from([(16, 1), (64, 8), (512, 1)]))
+def test_auto_is_the_faster_of_ring_and_tree(size, where):
+    at = place(*where, 8)
+    each = [price(DGX, "all_reduce", size, at, name).seconds for name in ("ring", "tree")]
+    assert price(DGX, "all_reduce", size, at, "auto").seconds == min(each)
+
+
+@given(SIZES)
+def test_reduce_scatter_and_all_gather_are_an_all_reduce(size):
+    at = place(64, 1, 8)
+    whole = price(bare(), "all_reduce", size, at, "ring").seconds
+    halves = price(bare(), "reduce_scatter", size, at).seconds + price(bare(), "all_gather", size, at).seconds
+    assert halves == pytest.approx(whole)
+
+
+def test_a_rank_alone_pays_nothing():
+    for operation in OPERATIONS:
+        assert price(DGX, operation, 1e9, place(1, 1, 8)).seconds == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stride", "expected"),
+    [
+        (8, 1, Place(8, 1, 8, 1)),
+        (16, 1, Place(16, 2, 8, 2)),
+        (4, 2, Place(4, 1, 4, 1)),
+        (16, 4, Place(16, 8, 2, 8)),
+        (16, 8, Place(16, 16, 1, 16)),
+        (4, 16, Place(4, 4, 1, 8)),
+    ],
+)
+def test_places(ranks, stride, expected):
+    assert place(ranks, stride, 8) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_fabric_beats_a_single_switch(kind):
+    at = place(512, 1, 8)
+    for pattern in ("ring", "tree", "pairs", "all"):
+        share = dataclasses.replace(DGX.between, kind=kind, oversubscription=2.0, nodes_per_leaf=8).share(
+            at, 8, pattern
+        )
+        assert 0 < share <= 1
+        if kind == "single-switch":
+            assert share == 1
+
+
+def test_oversubscription_halves_what_crosses_leaves():
+    far, near = place(512, 1, 8), place(64, 1, 8)
+    fabric = dataclasses.replace(DGX.between, kind="leaf-spine", oversubscription=2.0, nodes_per_leaf=8)
+    assert fabric.share(far, 8, "all") == 0.5
+    assert fabric.share(far, 8, "ring") == 1.0  # one link of eight leaves the leaf
+    assert fabric.share(near, 8, "all") == 1.0
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean hierarchical"):
+        price(DGX, "all_reduce", 1.0, place(8, 1, 8), "hierachical")
+    with pytest.raises(ConfigError, match="unknown collective"):
+        price(DGX, "sum", 1.0, place(8, 1, 8))
+    assert "switchml" in ALGORITHMS

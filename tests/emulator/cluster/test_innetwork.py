@@ -1,0 +1,94 @@
+"""In-network aggregation's closed form, beside a toy simulation's published figures and its own limits."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.cluster import cluster as clusters
+from emulator.cluster.collectives import price
+from emulator.cluster.innetwork import DENSE, Streaming, aggregate, stream_s, union_density
+from emulator.cluster.topology import place
+from switchml.errors import ConfigError
+
+DGX = clusters.load("a100-dgx")
+
+
+def star(slots=128, timeout_s=1e-3, **changes):
+    """Hosts on a switch, 5 µs one way, 1100 bytes on the wire for 1024 of tensor."""
+    settings = dict(slots=slots, timeout_s=timeout_s, link_s=5e-6, latency_s=0.0, host_latency_s=0.0)
+    switch = dataclasses.replace(DGX.switch, **settings | dict(convert_bytes_per_s=1e15) | changes)
+    return dataclasses.replace(DGX, switch=switch)
+
+
+# W workers, 25 MB, losses of 0.01, 0.1 and 1 % on each link independently: how many times longer it takes. Averages of
+# a packet-level simulation with a fixed timeout.
+SIMULATED = [
+    (10e9, 128, 1e-3, 4, (1.00, 1.10, 1.50)),
+    (10e9, 128, 1e-3, 8, (1.05, 1.11, 2.11)),
+    (100e9, 512, 1e-3, 4, (1.42, 1.90, 4.96)),
+    (100e9, 512, 1e-3, 8, (1.79, 2.64, 7.20)),
+    (100e9, 512, 1e-4, 4, (1.01, 1.07, 1.33)),
+    (100e9, 512, 1e-2, 4, (5.6, 14.4, 51.0)),
+]
+
+
+@pytest.mark.parametrize(("rate", "slots", "timeout_s", "workers", "expected"), SIMULATED)
+def test_loss_is_near_the_simulation(rate, slots, timeout_s, workers, expected):
+    cluster = star(slots, timeout_s)
+    base = stream_s(cluster, 25e6, workers, rate / 8)
+    for loss, times in zip((1e-4, 1e-3, 1e-2), expected, strict=True):
+        assert stream_s(cluster, 25e6, workers, rate / 8, Streaming(loss=loss)) / base == pytest.approx(times, rel=0.2)
+
+
+def test_line_rate_with_a_window_that_covers_the_round_trip():
+    assert stream_s(star(), 25e6, 8, 10e9 / 8) == pytest.approx(25e6 / 1024 * 1100 * 8 / 10e9, rel=0.001)
+
+
+def test_a_small_window_is_bound_by_the_round_trip():
+    chunks, round_trip = 25e6 / 1024, 2 * 1100 * 8 / 10e9 + 2 * 5e-6
+    assert stream_s(star(slots=2), 25e6, 8, 10e9 / 8) == pytest.approx(chunks * round_trip / 2, rel=0.001)
+
+
+def test_jobs_share_the_slots():
+    alone = stream_s(star(slots=4), 25e6, 8, 10e9 / 8)
+    assert stream_s(star(slots=8), 25e6, 8, 10e9 / 8, Streaming(jobs=2)) == pytest.approx(alone)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.integers(1, 64))
+def test_union_of_sparse_blocks(density, overlap, workers):
+    union = union_density(density, overlap, workers)
+    assert density - 1e-9 <= union <= min(1.0, workers * density) + 1e-9
+
+
+def test_union_of_independent_blocks():
+    assert union_density(0.1, 0.0, 4) == pytest.approx(0.3439)
+    assert union_density(0.01, 0.0, 8) == pytest.approx(0.0773, abs=1e-4)
+    assert union_density(0.1, 1.0, 8) == pytest.approx(0.1)
+
+
+def test_all_reduce_takes_as_long_with_any_number_of_workers():
+    cluster = dataclasses.replace(star(), accelerators_per_node=1)
+    times = [aggregate(cluster, 1e8, place(n, 1, 1)).seconds for n in (2, 8, 16)]
+    assert max(times) / min(times) < 1.001
+
+
+def test_inside_a_node_the_switch_is_not_used():
+    at = place(8, 1, 8)
+    assert aggregate(DGX, 1e8, at) == price(DGX, "all_reduce", 1e8, at, "ring")
+
+
+def test_sparse_streams_take_less_and_dense_is_the_default():
+    cluster = star()
+    dense = stream_s(cluster, 1e8, 8, 10e9 / 8)
+    sparse = stream_s(cluster, 1e8, 8, 10e9 / 8, Streaming(sparse=True, density=0.01))
+    assert sparse == pytest.approx(dense * union_density(0.01, 0.0, 8), rel=0.02)
+    assert Streaming() == DENSE
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ConfigError, match="loss is 0.7"):
+        Streaming(loss=0.7)
+    with pytest.raises(ConfigError, match="only left out where sparse is set"):
+        Streaming(density=0.5)

@@ -1,0 +1,61 @@
+"""What kernels take: waves of tiles, memory-bound kernels, and a plain loop beside the vectorized form."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.cluster import kernels
+from emulator.cluster.accelerator import accelerators
+from emulator.cluster.constants import constants, notes
+from switchml.errors import ConfigError
+
+A100 = accelerators()["a100-80g"]
+SIZE = st.integers(1, 20_000)
+
+
+def reference_s(row, device, precision="fp16"):
+    """The same from the docstring, one kernel at a time."""
+    c, (batch, m, n, k, moved, factor) = constants(), row
+    element = kernels.ELEMENT_BYTES[precision]
+    best = 0.0
+    if m:
+        moved = element * batch * (m * k + k * n + m * n)
+        best = math.inf
+        for high, wide in kernels.TILES:
+            waves = math.ceil(batch * math.ceil(m / high) * math.ceil(n / wide) / device.processors)
+            multiply = 2 * high * wide / (device.flops[precision] * c.gemm_efficiency / device.processors)
+            read = element * (high + wide) / (device.cache_bytes_per_s * c.cache_efficiency / device.processors)
+            best = min(best, waves * max(multiply, read) * (k + c.tile_fill_steps))
+    return max(best * factor, moved / (device.memory_bytes_per_s * c.memory_efficiency)) + c.kernel_s
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), SIZE, SIZE, SIZE), min_size=1, max_size=5), st.floats(0, 1e10))
+def test_kernels_as_in_the_reference(products, moved):
+    rows = [kernels.gemm(m, n, k, batch) for batch, m, n, k in products] + [kernels.memory(moved)]
+    found = kernels.seconds(np.array(rows), A100, constants())
+    assert found == pytest.approx([reference_s(row, A100) for row in rows], rel=1e-9)
+
+
+def test_a_few_tiles_more_than_processors_take_another_wave():
+    """108 tiles of 256 x 128 are one wave of an A100; 120 waste most of a second one, or run in smaller tiles."""
+    full, over = kernels.seconds(np.array([kernels.gemm(12 * 256, n * 128, 4096) for n in (9, 10)]), A100, constants())
+    assert 1.2 < over / full < 2.0
+
+
+def test_large_product_comes_near_the_sustained_peak():
+    rows = np.array([kernels.gemm(8192, 8192, 8192)])
+    rate = kernels.flops(rows) / kernels.seconds(rows, A100, constants())[0]
+    assert 0.9 < rate / (A100.flops["fp16"] * constants().gemm_efficiency) <= 1.0
+
+
+def test_unknown_precision_is_refused():
+    with pytest.raises(ConfigError, match="V100.*has no bf16"):
+        kernels.seconds(np.array([kernels.gemm(8, 8, 8)]), accelerators()["v100-16g"], constants(), "bf16")
+
+
+def test_every_number_has_a_source():
+    assert all(device.source for device in accelerators().values())
+    assert all(note.source and note.meaning and note.unit for note in notes().values())

@@ -1,0 +1,66 @@
+"""Tables of nccl-tests: both forms are read, and curves are found again."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.cluster import tables
+from switchml.errors import ConfigError
+
+MB = 2.0**20
+
+
+def write(path, sizes, seconds):
+    lines = ["size(B),count,type,time(ns),busbw(GB/s),time(ns),busbw(GB/s)"]
+    lines += [
+        f"{int(s)},{int(s) // 4},float,{t * 1e9:.0f},1.0,{t * 1e9:.0f},1.0" for s, t in zip(sizes, seconds, strict=True)
+    ]
+    path.write_text("\n".join(lines))
+
+
+def test_csv_and_program_output_read_the_same(tmp_path):
+    sizes, seconds = np.arange(1, 9) * MB, np.arange(1, 9) * 1e-5 + 2e-5
+    write(tmp_path / "a_4gpu.txt", sizes, seconds)
+    lines = [f"#   Rank {i} Group 0 Pid 1 on host device {i}" for i in range(4)]
+    lines += [
+        f"{int(s)} {int(s) // 4} float sum -1 {t * 1e6:.2f} 1.0 1.0 0 9.0 1.0 1.0 0"
+        for s, t in zip(sizes, seconds, strict=True)
+    ]
+    (tmp_path / "b.log").write_text("\n".join(lines))
+    one, other = tables.read_all(tmp_path)
+    assert one.ranks == other.ranks == 4
+    assert one.size_bytes.tolist() == other.size_bytes.tolist() == sizes.tolist()
+    assert one.seconds == pytest.approx(seconds) and other.seconds == pytest.approx(seconds)
+
+
+@given(
+    st.floats(1e-6, 1e-4),
+    st.floats(1e9, 1e12),
+    st.floats(1e-6, 1e-4),
+    st.floats(1e9, 1e12),
+    st.integers(5, 20),
+)
+def test_two_segments_are_found_again(latency, rate, latency_after, rate_after, cut):
+    sizes = np.arange(1, 65) * MB
+    seconds = np.where(sizes <= cut * MB, latency + sizes / rate, latency_after + sizes / rate_after)
+    curve = tables.fit(sizes, seconds, 2)
+    assert curve.seconds(sizes) == pytest.approx(seconds, rel=0.02)
+
+
+def test_one_segment_is_a_line():
+    sizes = np.arange(1, 65) * MB
+    curve = tables.fit(sizes, 3e-5 + sizes / 1e11, 1)
+    assert curve.at(5 * MB) == (pytest.approx(3e-5), pytest.approx(1e11))
+    assert float(curve.seconds(1.0)) == pytest.approx(3e-5)
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    (tmp_path / "x_2gpu.txt").write_text("hello\n")
+    with pytest.raises(ConfigError, match="found 0 rows"):
+        tables.read_all(tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder"):
+        tables.read_all(tmp_path / "none")
+    write(tmp_path / "x.txt", np.arange(1, 9) * MB, np.full(8, 1e-5))
+    with pytest.raises(ConfigError, match="0 ranks"):
+        tables.read(tmp_path / "x.txt")

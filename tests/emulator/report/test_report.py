@@ -1,0 +1,275 @@
+"""Timelines, the page, tables: what is in them, and that a browser shows the page."""
+
+import gzip
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from emulator.replay.bench import Shape, job
+from emulator.replay.conditions import Conditions
+from emulator.replay.critical import critical_path
+from emulator.replay.engine import replay
+from emulator.replay.parts import parts
+from emulator.report.lanes import lanes, phase_of
+from emulator.report.page import Chart, Curve, Page, write_page
+from emulator.report.perfetto import shown_ranks, write_timeline
+from emulator.report.tables import bytes_text, critical_table, parts_table, time_text
+from emulator.workload.graph import Kind
+from switchml.errors import ConfigError
+
+SHAPE = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=6)
+
+
+@pytest.fixture(scope="module")
+def played():
+    """Sixteen ranks, every other one 20 % slower."""
+    return replay(*job(SHAPE), Conditions(slowness=dict.fromkeys(range(0, 16, 2), 1.2)))
+
+
+# Timelines
+
+
+def test_timeline_has_every_op_and_no_overlap(played, tmp_path):
+    about = write_timeline(played, tmp_path / "out.json")
+    trace = json.loads((tmp_path / "out.json").read_text())
+    assert trace["otherData"] == about
+    assert about["ranks_shown"] == list(range(16))
+    events = trace["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    ops = [event for event in slices if event["cat"] != "wait"]
+    assert sorted(event["args"]["op"] for event in ops) == list(range(len(played.graph.ops)))
+    waits_us = sum(event["dur"] for event in slices if event["cat"] == "wait")
+    assert waits_us == pytest.approx(played.wait_s().sum() * 1e6)
+    for event in ops:
+        op = event["args"]["op"]
+        assert event["ts"] + event["dur"] == pytest.approx(played.end_s[op] * 1e6)
+        assert event["name"] == played.graph.works.name[played.graph.ops.work[op]]
+        assert (event["pid"], event["tid"]) == (played.graph.op_rank()[op], played.graph.ops.stream[op])
+    # Perfetto drops slices that overlap on a thread.
+    by_thread = {}
+    for event in slices:
+        by_thread.setdefault(event["tid"], []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in by_thread.values():
+        spans.sort()
+        assert all(one[1] <= other[0] + 1e-6 for one, other in zip(spans, spans[1:], strict=False))
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names[2] == "bench rank 2, stage 1"
+    threads = {event["tid"] for event in events if event["name"] == "thread_name"}
+    assert threads >= set(by_thread)
+
+
+def test_arrows_join_sends_to_receives(played, tmp_path):
+    write_timeline(played, tmp_path / "out.json")
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    ends = {phase: sorted(event["id"] for event in events if event["ph"] == phase) for phase in "sf"}
+    # Six micro-batches over three boundaries, there and back, of four pipelines.
+    assert len(ends["s"]) == 6 * 3 * 2 * 4
+    assert ends["s"] == ends["f"]
+
+
+def test_timeline_of_some_ranks_compressed(played, tmp_path):
+    write_timeline(played, tmp_path / "out.json.gz", ranks=[5, 2])
+    trace = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))
+    assert {event["pid"] for event in trace["traceEvents"]} == {2, 5}
+    assert trace["otherData"]["ranks"] == 16
+    for wrong in ([16], [-1], []):
+        with pytest.raises(ConfigError, match="the job has ranks 0 to 15"):
+            write_timeline(played, tmp_path / "no.json", ranks=wrong)
+
+
+def test_long_timelines_show_one_rank_of_each_stage(played):
+    assert shown_ranks(played.graph).tolist() == list(range(16))
+    assert shown_ranks(played.graph, most_ops=100).tolist() == [0, 2, 4, 6]
+
+
+# Lanes
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "phase"),
+    [
+        ("layer 3 forward", Kind.COMPUTE, "forward"),
+        ("layer 3 backward", Kind.COMPUTE, "backward"),
+        ("layer 3 recompute", Kind.COMPUTE, "recompute"),
+        ("Adam", Kind.COMPUTE, "optimizer"),
+        ("gradients", Kind.COLLECTIVE, "communication"),
+        ("quantize", Kind.CODEC, "compression"),
+        ("batch", Kind.LOAD, "loading"),
+    ],
+)
+def test_phases(name, kind, phase):
+    assert phase_of(name, kind) == phase
+
+
+def test_lanes_cover_what_the_rank_does(played):
+    found = lanes(played, np.array([0]), columns=200)
+    assert [lane.name for lane in found] == ["stage 0, rank 0", ""]
+    runs = found[0].runs
+    assert all(one.first + one.columns <= other.first for one, other in zip(runs, runs[1:], strict=False))
+    busy = np.zeros(200, bool)
+    for run in runs:
+        busy[run.first : run.first + run.columns] = True
+    stream = played.graph.ops.stream == 0
+    for start_s, end_s in zip(played.start_s[stream], played.end_s[stream], strict=True):
+        middle = int((start_s + end_s) / 2 / played.makespan_s * 200)
+        assert busy[middle]
+    assert runs[-1].phase == "optimizer"
+
+
+# The page
+
+
+class Seen(HTMLParser):
+    """Tags in balance, and what the page says."""
+
+    VOID = ("meta", "line", "rect", "circle", "polyline", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+@pytest.fixture(scope="module")
+def page(played, tmp_path_factory):
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
+    path = tmp_path_factory.mktemp("page") / "out.html"
+    gpus = [64, 128, 256]
+    write_page(
+        Page(
+            "GPT <3> & others",
+            played,
+            headline={"iteration": "1.2 s"},
+            settings={"model": "gpt3"},
+            memory_bytes={"weights": 3e9, "activations": 1e9},
+            memory_limit_bytes=80e9,
+            charts=[
+                Chart("Throughput", "GPUs", "samples/s", [Curve("ring", gpus, [1, 1.9, 3.5])], is_ideal=True),
+                Chart("One point", "GPUs", "s", [Curve("ring", [8], [2.0])]),
+            ],
+            assumptions=["Links are shared fairly."],
+        ),
+        path,
+    )
+    return path
+
+
+def test_page_is_whole_and_stands_alone(page, played):
+    seen = Seen()
+    seen.feed(page.read_text())
+    assert seen.open == []
+    assert seen.links == []
+    text = re.sub(r"\s+", " ", " ".join(seen.words))
+    for words in (
+        "GPT <3> & others",
+        "nothing here was measured on the machines it names",
+        "Where the time goes",
+        "stage 3",
+        "exposed communication",
+        "On the critical path",
+        "What would help",
+        "4.00 GB",
+        "of 80.0 GB",
+        "samples/s",
+        "linear",
+        "Links are shared fairly.",
+    ):
+        assert words in text
+    assert "nan" not in text and "None" not in text
+
+
+def test_smallest_page(played, tmp_path):
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
+    write_page(Page("job", played), tmp_path / "out.html")
+    text = (tmp_path / "out.html").read_text()
+    assert "Scaling" not in text and "Memory of" not in text and "Assumptions" not in text
+
+
+def test_browser_draws_the_page(page):
+    """All of the pictures have a size, and no text of theirs leaves the page or lies on another of the same picture."""
+    browser = next(
+        (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+    )
+    if browser is None:
+        pytest.skip("needs chromium")
+    probe = page.with_name("probe.html")
+    probe.write_text(
+        page.read_text().replace(
+            "</body>",
+            """<script> const found = [...document.querySelectorAll("svg")].map(svg => { const boxes =
+            [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect()); let touching = 0;
+            boxes.forEach((a, i) => boxes.slice(i + 1).forEach(b => { if (a.left < b.right - 1 && b.left < a.right - 1
+            && a.top < b.bottom - 3 && b.top < a.bottom - 3) touching++; })); const box = svg.getBoundingClientRect();
+            return {width: box.width, height: box.height, texts: boxes.length, touching, outside: boxes.filter(b =>
+            b.left < 0 || b.right > innerWidth).length}; }); document.title = JSON.stringify({found, scroll:
+            document.documentElement.scrollWidth <= innerWidth}); </script></body>""",
+        )
+    )
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1800", "--dump-dom"]
+    command += [f"--user-data-dir={page.parent / 'profile'}", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
+    assert title, done.stderr[-2000:]
+    found = json.loads(title.group(1).replace("&quot;", '"'))
+    assert found["scroll"], "the page is wider than the window"
+    assert len(found["found"]) == 3
+    for picture in found["found"]:
+        assert picture["width"] > 300 and picture["height"] > 80 and picture["texts"] > 3
+        assert picture["outside"] == 0 and picture["touching"] == 0
+
+
+# Tables
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (1.234, "1.23 s"),
+        (0.0456, "45.6 ms"),
+        (0.000789, "789 µs"),
+        (2e-9, "2.00 ns"),
+        (90, "90.0 s"),
+        (150, "2.50 min"),
+        (86400, "24.0 h"),
+        (86400 * 34.25, "34.2 d"),
+        (86400 * 2000, "2,000 d"),
+    ],
+)
+def test_times_in_words(seconds, text):
+    assert time_text(seconds) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (1.5e3, "1.50 kB"), (56.2e9, "56.2 GB"), (2e15, "2.00 PB")])
+def test_bytes_in_words(count, text):
+    assert bytes_text(count) == text
+
+
+def test_tables_say_the_same_as_the_figures(played):
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    found, path = parts(played), critical_path(played)
+    console.print(parts_table(found, played.makespan_s))
+    console.print(critical_table(path))
+    text = console.export_text()
+    for name, seconds in found.mean().items():
+        assert re.search(rf"{name}\W+{re.escape(time_text(seconds))}", text)
+    assert next(iter(path.by_work)) in text
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", text.split("On the critical path")[0])]
+    assert sum(shares) == pytest.approx(200, abs=0.5)

@@ -1,0 +1,146 @@
+"""Predictions beside measurements: the published tables here, the measured files where they are."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from emulator.cluster import cluster as clusters
+from emulator.cluster import tables
+from emulator.validation import fitting, iterations, megatron, nccl
+from emulator.validation.rows import Row, mape, summary, worst
+from switchml.__main__ import cli
+from switchml.errors import ConfigError
+
+DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"
+"""Measured files, beside the checkout."""
+
+
+def needed(*names):
+    path = DATA.joinpath(*names)
+    if not path.exists():
+        pytest.skip(f"needs the measured data {'/'.join(('..', 'shared', 'data', *names))}")
+    return path
+
+
+def run(*arguments):
+    found = CliRunner().invoke(cli, ["validate", *map(str, arguments)])
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+def test_rows():
+    rows = [Row("a", 1.0, 1.1, "s"), Row("b", 2.0, 1.95, "s"), Row("c", 4.0, 2.0, "s")]
+    assert mape(rows) == pytest.approx((0.1 + 0.025 + 0.5) / 3)
+    assert worst(rows).name == "c"
+    assert summary(rows)["within_5_percent"] == pytest.approx(1 / 3)
+
+
+def test_megatron_table_5_within_5_percent_on_average():
+    found = json.loads(run("megatron", "--json"))
+    assert len(found["rows"]) == 8 and found["mape"] < 0.05
+    unseen = [abs(row["error"]) for row in found["rows"] if row["name"].endswith("selective")]
+    assert np.mean(unseen) < 0.05
+    assert found["memory"]["mape"] < 0.01
+    assert found["throughput"]["mape"] < 0.08
+
+
+def test_megatron_for_people(tmp_path):
+    pytest.importorskip("matplotlib")
+    for ending in ("png", "html"):
+        picture = tmp_path / f"scatter.{ending}"
+        assert "throughput (Narayanan)" in run("megatron", "--plot", picture)
+        assert picture.stat().st_size > 10_000
+
+
+def test_multi_node_iterations():
+    """The rows of 18.4 B parameters: no constant was fitted to them."""
+    rows = iterations.read(needed("iterations", "a100_multi_node.csv"))
+    unseen = [row for row in rows if row[0].hidden == 6144]
+    assert mape(fitting.predict(clusters.load("a100-hdr800"), unseen)) < 0.08
+    assert mape(fitting.predict(clusters.load("a100-hdr800"), rows)) < 0.08
+
+
+def test_single_node_iterations():
+    rows = [row for i, row in enumerate(iterations.read(needed("iterations", "a100_single_node.csv"))) if i % 6 == 1]
+    assert mape(fitting.predict(clusters.load("a100-hdr800"), rows)) < 0.12
+
+
+def test_nccl_tables_at_sizes_that_were_held_out():
+    found = json.loads(run("nccl", needed("nccl"), "--json"))
+    assert found["from_16_mb"] < 0.02
+    assert found["below_16_mb"] < 0.05
+
+
+def test_closed_form_on_a100_tables():
+    rows = [
+        row
+        for path in sorted(needed("nccl").glob("a100*"))
+        for row in nccl.by_formula(tables.read(path), clusters.load("a100-dgx"))
+    ]
+    assert mape(nccl.split(rows)[1]) < 0.02
+
+
+def made_up(path, seconds):
+    """A file of four iterations of two model sizes."""
+    lines = [",".join(iterations.COLUMNS)]
+    for (hidden, layers), (tp, pp) in ((size, way) for size in ((1024, 8), (2048, 4)) for way in ((1, 1), (2, 1))):
+        lines.append(f"2,8,2,{hidden},16,{layers},512,{tp},{2 // tp // pp},{pp},{seconds * hidden:.4f}")
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_constants_are_found_again(tmp_path):
+    """Times that other constants predict: fitting finds constants which predict them too."""
+    pytest.importorskip("scipy")
+    truth = fitting.with_values(
+        clusters.load("a100-dgx"),
+        fitting.values(clusters.load("a100-dgx")) | {"gemm_efficiency": 0.6, "kernel_s": 3e-5},
+    )
+    samples = iterations.read(made_up(tmp_path / "rows.csv", 0.1))
+    measured = [
+        (model, job, row.predicted)
+        for (model, job, _), row in zip(samples, fitting.predict(truth, samples), strict=True)
+    ]
+    start = clusters.load("a100-dgx")
+    fitted = fitting.fit(start, measured, [1.0] * len(measured))
+    before, after = (mape(fitting.predict(one, measured)) for one in (start, fitted))
+    assert after < 0.2 * before
+
+
+def test_leaving_a_size_out(tmp_path):
+    pytest.importorskip("scipy")
+    path = made_up(tmp_path / "rows.csv", 0.1)
+    found = json.loads(run("iterations", path, "--refit", "--json"))
+    assert set(found["left_out"]) == {"hidden 1024", "hidden 2048"}
+    assert len(found["rows"]) == 4 and math.isfinite(found["mape"])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("2,8,2,1024,16,8,512,2,2,1,99", "2 GPUs are not 2 x 2 x 1"),
+        ("2,8,2,1024,16,8,512,2,1,1,many", "line 2: expected numbers"),
+        ("2,8,2,1000,16,8,512,2,1,1,99", "must be a multiple of heads"),
+    ],
+)
+def test_mistakes_in_files_are_named(tmp_path, line, message):
+    path = tmp_path / "rows.csv"
+    path.write_text(",".join(iterations.COLUMNS) + "\n" + line + "\n")
+    with pytest.raises(ConfigError, match=message):
+        iterations.read(path)
+
+
+def test_missing_columns_are_named(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("# GPUs\n2\n")
+    with pytest.raises(ConfigError, match="missing: .'global batch'"):
+        iterations.read(path)
+
+
+def test_narayanans_rows_are_all_possible():
+    rows = megatron.scaling(clusters.load("a100-dgx"))
+    assert len(rows) == 10 and all(0.5 < row.predicted / row.measured < 2 for row in rows)

@@ -1,0 +1,60 @@
+"""A layer's kernels: their FLOPs are those of the published formula, split as tensor parallelism splits them."""
+
+import numpy as np
+import pytest
+
+from emulator.cluster import kernels
+from emulator.workload import models, transformer
+from emulator.workload.job import Job
+
+GPT = models.load("gpt3-175b")
+
+
+def flops(job, model=GPT):
+    both = transformer.attention(model, job, 1.3), transformer.mlp(model, job)
+    forward = sum(kernels.flops(part.forward) for part in both)
+    return forward, sum(kernels.flops(part.backward) for part in both)
+
+
+def test_flops_of_a_layer():
+    b, s, h = 4, 2048, GPT.hidden
+    forward, backward = flops(Job(gpus=1, micro_batch=b))
+    assert forward == pytest.approx(24 * b * s * h**2 + 4 * b * s**2 * h)
+    assert backward == pytest.approx(2 * forward)
+
+
+@pytest.mark.parametrize("tp", [2, 8, 16])
+def test_tensor_parallel_ranks_share_the_flops(tp):
+    whole, part = flops(Job(gpus=1, micro_batch=4)), flops(Job(gpus=tp, tp=tp, micro_batch=4))
+    assert part == pytest.approx(np.array(whole) / tp)
+
+
+def test_model_flops_are_the_layers_and_the_projection():
+    job = Job(gpus=1)
+    head = transformer.head(GPT, job, 100.0)
+    whole = GPT.layers * sum(flops(job)) + kernels.flops(head.forward) + kernels.flops(head.backward)
+    assert whole == pytest.approx(GPT.flops_per_sample(2048))
+
+
+def test_selective_recomputation_repeats_the_core_of_attention():
+    core = transformer.attention(GPT, Job(gpus=1), 1.3).again
+    assert kernels.flops(core) == pytest.approx(4 * 2048**2 * GPT.hidden)
+
+
+def test_experts_take_the_tokens_that_are_routed_to_them():
+    mixtral, dense = models.load("mixtral-8x7b"), models.load("llama2-7b")
+    one = kernels.flops(transformer.mlp(mixtral, Job(gpus=1)).forward)
+    ffn = 2 * 4096 * 3 * 4096 * 14336
+    router = 2 * 4096 * 4096 * 8
+    assert one == pytest.approx(2 * ffn + router)
+    spread = transformer.mlp(mixtral, Job(gpus=8, ep=8))
+    assert kernels.flops(spread.forward) == pytest.approx(one)
+    assert spread.exchange_bytes == 2 * 4096 * 2 * 4096
+    assert transformer.mlp(dense, Job(gpus=1)).exchange_bytes == 0
+
+
+def test_tensor_parallel_exchanges():
+    job = Job(gpus=8, tp=8, micro_batch=2)
+    for part in (transformer.attention(GPT, job, 1.3), transformer.mlp(GPT, job)):
+        assert part.reduce_bytes == 2 * 2 * 2048 * GPT.hidden
+    assert transformer.mlp(GPT, Job(gpus=1)).reduce_bytes == 0
