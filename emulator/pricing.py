@@ -186,10 +186,9 @@ def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
         else model.vocabulary * model.hidden * share,
     }
     steps = {name: _step(part, parameters[name], model, job, cluster, tensor, expert) for name, part in parts.items()}
-    layers = model.layers // job.pp
     stages = []
     for number in range(job.pp):
-        own = [steps["attention"], steps["mlp"]] * layers
+        own = [steps["attention"], steps["mlp"]] * job.layers(model, number)
         if number == 0:
             own.insert(0, steps["embedding"])
         if number == job.pp - 1:

@@ -118,6 +118,10 @@ class Job:
         """Of a sample; 1 where a sample has no length."""
         return (self.sequence or model.sequence) if isinstance(model, Transformer) else 1
 
+    def layers(self, model: Transformer, stage: int) -> int:
+        """Of `stage`: where they don't divide evenly, the first stages have one more, as the last one has the loss."""
+        return model.layers // self.pp + (stage < model.layers % self.pp)
+
     def flash(self, model: Transformer) -> bool:
         """Whether scores stay on chip."""
         return (self.attention or model.attention) == "flash"
@@ -137,9 +141,10 @@ class Job:
                 )
             return
         pieces = self.pp * self.virtual_stages
-        if model.layers % pieces:
+        if pieces > model.layers or (self.virtual_stages > 1 and model.layers % pieces):
+            equal = "equal pieces" if self.virtual_stages > 1 else "stages"
             raise ConfigError(
-                f"{model.name}'s {model.layers} layers can't be split into {pieces} equal pieces (pp x virtual stages)"
+                f"{model.name}'s {model.layers} layers can't be split into {pieces} {equal} (pp x virtual stages)"
             )
         if model.heads % self.tp or (model.key_heads % self.tp and self.tp % model.key_heads):
             raise ConfigError(

@@ -68,7 +68,7 @@ def _states(parameters: float, job: Job, activations: float) -> Memory:
 
 def stage_parameters(model: Transformer, job: Job, stage: int) -> float:
     """Of one rank of `stage`."""
-    layers = model.layers // job.pp
+    layers = job.layers(model, stage)
     experts = model.mlp_parameters / job.ep
     count = layers * (model.attention_parameters + experts)
     if stage == 0:
@@ -80,7 +80,7 @@ def stage_parameters(model: Transformer, job: Job, stage: int) -> float:
 
 
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
-    activations = layer_activations(model, job) * model.layers / job.pp * in_flight(job, stage)
+    activations = layer_activations(model, job) * job.layers(model, stage) * in_flight(job, stage)
     if job.recompute == "full":
         # One layer at a time is whole again while its backward pass runs.
         activations += layer_activations(model, job.replace(recompute="none"))
@@ -94,7 +94,7 @@ def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
     """Bytes that a stage's layers keep of one micro-batch."""
     if isinstance(model, LayerTable):
         return _table_activations(model, job)
-    return layer_activations(model, job) * model.layers / job.pp
+    return layer_activations(model, job) * job.layers(model, stage)
 
 
 def in_flight(job: Job, stage: int) -> float:

@@ -63,7 +63,8 @@ def iterations(
             name: {key: value for key, value in _summary(part).items() if key != "rows"} for name, part in splits
         }
         groups += [(f"{name}, constants fitted without it", part) for name, part in splits]
-    _finish(rows, found, groups, plot_file, as_json, "iterations")
+    drawn = groups[: len({job.gpus for _, job, _ in samples})]
+    _finish(rows, found, groups, plot_file, as_json, "iterations", drawn=drawn)
 
 
 @click.command()
@@ -93,7 +94,7 @@ def nccl(folder: Path, cluster_name: str | None, plot_file: Path | None, as_json
     found = _summary(rows)
     found["below_16_mb"], found["from_16_mb"] = (_summary(part)["mape"] if part else None for part in (small, large))
     found["tables"] = {name: _summary(part)["mape"] for name, part in parts}
-    _finish(rows, found, [group for group in groups if group[1]], plot_file, as_json, "all-reduces")
+    _finish(rows, found, [group for group in groups if group[1]], plot_file, as_json, "all-reduces", drawn=parts)
 
 
 @click.command()
@@ -137,12 +138,14 @@ def _finish(
     as_json: bool,
     what: str,
     show: Sequence[Any] | None = None,
+    drawn: Sequence[tuple[str, Sequence[Any]]] | None = None,
 ) -> None:
-    """Print, and draw where asked."""
+    """Print, and draw where asked. `show`: rows of the table, default those that are off most; `drawn`: groups in the
+    picture, default those of the summary."""
     if plot_file is not None:
         from emulator.validation.scatter import draw
 
-        draw(groups, plot_file, f"{what}: predicted against measured")
+        draw(drawn or groups, plot_file, f"{what}: predicted against measured")
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -85,6 +85,12 @@ def test_interleaving_shortens_the_bubble():
     assert took(schedule="interleaved", virtual_stages=3) < took()
 
 
+def test_layers_that_do_not_divide_evenly():
+    made = plan(GPT, Job(gpus=5, pp=5, batch=8), DGX)
+    assert [sum(step.name == "mlp" for step in stage.steps) for stage in made.stages] == [3, 3, 2, 2, 2]
+    assert sum(stage.parameters for stage in made.stages) == pytest.approx(GPT.parameters + 51200 * 1024, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", ["alone", "tensor", "1f1b", "no overlap"])
 def test_replay_is_near_the_closed_form(name):
     made = plan(GPT, JOBS[name].replace(overlap=False), DGX)
@@ -136,7 +142,8 @@ def test_sparse_models_gain_from_leaving_zero_blocks_out():
     ("model", "settings", "message"),
     [
         (GPT, dict(gpus=8, tp=3), "can't be split into 3 x 1"),
-        (GPT, dict(gpus=5, pp=5), "12 layers can't be split into 5 equal pieces"),
+        (GPT, dict(gpus=16, pp=16), "12 layers can't be split into 16 stages"),
+        (GPT, dict(gpus=5, pp=5, batch=5, schedule="interleaved", virtual_stages=2), "into 10 equal pieces"),
         (GPT, dict(gpus=32, tp=32), "16 heads .16 of keys. can't be split over tp 32"),
         (GPT, dict(gpus=2, batch=3), "batch 3 is no multiple of 2"),
         (GPT, dict(gpus=2, schedule="interleaved"), "go together"),
