@@ -126,8 +126,9 @@ class World(NamedTuple):
 
 def begin(
     graph: Graph, costs: Costs, flat: Flat, fixed_s: np.ndarray, route: np.ndarray, bytes: np.ndarray
-) -> tuple[World, Sharing]:
-    """The tables before anything has run. `fixed_s`, `route` and `bytes` are (meetings,), noise included."""
+) -> tuple[World, Sharing | None]:
+    """The tables before anything has run; no `Sharing` where no link is used. `fixed_s`, `route` and `bytes` are
+    (meetings,), noise included."""
     count, streams, meetings, ranks = len(graph.ops), len(graph.streams), len(graph.meetings), len(graph.ranks)
     takes_ready = graph.streams.order == Order.READY
     kinds = graph.works.kind
@@ -190,7 +191,7 @@ def begin(
         counts=np.zeros(4, np.int64),
         now_s=np.zeros(1),
     )
-    return world, fairness.empty_sharing(costs.fabric, streams if len(used) else 0, hops)
+    return world, fairness.empty_sharing(costs.fabric, streams, hops) if len(used) else None
 
 
 @kernel
@@ -242,9 +243,11 @@ def _grouped(label, count):
 
 
 @kernel
-def run(budget, world, flat, sharing):
-    """Play until nothing is left to happen, or about `budget` more events have."""
-    world, flat, sharing = borrowed(world), borrowed(flat), borrowed(sharing)
+def run(budget, world, flat, chooses, sharing):
+    """Play until nothing is left to happen, or about `budget` more events have. `chooses`: None where no stream takes
+    what is ready, and `sharing`: None where no link is shared; numba then leaves out all that is about them, which
+    halves the time that a first run spends compiling."""
+    world, flat = borrowed(world), borrowed(flat)
     items, heap, streams, counts = world.items, world.heap, world.streams, world.counts
     last_event = counts[EVENTS] + budget
     stream_count = len(streams) - 1
@@ -262,19 +265,20 @@ def run(budget, world, flat, sharing):
                 _end(world, flat, streams[item].running, now_s)
             else:
                 meeting = world.ops[streams[item].running].meeting
-                if streams[item].phase == LATENCY and world.meetings[meeting].route >= 0:
-                    _move(world, sharing, item, now_s)
-                    continue
-                if streams[item].phase == MOVING:
-                    fairness.leave(sharing, item)
+                if sharing is not None:
+                    if streams[item].phase == LATENCY and world.meetings[meeting].route >= 0:
+                        _move(world, sharing, item, now_s)
+                        continue
+                    if streams[item].phase == MOVING:
+                        fairness.leave(sharing, item)
                 _part(world, flat, meeting, now_s)
-        if counts[DIRTY]:
+        if chooses is not None and counts[DIRTY]:
             _choose(world, flat, now_s)
         if items[0].size and items[heap[0]].at_s == now_s:
             continue
         if counts[CHANGED]:
             _settle_ranks(world, flat, now_s)
-        if sharing.listed[0]:
+        if sharing is not None and sharing.listed[0]:
             _settle_links(world, sharing, now_s)
 
 
