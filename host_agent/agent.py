@@ -96,7 +96,13 @@ class Handle:
 
 
 class HostAgent:
-    """One rank of one job. Make it with `HostAgent.join`."""
+    """One rank of one job. Make it with `HostAgent.join`.
+
+    What it does with packets and time is in `_before_loop`, the loop itself and `_after_loop`, in turn: on a thread of its
+    own here, in virtual time in emulator/faults, which replaces `_clock`, `_open` and `_end_thread`.
+    """
+
+    _clock = staticmethod(time.monotonic)
 
     def __init__(
         self,
@@ -127,9 +133,6 @@ class HostAgent:
             lossless=segment is not None,
         )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(
-            self._worker, sock, self._wake, tunnel.address if tunnel is not None else info.data_address, segment
-        )
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -143,12 +146,18 @@ class HostAgent:
         self._closing = False
         self._calls = 0
         self._bytes = 0
-        self._busy_s = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{rank}", daemon=True)
-        self._thread.start()
+        self._busy_s = self._busy_since = 0.0
+        self._reported = 0  # tasks known to be done
+        self._open(tunnel.address if tunnel is not None else info.data_address)
         session.events(self._on_event)
         if tunnel is not None:
             tunnel.on_lost(lambda reason: self._fail(AggregatorLost(f"job '{job}': aggregator lost: {reason}")))
+
+    def _open(self, aggregator: tuple[str, int]) -> None:
+        """Begin to work."""
+        self._loop = compiled.new_loop(self._worker, self._socket, self._wake, aggregator, self._segment)
+        self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
+        self._thread.start()
 
     # -- joining and leaving --
 
@@ -323,8 +332,7 @@ class HostAgent:
                 return False
             self._closing = True
         self._fail(error)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._end_thread()
         if self._tunnel is not None:
             self._tunnel.close()
         self._socket.close()
@@ -333,6 +341,10 @@ class HostAgent:
         self._segment = self._loop = None
         self._worker.state = self._worker.state._replace(packets=np.zeros((0, 1), np.uint8))
         return True
+
+    def _end_thread(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     # -- all-reduce --
 
@@ -395,7 +407,7 @@ class HostAgent:
         if numel == 0:
             on_done(self._error)
             return
-        deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        deadline = self._clock() + timeout_s if timeout_s is not None else float("inf")
         call = _Call(source, target, numel, dtype, self.world_size if op == "mean" else 1, on_done, deadline, keep=keep)
         with self._lock:
             error = self._error or self._departure
@@ -430,30 +442,45 @@ class HostAgent:
     # -- the agent's thread --
 
     def _run(self) -> None:
-        reported, since = 0, 0.0
-        while True:
-            with self._lock:
-                if self._error is not None:
-                    break
-                self._start_queued()
-            if self._running and not since:
-                since = time.monotonic()
-            why = compiled.run(self._loop, reported, int(_TICK_S * 1e9) if self._running else -1)
-            if why == compiled.WOKEN:
-                _drain(self._wake)
-            elif why == compiled.FAILED:
-                self._fail(self._disagreement())
-            completed = int(self._worker.me["completed"])
-            if completed != reported:
-                reported = completed
-                self._report()
-            now = time.monotonic()
-            if since and not self._running:
-                self._busy_s += now - since
-                since = 0.0
-            if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
-                self._check_at = now + _TICK_S
-                self._check_progress(now)
+        while self._before_loop():
+            self._after_loop(compiled.run(self._loop, self._reported, self._tick_ns))
+        self._wind_up()
+
+    @property
+    def _tick_ns(self) -> int:
+        """How long the loop may run before it is time to look at what Python watches over."""
+        return int(_TICK_S * 1e9) if self._running else -1
+
+    def _before_loop(self) -> bool:
+        """Start what was submitted; False once something went wrong for good."""
+        with self._lock:
+            if self._error is not None:
+                return False
+            self._start_queued()
+        if self._running and not self._busy_since:
+            self._busy_since = self._clock()
+        return True
+
+    def _after_loop(self, why: int) -> None:
+        """What the loop returned for: loop.py's WOKEN, TASK_DONE, FAILED or TICK."""
+        if why == compiled.WOKEN:
+            _drain(self._wake)
+        elif why == compiled.FAILED:
+            self._fail(self._disagreement())
+        completed = int(self._worker.me["completed"])
+        if completed != self._reported:
+            self._reported = completed
+            self._report()
+        now = self._clock()
+        if self._busy_since and not self._running:
+            self._busy_s += now - self._busy_since
+            self._busy_since = 0.0
+        if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
+            self._check_at = now + _TICK_S
+            self._check_progress(now)
+
+    def _wind_up(self) -> None:
+        """Fail every call that is left."""
         calls = list(self._running.values())
         with self._lock:
             calls += self._queue
