@@ -51,17 +51,22 @@ class Link:
         deliver: Callable[[Any], None],
         name: str = "",
     ):
-        self.env, self.config, self.chooser, self.deliver, self.name = env, config, chooser, deliver, name
+        self.env, self.chooser, self.deliver, self.name = env, chooser, deliver, name
         self.counts = LinkCounts()
         self.is_cut = False
         """While true, what is sent is lost."""
+        self._free_at = 0.0
+        self._last_arrival = 0
+        self._is_bad = False  # Gilbert's model: in the bad state everything is lost
+        self.become(config)
+
+    def become(self, config: LinkConfig) -> None:
+        """Have other properties from now on; what is queued already goes out as it was to."""
+        self.config = config
         self._ns_per_byte = 8 * NS / config.rate_bps
         self._least_ns = config.packet_s * NS
         self._delay_ns = config.delay_s * NS
         self._jitter_ns = config.jitter_s * NS
-        self._free_at = 0.0
-        self._last_arrival = 0
-        self._is_bad = False  # Gilbert's model: in the bad state everything is lost
         burst = max(config.burst_packets, 1 / (1 - config.loss))  # even independent losses come together at times
         self._leave_bad, self._enter_bad = 1 / burst, config.loss / (burst * (1 - config.loss))
         self._is_plain = not (config.loss or config.jitter_s or config.duplicate or config.late)
