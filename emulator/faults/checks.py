@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emulator.faults import tensors
-from emulator.faults.plan import Call, JobPlan
+from emulator.faults.plan import JobPlan
 from switchml.errors import AggregatorLost, CollectiveTimeout, JoinError, PeerLost, RanksDisagree, SumOverflow
 
 Key = tuple[int, int]
@@ -24,13 +24,22 @@ class Violation(Exception):
 
 @dataclass
 class Ledger:
-    """`gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a rank got."""
+    """`seed`: of its tensors. `gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a rank
+    got."""
 
     job: JobPlan
+    seed: tuple[int, ...]
     gone: dict[int, str] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
     disagrees: bool = False
     """A rank has submitted something else than the others."""
+    _exact: dict[int, tensors.Exact] = field(default_factory=dict)
+
+    def exact(self, number: int) -> tensors.Exact:
+        """What call `number` has to give."""
+        if number not in self._exact:
+            self._exact[number] = tensors.expected(self.job, self.job.calls[number], (*self.seed, number))
+        return self._exact[number]
 
 
 class Checks:
@@ -38,51 +47,53 @@ class Checks:
 
     def __init__(self, has_faults: bool):
         self.ledgers: dict[Key, Ledger] = {}
-        self.ended_generations: set[int] = set()
         self._has_faults = has_faults
         self.sums = self.errors = 0
 
-    def result(self, key: Key, number: int, call: Call, seed: tuple, rank: int, got: np.ndarray) -> None:
+    def result(self, key: Key, number: int, rank: int, got: np.ndarray) -> None:
         """An all-reduce has ended without an error."""
         ledger = self.ledgers[key]
-        job, where = ledger.job, f"{ledger.job.name} rank {rank} call {number} ({call.dtype} x {call.numel}, {call.op})"
+        job, call = ledger.job, ledger.job.calls[number]
+        where = f"{job.name} rank {rank} call {number} ({call.dtype} x {call.numel}, {call.op})"
         self.sums += 1
         if ledger.disagrees and number >= job.misfit_call:
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
-        if tensors.overflows(job, call, seed):
+        exact = ledger.exact(number)
+        if exact.overflows:
             raise Violation(f"{where} has a result, although the sum does not fit")
-        exact, off = tensors.expected(job, call, seed)
-        if not tensors.is_right(got, exact, off):
-            wrong = np.flatnonzero(~((got == exact) | (np.isnan(got) & np.isnan(exact)) if got.dtype.kind == "f" else got == exact))
+        if not exact.is_met_by(got):
+            wrong = exact.wrong(got)
             first = int(wrong[0])
-            raise Violation(f"{where}: {len(wrong)} elements are wrong, the first at {first}: {got[first]}, not {exact[first]}")
+            raise Violation(
+                f"{where}: {len(wrong)} elements are wrong, the first at {first}: {got[first]}, not {exact.values[first]}"
+            )
         mine = got.tobytes()
         if ledger.results.setdefault(number, mine) != mine:
             raise Violation(f"{where}: other bits than another rank's")
 
     def error(
-        self, key: Key, number: int, call: Call, seed: tuple, rank: int, error: BaseException, waited_s: float, broke: bool
+        self, key: Key, number: int, rank: int, error: BaseException, is_late: bool, broke: bool
     ) -> None:
-        """An all-reduce has ended with `error`, `waited_s` after it was submitted. `broke`: the rank's own connection did."""
+        """An all-reduce has ended with `error`. `is_late`: the agent has one that took longer than it was given. `broke`:
+        the rank's own control connection did."""
         ledger = self.ledgers[key]
-        job, where = ledger.job, f"{ledger.job.name} rank {rank} call {number}"
         self.errors += 1
         if isinstance(error, SumOverflow):
-            is_right = tensors.overflows(job, call, seed)
+            is_right = ledger.exact(number).overflows
         elif isinstance(error, PeerLost):
             is_right = bool(error.ranks) and set(error.ranks) <= set(ledger.gone) - {rank}
         elif isinstance(error, AggregatorLost):
-            is_right = broke and (key[0] in self.ended_generations or self._has_faults)
+            is_right = broke
         elif isinstance(error, RanksDisagree):
             is_right = ledger.disagrees
         elif isinstance(error, CollectiveTimeout):
-            is_right = call.timeout_s is not None and waited_s >= call.timeout_s
+            is_right = is_late
         else:
             is_right = False
         if not is_right:
             raise Violation(
-                f"{where}: {type(error).__name__} without a cause: {error} "
-                f"(gone: {ledger.gone or 'nobody'}, waited {waited_s:.3f} s, own connection {'broke' if broke else 'held'})"
+                f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} (gone: "
+                f"{ledger.gone or 'nobody'}; {'late' if is_late else 'in time'}; its connection {'broke' if broke else 'held'})"
             )
 
     def refusal(self, job: JobPlan, rank: int, error: JoinError) -> None:

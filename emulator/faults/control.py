@@ -238,7 +238,7 @@ class Control:
             if connection.server_open:
                 connection.server_open = False
                 connection.send("down", lambda c=connection: c.break_client("the connection to the aggregator broke"))
-        self._connections, self._streams = [], {}
+        self._streams = {}
 
     def stop(self) -> None:
         if self.dataplane is not None:

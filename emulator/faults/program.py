@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,8 @@ class Program:
         self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
         self._port = _FIRST_PORT
         self._is_paused: simpy.Event | None = None
+        self._due: dict[int, float] = {}
+        """When calls without a result are late (ns)."""
         self.process = self.env.process(self._run())
 
     @property
@@ -139,7 +142,7 @@ class Program:
         self.agent_endpoint = udp.endpoint(*self.address)
         session.on_event = agent.hear
         self.world.plug(self.agent_endpoint, agent)
-        pending, failed = [], False
+        pending, failed, self._due = [], False, {}
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
                 break
@@ -161,24 +164,26 @@ class Program:
 
     def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
         """Begin an all-reduce. The event's value: whether this attempt has failed."""
-        seed = (self.world.plan.seed, *key, number)
-        theirs = call
+        ledger = self.world.checks.ledgers[key]
         if self.job.misfit == "dtype" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
-            call = Call(**{**vars(call), "dtype": "int64" if call.dtype != "int64" else "float32", "special": ""})
-            self.world.checks.ledgers[key].disagrees = True
-        source = tensors.source(self.job, call, seed, self.rank)
+            call = replace(call, dtype="int64" if call.dtype != "int64" else "float32", special="")
+            ledger.disagrees = True
+        source = tensors.source(self.job, call, (*ledger.seed, number), self.rank)
         target = np.full_like(source, 99)
-        done, began = self.env.event(), self.env.now
+        done = self.env.event()
+        self._due[number] = self.env.now + (call.timeout_s or np.inf) * NS
 
         def on_done(error: BaseException | None) -> None:
+            checks = self.world.checks
             what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
             self.world.log("call", self.host, number, what)
             if error is None:
-                self.world.check(self.world.checks.result, key, number, theirs, seed, self.rank, target)
+                del self._due[number]
+                self.world.check(checks.result, key, number, self.rank, target)
             else:
-                waited_s = (self.env.now - began) / NS
+                is_late = min(self._due.values()) <= self.env.now
                 broke = self.world.connection_broke(self, key)
-                self.world.check(self.world.checks.error, key, number, theirs, seed, self.rank, error, waited_s, broke)
+                self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
             done.succeed(error is not None and not isinstance(error, SumOverflow))
 
         agent.allreduce_address(

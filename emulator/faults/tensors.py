@@ -7,17 +7,19 @@ Narrow lanes round by design; there the sum is known up to their rounding.
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 
 import numpy as np
 
 from emulator.faults.plan import Call, JobPlan
-from switchml.worker import WIRES, FORMATS, headroom
+from emulator.network.config import WIRE_OF
+from switchml.fixedpoint import headroom
 
 _ELEMENTS = 32
 """Elements that share a scale; a chunk has several."""
 
 
-def source(job: JobPlan, call: Call, seed: tuple, rank: int) -> np.ndarray:
+def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
     """What `rank` contributes. `seed` makes every all-reduce of every incarnation of a job another one."""
     generator = np.random.default_rng((*seed, rank))
     if call.dtype.startswith("int"):
@@ -43,42 +45,48 @@ def source(job: JobPlan, call: Call, seed: tuple, rank: int) -> np.ndarray:
     return x.astype(call.dtype)
 
 
-def overflows(job: JobPlan, call: Call, seed: tuple) -> bool:
-    """Whether an integer sum does not fit its type."""
-    if not call.dtype.startswith("int"):
-        return False
-    total = sum(source(job, call, seed, rank).astype(object) for rank in range(job.workers))
-    limits = np.iinfo(call.dtype)
-    return bool(((total > limits.max) | (total < limits.min)).any())
+@dataclass(frozen=True)
+class Exact:
+    """What an all-reduce has to give: `values`, from which each element may be `off`; or nothing, since it `overflows`."""
+
+    values: np.ndarray
+    off: float = 0.0
+    overflows: bool = False
+
+    def wrong(self, got: np.ndarray) -> np.ndarray:
+        """Indices of the elements that are wrong."""
+        if got.dtype.kind != "f":
+            return np.flatnonzero(got != self.values)
+        want, have = self.values.astype(np.float64), got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            is_near = (have == want) | (np.isnan(have) & np.isnan(want)) | (np.abs(have - want) <= self.off)
+        return np.flatnonzero(~is_near)
+
+    def is_met_by(self, got: np.ndarray) -> bool:
+        return not len(self.wrong(got))
 
 
-def expected(job: JobPlan, call: Call, seed: tuple) -> tuple[np.ndarray, float]:
-    """(the exact result, how far from it an element may be)."""
+def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
+    """What the ranks' all-reduce has to give."""
     parts = [source(job, call, seed, rank) for rank in range(job.workers)]
     if call.dtype.startswith("int"):
         total = sum(part.astype(object) for part in parts)
+        limits = np.iinfo(call.dtype)
+        if call.special == "overflow" and any(value > limits.max or value < limits.min for value in total):
+            return Exact(np.zeros(0, call.dtype), overflows=True)
         if call.op == "mean":
             total = np.array([abs(v) // job.workers * (1 if v >= 0 else -1) for v in total], object)
-        return total.astype(call.dtype), 0.0
+        return Exact(total.astype(call.dtype))
     with np.errstate(invalid="ignore", over="ignore"):
         total = np.add.reduce([part.astype(np.float64) for part in parts])
-        result = (total / job.workers if call.op == "mean" else total).astype(call.dtype)
+        values = (total / job.workers if call.op == "mean" else total).astype(call.dtype)
     if job.wire == "int32" or call.dtype == "float64":
-        return result, 0.0
-    largest = max((float(np.abs(part[np.isfinite(part)]).max(initial=0.0)) for part in parts), default=0.0)
-    levels = headroom(job.workers)[WIRES[FORMATS[f"float32/{job.wire}"]]]
-    # A rank's value is off by half a step, and a step is the block's power of two over the levels.
-    return result, job.workers * 2 * largest / levels + np.spacing(np.float32(largest)) + 1e-2 * (call.dtype == "float16")
-
-
-def is_right(got: np.ndarray, result: np.ndarray, off: float) -> bool:
-    """Whether an element-wise comparison holds, infinities and NaN included."""
-    if not off:
-        return np.array_equal(got, result, equal_nan=got.dtype.kind == "f")
-    finite = np.isfinite(result.astype(np.float64))
-    if not np.array_equal(np.isfinite(got.astype(np.float64)), finite):
-        return False
-    return bool(np.all(np.abs(got[finite].astype(np.float64) - result[finite].astype(np.float64)) <= off))
+        return Exact(values)
+    largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
+    levels = headroom(job.workers)[WIRE_OF[job.wire]]
+    values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
+    # A rank's value is off by half a step, and a step is the block's power of two over the levels; then half precision.
+    return Exact(values, job.workers * largest / levels + (1.0 if call.dtype == "float16" else 0.0))
 
 
 def checksum(x: np.ndarray) -> int:

@@ -158,7 +158,7 @@ class World:
         if kind == "started":
             session.key = key
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
-            self.checks.ledgers.setdefault(key, Ledger(job))
+            self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
         elif session.key is not None:
             self.checks.ledgers[session.key].gone[rank] = kind
 
@@ -185,7 +185,6 @@ class World:
             self._by_host[host].crash(fault.duration_s)
             return
         elif self.control.registry is not None:
-            self.checks.ended_generations.add(self.control.generation)
             self.control.crash()
         else:
             return
