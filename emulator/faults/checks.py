@@ -25,12 +25,13 @@ class Violation(Exception):
 @dataclass
 class Ledger:
     """`seed`: of its tensors. `gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a rank
-    got."""
+    got. `finished[rank]`: how many calls a rank had the results of when it left."""
 
     job: JobPlan
     seed: tuple[int, ...]
     gone: dict[int, str] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
+    finished: dict[int, int] = field(default_factory=dict)
     disagrees: bool = False
     """A rank has submitted something else than the others."""
     _exact: dict[int, tensors.Exact] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Checks:
         if isinstance(error, SumOverflow):
             is_right = ledger.exact(number).overflows
         elif isinstance(error, PeerLost):
-            is_right = bool(error.ranks) and set(error.ranks) <= set(ledger.gone) - {rank}
+            is_right = self._explains(ledger, number, rank, error)
         elif isinstance(error, AggregatorLost):
             is_right = broke
         elif isinstance(error, RanksDisagree):
@@ -95,6 +96,14 @@ class Checks:
                 f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} (gone: "
                 f"{ledger.gone or 'nobody'}; {'late' if is_late else 'in time'}; its connection {'broke' if broke else 'held'})"
             )
+
+    def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
+        """Whether ranks are gone, and gone before they gave what call `number` needs: who left with its result in hand is no
+        reason for others not to get theirs."""
+        if not error.ranks or not set(error.ranks) <= set(ledger.gone) - {rank}:
+            return False
+        is_needed = any(ledger.gone[r] == "lost" or ledger.finished.get(r, 0) <= number for r in error.ranks)
+        return is_needed or any(how == "lost" for how in ledger.gone.values())
 
     def refusal(self, job: JobPlan, rank: int, error: JoinError) -> None:
         """A rank could not join."""

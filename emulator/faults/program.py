@@ -18,7 +18,7 @@ from emulator.faults.plan import Call, JobPlan
 from emulator.network.config import WIRE_OF
 from emulator.network.link import NS
 from switchml.controller.membership import JoinRequest
-from switchml.errors import SumOverflow
+from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.io import udp
 
 _FIRST_PORT = 20000
@@ -26,7 +26,8 @@ MOST_ATTEMPTS = 60
 
 
 class Program:
-    """Rank `rank` of `job`. `state`: "running", "done" (all results are there) or "given up" (its job is over without it)."""
+    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce took longer than it was
+    given, so that trying again is no use) or "given up" (its job is over without it)."""
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
@@ -142,7 +143,7 @@ class Program:
         self.agent_endpoint = udp.endpoint(*self.address)
         session.on_event = agent.hear
         self.world.plug(self.agent_endpoint, agent)
-        pending, failed, self._due = [], False, {}
+        pending, failed, self._due, self._is_late = [], False, {}, False
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
                 break
@@ -156,11 +157,14 @@ class Program:
         for done in pending:
             failed = (yield done) or failed
         yield from self._awake()
+        self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=len(pending))
         agent.leave()
         self.world.unplug(self.agent_endpoint)
         self.agent = None
         if not failed or self.job.misfit:
             self.state = "done"
+        elif self._is_late:
+            self.state = "late"
 
     def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
         """Begin an all-reduce. The event's value: whether this attempt has failed."""
@@ -177,11 +181,13 @@ class Program:
             checks = self.world.checks
             what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
             self.world.log("call", self.host, number, what)
-            if error is None:
+            if error is None or isinstance(error, SumOverflow):
                 del self._due[number]
+            if error is None:
                 self.world.check(checks.result, key, number, self.rank, target)
             else:
-                is_late = min(self._due.values()) <= self.env.now
+                is_late = min(self._due.values(), default=np.inf) <= self.env.now
+                self._is_late = isinstance(error, CollectiveTimeout)
                 broke = self.world.connection_broke(self, key)
                 self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
             done.succeed(error is not None and not isinstance(error, SumOverflow))
