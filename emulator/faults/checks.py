@@ -57,8 +57,10 @@ class Checks:
         job, call = ledger.job, ledger.job.calls[number]
         where = f"{job.name} rank {rank} call {number} ({call.dtype} x {call.numel}, {call.op})"
         self.sums += 1
-        if ledger.disagrees and number >= job.misfit_call:
+        if ledger.disagrees and number == job.misfit_call:
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
+        if ledger.disagrees and number > job.misfit_call:
+            return  # the ranks' chunks no longer belong together (docs/protocol.md, section 5); an error is on its way
         exact = ledger.exact(number)
         if exact.overflows:
             raise Violation(f"{where} has a result, although the sum does not fit")

@@ -66,15 +66,16 @@ class Result:
     config: NetworkConfig
     jobs: list[JobResult]
     links: dict[str, LinkCounts]
+    rates_bps: dict[str, float]
     seconds: float
     most_waiting_packets: float
     """In front of the switch's pipeline."""
     steps: int
     wall_s: float
 
-    def utilisation(self, name: str, rate_bps: float) -> float:
+    def utilisation(self, name: str) -> float:
         """A link's share of time in use."""
-        return 8 * self.links[name].bytes / rate_bps / self.seconds if self.seconds else 0.0
+        return 8 * self.links[name].bytes / self.rates_bps[name] / self.seconds if self.seconds else 0.0
 
 
 def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, steps: None) -> Result:
@@ -101,6 +102,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
         config,
         [player.result for player in network.players],
         {link.name: link.counts for link in network.fabric.links},
+        {link.name: link.config.rate_bps for link in network.fabric.links},
         env.now / NS,
         network.fabric.switch.most_waiting,
         steps,
