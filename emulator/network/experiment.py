@@ -174,7 +174,7 @@ class _Job:
         return f"job {self.config.name or self.config.backend}: all-reduce {least}, ranks {slow[:8]}"
 
     def _schedule(self, rank: int, time_ns: int) -> None:
-        late_ns = int(self.config.late_ranks.get(rank, 0.0) * NS)
+        late_ns = int((self.config.pause_s + self.config.late_ranks.get(rank, 0.0)) * NS)
         at(self.network.env, time_ns + late_ns, self._begin, rank)
 
     def _begin(self, rank: int) -> None:

@@ -66,6 +66,7 @@ class Link:
         self._ns_per_byte = 8 * NS / config.rate_bps
         self._least_ns = config.packet_s * NS
         self._delay_ns = config.delay_s * NS
+        self._burst_ns = config.burst_bytes * self._ns_per_byte
         self._jitter_ns = config.jitter_s * NS
         burst = max(config.burst_packets, 1 / (1 - config.loss))  # even independent losses come together at times
         self._leave_bad, self._enter_bad = 1 / burst, config.loss / (burst * (1 - config.loss))
@@ -74,7 +75,7 @@ class Link:
     @property
     def queued_bytes(self) -> float:
         """What waits or is being sent."""
-        return max(self._free_at - self.env.now, 0.0) / self._ns_per_byte
+        return max(self._free_at - self._burst_ns - self.env.now, 0.0) / self._ns_per_byte
 
     def send(self, packet: Any) -> bool:
         """Queue a packet of `packet.length` bytes (without framing); whether there was room for it."""
@@ -88,25 +89,27 @@ class Link:
         counts.bytes += length
         counts.most_queued_bytes = max(counts.most_queued_bytes, queued + length)
         service = max(length * self._ns_per_byte, self._least_ns)
+        # The token bucket as a virtual clock (ITU-T I.371's GCRA): `_free_at` is when a link without bursts would be free.
         self._free_at = max(self._free_at, now) + service
-        counts.queued_byte_s += length * (self._free_at - now) / NS
+        departure = max(self._free_at - self._burst_ns, now)
+        counts.queued_byte_s += length * (departure - now) / NS
         if self.is_cut:
             counts.lost += 1
         elif self._is_plain:
             # Rounded up: nothing may arrive before its last bit.
-            at(self.env, -int(-(self._free_at + self._delay_ns) // 1), self.deliver, packet)
+            at(self.env, -int(-(departure + self._delay_ns) // 1), self.deliver, packet)
         else:
-            self._travel(packet)
+            self._travel(packet, departure)
         return True
 
-    def _travel(self, packet: Any) -> None:
+    def _travel(self, packet: Any, departure: float) -> None:
         config, counts, draw = self.config, self.counts, self.chooser.random
         if config.loss:
             self._is_bad = draw() >= self._leave_bad if self._is_bad else draw() < self._enter_bad
             if self._is_bad:
                 counts.lost += 1
                 return
-        arrival = -int(-(self._free_at + self._delay_ns) // 1)
+        arrival = -int(-(departure + self._delay_ns) // 1)
         if self._jitter_ns:
             arrival = self._last_arrival = max(arrival + int(draw() * self._jitter_ns), self._last_arrival)
         if config.duplicate and draw() < config.duplicate:
