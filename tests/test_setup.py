@@ -108,6 +108,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io emulator.bmv2", ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
+    ("emulator.faults.*",        "switchml host_agent emulator.network emulator.faults", ANY_BUT_TORCH),
     ("emulator.workload.*",      "emulator.workload",                                ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),
     ("emulator.replay.*",        "emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),

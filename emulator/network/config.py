@@ -129,7 +129,8 @@ class JobConfig:
 
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`: which
     hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`: what passes on
-    each rank before each all-reduce (a step's computation). `late_ranks[r]`: how much
+    each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as one (60: a host with
+    UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
     later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
     """
 
@@ -144,6 +145,7 @@ class JobConfig:
     repeats: int = 1
     start_s: float = 0.0
     pause_s: float = 0.0
+    train_packets: int = 1
     hosts: tuple[int, ...] = ()
     late_ranks: Mapping[int, float] = field(default_factory=dict)
 
@@ -164,6 +166,7 @@ class JobConfig:
         if self.slots:
             check_slots(self.slots)
         _check(self.repeats >= 1, f"repeats = {self.repeats}: expected 1 or more")
+        _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
         _check(self.window >= 0, f"window = {self.window}: expected 0 or more")
         for name in ("start_s", "pause_s"):
             _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")

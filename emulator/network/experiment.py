@@ -17,9 +17,9 @@ from emulator.network import bounds, ring
 from emulator.network.aggregator import Aggregator
 from emulator.network.config import WIRE_OF, JobConfig, LinkConfig, NetworkConfig
 from emulator.network.link import NS, LinkCounts, at
-from emulator.network.packets import Packet
+from emulator.network.packets import Packet, Train
 from emulator.network.rank import Rank
-from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection
+from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.network.topology import Fabric
 from switchml.errors import SwitchMLError
 from switchml.fixedpoint import FORMATS, headroom
@@ -136,10 +136,11 @@ class _Network:
         self._handlers[job, rank] = handler
 
     def _at_host(self, packet: Any) -> None:
-        if isinstance(packet, Packet):
-            self._handlers[packet.job, packet.rank](packet)
-        else:
+        if isinstance(packet, Segment):
             packet.connection.receive(packet)
+        else:
+            first = packet.packets[0] if isinstance(packet, Train) else packet
+            self._handlers[first.job, first.rank](packet)
 
     def ended(self) -> None:
         self.running -= 1
@@ -225,7 +226,7 @@ class _AggregatedJob(_Job):
         pool = Pool(
             workers=job.workers, slots=slots, payload_bytes=job.payload_bytes, wire=WIRE_OF[job.wire], tag=1 + number, isn=isn
         )
-        network.aggregator.pools[number], network.aggregator.hosts[number] = pool, hosts
+        network.aggregator.add(number, pool, hosts, job.train_packets)
         chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
         self._ranks, self._histories = [], []
         for rank in range(job.workers):
@@ -239,7 +240,18 @@ class _AggregatedJob(_Job):
                 payload_bytes=job.payload_bytes,
             )
             up = network.fabric.up[hosts[rank]]
-            self._ranks.append(Rank(network.env, worker, number, rank, up.send, lambda done: self.done(done.rank)))
+            self._ranks.append(
+                Rank(
+                    network.env,
+                    worker,
+                    number,
+                    rank,
+                    up.send,
+                    lambda done: self.done(done.rank),
+                    job.train_packets,
+                    config.link.framing_bytes,
+                )
+            )
             self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
             network.expect(number, rank, self._ranks[rank].receive)
 

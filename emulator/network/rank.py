@@ -10,7 +10,7 @@ import numpy as np
 import simpy
 
 from emulator.network.link import at
-from emulator.network.packets import Packet
+from emulator.network.packets import Packet, Train, coupled
 from switchml import worker as rules
 from switchml.packet import HEADER_BYTES
 
@@ -94,8 +94,8 @@ class Alarm:
 
 
 class Rank:
-    """One rank of one job on a host whose network card is `send(packet)`. `on_done(rank)` is called when all tasks
-    that were started are done."""
+    """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all tasks
+    that were started are done. `train_packets`: how many packets may leave as one."""
 
     def __init__(
         self,
@@ -103,10 +103,13 @@ class Rank:
         worker: rules.Worker,
         job: int,
         rank: int,
-        send: Callable[[Packet], bool],
+        send: Callable[[Packet | Train], bool],
         on_done: Callable[[Rank], None],
+        train_packets: int,
+        framing_bytes: int,
     ):
         self.env, self.worker, self.rank = env, worker, rank
+        self._train_packets, self._framing_bytes = train_packets, framing_bytes
         self._turns, self._send, self._on_done = Turns(worker, job, rank), send, on_done
         self._alarm = Alarm(env, self._turn)
         self._started = 0
@@ -121,13 +124,14 @@ class Rank:
         self._started += 1
         self._turn()
 
-    def receive(self, packet: Packet) -> None:
-        self._turn((packet,))
+    def receive(self, packet: Packet | Train) -> None:
+        self._turn(packet.packets if isinstance(packet, Train) else (packet,))
 
     def _turn(self, packets: Sequence[Packet] = ()) -> None:
         was_done = self.is_done
-        for packet in self._turns.turn(packets, self.env.now):
-            self._send(packet)
+        packets = self._turns.turn(packets, self.env.now)
+        for item in coupled(packets, self._train_packets, self._framing_bytes):
+            self._send(item)
         self._alarm.set(self._turns.deadline)
         if not was_done and self.is_done:
             self._on_done(self)
