@@ -89,7 +89,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
     while network.running:
         if not env.peek() <= config.limit_s * NS:
             raise SwitchMLError(
-                f"not done after {min(env.now, config.limit_s * NS) / NS:g} s of virtual time: "
+                f"not done after {config.limit_s:g} s of virtual time: "
                 + "; ".join(player.where() for player in network.players if not player.is_done)
             )
         env.step()

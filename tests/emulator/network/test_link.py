@@ -16,6 +16,7 @@ from emulator.network.link import Link, Server, at
 class Packet:
     number: int
     length: int
+    count: int = 1
 
 
 def carry(config: LinkConfig, sends: list[tuple[int, int]], seed: int = 1):
@@ -44,7 +45,7 @@ def test_a_full_queue_drops_and_says_what_it_held():
     config = LinkConfig(rate_bps=8e9, delay_s=0, queue_bytes=2500, framing_bytes=0)
     link, arrived = carry(config, [(0, 1000)] * 4 + [(1600, 1000)])
     assert [number for _, number in arrived] == [0, 1, 4]
-    assert (link.counts.dropped, link.counts.most_queued_bytes) == (2, 2400)
+    assert (link.counts.dropped, link.counts.most_queued_bytes) == (2, 2000)
     # 1000 bytes for 1 µs, 1000 for 2 µs, 1000 from 1.6 to 3 µs.
     assert link.counts.queued_byte_s == pytest.approx((1000 * 1 + 1000 * 2 + 1000 * 1.4) * 1e-6)
 
@@ -66,7 +67,7 @@ def test_losses_have_their_share_and_come_in_bursts(burst):
     config = LinkConfig(rate_bps=1e12, loss=0.05, burst_packets=burst)
     link, arrived = carry(config, [(i, 100) for i in range(count)])
     assert link.counts.lost == count - len(arrived)
-    assert 0.04 < link.counts.lost / count < 0.06
+    assert link.counts.lost / count == pytest.approx(0.05, rel=0.3)
     got = {number for _, number in arrived}
     runs = sum(1 for i in range(1, count) if i not in got and i - 1 in got)
     assert link.counts.lost / runs == pytest.approx(max(burst, 1 / 0.95), rel=0.2)
