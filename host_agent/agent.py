@@ -48,6 +48,9 @@ _FEW_LEVELS = 8
 
 _TICK_S = 0.25
 _STALL_S = 1.0
+_SETTLED_S = 0.75
+"""A wait packet that is seen so long after a peer has left was sent after it: networks hold packets back for less, and what
+has come is looked at every _TICK_S."""
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
 TRANSPORTS = ("auto", "udp", "shm", "zmq")
@@ -140,7 +143,7 @@ class HostAgent:
         self._error: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._departure: PeerLost | None = None  # set once a peer has left: see _on_event
-        self._waits_at_departure: int | None = None
+        self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
         self._check_at = self._warn_at = 0.0
         self._closing = False
@@ -540,12 +543,10 @@ class HostAgent:
             self._waits, self._waited_at = waits, now
         missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
         stalled = now - int(self._worker.me["progress_at"]) / 1e9
-        if self._departure is not None:
-            if self._waits_at_departure is None:
-                self._waits_at_departure = waits  # a wait packet that is older than the departure proves nothing
-            elif waits != self._waits_at_departure and set(missing) & set(self._departure.ranks):
-                self._fail(self._departure)
-                return
+        is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
+        if self._departure is not None and is_settled and set(missing) & set(self._departure.ranks):
+            self._fail(self._departure)
+            return
         with self._lock:
             late = [call for call in (*self._running.values(), *self._queue) if call.deadline <= now]
         if late:
@@ -602,7 +603,7 @@ class HostAgent:
             self._fail(error)
         else:
             with self._lock:
-                self._departure, self._waits_at_departure = error, None
+                self._departure, self._departed_at = error, self._clock()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
