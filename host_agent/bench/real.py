@@ -5,9 +5,10 @@ Real: DDP on the digits in network namespaces around a switch (emulator/star.py)
 switch's place. Predicted: emulator/network plays the same all-reduces packet by packet over links with the same token
 buckets, with a step's computation as a pause between them.
 
-One run, two ranks at the middle rate, sets the three constants: a step's computation `compute_s`, and for each backend what
-a step costs besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores take turns: with W ranks on C
-cores both constants count max(1, W/C) times. Nothing else is fitted, and the calibration run's rows count in no average.
+One run, two ranks at the middle rate, sets the three constants: the CPU time of a step's computation `compute_s`, and for
+each backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
+turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's rows
+count in no average.
 """
 
 from __future__ import annotations
@@ -68,15 +69,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of one step of CALIBRATION_WORKERS ranks: without all-reduces, and what each backend adds to the model."""
+    """Seconds of one step: a rank's CPU time without all-reduces, and what each backend adds to the model."""
 
     compute_s: float
     overhead_s: dict[str, float]
     cores: int
 
     def turns(self, workers: int) -> float:
-        """How much longer ranks take that share cores, compared with the calibration run."""
-        return max(1.0, workers / self.cores) / max(1.0, CALIBRATION_WORKERS / self.cores)
+        """How much longer ranks compute that share cores."""
+        return max(1.0, workers / self.cores)
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Vali
 def _measure(
     plan: Plan, workers: int, rates: Sequence[float], digits: Path, measured: Measured, say: Callable[[str], None]
 ) -> tuple[float, int]:
-    """Fill `measured` for so many workers; returns (a step's seconds without all-reduces, bytes of gradient)."""
+    """Fill `measured` for so many workers; returns (CPU seconds of a step without all-reduces, bytes of gradient)."""
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
@@ -176,7 +177,7 @@ def _measure(
                 )
             alone += team.run(plan.steps, True)
         team.leave()
-        return median(second for one in alone for second in one.seconds), alone[0].gradient_bytes
+        return median(one.cpu_s / len(one.seconds) for one in alone), alone[0].gradient_bytes
 
 
 class _Team(Team):
@@ -219,14 +220,15 @@ def _predict(plan: Plan, measured: Measured, compute_s: float, gradient_bytes: i
     cores = len(os.sched_getaffinity(0))
     rate_bps = plan.calibration_rate_bps
     overhead_s = {}
-    for backend in BACKENDS:
-        played_s = play(backend, CALIBRATION_WORKERS, rate_bps, gradient_bytes, compute_s)
-        overhead_s[backend] = max(measured[backend, CALIBRATION_WORKERS, rate_bps] - played_s, 0.0)
     calibration = Calibration(compute_s, overhead_s, cores)
+    for backend in BACKENDS:
+        pause_s = compute_s * calibration.turns(CALIBRATION_WORKERS)
+        played_s = play(backend, CALIBRATION_WORKERS, rate_bps, gradient_bytes, pause_s)
+        overhead_s[backend] = max(measured[backend, CALIBRATION_WORKERS, rate_bps] - played_s, 0.0)
     rows = []
     for (backend, workers, rate), seconds in measured.items():
         turns = calibration.turns(workers)
-        pause_s = (compute_s + overhead_s[backend]) * turns
+        pause_s = compute_s * turns + overhead_s[backend]
         rows.append(
             Row(
                 backend,
