@@ -31,9 +31,6 @@ LEAST_REORDERING = 200 * MICROSECOND
 """A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC
 8985)."""
 
-CALM = 100 * MILLISECOND
-"""A path on which no round was overtaken for this long is taken for one that loses nothing."""
-
 LEAST_IN_FLIGHT = 128
 """Rounds that a worker may always have on the way, if its window has as many; also what it begins with."""
 QUEUE_TIME = 10 * MILLISECOND

@@ -37,7 +37,6 @@ from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
 from .packet import CODE_UNKNOWN, CODE_ZERO, check_slots
 from .retransmission import (
-    CALM,
     INITIAL_RTO,
     LEAST_CAUTION,
     LEAST_IN_FLIGHT,
@@ -102,8 +101,6 @@ ME = np.dtype(
         ("limited", "i8"),
         ("counted", "i8"),
         ("counted_at", "i8"),
-        ("overtaken_at", "i8"),
-        ("gap", "i8"),
     ],
     align=True,
 )
@@ -111,8 +108,7 @@ ME = np.dtype(
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that held something back since `counted_at`. `overtaken_at`: when a round was last taken for lost
-because later ones had their results. `gap`: the longest time between two chunks finished, of late."""
+most `limit`; `limited`: that held something back since `counted_at`."""
 
 SLOT = np.dtype(
     [
@@ -315,9 +311,7 @@ def _finish_chunk(w, index, now):
     if task.done == task.chunks:
         task.state = DONE
         me.completed += 1
-    if now > me.progress_at:
-        me.gap = max(now - me.progress_at, me.gap - me.gap // 8)
-        me.progress_at = now
+    me.progress_at = now
     while me.base < me.next:
         lowest = w.slots[me.base & (me.slots - 1)]
         if lowest.chunk != me.base or not lowest.done:
@@ -425,20 +419,14 @@ def timeouts(w, now, out, n):
     reordering = max(me.srtt // 4, LEAST_REORDERING)
     earliest = np.int64(0x7FFFFFFFFFFFFFFF)
     probed = 0
-    # A round's deadline was set without knowing how long it would queue behind others. On a path that loses nothing, each
-    # chunk that is finished starts the clock again (RFC 6298, 5.3); where rounds were overtaken lately, a lost answer to a
-    # resent one may be all that is missing, and waiting longer would only hold the window up.
-    is_calm = now - me.overtaken_at > CALM
-    restarted = me.progress_at + max(me.rto, 2 * me.gap) if is_calm else np.int64(0)
     for chunk in range(me.base, me.next):
         index = chunk & (me.slots - 1)
         slot = w.slots[index]
         if not slot.busy:
             continue
         lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
-        due = slot.deadline if slot.retries else max(slot.deadline, slot.sent_at + me.rto, restarted)
-        if lost:
-            me.overtaken_at = now
+        # The first rounds of a burst teach how long those behind them queue: their deadlines were set without knowing.
+        due = slot.deadline if slot.retries else max(slot.deadline, slot.sent_at + me.rto)
         if lost or (probed < PROBES and due <= now):
             due = now + patience(me, now)
             slot.retries += 1
@@ -503,7 +491,6 @@ class Worker:
             window=window,
             limit=window if lossless else min(window, LEAST_IN_FLIGHT),
             base_rtt=np.iinfo(np.int64).max // 4,
-            overtaken_at=np.iinfo(np.int64).min // 4,
             rto=INITIAL_RTO,
             caution=LEAST_CAUTION,
             earliest=np.iinfo(np.int64).max,
