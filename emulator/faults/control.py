@@ -306,7 +306,8 @@ class Control:
     def join(self, connection: Connection, request: JoinRequest) -> None:
         try:
             connection.ticket, notices = self.registry.join(request, self.env.now / NS)
-        except Refused as refusal:
+        except Refused as error:
+            refusal = error  # outlives this clause
             connection.finish_server()
             connection.send("down", lambda: connection.session.hear(refusal))
             return

@@ -140,7 +140,8 @@ def plot(result: Result, path: Path) -> None:
     times.set_yticks(places, labels)
     times.invert_yaxis()
     times.set(xlabel="ms an all-reduce", title="time")
-    times.legend(loc="lower right")
+    times.margins(x=0.3)
+    times.legend(loc="lower right", markerscale=0.5)
     busiest = sorted(result.links, key=lambda name: -result.links[name].bytes)[:_SHOWN_LINKS]
     rows = range(len(busiest))
     queues.barh(rows, [result.links[n].most_queued_bytes / 1024 for n in busiest], color="#bbccdd", label="most")
