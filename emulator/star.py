@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from emulator.link import COUNTS, LEAST_CAPACITY_BYTES
@@ -151,6 +151,18 @@ class Star:
             for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
         }
 
+    def set_rate(self, rate_bps: float) -> None:
+        """Give all links another rate, and the queue and burst that go with it by LinkOptions' rules."""
+        self.link = replace(self.link, rate_bps=rate_bps)
+        for i, host in enumerate(self.hosts):
+            host.tc(f"qdisc replace dev {INTERFACE} root {self._shape}")
+            self.switch.tc(f"qdisc replace dev p{i} root {self._shape}")
+
+    @property
+    def _shape(self) -> str:
+        link = self.link
+        return f"tbf rate {round(link.rate_bps)}bit burst {link.burst_bytes} limit {link.queue_limit_bytes}"
+
     def close(self) -> None:
         """End the process behind the links. The namespaces go with the lab."""
         if self._links_process is not None:
@@ -171,11 +183,8 @@ class Star:
             single = "" if has_udp_trains() else " gso_max_segs 1"
         host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
         self.switch.ip(f"link set p{i} master br0 up{single}")
-        shape = (
-            f"tbf rate {round(self.link.rate_bps)}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
-        )
-        host.tc(f"qdisc add dev {INTERFACE} root {shape}")
-        self.switch.tc(f"qdisc add dev p{i} root {shape}")
+        host.tc(f"qdisc add dev {INTERFACE} root {self._shape}")
+        self.switch.tc(f"qdisc add dev p{i} root {self._shape}")
 
     def _introduce(self) -> None:
         known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]

@@ -49,6 +49,9 @@ _FEW_LEVELS = 8
 
 _TICK_S = 0.25
 _STALL_S = 1.0
+_SETTLED_S = 0.75
+"""A wait packet that is seen so long after a peer has left was sent after it: networks hold packets back for less, and what
+has come is looked at every _TICK_S."""
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
 WIRES = {"int32": 0, "int16": 1, "int8": 2}
@@ -101,7 +104,13 @@ class Handle:
 
 
 class HostAgent:
-    """One rank of one job. Make it with `HostAgent.join`."""
+    """One rank of one job. Make it with `HostAgent.join`.
+
+    What it does with packets and time is in `_before_loop`, the loop itself and `_after_loop`, in turn: on a thread of its
+    own here, in virtual time in emulator/faults, which replaces `_clock`, `_open` and `_end_thread`.
+    """
+
+    _clock = staticmethod(time.monotonic)
 
     def __init__(
         self,
@@ -137,16 +146,7 @@ class HostAgent:
             padded=info.padded,
         )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._loop = compiled.new_loop(
-            self._worker,
-            way.socket,
-            self._wake,
-            tunnel.address if tunnel is not None else way.aggregator,
-            segment,
-            way.kind,
-            way.raw,
-            impaired,
-        )
+        self._impaired = impaired
         self._densities = density.Memory()
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
@@ -155,18 +155,33 @@ class HostAgent:
         self._error: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._departure: PeerLost | None = None  # set once a peer has left: see _on_event
-        self._waits_at_departure: int | None = None
+        self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
         self._check_at = self._warn_at = 0.0
         self._closing = False
         self._calls = 0
         self._bytes = 0
-        self._busy_s = 0.0
-        self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{rank}", daemon=True)
-        self._thread.start()
+        self._busy_s = self._busy_since = 0.0
+        self._reported = 0  # tasks known to be done
+        self._open(tunnel.address if tunnel is not None else way.aggregator)
         session.events(self._on_event)
         if tunnel is not None:
             tunnel.on_lost(lambda reason: self._fail(AggregatorLost(f"job '{job}': aggregator lost: {reason}")))
+
+    def _open(self, aggregator: tuple[str, int]) -> None:
+        """Begin to work."""
+        self._loop = compiled.new_loop(
+            self._worker,
+            self._way.socket,
+            self._wake,
+            aggregator,
+            self._segment,
+            self._way.kind,
+            self._way.raw,
+            self._impaired,
+        )
+        self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
+        self._thread.start()
 
     # -- joining and leaving --
 
@@ -364,8 +379,7 @@ class HostAgent:
                 return False
             self._closing = True
         self._fail(error)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._end_thread()
         if self._tunnel is not None:
             self._tunnel.close()
         self._way.close()
@@ -375,6 +389,10 @@ class HostAgent:
         nothing = np.zeros((0, 1), np.uint8)
         self._worker.state = self._worker.state._replace(packets=nothing, wide=nothing)
         return True
+
+    def _end_thread(self) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     # -- all-reduce --
 
@@ -448,7 +466,7 @@ class HostAgent:
         if numel == 0:
             on_done(self._error)
             return
-        deadline = time.monotonic() + timeout_s if timeout_s is not None else float("inf")
+        deadline = self._clock() + timeout_s if timeout_s is not None else float("inf")
         divisor = self.world_size if op == "mean" else 1
         call = _Call(source, target, numel, dtype, divisor, on_done, deadline, keep=keep, sparse=chosen)
         with self._lock:
@@ -485,30 +503,45 @@ class HostAgent:
     # -- the agent's thread --
 
     def _run(self) -> None:
-        reported, since = 0, 0.0
-        while True:
-            with self._lock:
-                if self._error is not None:
-                    break
-                self._start_queued()
-            if self._running and not since:
-                since = time.monotonic()
-            why = compiled.run(self._loop, reported, int(_TICK_S * 1e9) if self._running else -1)
-            if why == compiled.WOKEN:
-                _drain(self._wake)
-            elif why == compiled.FAILED:
-                self._fail(self._disagreement())
-            completed = int(self._worker.me["completed"])
-            if completed != reported:
-                reported = completed
-                self._report()
-            now = time.monotonic()
-            if since and not self._running:
-                self._busy_s += now - since
-                since = 0.0
-            if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
-                self._check_at = now + _TICK_S
-                self._check_progress(now)
+        while self._before_loop():
+            self._after_loop(compiled.run(self._loop, self._reported, self._tick_ns))
+        self._wind_up()
+
+    @property
+    def _tick_ns(self) -> int:
+        """How long the loop may run before it is time to look at what Python watches over."""
+        return int(_TICK_S * 1e9) if self._running else -1
+
+    def _before_loop(self) -> bool:
+        """Start what was submitted; False once something went wrong for good."""
+        with self._lock:
+            if self._error is not None:
+                return False
+            self._start_queued()
+        if self._running and not self._busy_since:
+            self._busy_since = self._clock()
+        return True
+
+    def _after_loop(self, why: int) -> None:
+        """What the loop returned for: loop.py's WOKEN, TASK_DONE, FAILED or TICK."""
+        if why == compiled.WOKEN:
+            _drain(self._wake)
+        elif why == compiled.FAILED:
+            self._fail(self._disagreement())
+        completed = int(self._worker.me["completed"])
+        if completed != self._reported:
+            self._reported = completed
+            self._report()
+        now = self._clock()
+        if self._busy_since and not self._running:
+            self._busy_s += now - self._busy_since
+            self._busy_since = 0.0
+        if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
+            self._check_at = now + _TICK_S
+            self._check_progress(now)
+
+    def _wind_up(self) -> None:
+        """Fail every call that is left."""
         calls = list(self._running.values())
         with self._lock:
             calls += self._queue
@@ -584,12 +617,10 @@ class HostAgent:
             self._waits, self._waited_at = waits, now
         missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
         stalled = now - int(self._worker.me["progress_at"]) / 1e9
-        if self._departure is not None:
-            if self._waits_at_departure is None:
-                self._waits_at_departure = waits  # a wait packet that is older than the departure proves nothing
-            elif waits != self._waits_at_departure and set(missing) & set(self._departure.ranks):
-                self._fail(self._departure)
-                return
+        is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
+        if self._departure is not None and is_settled and set(missing) & set(self._departure.ranks):
+            self._fail(self._departure)
+            return
         with self._lock:
             late = [call for call in (*self._running.values(), *self._queue) if call.deadline <= now]
         if late:
@@ -647,7 +678,7 @@ class HostAgent:
             self._fail(error)
         else:
             with self._lock:
-                self._departure, self._waits_at_departure = error, None
+                self._departure, self._departed_at = error, self._clock()
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -25,7 +25,7 @@ from .counters import COUNTERS
 from .errors import ConfigError
 from .io import impair, libc, shm, udp
 from .jit import compile_once
-from .pool import Pool, PoolV1
+from .pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
 
 log = logging.getLogger("switchml.aggregator")
 
@@ -208,6 +208,23 @@ class SoftwareDataplane:
         self._finish()
         with self._lock:
             return action()
+
+    def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
+        """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data plane
+        that was not started: no socket, no clock, no other thread (emulator/faults)."""
+        value, action, row = compiled.apply_one(
+            self._loop.senders, self._loop.jobs, np.uint64(sender), address, length, self._loop.replies[0]
+        )
+        if value < 0:
+            self._loop.totals[0] += 1
+        if action not in (MULTICAST, UNICAST, WAITING):
+            return []
+        job = next(job for job in self._jobs.values() if job.index == value >> 16)
+        if action == MULTICAST:
+            result = job.pool.rows[row, -length:].tobytes()
+            return [(endpoint, result) for endpoint in job.endpoints.tolist()]
+        size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES if action == WAITING else length
+        return [(sender, self._loop.replies[0, :size].tobytes())]
 
     # -- Dataplane --
 

@@ -17,6 +17,7 @@ from .io import impair, libc, shm, udp
 from .jit import kernel
 from .memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
 from .pool import (
+    DROP,
     JOB,
     MULTICAST,
     SENT_BYTES,
@@ -146,6 +147,19 @@ def _result_of(entry, row, length):
     wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
     slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
     return result_of(job, slots, rows, wide, row)
+
+
+@kernel
+def apply_one(senders, jobs, endpoint, address, length, reply):
+    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1 for
+    a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    value = _find(senders, endpoint)
+    if value < 0:
+        value = _find(senders, endpoint & ~np.uint64(0xFFFF))
+    if value < 0:
+        return value, np.int64(DROP), np.int64(0)
+    action, row = _apply(jobs[value >> 16], value & 0xFFFF, address, length, reply)
+    return value, np.int64(action), np.int64(row)
 
 
 @kernel(forceinline=True)

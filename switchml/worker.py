@@ -502,10 +502,13 @@ def timeouts(w, now, out, n):
         if not slot.busy:
             continue
         lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
-        if lost or (probed < PROBES and slot.deadline <= now):
+        # The first rounds of a burst teach how long those behind them queue: their deadlines were set without knowing.
+        due = slot.deadline if slot.retries else max(slot.deadline, slot.sent_at + me.rto)
+        if lost or (probed < PROBES and due <= now):
+            due = now + patience(me, now)
             slot.retries += 1
             slot.sent_at, slot.resent = now, slot.round
-            slot.deadline = now + patience(me, now)
+            slot.deadline = due
             u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
             me.retransmitted += 1
             me.sent += 1
@@ -513,7 +516,7 @@ def timeouts(w, now, out, n):
             n += 1
         if probed < PROBES:
             probed += 1
-            earliest = min(earliest, slot.deadline)
+            earliest = min(earliest, due)
     me.earliest = earliest
     return n
 

@@ -109,6 +109,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
+    ("emulator.faults.*",        "switchml host_agent emulator.network emulator.faults", ANY_BUT_TORCH),
     ("emulator.datafile",        "",                                                 "tomli"),
     ("emulator.workload.*",      "switchml.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),

@@ -6,24 +6,42 @@ from collections.abc import Callable
 
 import numpy as np
 
-from emulator.network.packets import Packet
+from emulator.network.packets import Packet, Train, coupled
 from switchml import packet as wire_format
 from switchml.packet import BITMAP_BYTES, HEADER_BYTES
 from switchml.pool import MULTICAST, UNICAST, WAITING, Pool, receive_v2
 
 
 class Aggregator:
-    """`send(packet)` carries a packet to the host `hosts[job][rank]`."""
+    """`send(packet or train)` carries it to the host that it is for. Jobs are added before anything arrives."""
 
-    def __init__(self, send: Callable[[Packet], object]):
-        self.pools: dict[int, Pool] = {}
-        self.hosts: dict[int, tuple[int, ...]] = {}
+    def __init__(self, send: Callable[[Packet | Train], object]):
+        self._jobs: dict[int, tuple[Pool, tuple[int, ...], int]] = {}
         self._send = send
         self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
 
-    def receive(self, packet: Packet) -> None:
-        """Apply one packet."""
-        pool = self.pools[packet.job]
+    def add(self, job: int, pool: Pool, hosts: tuple[int, ...], train_packets: int) -> None:
+        """`hosts[rank]`: where results go; `train_packets`: how many of them may travel as one."""
+        self._jobs[job] = (pool, hosts, train_packets)
+
+    def receive(self, item: Packet | Train) -> None:
+        """Apply a packet or the packets of a train; what they cause leaves rank by rank, as the software aggregator sends
+        it."""
+        if not isinstance(item, Train):
+            for answer in self._answers(item):
+                self._send(answer)
+            return
+        _, hosts, most = self._jobs[item.packets[0].job]
+        by_rank: dict[int, list[Packet]] = {rank: [] for rank in range(len(hosts))}
+        for packet in item.packets:
+            for answer in self._answers(packet):
+                by_rank[answer.rank].append(answer)
+        for answers in by_rank.values():
+            for coupling in coupled(answers, most, item.framing_bytes):
+                self._send(coupling)
+
+    def _answers(self, packet: Packet) -> list[Packet]:
+        pool, hosts, _ = self._jobs[packet.job]
         action, row = receive_v2(
             pool.job[0],
             pool.slots,
@@ -37,12 +55,8 @@ class Aggregator:
         )
         if action == MULTICAST:
             result = pool.rows[row, -packet.length :]
-            for rank in range(len(pool.counters)):
-                self._emit(result, packet.job, rank)
-        elif action == UNICAST:
-            self._emit(self._reply[: packet.length], packet.job, packet.rank)
-        elif action == WAITING:
-            self._emit(self._reply[: HEADER_BYTES + BITMAP_BYTES], packet.job, packet.rank)
-
-    def _emit(self, data: np.ndarray, job: int, rank: int) -> None:
-        self._send(Packet(data, job, rank, self.hosts[job][rank]))
+            return [Packet(result, packet.job, rank, host) for rank, host in enumerate(hosts)]
+        if action in (UNICAST, WAITING):
+            length = packet.length if action == UNICAST else HEADER_BYTES + BITMAP_BYTES
+            return [Packet(self._reply[:length], packet.job, packet.rank, hosts[packet.rank])]
+        return []

@@ -26,14 +26,17 @@ def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
 
 
 def aggregation_s(job: JobConfig, link: LinkConfig, slots: int) -> float:
-    """In-network aggregation: `RTT + (packets - 1) * max(L/B, RTT/s)`. A rank sends at line rate if its window covers the
-    round trip, else s packets a round trip (SwitchML, NSDI'21, section 3.3; the usual argument for a sliding window).
+    """In-network aggregation. A rank whose window of w packets covers the round trip sends at line rate: `RTT + (N - 1) L/B`.
+    Otherwise it sends w packets back to back each round trip: the last of N leaves `(N-1) mod w` packets after the beginning
+    of round trip `(N-1) div w` (the usual argument for a sliding window; SwitchML, NSDI'21, section 3.3).
     """
     line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
     service = max(8 * line_bytes / link.rate_bps, link.packet_s)
     round_trip = round_trip_s(job, link)
-    window = min(slots, job.window or slots)
-    return round_trip + (packets(job) - 1) * max(service, round_trip / window)
+    window, last = min(slots, job.window or slots), packets(job) - 1
+    if window * service >= round_trip:
+        return round_trip + last * service
+    return round_trip + last // window * round_trip + last % window * service
 
 
 def ring_s(workers: int, size_bytes: float, rate_bps: float, step_s: float = 0.0, line_share: float = 1.0) -> float:

@@ -51,7 +51,7 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """One direction of a link. `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a
+    """One direction of a link. `burst_bytes`: what may pass at once after a pause, as in a token bucket (tc-tbf). `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a
     packet occupies it, for hosts and switches that handle so many packets a second and no more. `loss`: share of packets
     lost, in bursts of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: a random addition to the
     delay, up to this, that keeps the order. `duplicate`: share of packets that arrive twice. `late`: share of packets that
@@ -61,6 +61,7 @@ class LinkConfig:
     rate_bps: float = 10e9
     delay_s: float = 1e-6
     queue_bytes: int = 0
+    burst_bytes: int = 0
     packet_s: float = 0.0
     loss: float = 0.0
     burst_packets: float = 1.0
@@ -75,7 +76,7 @@ class LinkConfig:
         for name in ("loss", "duplicate", "late"):
             value = getattr(self, name)
             _check(0 <= value < 1, f"{name} = {value}: expected a probability, at least 0 and less than 1")
-        for name in ("delay_s", "packet_s", "jitter_s", "late_s", "queue_bytes", "framing_bytes"):
+        for name in ("delay_s", "packet_s", "jitter_s", "late_s", "queue_bytes", "burst_bytes", "framing_bytes"):
             _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
         _check(self.burst_packets >= 1, f"burst_packets = {self.burst_packets}: expected 1 or more")
 
@@ -127,7 +128,9 @@ class JobConfig:
     """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
 
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`: which
-    hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `late_ranks[r]`: how much
+    hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`: what passes on
+    each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as one (60: a host with
+    UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
     later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
     """
 
@@ -141,6 +144,8 @@ class JobConfig:
     window: int = 0
     repeats: int = 1
     start_s: float = 0.0
+    pause_s: float = 0.0
+    train_packets: int = 1
     hosts: tuple[int, ...] = ()
     late_ranks: Mapping[int, float] = field(default_factory=dict)
 
@@ -161,8 +166,10 @@ class JobConfig:
         if self.slots:
             check_slots(self.slots)
         _check(self.repeats >= 1, f"repeats = {self.repeats}: expected 1 or more")
+        _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
         _check(self.window >= 0, f"window = {self.window}: expected 0 or more")
-        _check(self.start_s >= 0, f"start_s = {self.start_s}: expected 0 or more")
+        for name in ("start_s", "pause_s"):
+            _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
         _check(
             not self.hosts or len(set(self.hosts)) == len(self.hosts) == self.workers,
             f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, one a rank",

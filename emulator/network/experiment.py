@@ -17,9 +17,9 @@ from emulator.network import bounds, ring
 from emulator.network.aggregator import Aggregator
 from emulator.network.config import WIRE_OF, JobConfig, LinkConfig, NetworkConfig
 from emulator.network.link import NS, LinkCounts, at
-from emulator.network.packets import Packet
+from emulator.network.packets import Packet, Train
 from emulator.network.rank import Rank
-from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection
+from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.network.topology import Fabric
 from switchml.errors import SwitchMLError
 from switchml.fixedpoint import FORMATS, headroom
@@ -66,15 +66,16 @@ class Result:
     config: NetworkConfig
     jobs: list[JobResult]
     links: dict[str, LinkCounts]
+    rates_bps: dict[str, float]
     seconds: float
     most_waiting_packets: float
     """In front of the switch's pipeline."""
     steps: int
     wall_s: float
 
-    def utilisation(self, name: str, rate_bps: float) -> float:
+    def utilisation(self, name: str) -> float:
         """A link's share of time in use."""
-        return 8 * self.links[name].bytes / rate_bps / self.seconds if self.seconds else 0.0
+        return 8 * self.links[name].bytes / self.rates_bps[name] / self.seconds if self.seconds else 0.0
 
 
 def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, steps: None) -> Result:
@@ -88,7 +89,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
     while network.running:
         if not env.peek() <= config.limit_s * NS:
             raise SwitchMLError(
-                f"not done after {min(env.now, config.limit_s * NS) / NS:g} s of virtual time: "
+                f"not done after {config.limit_s:g} s of virtual time: "
                 + "; ".join(player.where() for player in network.players if not player.is_done)
             )
         env.step()
@@ -101,6 +102,7 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
         config,
         [player.result for player in network.players],
         {link.name: link.counts for link in network.fabric.links},
+        {link.name: link.config.rate_bps for link in network.fabric.links},
         env.now / NS,
         network.fabric.switch.most_waiting,
         steps,
@@ -134,10 +136,11 @@ class _Network:
         self._handlers[job, rank] = handler
 
     def _at_host(self, packet: Any) -> None:
-        if isinstance(packet, Packet):
-            self._handlers[packet.job, packet.rank](packet)
-        else:
+        if isinstance(packet, Segment):
             packet.connection.receive(packet)
+        else:
+            first = packet.packets[0] if isinstance(packet, Train) else packet
+            self._handlers[first.job, first.rank](packet)
 
     def ended(self) -> None:
         self.running -= 1
@@ -172,7 +175,7 @@ class _Job:
         return f"job {self.config.name or self.config.backend}: all-reduce {least}, ranks {slow[:8]}"
 
     def _schedule(self, rank: int, time_ns: int) -> None:
-        late_ns = int(self.config.late_ranks.get(rank, 0.0) * NS)
+        late_ns = int((self.config.pause_s + self.config.late_ranks.get(rank, 0.0)) * NS)
         at(self.network.env, time_ns + late_ns, self._begin, rank)
 
     def _begin(self, rank: int) -> None:
@@ -223,7 +226,7 @@ class _AggregatedJob(_Job):
         pool = Pool(
             workers=job.workers, slots=slots, payload_bytes=job.payload_bytes, wire=WIRE_OF[job.wire], tag=1 + number, isn=isn
         )
-        network.aggregator.pools[number], network.aggregator.hosts[number] = pool, hosts
+        network.aggregator.add(number, pool, hosts, job.train_packets)
         chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
         self._ranks, self._histories = [], []
         for rank in range(job.workers):
@@ -237,7 +240,18 @@ class _AggregatedJob(_Job):
                 payload_bytes=job.payload_bytes,
             )
             up = network.fabric.up[hosts[rank]]
-            self._ranks.append(Rank(network.env, worker, number, rank, up.send, lambda done: self.done(done.rank)))
+            self._ranks.append(
+                Rank(
+                    network.env,
+                    worker,
+                    number,
+                    rank,
+                    up.send,
+                    lambda done: self.done(done.rank),
+                    job.train_packets,
+                    config.link.framing_bytes,
+                )
+            )
             self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
             network.expect(number, rank, self._ranks[rank].receive)
 

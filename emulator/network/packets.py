@@ -4,6 +4,8 @@ they go: `to` is a host's number or AGGREGATOR.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 
 AGGREGATOR = -1
@@ -14,8 +16,33 @@ class Packet:
     used again. `job` and `rank` say whose it is: who sent it, or whom it is for."""
 
     __slots__ = ("address", "data", "job", "length", "rank", "to")
+    count = 1
 
     def __init__(self, data: np.ndarray, job: int, rank: int, to: int = AGGREGATOR):
         self.data = data.copy()
         self.address, self.length = self.data.ctypes.data, len(data)
         self.job, self.rank, self.to = job, rank, to
+
+
+class Train:
+    """Packets of one job for one receiver that travel as one, as UDP segmentation offload sends them: none arrives before the
+    last one has left. `framing_bytes` is what each but the first adds to the length."""
+
+    __slots__ = ("framing_bytes", "length", "packets", "to")
+
+    def __init__(self, packets: Sequence[Packet], framing_bytes: int):
+        self.packets, self.framing_bytes, self.to = packets, framing_bytes, packets[0].to
+        self.length = sum(packet.length for packet in packets) + (len(packets) - 1) * framing_bytes
+
+    @property
+    def count(self) -> int:
+        return len(self.packets)
+
+
+def coupled(packets: Sequence[Packet], most: int, framing_bytes: int) -> Iterator[Packet | Train]:
+    """Packets for one receiver as trains of at most `most`."""
+    if most == 1:
+        yield from packets
+        return
+    for first in range(0, len(packets), most):
+        yield Train(packets[first : first + most], framing_bytes)

@@ -10,8 +10,9 @@ import numpy as np
 import simpy
 
 from emulator.network.link import at
-from emulator.network.packets import Packet
+from emulator.network.packets import Packet, Train, coupled
 from switchml import worker as rules
+from switchml.memory import u8_at
 from switchml.packet import HEADER_BYTES
 
 NEVER = int(np.iinfo(np.int64).max)
@@ -25,6 +26,7 @@ class Turns:
         state = worker.state
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
         self._packets = state.packets[:, -(HEADER_BYTES + int(state.me[0]["payload"])) :]
+        self._columns, self._lengths = state.slots["columns"], state.slots["length"]
         self._fields = {name: state.me[name] for name in ("earliest", "error", "completed")}
 
     @property
@@ -60,7 +62,16 @@ class Turns:
         return sent + self._take(n)
 
     def _take(self, n: int) -> list[Packet]:
-        return [Packet(self._packets[index], self.job, self.rank) for index in self._out[:n].tolist()]
+        listed = self._out[:n].tolist()
+        if self._columns[self._out[:n]].any():
+            rules.build_streams(self.worker.state, self._out, n)
+        return [Packet(self._bytes(index), self.job, self.rank) for index in listed]
+
+    def _bytes(self, index: int) -> np.ndarray:
+        """The packet of a slot: where dense ones lie, or a sparse one, which has a length of its own."""
+        if not self._columns[index]:
+            return self._packets[index]
+        return u8_at(rules.packet_at(self.worker.state, index), int(self._lengths[index]))
 
 
 class Alarm:
@@ -94,8 +105,8 @@ class Alarm:
 
 
 class Rank:
-    """One rank of one job on a host whose network card is `send(packet)`. `on_done(rank)` is called when all tasks
-    that were started are done."""
+    """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all tasks
+    that were started are done. `train_packets`: how many packets may leave as one."""
 
     def __init__(
         self,
@@ -103,10 +114,13 @@ class Rank:
         worker: rules.Worker,
         job: int,
         rank: int,
-        send: Callable[[Packet], bool],
+        send: Callable[[Packet | Train], bool],
         on_done: Callable[[Rank], None],
+        train_packets: int,
+        framing_bytes: int,
     ):
         self.env, self.worker, self.rank = env, worker, rank
+        self._train_packets, self._framing_bytes = train_packets, framing_bytes
         self._turns, self._send, self._on_done = Turns(worker, job, rank), send, on_done
         self._alarm = Alarm(env, self._turn)
         self._started = 0
@@ -121,13 +135,14 @@ class Rank:
         self._started += 1
         self._turn()
 
-    def receive(self, packet: Packet) -> None:
-        self._turn((packet,))
+    def receive(self, packet: Packet | Train) -> None:
+        self._turn(packet.packets if isinstance(packet, Train) else (packet,))
 
     def _turn(self, packets: Sequence[Packet] = ()) -> None:
         was_done = self.is_done
-        for packet in self._turns.turn(packets, self.env.now):
-            self._send(packet)
+        packets = self._turns.turn(packets, self.env.now)
+        for item in coupled(packets, self._train_packets, self._framing_bytes):
+            self._send(item)
         self._alarm.set(self._turns.deadline)
         if not was_done and self.is_done:
             self._on_done(self)

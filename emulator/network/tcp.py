@@ -41,6 +41,7 @@ class Segment:
     and those in `sacked` too. `is_last`: nothing was waiting behind it."""
 
     __slots__ = ("connection", "is_last", "length", "number", "sacked", "size", "to")
+    count = 1
 
     def __init__(
         self,

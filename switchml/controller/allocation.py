@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from switchml.controller.membership import MIN_SLOTS
 
@@ -46,14 +46,14 @@ def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent
     return min(slots, max(window, MIN_WINDOW))
 
 
-def draw_tag(used: Collection[int]) -> int:
+def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.randbelow) -> int:
     """A tag that no other job has (docs/protocol.md section 2), from a cryptographic source. Never 0, which v1 has."""
     while True:
-        tag = 1 + secrets.randbelow(0xFFFF)
+        tag = 1 + randbelow(0xFFFF)
         if tag not in used:
             return tag
 
 
-def draw_isn(slots: int) -> int:
+def draw_isn(slots: int, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
     """An initial sequence number: 32 bits, a multiple of 2 * `slots`."""
-    return secrets.randbelow((1 << 32) // (2 * slots)) * 2 * slots
+    return randbelow((1 << 32) // (2 * slots)) * 2 * slots

@@ -105,7 +105,7 @@ class JobRegistry:
 
     A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
     the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
-    same data plane.
+    same data plane. `randbelow` draws what strangers must not guess; only a simulation, which has none, may put in another.
     """
 
     def __init__(
@@ -116,8 +116,10 @@ class JobRegistry:
         slots: int = 0,
         job_ids: Iterator[int] | None = None,
         journal: Journal = no_journal,
+        randbelow: Callable[[int], int] = secrets.randbelow,
     ):
         self.dataplane = dataplane
+        self._randbelow = randbelow
         self.join_timeout_s = join_timeout_s
         self.slots = slots
         self.live: list[Job] = []
@@ -327,8 +329,8 @@ class JobRegistry:
             slots=slots,
             payload_bytes=job.first.payload_bytes,
             addresses=addresses,
-            tag=draw_tag({other.tag for other in self.live}),
-            isn=draw_isn(slots),
+            tag=draw_tag({other.tag for other in self.live}, self._randbelow),
+            isn=draw_isn(slots, self._randbelow),
             wire=job.first.wire,
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),

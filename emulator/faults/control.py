@@ -1,0 +1,339 @@
+"""Job control in virtual time: the real registry (switchml/controller/jobs.py) behind connections that take a while, break
+when a process ends, and are given up after the peer timeout when nothing comes through.
+
+Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, an attempt to join an
+aggregator that is not there is made again, a refusal is final.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import simpy
+
+from emulator.network.link import NS, at
+from switchml.aggregator import SoftwareDataplane
+from switchml.controller.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
+from switchml.controller.jobs import JobRegistry
+from switchml.controller.membership import Ended, JoinRequest, PeerLeft, PeerLost, Refused, Started
+from switchml.controller.server import EXPIRY_PERIOD_S
+from switchml.errors import JoinError
+
+
+class Connection:
+    """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the receiving
+    process stands still."""
+
+    def __init__(self, control: Control, host: int, session: Session):
+        self.control, self.host, self.session = control, host, session
+        self.ticket = 0
+        self.client_open = self.server_open = True
+        self._arrival = {"up": 0, "down": 0}
+        self._held: dict[str, list[Callable[[], None]]] = {"up": [], "down": []}
+
+    def send(self, way: str, action: Callable[[], None]) -> None:
+        """Do `action` at the other end, unless that end is closed by then."""
+        env = self.control.env
+        self._arrival[way] = max(self._arrival[way], env.now + self.control.latency_ns())
+        at(env, self._arrival[way], lambda _: self._arrive(way, action))
+
+    def _arrive(self, way: str, action: Callable[[], None]) -> None:
+        is_stuck = self.host in self.control.cut_hosts or (way == "down" and self.host in self.control.paused_hosts)
+        if self._held[way] or is_stuck:
+            self._held[way].append(action)
+        elif self.client_open if way == "down" else self.server_open:
+            action()
+
+    def release(self) -> None:
+        """The host is reachable again, or its process goes on."""
+        held, self._held = self._held, {"up": [], "down": []}
+        for way, actions in held.items():
+            for action in actions:
+                self._arrive(way, action)
+
+    # -- either end gives up --
+
+    def close_client(self) -> None:
+        """The client's process ended, or it closes the connection; the aggregator hears of it."""
+        if self.client_open:
+            self.client_open = False
+            self.send("up", lambda: self.break_server("disconnected"))
+
+    def break_server(self, how: str) -> None:
+        """The aggregator finds the connection broken."""
+        if self.server_open:
+            self.server_open = False
+            self.control.connection_lost(self, how)
+            self.send("down", lambda: self.break_client("the connection to the aggregator broke"))
+
+    def break_client(self, reason: str) -> None:
+        """The client finds the connection broken."""
+        if self.client_open:
+            self.client_open = False
+            self.session.disconnected(reason)
+
+    def finish_server(self) -> None:
+        """The aggregator has said all there is to say on this stream."""
+        self.server_open = False
+
+
+class Session:
+    """The client's side of one membership: what client.Session is to an agent. `joined` succeeds with None or a JoinError."""
+
+    def __init__(self, control: Control, host: int, request: JoinRequest, timeout_s: float):
+        self.control, self.host, self.request = control, host, request
+        self.joined = control.env.event()
+        self.info: JobInfo | None = None
+        self.key: tuple[int, int] | None = None
+        """Which start of the aggregator and which job there, once the job has begun."""
+        self.on_event: Callable[[Callable[[], None]], None] = lambda tell: tell()
+        """How events reach the agent: wakes it afterwards."""
+        self._deadline_ns = control.env.now + int(timeout_s * NS)
+        at(control.env, self._deadline_ns + int(ANSWER_GRACE_S * NS), self._give_up)
+        self._callback: Callable[[Any], None] | None = None
+        self._early: list[Any] = []
+        self._left = False
+        self._connection: Connection | None = None
+        self._try("")
+
+    # -- what HostAgent uses --
+
+    def events(self, callback: Callable[[Any], None]) -> None:
+        self._callback = callback
+        for event in self._early:
+            callback(event)
+
+    def leave(self) -> None:
+        if not self._left:
+            self._left = True
+            connection = self._connection
+            if connection is not None and connection.client_open:
+                connection.send("up", lambda: self.control.leave(connection))
+                # The stream is cancelled once Leave has been answered; what comes before that is not read any more.
+                connection.client_open = False
+
+    # -- the process --
+
+    def vanish(self) -> None:
+        """The process is gone."""
+        self._left = True
+        if self._connection is not None:
+            self._connection.close_client()
+
+    # -- the connection --
+
+    def _try(self, reason: str) -> None:
+        env = self.control.env
+        if self._left:
+            return
+        if env.now >= self._deadline_ns:
+            self._decide(JoinError(f"no aggregator answered: {reason}"))
+        elif self.control.registry is None or self.host in self.control.cut_hosts:
+            at(env, env.now + int(RETRY_S * NS), lambda _: self._try("not reachable"))
+        else:
+            connection = self._connection = self.control.connect(self.host, self)
+            connection.send("up", lambda: self.control.join(connection, self.request))
+
+    def hear(self, event: Any) -> None:
+        """A message of the aggregator."""
+        if self._left:
+            return
+        if isinstance(event, Started):
+            self.info = JobInfo(
+                job=self.request.job,
+                rank=self.request.rank,
+                world_size=self.request.world_size,
+                job_id=event.job_id,
+                tag=event.tag,
+                isn=event.isn,
+                slots=event.slots,
+                window=event.window,
+                payload_bytes=event.payload_bytes,
+                wire=event.wire,
+                data_address=event.data_address,
+                peers=event.peers,
+                segment=event.segment,
+            )
+            self._decide(None)
+        elif isinstance(event, Refused):
+            self._connection.client_open = False
+            self._decide(event)
+        elif isinstance(event, (PeerLost, PeerLeft)):
+            self._tell(event)
+        elif isinstance(event, Ended) and self.info is None:
+            self._decide(JoinError(event.reason))
+        elif isinstance(event, Ended):
+            self._tell(AggregatorLost(event.reason))
+
+    def disconnected(self, reason: str) -> None:
+        """The stream has ended: before the job started one tries again, afterwards the aggregator is lost."""
+        if self._left:
+            return
+        if self.info is None:
+            at(self.control.env, self.control.env.now + int(RETRY_S * NS), lambda _: self._try(reason))
+        else:
+            self._tell(AggregatorLost(reason))
+
+    def _give_up(self, _: Any) -> None:
+        self._decide(JoinError("the aggregator took this rank in, but its job did not start in time"))
+
+    def _decide(self, error: JoinError | None) -> None:
+        if not self.joined.triggered:
+            self.joined.succeed(error)
+
+    def _tell(self, event: Any) -> None:
+        if self._callback is None:
+            self._early.append(event)
+        else:
+            self.on_event(lambda: self._callback(event))
+
+
+class Control:
+    """The aggregator's process: data plane and registry, anew each time it starts. `note(kind, …)` is told what only the
+    aggregator can know: that it took a rank for lost, and that a job has begun."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        chooser: random.Random,
+        *,
+        slot_capacity: int,
+        peer_timeout_s: float,
+        join_timeout_s: float,
+        note: Callable[..., None],
+    ):
+        self.env, self._chooser, self._note = env, chooser, note
+        self._slot_capacity, self.peer_timeout_s, self._join_timeout_s = slot_capacity, peer_timeout_s, join_timeout_s
+        self.cut_hosts: set[int] = set()
+        self.paused_hosts: set[int] = set()
+        self.registry: JobRegistry | None = None
+        self.dataplane: SoftwareDataplane | None = None
+        self.generation = 0
+        self._connections: list[Connection] = []
+        self._streams: dict[int, Connection] = {}
+        self._silent_since: dict[int, int] = {}
+        self._gave_up: set[int] = set()
+        self.start()
+
+    def latency_ns(self) -> int:
+        return self._chooser.randint(50_000, 500_000)
+
+    # -- life --
+
+    def start(self) -> None:
+        """Start the process."""
+        self.generation += 1
+        self.dataplane = SoftwareDataplane(port=0, slot_capacity=self._slot_capacity, shared_memory=False)
+        self.registry = JobRegistry(
+            self.dataplane, join_timeout_s=self._join_timeout_s, randbelow=self._chooser.randrange
+        )
+        self.env.process(self._expire(self.generation))
+
+    def crash(self) -> None:
+        """The process is gone; the kernel resets its connections."""
+        self.stop()
+        for connection in self._connections:
+            if connection.server_open:
+                connection.server_open = False
+                connection.send("down", lambda c=connection: c.break_client("the connection to the aggregator broke"))
+        self._streams = {}
+
+    def stop(self) -> None:
+        if self.dataplane is not None:
+            self.dataplane.stop()
+        self.dataplane = self.registry = None
+
+    def _expire(self, generation: int):
+        while self.registry is not None and self.generation == generation:
+            self._deliver(self.registry.expire(self.env.now / NS))
+            yield self.env.timeout(int(EXPIRY_PERIOD_S * NS))
+
+    # -- faults between a host and the aggregator --
+
+    def cut(self, host: int) -> None:
+        self.cut_hosts.add(host)
+        self._watch_silence(host)
+
+    def heal(self, host: int) -> None:
+        self.cut_hosts.discard(host)
+        self._release(host)
+
+    def pause(self, host: int) -> None:
+        self.paused_hosts.add(host)
+        self._watch_silence(host)
+
+    def resume(self, host: int) -> None:
+        self.paused_hosts.discard(host)
+        self._release(host)
+
+    def gave_up(self, host: int) -> bool:
+        """Whether a host was silent for so long that a connection had to break."""
+        return host in self._gave_up
+
+    def _release(self, host: int) -> None:
+        if host not in self.cut_hosts and host not in self.paused_hosts:
+            self._silent_since.pop(host, None)
+        for connection in list(self._connections):
+            if connection.host == host:
+                connection.release()
+
+    def _watch_silence(self, host: int) -> None:
+        """Pings go unanswered: after the peer timeout both ends give up, but a process that stands still gives up
+        nothing."""
+        since = self._silent_since.setdefault(host, self.env.now)
+        if since == self.env.now:
+            due = since + int(self.peer_timeout_s * NS) + self.latency_ns()
+            at(self.env, due, lambda _: self._give_up(host, since))
+
+    def _give_up(self, host: int, since: int) -> None:
+        if self._silent_since.get(host) != since:
+            return
+        self._gave_up.add(host)
+        for connection in [c for c in self._connections if c.host == host]:
+            connection.break_server(f"did not answer for {self.peer_timeout_s:g} s")
+            if host in self.cut_hosts and host not in self.paused_hosts:
+                connection.break_client(f"the aggregator did not answer for {self.peer_timeout_s:g} s")
+
+    # -- service.py's part --
+
+    def connect(self, host: int, session: Session) -> Connection:
+        self._connections = [c for c in self._connections if c.client_open or c.server_open]
+        self._connections.append(Connection(self, host, session))
+        return self._connections[-1]
+
+    def join(self, connection: Connection, request: JoinRequest) -> None:
+        try:
+            connection.ticket, notices = self.registry.join(request, self.env.now / NS)
+        except Refused as error:
+            refusal = error  # outlives this clause
+            connection.finish_server()
+            connection.send("down", lambda: connection.session.hear(refusal))
+            return
+        self._streams[connection.ticket] = connection
+        self._deliver(notices)
+
+    def leave(self, connection: Connection) -> None:
+        connection.finish_server()
+        if self._streams.pop(connection.ticket, None) is not None:
+            self._note("left", connection.session)
+            self._deliver(self.registry.leave(connection.ticket, self.env.now / NS))
+
+    def connection_lost(self, connection: Connection, how: str) -> None:
+        """A stream ended without the rank having left."""
+        if self._streams.pop(connection.ticket, None) is not None and self.registry.knows(connection.ticket):
+            self._note("lost", connection.session)
+            self._deliver(self.registry.lost(connection.ticket, how, self.env.now / NS))
+
+    def _deliver(self, notices: list[tuple[int, Any]]) -> None:
+        for ticket, event in notices:
+            connection = self._streams.get(ticket)
+            if connection is None:
+                continue
+            if isinstance(event, Started):
+                self._note("started", connection.session, (self.generation, event.job_id))
+            connection.send("down", lambda c=connection, e=event: c.session.hear(e))
+            if isinstance(event, (PeerLost, Ended, Refused)):
+                del self._streams[ticket]
+                connection.finish_server()

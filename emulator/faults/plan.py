@@ -1,0 +1,198 @@
+"""What a seed stands for: jobs, their all-reduces, the network's weather, and what goes wrong when."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from emulator.network.config import LinkConfig
+
+DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
+NARROW = ("int16", "int8")
+SPECIALS = ("", "", "", "", "", "nan", "inf", "infs", "zeros", "overflow")
+"""What a tensor may hold besides ordinary values. "infs": both infinities at one place."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One all-reduce. `pause_s`: what the program does before it. `exponent`: of two, the values' scale."""
+
+    dtype: str
+    numel: int
+    op: str
+    timeout_s: float | None
+    pause_s: float
+    exponent: int
+    special: str
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """One job. `misfit`: what one of its programs does wrong, if anything: "dtype" (calls with another one) or "leaves"
+    (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits. `keeps_port`:
+    a program that starts again receives where its predecessor did.
+    """
+
+    name: str
+    hosts: tuple[int, ...]
+    slots: int
+    payload_bytes: int
+    wire: str
+    calls: tuple[Call, ...]
+    starts_s: tuple[float, ...]
+    at_once: tuple[bool, ...]
+    keeps_port: bool
+    misfit: str = ""
+    misfit_rank: int = -1
+    misfit_call: int = -1
+
+    @property
+    def workers(self) -> int:
+        return len(self.hosts)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`kind`: "cut" (host `host` and the aggregator don't hear each other), "cut data" (their packets are lost, the control
+    connection is not), "pause" (the host's program stands still), "crash" (it is gone, and starts again after
+    `duration_s`), "aggregator" (the same of the aggregator; `host` is -1)."""
+
+    at_s: float
+    kind: str
+    host: int
+    duration_s: float
+
+
+KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a seed decides. From `heal_s` on nothing goes wrong any more, and all jobs must come to their end."""
+
+    seed: int
+    jobs: tuple[JobPlan, ...]
+    link: LinkConfig
+    faults: tuple[Fault, ...]
+    heal_s: float
+    peer_timeout_s: float
+    join_timeout_s: float
+    slot_capacity: int
+    inbox_packets: int
+
+    @property
+    def hosts(self) -> int:
+        return sum(job.workers for job in self.jobs)
+
+    def describe(self) -> list[str]:
+        """Lines for people."""
+        weather = ", ".join(
+            f"{name} {getattr(self.link, name):.1%}" for name in ("loss", "duplicate", "late") if getattr(self.link, name)
+        )
+        lines = [
+            f"seed {self.seed}: {len(self.jobs)} jobs, links of {self.link.rate_bps / 1e6:.3g} Mbit/s and "
+            f"{self.link.delay_s * 1e6:.0f} µs, {weather or 'clear weather'}, peer timeout {self.peer_timeout_s:.2g} s, "
+            f"healed at {self.heal_s:.3f} s"
+        ]
+        for job in self.jobs:
+            misfit = f"; rank {job.misfit_rank} {job.misfit or 'behaves'} at call {job.misfit_call}" if job.misfit else ""
+            lines.append(
+                f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
+                f"{job.wire} lanes, {len(job.calls)} calls{misfit}"
+            )
+        for fault in self.faults:
+            where = f" of host {fault.host}" if fault.host >= 0 else ""
+            lines.append(f"  {fault.at_s:.4f} s: {fault.kind}{where} for {fault.duration_s:.3f} s")
+        return lines
+
+
+def draw(seed: int) -> Plan:
+    """The plan of a seed."""
+    chooser = random.Random(f"plan {seed}")
+    jobs, hosts = [], 0
+    for number in range(chooser.choice([1, 1, 1, 2, 3])):
+        workers = chooser.choice([1, 2, 2, 3, 3, 4, 5])
+        jobs.append(_job(chooser, f"job{number}", tuple(range(hosts, hosts + workers))))
+        hosts += workers
+    peer_timeout_s = chooser.choice([0.5, 1.0, 2.0])
+    is_rough = chooser.random() < 0.75
+    link = LinkConfig(
+        rate_bps=chooser.choice([5e6, 20e6, 100e6, 1e9]),
+        delay_s=chooser.choice([1e-5, 1e-4, 1e-3]),
+        queue_bytes=chooser.choice([0, 0, 4000, 30_000]) if is_rough else 0,
+        loss=chooser.choice([0.0, 0.01, 0.05, 0.2, 0.4]) if is_rough else 0.0,
+        burst_packets=chooser.choice([1.0, 1.0, 8.0]),
+        duplicate=chooser.choice([0.0, 0.02, 0.2]) if is_rough else 0.0,
+        late=chooser.choice([0.0, 0.02, 0.2]) if is_rough else 0.0,
+        late_s=chooser.choice([0.001, 0.02, 0.3]),
+    )
+    faults = []
+    span_s = chooser.choice([0.03, 0.1, 0.4, 1.5])
+    for _ in range(chooser.choice([0, 0, 1, 1, 2, 3, 5])):
+        kind = chooser.choice(KINDS)
+        longest_s = 0.5 if kind in ("crash", "aggregator") else 2.5 * peer_timeout_s
+        faults.append(
+            Fault(
+                chooser.uniform(0.0, span_s),
+                kind,
+                -1 if kind == "aggregator" else chooser.randrange(hosts),
+                0.003 * (longest_s / 0.003) ** chooser.random(),
+            )
+        )
+    faults.sort(key=lambda fault: fault.at_s)
+    return Plan(
+        seed=seed,
+        jobs=tuple(jobs),
+        link=link,
+        faults=tuple(faults),
+        heal_s=max([span_s, *(fault.at_s + fault.duration_s for fault in faults)]),
+        peer_timeout_s=peer_timeout_s,
+        join_timeout_s=chooser.choice([3.0, 10.0]),
+        slot_capacity=chooser.choice([64, 65536]),
+        inbox_packets=chooser.choice([16, 200]),
+    )
+
+
+def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
+    wire = chooser.choice(["int32", "int32", "int32", *NARROW])
+    shapes = [
+        (chooser.choice(DTYPES), chooser.choice([1, chooser.randint(1, 64), chooser.randint(1, 600), 1500]))
+        for _ in range(chooser.randint(1, 3))
+    ]
+    count = chooser.randint(1, 6)
+    has_timeouts = chooser.random() < 0.15
+    calls = []
+    for _ in range(count):
+        dtype, numel = chooser.choice(shapes)
+        special = chooser.choice(SPECIALS)
+        if special == "overflow" and not dtype.startswith("int"):
+            special = ""
+        if special in ("nan", "inf", "infs") and dtype.startswith("int"):
+            special = ""
+        calls.append(
+            Call(
+                dtype,
+                numel,
+                chooser.choice(["sum", "sum", "mean"]),
+                chooser.choice([0.05, 0.5, 3.0]) if has_timeouts else None,
+                chooser.choice([0.0, 0.0, chooser.expovariate(1 / 0.01)]),
+                0 if dtype == "float16" else chooser.choice([0, 0, -20, 40]),
+                special,
+            )
+        )
+    misfit = chooser.choice(["dtype", "leaves"]) if len(hosts) > 1 and chooser.random() < 0.12 else ""
+    start_s = chooser.uniform(0, 0.03)
+    return JobPlan(
+        name=name,
+        hosts=hosts,
+        slots=chooser.choice([2, 4, 4, 16, 64]),
+        payload_bytes=chooser.choice([256, 256, 1024]),
+        wire=wire,
+        calls=tuple(calls),
+        starts_s=tuple(start_s + chooser.choice([0.0, chooser.expovariate(1 / 0.02)]) for _ in hosts),
+        at_once=tuple(chooser.random() < 0.5 for _ in hosts),
+        keeps_port=chooser.random() < 0.7,
+        misfit=misfit,
+        misfit_rank=chooser.randrange(len(hosts)) if misfit else -1,
+        misfit_call=chooser.randrange(count) if misfit else -1,
+    )

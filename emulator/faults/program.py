@@ -1,0 +1,206 @@
+"""The user's program on one host: joins, calls its all-reduces, leaves; when something fails it starts over, until it is
+through or there is nobody left to do it with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import simpy
+
+from emulator.faults import tensors
+from emulator.faults.agent import VirtualAgent
+from emulator.faults.control import Session
+from emulator.faults.plan import Call, JobPlan
+from emulator.network.config import WIRE_OF
+from emulator.network.link import NS
+from switchml.controller.membership import JoinRequest
+from switchml.errors import CollectiveTimeout, SumOverflow
+from switchml.io import udp
+
+_FIRST_PORT = 20000
+MOST_ATTEMPTS = 60
+
+
+class Program:
+    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce took longer than it was
+    given, so that trying again is no use) or "given up" (its job is over without it)."""
+
+    def __init__(self, world: Any, job: JobPlan, rank: int):
+        self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
+        self.env: simpy.Environment = world.env
+        self.state, self.attempts = "running", 0
+        self.agent: VirtualAgent | None = None
+        self.session: Session | None = None
+        self._chooser = random.Random(f"program {world.plan.seed} {self.host}")
+        self._port = _FIRST_PORT
+        self._is_paused: simpy.Event | None = None
+        self._due: dict[int, float] = {}
+        """When calls without a result are late (ns)."""
+        self.process = self.env.process(self._run())
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return f"10.0.{self.host}.1", self._port
+
+    # -- faults --
+
+    def crash(self, restart_s: float) -> None:
+        """The process is killed, and started again later."""
+        if self.state == "running" and self.process.is_alive and self.process is not self.env.active_process:
+            self.process.interrupt(restart_s)
+
+    def pause(self) -> None:
+        if self._is_paused is None:
+            self._is_paused = self.env.event()
+        if self.agent is not None:
+            self.agent.pause()
+
+    def resume(self) -> None:
+        if self._is_paused is not None:
+            self._is_paused.succeed()
+            self._is_paused = None
+        if self.agent is not None:
+            self.agent.resume()
+
+    # -- the script --
+
+    def _run(self) -> Generator[simpy.Event, Any, None]:
+        wait_s = self.job.starts_s[self.rank]
+        while self.state == "running":
+            try:
+                yield self.env.timeout(int(wait_s * NS))
+                yield from self._attempt()
+                wait_s = self._chooser.uniform(0.02, 0.5)
+            except simpy.Interrupt as kill:
+                self.world.log("crash", self.host)
+                self._vanish()
+                wait_s = kill.cause
+        self.world.ended(self)
+
+    def _awake(self) -> Generator[simpy.Event, Any, None]:
+        while self._is_paused is not None:
+            yield self._is_paused
+
+    def _vanish(self) -> None:
+        if self.agent is not None:
+            self.agent.vanish()
+            self.world.unplug(self.agent_endpoint)
+            self.agent = None
+        if self.session is not None:
+            self.session.vanish()
+            self.session = None
+
+    def _attempt(self) -> Generator[simpy.Event, Any, None]:
+        """Join, do everything, leave. Ends with `state` "running" if it has to be tried again."""
+        yield from self._awake()
+        if self.world.is_over_for(self):
+            self.state = "given up"
+            return
+        self.attempts += 1
+        if not self.job.keeps_port:
+            self._port += 1
+        job = self.job
+        request = JoinRequest(
+            job=job.name,
+            rank=self.rank,
+            world_size=job.workers,
+            address=self.address,
+            slots=job.slots,
+            payload_bytes=job.payload_bytes,
+            wire=WIRE_OF[job.wire],
+            timeout_s=self.world.plan.join_timeout_s,
+            host=f"host{self.host}",
+            pid=self.attempts,
+        )
+        self.session = Session(self.world.control, self.host, request, self.world.plan.join_timeout_s)
+        refusal = yield self.session.joined
+        yield from self._awake()
+        if refusal is not None:
+            self.world.log("refused", self.host, str(refusal))
+            self.world.checks.refusal(job, self.rank, refusal)
+            self.session.leave()
+            self.session = None
+            return
+        yield from self._work(self.session)
+        self.session = None
+
+    def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
+        key = session.key
+        agent = self.agent = VirtualAgent(
+            self.env,
+            session,
+            rank=self.rank,
+            world_size=self.job.workers,
+            job=self.job.name,
+            endpoint=udp.endpoint(*self.address),
+            send=self.world.up[self.host].send,
+            inbox_packets=self.world.plan.inbox_packets,
+        )
+        self.agent_endpoint = udp.endpoint(*self.address)
+        session.on_event = agent.hear
+        self.world.plug(self.agent_endpoint, agent)
+        pending, failed, self._due, self._is_late = [], False, {}, False
+        for number, call in enumerate(self.job.calls):
+            if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
+                break
+            yield self.env.timeout(int(call.pause_s * NS))
+            yield from self._awake()
+            pending.append(self._submit(agent, key, number, call))
+            if not self.job.at_once[self.rank]:
+                failed = (yield pending[-1]) or failed
+                if failed:
+                    break
+        for done in pending:
+            failed = (yield done) or failed
+        yield from self._awake()
+        self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=len(pending))
+        agent.leave()
+        self.world.unplug(self.agent_endpoint)
+        self.agent = None
+        if not failed or self.job.misfit:
+            self.state = "done"
+        elif self._is_late:
+            self.state = "late"
+
+    def _submit(self, agent: VirtualAgent, key: tuple[int, int], number: int, call: Call) -> simpy.Event:
+        """Begin an all-reduce. The event's value: whether this attempt has failed."""
+        ledger = self.world.checks.ledgers[key]
+        if self.job.misfit == "dtype" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
+            call = replace(call, dtype="int64" if call.dtype != "int64" else "float32", special="")
+            ledger.disagrees = True
+        source = tensors.source(self.job, call, (*ledger.seed, number), self.rank)
+        target = np.full_like(source, 99)
+        done = self.env.event()
+        self._due[number] = self.env.now + (call.timeout_s or np.inf) * NS
+
+        def on_done(error: BaseException | None) -> None:
+            checks = self.world.checks
+            what = type(error).__name__ if error else f"{tensors.checksum(target):08x}"
+            self.world.log("call", self.host, number, what)
+            if error is None or isinstance(error, SumOverflow):
+                del self._due[number]
+            if error is None:
+                self.world.check(checks.result, key, number, self.rank, target)
+            else:
+                is_late = min(self._due.values(), default=np.inf) <= self.env.now
+                self._is_late = isinstance(error, CollectiveTimeout)
+                broke = self.world.connection_broke(self, key)
+                self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
+            done.succeed(error is not None and not isinstance(error, SumOverflow))
+
+        agent.allreduce_address(
+            source.ctypes.data,
+            target.ctypes.data,
+            source.size,
+            call.dtype,
+            call.op,
+            on_done,
+            timeout_s=call.timeout_s,
+            keep=(source, target),
+        )
+        agent.work()
+        return done

@@ -1,0 +1,94 @@
+"""Tensors whose sums are known without the code under test: whole numbers times a power of two, few enough bits that any
+order of adding, and any block exponent that fits the block, gives the exact sum.
+
+Narrow lanes round by design; there the sum is known up to their rounding.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.faults.plan import Call, JobPlan
+from emulator.network.config import WIRE_OF
+from switchml.fixedpoint import headroom
+
+_ELEMENTS = 32
+"""Elements that share a scale; a chunk has several."""
+
+
+def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
+    """What `rank` contributes. `seed` makes every all-reduce of every incarnation of a job another one."""
+    generator = np.random.default_rng((*seed, rank))
+    if call.dtype.startswith("int"):
+        reach = 1000
+        x = generator.integers(-reach, reach, call.numel, call.dtype)
+        if call.special == "overflow":
+            x[int(seed[-1]) % call.numel] = np.iinfo(call.dtype).max
+        return x
+    reach = 60 if call.dtype == "float16" else 1000
+    x = generator.integers(-reach, reach + 1, call.numel).astype(np.float64)
+    if call.special == "zeros":
+        x[:] = 0
+    if call.dtype != "float16":
+        groups = -(-call.numel // _ELEMENTS)
+        x *= np.repeat(2.0 ** generator.integers(0, 9, groups), _ELEMENTS)[: call.numel] * 2.0**call.exponent
+    place = int(seed[-1]) % call.numel
+    if call.special == "nan" and rank == 0:
+        x[place] = np.nan
+    elif call.special == "inf" and rank == job.workers - 1:
+        x[place] = np.inf
+    elif call.special == "infs":
+        x[place] = np.inf if rank % 2 else -np.inf
+    return x.astype(call.dtype)
+
+
+@dataclass(frozen=True)
+class Exact:
+    """What an all-reduce has to give: `values`, from which each element may be `off`; or nothing, since it `overflows`."""
+
+    values: np.ndarray
+    off: float = 0.0
+    overflows: bool = False
+
+    def wrong(self, got: np.ndarray) -> np.ndarray:
+        """Indices of the elements that are wrong."""
+        if got.dtype.kind != "f":
+            return np.flatnonzero(got != self.values)
+        want, have = self.values.astype(np.float64), got.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            is_near = (have == want) | (np.isnan(have) & np.isnan(want)) | (np.abs(have - want) <= self.off)
+        return np.flatnonzero(~is_near)
+
+    def is_met_by(self, got: np.ndarray) -> bool:
+        return not len(self.wrong(got))
+
+
+def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
+    """What the ranks' all-reduce has to give."""
+    parts = [source(job, call, seed, rank) for rank in range(job.workers)]
+    if call.dtype.startswith("int"):
+        total = sum(part.astype(object) for part in parts)
+        limits = np.iinfo(call.dtype)
+        if call.special == "overflow" and any(value > limits.max or value < limits.min for value in total):
+            return Exact(np.zeros(0, call.dtype), overflows=True)
+        if call.op == "mean":
+            total = np.array([abs(v) // job.workers * (1 if v >= 0 else -1) for v in total], object)
+        return Exact(total.astype(call.dtype))
+    with np.errstate(invalid="ignore", over="ignore"):
+        total = np.add.reduce([part.astype(np.float64) for part in parts])
+        values = (total / job.workers if call.op == "mean" else total).astype(call.dtype)
+    if job.wire == "int32" or call.dtype == "float64":
+        return Exact(values)
+    largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
+    levels = headroom(job.workers)[WIRE_OF[job.wire]]
+    values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
+    # A rank's value is off by half a step, and a step is the block's power of two over the levels; then half precision.
+    return Exact(values, job.workers * largest / levels + (1.0 if call.dtype == "float16" else 0.0))
+
+
+def checksum(x: np.ndarray) -> int:
+    """For the trace."""
+    return zlib.crc32(x.tobytes())

@@ -1,0 +1,244 @@
+"""One run: the hosts, the aggregator and what is between them, from a plan to its end or to the first thing that is wrong.
+
+Every packet that arrives, every message of job control and every call that ends goes into a hash. Two runs of a seed have the
+same one; if they have not, something in the code under test looked at a clock or at chance.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import simpy
+
+from emulator.faults.agent import VirtualAgent
+from emulator.faults.checks import Checks, Ledger, Violation
+from emulator.faults.control import Control, Session
+from emulator.faults.plan import Fault, Plan, draw
+from emulator.faults.program import Program
+from emulator.network.config import LinkConfig
+from emulator.network.link import NS, Link, at
+from emulator.network.packets import Packet
+
+GRACE_S = 90.0
+"""Virtual time that jobs have to come to their end once nothing goes wrong any more: join timeouts, several attempts, and a
+stalled round's slowest probes fit in it many times."""
+_START_NS = 1_000_000_000
+"""The clock's beginning: a time of 0 means "never" in places."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`problem`: what was wrong, empty if nothing was. `events`: steps of the simulation; `sums`, `errors`: results and errors
+    that were checked. `trace`: hash of all that happened. `seconds`: virtual."""
+
+    seed: int
+    problem: str
+    trace: str
+    events: int
+    sums: int
+    errors: int
+    packets: int
+    seconds: float
+
+
+def play(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
+    """Run one seed. `log` gets a line for everything that happens."""
+    return World(draw(seed), log).run()
+
+
+class World:
+    """A plan in motion."""
+
+    def __init__(self, plan: Plan, log: Callable[[str], None] | None = None):
+        self.plan, self._log = plan, log
+        self._hash = hashlib.blake2b(digest_size=8)
+        self.env = simpy.Environment(_START_NS)
+        self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000)
+        self._violation: Violation | None = None
+        self._agents: dict[int, VirtualAgent] = {}
+        self._fates: dict[tuple[int, int], set[str]] = {}
+        self.control = Control(
+            self.env,
+            random.Random(f"control {plan.seed}"),
+            slot_capacity=plan.slot_capacity,
+            peer_timeout_s=plan.peer_timeout_s,
+            join_timeout_s=plan.join_timeout_s,
+            note=self._note,
+        )
+
+        def link(name: str, deliver: Callable[[Packet], None]) -> Link:
+            return Link(self.env, plan.link, random.Random(f"{name} {plan.seed}"), deliver)
+
+        self.up = [link(f"up {host}", self._at_aggregator) for host in range(plan.hosts)]
+        self.down = [link(f"down {host}", self._at_host) for host in range(plan.hosts)]
+        self.programs = [Program(self, job, rank) for job in plan.jobs for rank in range(job.workers)]
+        self._by_host = {program.host: program for program in self.programs}
+        self._running = len(self.programs)
+        for fault in plan.faults:
+            at(self.env, _START_NS + int(fault.at_s * NS), self._begin_fault, fault)
+        at(self.env, _START_NS + int(plan.heal_s * NS), self._clear_up)
+
+    def run(self) -> Outcome:
+        problem, events = "", 0
+        limit = _START_NS + int((self.plan.heal_s + GRACE_S) * NS)
+        try:
+            while self._running:
+                self.env.step()
+                events += 1
+                if self._violation is not None:
+                    raise self._violation
+                if self.env.now > limit:
+                    raise Violation(f"not done {GRACE_S:g} s after the last fault: {self._whereabouts()}")
+            self._check_end()
+        except Violation as violation:
+            problem = str(violation)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+            if self._log is not None:
+                raise
+        finally:
+            self.control.stop()
+        return Outcome(
+            self.plan.seed,
+            problem,
+            self._hash.hexdigest(),
+            events,
+            self.checks.sums,
+            self.checks.errors,
+            sum(one.counts.packets for one in (*self.up, *self.down)),
+            (self.env.now - _START_NS) / NS,
+        )
+
+    # -- what happens --
+
+    def log(self, kind: str, *details: Any) -> None:
+        """Into the hash, and to whoever reads along."""
+        line = f"{self.env.now - _START_NS} {kind} {' '.join(map(str, details))}"
+        self._hash.update(line.encode())
+        if self._log is not None:
+            self._log(f"{(self.env.now - _START_NS) / 1e6:12.6f} ms  {line.partition(' ')[2]}")
+
+    def check(self, what: Callable[..., None], *arguments: Any) -> None:
+        """Keep the first violation until the agent's code, which would swallow it, has returned."""
+        try:
+            what(*arguments)
+        except Violation as violation:
+            self._violation = self._violation or violation
+
+    def _at_aggregator(self, packet: Packet) -> None:
+        if self.control.dataplane is None:
+            return
+        self.log("up", packet.job, zlib.crc32(packet.data))
+        for endpoint, data in self.control.dataplane.handle(packet.job, packet.address, packet.length):
+            host = endpoint >> 24 & 0xFF
+            self.down[host].send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
+
+    def _at_host(self, packet: Packet) -> None:
+        agent = self._agents.get(packet.to)
+        self.log("down", packet.to, zlib.crc32(packet.data))
+        if agent is not None:
+            agent.receive(packet)
+
+    def plug(self, endpoint: int, agent: VirtualAgent) -> None:
+        self._agents[endpoint] = agent
+
+    def unplug(self, endpoint: int) -> None:
+        self._agents.pop(endpoint, None)
+
+    def _note(self, kind: str, session: Session, key: tuple[int, int] | None = None) -> None:
+        """What the aggregator's process does."""
+        rank = session.request.rank
+        self.log(kind, session.host, *(key or ()))
+        if kind == "started":
+            session.key = key
+            job = next(job for job in self.plan.jobs if job.name == session.request.job)
+            self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
+        elif session.key is not None:
+            self.checks.ledgers[session.key].gone[rank] = kind
+
+    def connection_broke(self, program: Program, key: tuple[int, int]) -> bool:
+        """Whether a rank's own control connection has reason to be broken."""
+        ledger = self.checks.ledgers[key]
+        crashed = key[0] != self.control.generation or self.control.registry is None
+        lost = ledger.gone.get(program.rank) == "lost"
+        return crashed or lost or self.control.gave_up(program.host)
+
+    # -- faults --
+
+    def _begin_fault(self, fault: Fault) -> None:
+        self.log("begin", fault.kind, fault.host)
+        host = fault.host
+        if fault.kind in ("cut", "cut data"):
+            self.up[host].is_cut = self.down[host].is_cut = True
+            if fault.kind == "cut":
+                self.control.cut(host)
+        elif fault.kind == "pause":
+            self._by_host[host].pause()
+            self.control.pause(host)
+        elif fault.kind == "crash":
+            self._by_host[host].crash(fault.duration_s)
+            return
+        elif self.control.registry is not None:
+            self.control.crash()
+        else:
+            return
+        at(self.env, self.env.now + int(fault.duration_s * NS), self._end_fault, fault)
+
+    def _end_fault(self, fault: Fault) -> None:
+        self.log("end", fault.kind, fault.host)
+        host = fault.host
+        if fault.kind in ("cut", "cut data"):
+            self.up[host].is_cut = self.down[host].is_cut = False
+            self.control.heal(host)
+        elif fault.kind == "pause":
+            self.control.resume(host)
+            self._by_host[host].resume()
+        elif self.control.registry is None:
+            self.control.start()
+
+    def _clear_up(self, _: Any) -> None:
+        """The network is well from here on."""
+        calm = LinkConfig(rate_bps=self.plan.link.rate_bps, delay_s=self.plan.link.delay_s)
+        for link in (*self.up, *self.down):
+            link.become(calm)
+
+    # -- the end --
+
+    def is_over_for(self, program: Program) -> bool:
+        """A rank that is through with everything does not come again, so the others can't begin anew."""
+        return any(
+            other.job is program.job and other is not program and other.state != "running" for other in self.programs
+        )
+
+    def ended(self, program: Program) -> None:
+        self.log("ended", program.host, program.state)
+        self._running -= 1
+
+    def _whereabouts(self) -> str:
+        return ", ".join(
+            f"{program.job.name} rank {program.rank} (attempt {program.attempts})"
+            for program in self.programs
+            if program.state == "running"
+        )
+
+    def _check_end(self) -> None:
+        """Every job has come to its end, and the aggregator holds nothing any more."""
+        for job in self.plan.jobs:
+            states = [program.state for program in self.programs if program.job is job]
+            if not {"done", "late"} & set(states):
+                raise Violation(f"{job.name}: no rank came through: {states}")
+            if not self.plan.faults and not job.misfit and "late" not in states and set(states) != {"done"}:
+                raise Violation(f"{job.name}: nothing went wrong, but its ranks are {states}")
+        # Give the last farewells time to arrive.
+        until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
+        while self.env.peek() <= until:
+            self.env.step()
+        registry = self.control.registry
+        if registry is not None and (registry.live or registry.slots_allocated):
+            raise Violation(f"the aggregator still holds {[(job.name, job.state) for job in registry.live]}")

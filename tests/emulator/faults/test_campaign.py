@@ -1,0 +1,112 @@
+"""Campaigns of seeds, the command line, and bugs planted on purpose: seeds have to find them."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.faults import campaign
+from emulator.faults.world import play
+from switchml.__main__ import cli
+from switchml.errors import ConfigError
+
+
+def test_one_process_or_two_come_to_the_same():
+    seeds = range(40, 60)
+    one, two = campaign.campaign(seeds, 1), campaign.campaign(seeds, 2)
+    assert one == two and one.seeds == 20 and one.failures == []
+
+
+def test_a_campaign_ends_at_its_failures(monkeypatch):
+    import dataclasses
+
+    outcome = dataclasses.replace(play(1), problem="wrong")
+    monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(outcome, seed=seed))
+    tally = campaign.campaign(range(100), 1, most_failures=3)
+    assert [failed.seed for failed in tally.failures] == [0, 1, 2] and tally.seeds == 3
+
+
+@pytest.mark.parametrize("name", list(campaign.BUGS))
+def test_every_bug_can_be_planted(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(campaign, "cache_root", lambda: tmp_path)
+    copy = campaign.plant(name)
+    bug = campaign.BUGS[name]
+    changed = (copy / bug.file).read_text()
+    assert bug.wrong in changed and bug.line not in changed
+    compile(changed, bug.file, "exec")
+
+
+def test_an_unknown_bug_is_refused():
+    with pytest.raises(ConfigError, match="expected one of version-bit"):
+        campaign.plant("none")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["version-bit", "shadow-answer", "counted-twice", "early-end"])
+def test_seeds_find_planted_bugs(name):
+    """Kernels of the changed copy are compiled by its own process, once on a machine."""
+    done = campaign.run_planted(name, ["--seeds", "100", "--stop-after", "1", "--processes", "1", "--json"])
+    assert done.returncode == 1, done.stderr
+    (failure,) = json.loads(done.stdout)["failed"]
+    assert failure["problem"]
+    assert play(failure["seed"]).problem == "", "without the bug the seed passes"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["simulate", *arguments])
+
+
+def test_a_seed_on_the_command_line():
+    told = run("--seed", "3")
+    assert told.exit_code == 0 and told.stdout.startswith("seed 3: ") and told.stdout.endswith("passed\n")
+    outcome = json.loads(run("--seed", "3", "--json").stdout)
+    assert outcome["trace"] == play(3).trace and outcome["trace"] in told.stdout
+    logged = run("--seed", "3", "--log").stdout
+    assert "started" in logged and len(logged) > len(told.stdout)
+
+
+def test_many_seeds_on_the_command_line():
+    found = json.loads(run("--seeds", "10", "--from", "5", "--processes", "1", "--json").stdout)
+    assert (found["seeds"], found["failed"]) == (10, []) and found["sums"] > 0
+    assert run("--seeds", "3", "--processes", "1").stdout.endswith("all passed\n")
+
+
+def test_a_failed_seed_is_printed(monkeypatch):
+    import dataclasses
+
+    monkeypatch.setattr(campaign, "play", lambda seed: dataclasses.replace(play(1), seed=seed, problem="a wrong sum"))
+    result = run("--seeds", "2", "--processes", "1")
+    assert result.exit_code == 1
+    assert "seed 0 failed: a wrong sum" in result.stdout and "switchml simulate --seed 0 --log" in result.stdout
+
+
+def test_bugs_are_listed():
+    listed = run("--plant", "list").stdout
+    assert all(name in listed for name in campaign.BUGS)
+
+
+def test_a_network_on_the_command_line(tmp_path):
+    (tmp_path / "n.toml").write_text("[[jobs]]\nworkers = 2\nsize_bytes = 65536\n[[jobs]]\nbackend = 'ring'\n")
+    found = json.loads(run(str(tmp_path / "n.toml"), "--json").stdout)
+    assert [job["backend"] for job in found["jobs"]] == ["switchml", "ring"]
+    assert found["links"]["host 0 up"]["packets"] == 64
+    assert "host 0 up" in run(str(tmp_path / "n.toml")).stdout
+
+
+def test_a_picture_of_a_network(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "n.toml").write_text("[[jobs]]\nworkers = 2\nsize_bytes = 65536\n")
+    assert run(str(tmp_path / "n.toml"), "--plot", str(tmp_path / "n.png")).exit_code == 0
+    assert (tmp_path / "n.png").read_bytes().startswith(b"\x89PNG")
+    refused = run(str(tmp_path / "n.toml"), "--plot", str(tmp_path / "n.txt"))
+    assert refused.exit_code == 1 and "expected a name that ends in .png" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--plot", "x.png"), ("NETWORK", "--seed", "1"), ("--seeds", "0"), ("no-such-file.toml",)]
+)
+def test_wrong_usage(arguments, tmp_path):
+    (tmp_path / "n.toml").write_text("[[jobs]]\n")
+    chosen = [str(tmp_path / "n.toml") if argument == "NETWORK" else argument for argument in arguments]
+    assert run(*chosen).exit_code == 2
