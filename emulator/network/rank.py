@@ -51,6 +51,7 @@ class Turns:
         for packet in packets:
             n = rules.receive(state, packet.address, packet.length, now, out, n)
             if n + 1 >= len(state.slots):
+                rules.build_streams(state, out, n)
                 sent += self._take(n)
                 n = 0
             if self.error:
@@ -58,14 +59,12 @@ class Turns:
         n = rules.fill(state, now, out, n)
         if self.error:
             return sent
+        rules.build_streams(state, out, n)
         n = rules.timeouts(state, now, out, n)
         return sent + self._take(n)
 
     def _take(self, n: int) -> list[Packet]:
-        listed = self._out[:n].tolist()
-        if self._columns[self._out[:n]].any():
-            rules.build_streams(self.worker.state, self._out, n)
-        return [Packet(self._bytes(index), self.job, self.rank) for index in listed]
+        return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
 
     def _bytes(self, index: int) -> np.ndarray:
         """The packet of a slot: where dense ones lie, or a sparse one, which has a length of its own."""
