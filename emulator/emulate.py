@@ -320,14 +320,14 @@ def emulate(
     began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
     budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
     played = replay(graph, costs, conditions, **budgets)
-    loaded = _load(asked, made, played.makespan_s) if asked.data.loader else None
+    loaded = _load(asked, made, played) if asked.data.loader else None
     if loaded:
         played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
     where = parts(played).mean()
     return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
 
 
-def _load(asked: Request, made: Plan, iteration_s: float) -> Loading:
+def _load(asked: Request, made: Plan, played: Replayed) -> Loading:
     """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
     data, job, storage = asked.data, made.job, made.cluster.storage
     dataset = Dataset(
@@ -347,7 +347,8 @@ def _load(asked: Request, made: Plan, iteration_s: float) -> Loading:
         reads_at_once=data.workers,
         peer_bytes_per_s=made.cluster.between.node_bytes_per_s / on_a_node,
     )
-    return loading(data.loader, dataset, shared, iteration_s, prefetch=data.prefetch)
+    compute_s = parts(played).mean()["compute"]
+    return loading(data.loader, dataset, shared, played.makespan_s, compute_s=compute_s, prefetch=data.prefetch)
 
 
 def replayed_s(made: Plan) -> float:

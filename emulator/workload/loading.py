@@ -243,10 +243,10 @@ def loads(loader: str, dataset: Dataset, storage: Storage) -> Loads:
 
 
 @kernel
-def stalls_s(load_s, iteration_s, prefetch):
+def stalls_s(load_s, step_s, prefetch):
     """float64 (steps,): how long all ranks wait for the last one's batch before each step. Loaders run ahead of
-    training by up to `prefetch` batches (DataLoader's prefetch_factor · num_workers); a step takes `iteration_s`, and
-    no rank begins it before all can. `load_s`: float64 (steps, ranks)."""
+    training by up to `prefetch` batches (DataLoader's prefetch_factor · num_workers); no rank begins a step
+    before all can. `load_s`: float64 (steps, ranks); `step_s`: float64 (steps,), what training takes for each."""
     steps, ranks = load_s.shape
     stalls = np.zeros(steps)
     begun = np.zeros(steps)
@@ -261,7 +261,7 @@ def stalls_s(load_s, iteration_s, prefetch):
             ready_s = max(ready_s, loaded[rank])
         begun[step] = max(free_s, ready_s)
         stalls[step] = begun[step] - free_s
-        free_s = begun[step] + iteration_s
+        free_s = begun[step] + step_s[step]
     return stalls
 
 
@@ -271,7 +271,9 @@ class Loading:
 
     loader: str
     stall_s: float
-    """Training waits this long: the part "loading" of an iteration."""
+    """What a step takes longer: the part "loading" of an iteration."""
+    imbalance_s: float
+    """Of that, not waiting for samples but training the largest local batch, where they are unequal (SOLAR)."""
     busy_s: float
     """The slowest rank's loader works this long, mostly behind training."""
     storage_bytes: float
@@ -285,16 +287,28 @@ class Loading:
         return dict(self.__dict__)
 
 
-def loading(loader: str, dataset: Dataset, storage: Storage, iteration_s: float, *, prefetch: int = 2) -> Loading:
+def loading(
+    loader: str,
+    dataset: Dataset,
+    storage: Storage,
+    iteration_s: float,
+    *,
+    compute_s: float = 0.0,
+    prefetch: int = 2,
+) -> Loading:
     """Play `loader` beside training that takes `iteration_s` a step. `prefetch`: batches that a rank loads ahead, of
-    torch's DataLoader prefetch_factor · num_workers."""
+    torch's DataLoader prefetch_factor · num_workers. `compute_s` of the step grows with the local batch of the rank
+    that has most."""
     if prefetch < 1:
         raise ConfigError(f"a loader that is {prefetch} batches ahead of training; expected at least 1")
     found = loads(loader, dataset, storage)
     seconds = found.seconds(dataset, storage)
+    imbalance_s = compute_s * (found.batch.max(axis=1) * (dataset.ranks / dataset.global_batch) - 1.0)
+    waits_s = stalls_s(seconds, iteration_s + imbalance_s, prefetch)
     return Loading(
         loader=loader,
-        stall_s=float(stalls_s(seconds, iteration_s, prefetch).mean()),
+        stall_s=float(waits_s.mean() + imbalance_s.mean()),
+        imbalance_s=float(imbalance_s.mean()),
         busy_s=float(seconds.max(axis=1).mean()),
         storage_bytes=float(found.read_samples.sum(axis=1).mean() * dataset.sample_bytes),
         hit_rate=found.hit_rate(),

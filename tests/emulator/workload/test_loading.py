@@ -209,13 +209,13 @@ def test_seconds_by_hand():
 
 def test_stalls_by_hand():
     """Loading 3 s, training 2 s: from the second step on each waits 1 s. Loading 1 s hides after the first."""
-    assert stalls_s(np.full((4, 1), 3.0), 2.0, 1).tolist() == [3, 1, 1, 1]
-    assert stalls_s(np.full((4, 1), 1.0), 2.0, 1).tolist() == [1, 0, 0, 0]
+    assert stalls_s(np.full((4, 1), 3.0), np.full(4, 2.0), 1).tolist() == [3, 1, 1, 1]
+    assert stalls_s(np.full((4, 1), 1.0), np.full(4, 2.0), 1).tolist() == [1, 0, 0, 0]
     # One slow batch of one rank: two batches in hand bridge it, one does not.
     slow = np.ones((6, 2))
     slow[3, 1] = 5.0
-    assert stalls_s(slow, 2.0, 1).tolist() == [1, 0, 0, 3, 0, 0]
-    assert stalls_s(slow, 2.0, 3).tolist() == [1, 0, 0, 1, 0, 0]
+    assert stalls_s(slow, np.full(6, 2.0), 1).tolist() == [1, 0, 0, 3, 0, 0]
+    assert stalls_s(slow, np.full(6, 2.0), 3).tolist() == [1, 0, 0, 1, 0, 0]
 
 
 def test_loading_of_a_job_by_hand():
@@ -225,6 +225,7 @@ def test_loading_of_a_job_by_hand():
     assert found.to_json() == {
         "loader": "pytorch",
         "stall_s": pytest.approx(0.1),
+        "imbalance_s": 0.0,
         "busy_s": 1.0,
         "storage_bytes": 200.0,
         "hit_rate": 0.0,
@@ -232,6 +233,19 @@ def test_loading_of_a_job_by_hand():
     }
     with pytest.raises(ConfigError, match="0 batches ahead"):
         loading("pytorch", dataset, SLOW_DISK, 2.0, prefetch=0)
+
+
+def test_unequal_batches_cost_compute():
+    """SOLAR may give a rank a quarter more samples than its share; the step then computes a quarter longer."""
+    dataset = Dataset(samples=4096, sample_bytes=1.0, global_batch=128, ranks=4, epochs=3, buffer_samples=1024, seed=1)
+    storage = Storage(bytes_per_s=1e9)
+    found = loading("solar", dataset, storage, 2.0, compute_s=1.0)
+    assert found.largest_batch == 40
+    largest = solar(dataset, storage).batch.max(axis=1)
+    assert found.imbalance_s == pytest.approx((largest / 32 - 1).mean())
+    assert 0.05 < found.imbalance_s <= 0.25
+    assert found.stall_s >= found.imbalance_s
+    assert loading("lru", dataset, storage, 2.0, compute_s=1.0).imbalance_s == 0
 
 
 @pytest.mark.parametrize(
