@@ -16,7 +16,9 @@ local switchml = Proto("switchml", "SwitchML in-network aggregation")
 local HEADER_BYTES = 10
 local BITMAP_BYTES = 32
 local PAYLOAD_BYTES = { [0] = 128, [1] = 256, [2] = 512, [3] = 1024 }
-local SIZES = { [0] = "128 bytes (32 in a wait packet)", [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes" }
+local PARTIAL = 4 -- in the size code of a partial sum, which has two more bytes
+local SIZES = { [5] = "256 bytes, and the flags of a partial sum", [7] = "1024 bytes, and the flags of a partial sum",
+    [0] = "128 bytes (32 in a wait packet)", [1] = "256 bytes", [2] = "512 bytes", [3] = "1024 bytes" }
 local TYPES = {
     [1] = "v1", [8] = "contribution int32", [9] = "contribution int16", [10] = "contribution int8",
     [12] = "result int32", [13] = "result int16", [14] = "result int8", [15] = "wait",
@@ -43,6 +45,7 @@ local f = {
     flags = ProtoField.uint8("switchml.flags", "Flags", base.HEX),
     overflow = ProtoField.bool("switchml.flags.overflow", "OVERFLOW", 8, nil, 0x01),
     mixed = ProtoField.bool("switchml.flags.mixed", "MIXED", 8, nil, 0x02),
+    partial = ProtoField.uint8("switchml.partial", "Flags of a partial sum", base.HEX),
     payload = ProtoField.none("switchml.payload", "Values"),
     values = ProtoField.int32("switchml.values", "Value"),
     bitmap = ProtoField.none("switchml.bitmap", "Missing ranks"),
@@ -50,7 +53,7 @@ local f = {
 }
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
-    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.payload, f.values, f.bitmap, f.missing,
+    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.bitmap, f.missing,
 }
 
 local group, severity = expert.group, expert.severity
@@ -216,6 +219,11 @@ function switchml.dissector(tvb, pinfo, root)
 
     local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind)
     local follows, problem = length - HEADER_BYTES, nil
+    local is_partial = kind >= 8 and kind <= 10 and (code == 5 or code == 7)
+    if is_partial then
+        code, follows = code - PARTIAL, follows - 2
+        info = "partial sum of " .. info
+    end
     local expected = PAYLOAD_BYTES[code]
     if kind == 15 then
         expected = code == 0 and BITMAP_BYTES or nil
@@ -236,6 +244,9 @@ function switchml.dissector(tvb, pinfo, root)
         info = info .. " missing ranks " .. add_missing(tvb, tree, math.min(bytes, BITMAP_BYTES))
     else
         add_lanes(tvb, tree, bytes, LANE_BYTES[kind])
+        if is_partial and captured >= HEADER_BYTES + bytes + 2 then
+            tree:add(f.partial, tvb(HEADER_BYTES + bytes, 1))
+        end
     end
     if problem then
         tree:add_proto_expert_info(malformed, problem)

@@ -59,6 +59,9 @@ TYPES = {
 
 conf.contribs.setdefault("switchml", {"slots": None})
 
+PARTIAL_SIZES = {code | 4: payload for code, payload in wire.SIZE_CODES.items()}
+"""Size codes of partial sums."""
+
 SPECIAL_CODES = {
     ("ahead", wire.CODE_UNKNOWN): "unknown",
     ("need", wire.CODE_UNKNOWN): "not finite",
@@ -144,6 +147,19 @@ class Lanes(Field):
         width, letter = self._lane(pkt)
         count = min(self.payload_of.get(pkt.size, len(s)), len(s)) // width
         return s[count * width :], list(struct.unpack(f">{count}{letter}", s[: count * width]))
+
+
+class PartialFlags(ByteField):
+    """What follows the lanes of a partial sum: its flags and a byte 0. None if it is not there."""
+
+    def i2repr(self, pkt, x):
+        return "+".join(name for bit, name in enumerate(("OVERFLOW", "MIXED")) if x and x >> bit & 1) or repr(x)
+
+    def addfield(self, pkt, s, val):
+        return s if val is None else s + bytes([val, 0])
+
+    def getfield(self, pkt, s):
+        return (s, None) if len(s) < 2 else (s[2:], s[0])
 
 
 class MissingRanks(Field):
@@ -249,8 +265,14 @@ class SwitchMLv2(SwitchML):
         ExponentCode("need", wire.CODE_ZERO),
         ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
         ConditionalField(FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
-        Lanes("values", wire.SIZE_CODES),
+        Lanes("values", {**wire.SIZE_CODES, **PARTIAL_SIZES}),
+        ConditionalField(PartialFlags("partial_flags", None), lambda pkt: pkt.is_partial),
     ]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this is a partial sum, which one switch of a tree sends to another (section 8)."""
+        return self.size in PARTIAL_SIZES and not self.is_result
 
     @property
     def is_result(self) -> bool:
@@ -266,6 +288,7 @@ class SwitchMLv2(SwitchML):
     def mysummary(self):
         kind = TYPES.get(self.type, f"type {self.type}")
         again = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
+        kind = "partial sum" + kind.removeprefix("contribution") if self.is_partial else kind
         flags = f", {self.flags}" if self.is_result and self.flags else ""
         return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{again}"
 

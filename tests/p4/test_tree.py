@@ -13,7 +13,7 @@ from bmv2_replay import replay
 from p4_frames import Datagram, read_udp, udp
 from p4_jobs import COMPILED, program
 from peers import simple_switch
-from test_rules_together import CLEAR, PAYLOAD, PATH, TAG, Call, Network, Weather
+from test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
 
 from emulator.bmv2.engine.engine import Engine
 from emulator.bmv2.interpreter.path import Interpreter
