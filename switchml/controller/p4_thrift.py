@@ -16,8 +16,8 @@ from switchml.errors import ConfigError, ControlError
 from switchml.thrift.client import Client
 from switchml.thrift.protocol import ProtocolError, Record
 
-TIMEOUT_S = 10.0
-"""How long the switch may take for one answer."""
+TIMEOUT_S = 60.0
+"""How long the switch may take for one answer: ours compiles for a while when it first starts on a machine."""
 QUEUE_DEPTH = 1 << 16
 """Packets that an egress queue of simple_switch may hold, in place of 64: a window of results leaves at once."""
 _EXACT = 0
