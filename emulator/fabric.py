@@ -236,7 +236,8 @@ class Fabric:
             known[layout.control_address] = CONTROL_MAC
         control = "s1" if layout.switch == BRIDGE else f"{CONTROL}-eth0"
         for space, interface in [*((host, INTERFACE) for host in self.hosts), (self.switch, control)]:
-            space.ip(*(f"neigh replace {ip} lladdr {mac_text(mac)} dev {interface} nud permanent" for ip, mac in known.items()))
+            dev = f"dev {interface} nud permanent"
+            space.ip(*(f"neigh replace {ip} lladdr {mac_text(mac)} {dev}" for ip, mac in known.items()))
 
 
 def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:

@@ -4,9 +4,11 @@ needs Mininet."""
 from __future__ import annotations
 
 from emulator.fabric import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout, find_program, mac_text
-from emulator.mininet import P4Host, P4Switch
+from emulator.mininet import P4Host, P4Switch  # and where Mininet is
 from emulator.namespaces import run
 from emulator.world import PRIVATE_DIR
+
+# isort: split
 from mininet.link import Intf
 from mininet.log import setLogLevel
 from mininet.net import Mininet
@@ -22,7 +24,8 @@ class Bridge(Switch):
 
     def start(self, controllers: list) -> None:
         """Make the bridge of all interfaces of this node."""
-        run(["ip", "link", "add", self.name, "address", self._mac, "type", "bridge", "stp_state", "0", "forward_delay", "0"])
+        kind = ["type", "bridge", "stp_state", "0", "forward_delay", "0"]
+        run(["ip", "link", "add", self.name, "address", self._mac, *kind])
         for interface in self.intfList():
             if interface.name != "lo":
                 run(["ip", "link", "set", interface.name, "master", self.name, "up"])

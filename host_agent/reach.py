@@ -25,7 +25,7 @@ from switchml.packet import HEADER_BYTES
 from . import loop
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
-_SIOCGIFADDR, _SIOCGIFBRDADDR = 0x8915, 0x8919
+_SIOCGIFADDR, _SIOCGIFBRDADDR, _SIOCGIFHWADDR = 0x8915, 0x8919, 0x8927
 _EXPERIMENTAL = 0x88B5
 """An Ethernet type that nobody answers (IEEE 802, local experiments)."""
 _DISCARD = 9
@@ -180,7 +180,10 @@ def _address_of(interface: str, request: int) -> str:
 
 
 def _mac_of(interface: str) -> int:
-    try:
-        return int(Path("/sys/class/net", interface, "address").read_text().strip().replace(":", ""), 16)
-    except (OSError, ValueError):
-        raise ConfigError(f"interface {interface!r} has no MAC address") from None
+    # Not from /sys: that shows the interfaces of the namespace in which it was mounted.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            found = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()[:15]))
+        except OSError:
+            raise ConfigError(f"interface {interface!r} has no MAC address") from None
+    return int.from_bytes(found[18:24], "big")

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "status": ("switchml.commands.status:status", "Show a running aggregator's jobs, pools and counters."),
     "bench": ("switchml.commands.bench:bench", "Measure all-reduces beside Gloo's."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),
+    "mininet": ("switchml.commands.mininet:mininet", "Run experiments on networks that Mininet builds."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),
 }
