@@ -26,6 +26,7 @@ from . import loop
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
 _SIOCGIFADDR, _SIOCGIFBRDADDR, _SIOCGIFHWADDR = 0x8915, 0x8919, 0x8927
+"""linux/sockios.h; /sys would show another network namespace's interfaces to who has entered one."""
 _EXPERIMENTAL = 0x88B5
 """An Ethernet type that nobody answers (IEEE 802, local experiments)."""
 _DISCARD = 9
@@ -170,20 +171,18 @@ def interface_to(ip: str) -> str:
     return name
 
 
-def _address_of(interface: str, request: int) -> str:
+def _ask(interface: str, request: int) -> bytes:
+    """What the kernel says of an interface: a struct sockaddr."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
-            found = fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))
+            return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))[16:32]
         except OSError as error:
-            raise ConfigError(f"interface {interface}: {error.strerror or error}; pass bind_ip") from None
-    return socket.inet_ntoa(found[20:24])
+            raise ConfigError(f"interface {interface}: {error.strerror or error}") from None
+
+
+def _address_of(interface: str, request: int) -> str:
+    return socket.inet_ntoa(_ask(interface, request)[4:8])
 
 
 def _mac_of(interface: str) -> int:
-    # Not from /sys: that shows the interfaces of the namespace in which it was mounted.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        try:
-            found = fcntl.ioctl(any_socket, _SIOCGIFHWADDR, struct.pack("256s", interface.encode()[:15]))
-        except OSError:
-            raise ConfigError(f"interface {interface!r} has no MAC address") from None
-    return int.from_bytes(found[18:24], "big")
+    return int.from_bytes(_ask(interface, _SIOCGIFHWADDR)[2:8], "big")

@@ -5,26 +5,27 @@ const bit<16> FLOOD = 1; // the multicast group of all ports
 const bit<32> STATIONS = 4096;
 
 control Forwarding(inout headers_t hdr, inout meta_t meta, inout standard_metadata_t sm) {
-    @name(".stations") register<bit<64>>(STATIONS) stations; // a MAC address, then its port + 1
+    // Port + 1, then the MAC address: Thrift shows numbers of 63 bits, and half of all MAC addresses have the top one.
+    @name(".stations") register<bit<64>>(STATIONS) stations;
 
     apply {
         bit<32> cell;
         bit<64> known = 0;
         if (hdr.ethernet.src[40:40] == 0) {
             hash(cell, HashAlgorithm.crc16, 32w0, { hdr.ethernet.src }, STATIONS);
-            stations.write(cell, hdr.ethernet.src ++ ((bit<16>)sm.ingress_port + 1));
+            stations.write(cell, ((bit<16>)sm.ingress_port + 1) ++ hdr.ethernet.src);
         }
         if (hdr.ethernet.dst[40:40] == 0) {
             hash(cell, HashAlgorithm.crc16, 32w0, { hdr.ethernet.dst }, STATIONS);
             stations.read(known, cell);
         }
-        if (known[15:0] == 0 || known[63:16] != hdr.ethernet.dst) {
+        if (known[63:48] == 0 || known[47:0] != hdr.ethernet.dst) {
             meta.is_flooded = 1;
             sm.mcast_grp = FLOOD;
-        } else if (known[8:0] - 1 == sm.ingress_port) {
+        } else if (known[56:48] - 1 == sm.ingress_port) {
             mark_to_drop(sm);
         } else {
-            sm.egress_spec = known[8:0] - 1;
+            sm.egress_spec = known[56:48] - 1;
         }
     }
 }

@@ -79,6 +79,28 @@ def float64_of_bits(typingctx, bits):
     return types.float64(types.int64), codegen
 
 
+@intrinsic
+def load_acquire(typingctx, address):
+    """The uint64 at an aligned address that another thread, or the kernel, writes as `store_release` does: what it
+    wrote before is seen afterwards."""
+
+    def codegen(context, builder, signature, args):
+        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
+
+    return types.uint64(types.uintp), codegen
+
+
+@intrinsic
+def store_release(typingctx, address, value):
+    """Write a uint64 for whoever reads it with `load_acquire`."""
+
+    def codegen(context, builder, signature, args):
+        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.uintp, types.uint64), codegen
+
+
 @kernel(inline=True)
 def u8_at(address, count):
     """uint8[count] over the memory at `address`."""

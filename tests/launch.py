@@ -167,13 +167,14 @@ class Aggregator(_Process):
 
 
 class Rank(_Process):
-    """A process with one agent. `ask("join", …)`, `ask("reduce", …)`, `ask("leave")`: the methods of `_Obedient`.
+    """A process with one agent, perhaps in a network namespace. `ask("join", …)`, `ask("reduce", …)`, `ask("leave")`: the methods of `_Obedient`.
 
     An answer holds `error` (the exception's class), `message` and `ranks` if the command failed.
     """
 
-    def __init__(self, name: str = "rank"):
-        super().__init__(name, __file__)
+    def __init__(self, name: str = "rank", namespace: str = ""):
+        inside = ("-m", "emulator.namespaces", namespace, str(os.getpid()), sys.executable) if namespace else ()
+        super().__init__(name, *inside, __file__)
         self.unanswered = 0
 
     def next(self, timeout_s: float = DEADLINE_S) -> dict:

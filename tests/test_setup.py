@@ -107,7 +107,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
     ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
-    ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift emulator.bmv2", ANY_BUT_TORCH),
+    ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
     ("emulator.workload.*",      "emulator.workload",                                ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster",                                 ANY_BUT_TORCH),

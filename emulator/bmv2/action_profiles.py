@@ -72,14 +72,16 @@ class Member:
 
 @dataclass
 class Group:
-    """`members`: handle → weight; `uses`: entries that refer to it."""
+    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not chosen now."""
 
     members: dict[int, int] = field(default_factory=dict)
     uses: int = 0
+    inactive: frozenset[int] = frozenset()
 
     def choices(self) -> list[int]:
-        """What the hash indexes: members in ascending order, each as often as it weighs."""
-        return [member for member in sorted(self.members) for _ in range(self.members[member])]
+        """What the hash indexes: active members in ascending order, each as often as it weighs."""
+        active = (member for member in sorted(self.members) if member not in self.inactive)
+        return [member for member in active for _ in range(self.members[member])]
 
 
 class ActionProfile:
@@ -197,6 +199,14 @@ class ActionProfile:
         del members[member]
         found.uses -= 1
         self.version += 1
+
+    @locked
+    def set_inactive(self, group: int, members: frozenset[int]) -> None:
+        """Have a selector choose among a group's other members only."""
+        found = self.group(group)
+        if found.inactive != members:
+            found.inactive = members
+            self.version += 1
 
     @locked
     def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:

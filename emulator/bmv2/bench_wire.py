@@ -1,5 +1,5 @@
 """What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than
-it can take; what comes out is counted by the kernel. Needs root, `ip`, and simple_switch_CLI for table entries."""
+it can take; what comes out is counted by the kernel. Needs root and `ip`."""
 
 from __future__ import annotations
 
@@ -16,35 +16,51 @@ from pathlib import Path
 
 import numpy as np
 
+from emulator.bmv2 import ir
 from emulator.bmv2.ports import packet_io
 from emulator.bmv2.state import State
 from switchml.errors import ConfigError
+from switchml.thrift.client import Client
+from switchml.thrift.protocol import Record
+from switchml.thrift.services import interface
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S = 90.0
 PORTS = 2
+MATCH_KINDS = interface().enums["MatchKind"]
 BATCH = 64
 
 
 def can_measure() -> bool:
     """Whether this machine lets us."""
-    return os.geteuid() == 0 and all(shutil.which(tool) for tool in ("ip", "simple_switch_CLI"))
+    return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
-def cli_commands(state: State) -> list[str]:
-    """The entries of all tables with one lpm or exact field, for simple_switch_CLI; ports are folded into those there
-    are."""
-    lines = []
+def calls(state: State) -> list[dict]:
+    """The arguments of bm_mt_add_entry for the entries of all tables with lpm or exact fields; ports are folded into
+    those there are."""
+    found = []
     for table in state.tables:
         for entry in table.all_entries():
             action = state.program.actions[entry.target.action]
-            args = [
-                value % PORTS if param.width == 9 else value
+            data = [
+                _bytes(value % PORTS if param.width == 9 else value, param.width)
                 for param, value in zip(action.params, entry.target.args, strict=True)
             ]
-            keys = [f"{p.value}/{p.extra}" if p.kind == "lpm" else str(p.value) for p in entry.match]
-            lines.append(f"table_add {table.name} {action.name} {' '.join(keys)} => {' '.join(map(str, args))}")
-    return lines
+            match = [_match(p, key.width) for p, key in zip(entry.match, table.table.key, strict=True)]
+            found.append({"table": table.name, "match": match, "action": action.name, "data": data})
+    return found
+
+
+def _bytes(value: int, width: int) -> bytes:
+    return value.to_bytes((width + 7) // 8, "big")
+
+
+def _match(param: ir.MatchParam, width: int) -> Record:
+    key = _bytes(param.value, width)
+    if param.kind == "lpm":
+        return Record(type=MATCH_KINDS["LPM"], lpm=Record(key=key, prefix_length=param.extra))
+    return Record(type=MATCH_KINDS["EXACT"], exact=Record(key=key))
 
 
 @contextlib.contextmanager
@@ -69,46 +85,41 @@ def _run(*command: str) -> None:
         raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def pps(command: list[str], program: Path, commands: list[str], frames: list[bytes], seconds: float = 2.0) -> float:
-    """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `frames` again and again."""
+def pps(command: list[str], program: Path, entries: list[dict], frames: list[bytes], seconds: float = 2.0) -> float:
+    """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
+    again and again."""
     with _interfaces() as names, tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         thrift_port = probe.getsockname()[1]
         probe.close()
         ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
         address = f"ipc://{folder}/notifications.ipc"
+        options = ["--thrift-port", str(thrift_port), "--notifications-addr", address]
         process = subprocess.Popen(
-            [
-                *command,
-                *ports,
-                "--thrift-port",
-                str(thrift_port),
-                "--notifications-addr",
-                address,
-                str(program.resolve()),
-            ],
-            cwd=os.getcwd(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+            [*command, *ports, *options, str(program.resolve())],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
         try:
-            _await_thrift(thrift_port, process)
-            subprocess.run(
-                ["simple_switch_CLI", "--thrift-port", str(thrift_port)],
-                input="\n".join([*commands, ""]), text=True, capture_output=True, check=False, timeout=120,
-            )  # fmt: skip
+            add_entries(entries, thrift_port, process)
             return _offer(names, frames, seconds)
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _await_thrift(port: int, process: subprocess.Popen) -> None:
+def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
+    """Add what `calls` gave to a switch that starts, and serves Thrift on a port soon. Raises ConfigError if not."""
+    with _client(port, process) as client:
+        for entry in entries:
+            client.call("standard", "bm_mt_add_entry", cxt=0, options=Record(priority=0), **entry)
+
+
+def _client(port: int, process: subprocess.Popen) -> Client:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-            return
-        time.sleep(0.1)
+        with contextlib.suppress(OSError):
+            return Client("127.0.0.1", port)
+        time.sleep(0.02)
     raise ConfigError("the switch did not start")
 
 
@@ -124,7 +135,8 @@ def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
     records = np.zeros((len(frames), 4), dtype=np.int64)
     records[:, 1] = data.ctypes.data + np.cumsum(lengths) - lengths
     records[:, 2] = lengths
-    with packet_io.open_interface(f"{names[0]}p") as sock:
+    with packet_io.new_socket(f"{names[0]}p") as sock:
+        packet_io.attach(sock, f"{names[0]}p", receive=False)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _left(names):  # the switch takes frames once its kernels are there
             if time.monotonic() > deadline:

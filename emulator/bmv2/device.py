@@ -171,6 +171,10 @@ class Device:
         """All ports, by number."""
         return self.ports.show()
 
+    def ports_up(self) -> set[int]:
+        """The ports that are there and up."""
+        return {port.number for port in self.ports.show() if port.is_up}
+
     # Programs
 
     def load_later(self, text: str) -> None:
@@ -217,13 +221,15 @@ class Device:
         call(self.state)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Let another engine move packets from now on, with the state as it is. Packets in queues are lost."""
+        """Let another engine move packets from now on, with the state as it is and the packets that wait in queues. It
+        may take long to make; packets pass meanwhile."""
         switch = self.switch
         switch.make_engine = make
         state = switch.state
         engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
         with switch.lock:
             if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
+                engine.waiting = switch.engine.waiting
                 switch.engine = engine
 
     def serialize(self) -> str:

@@ -60,6 +60,11 @@ class Settings:
     engine: str = "auto"
     grpc_server_addr: str | None = None
     cpu_port: int | None = None
+    grpc_server_ssl: bool = False
+    grpc_server_cacert: str | None = None
+    grpc_server_cert: str | None = None
+    grpc_server_key: str | None = None
+    grpc_server_with_client_auth: bool = False
 
     @property
     def can_swap(self) -> bool:
@@ -69,8 +74,30 @@ class Settings:
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
             raise ConfigError("--log-console and --log-file can't both be given")
+        self._check_tls()
         if self.pcap is not None and not Path(self.pcap).is_dir():
             raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
+
+    def _check_tls(self) -> None:
+        """As simple_switch_grpc does, and that there is a server for it."""
+        details = {
+            "--grpc-server-cacert": self.grpc_server_cacert,
+            "--grpc-server-cert": self.grpc_server_cert,
+            "--grpc-server-key": self.grpc_server_key,
+            "--grpc-server-with-client-auth": self.grpc_server_with_client_auth,
+        }
+        if not self.grpc_server_ssl:
+            given = [name for name, value in details.items() if value]
+            if given:
+                raise ConfigError(f"{given[0]} needs --grpc-server-ssl")
+            return
+        if self.grpc_server_addr is None:
+            raise ConfigError("--grpc-server-ssl needs --grpc-server-addr")
+        for name in ("--grpc-server-cert", "--grpc-server-key"):
+            if not details[name]:
+                raise ConfigError(f"--grpc-server-ssl needs {name}")
+        if self.grpc_server_with_client_auth and not self.grpc_server_cacert:
+            raise ConfigError("--grpc-server-with-client-auth needs --grpc-server-cacert, to know whom to believe")
 
 
 class Process:
@@ -107,18 +134,27 @@ class Process:
 
     def _serve_p4runtime(self):
         """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
-        from emulator.bmv2.p4runtime.server import P4RuntimeServer  # grpc takes a while to import
+        from emulator.bmv2.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
 
-        server = P4RuntimeServer(self.device, self.settings.grpc_server_addr, self.settings.cpu_port)
+        wanted = self.settings
+        tls = None
+        if wanted.grpc_server_ssl:
+            tls = credentials(
+                wanted.grpc_server_key, wanted.grpc_server_cert, wanted.grpc_server_cacert,
+                wanted.grpc_server_with_client_auth,
+            )  # fmt: skip
+        server = P4RuntimeServer(self.device, wanted.grpc_server_addr, wanted.cpu_port, tls)
         log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
         return server
 
     def _begin(self) -> None:
-        """Take frames, once the engine for them is there. Control goes on meanwhile: on a machine's first start,
-        kernels are compiled now, and what comes waits in the sockets."""
+        """Take frames at once, on the interpreter; and, once it is there, on the compiled engine. On a machine's first
+        start that is compiled now."""
+        self.device.start()
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
-        self.device.start()
+            if not isinstance(self.device.switch.engine, Interpreter):
+                log.info("Packets go through the compiled engine from now on")
 
     def _notify(self) -> None:
         """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""

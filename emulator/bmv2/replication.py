@@ -94,9 +94,9 @@ class Replication:
 
     @locked
     def destroy_group(self, mgid: int) -> None:
-        """Nodes stay, associated with nothing. As in BMv2, a group that does not exist is no error."""
-        for handle in self.groups.pop(mgid, ()):
-            self.nodes[handle].group = None
+        """Nodes stay, and stay associated with it, as in BMv2: only once there is a group of that number again can they
+        be dissociated. A group that does not exist is no error."""
+        self.groups.pop(mgid, None)
         self.version += 1
 
     @locked
@@ -135,7 +135,8 @@ class Replication:
         group = self._group(mgid)
         if node.group != mgid:
             raise _error("ERROR", f"multicast node {handle} is not in group {mgid}")
-        group.remove(handle)
+        if handle in group:
+            group.remove(handle)
         node.group = None
         self.version += 1
 
@@ -143,8 +144,9 @@ class Replication:
     def destroy_node(self, handle: int) -> None:
         """Remove a node, also from its group."""
         node = self._node(handle)
-        if node.group is not None:
-            self.groups[node.group].remove(handle)
+        group = self.groups.get(node.group, [])
+        if handle in group:
+            group.remove(handle)
         del self.nodes[handle]
         self._handles.release(handle)
         self._l2_handles.release(node.l2_handle)

@@ -128,14 +128,13 @@ def _fill(state: State, found: dict) -> None:
 
 
 def _fill_table(table: MatchTable, entries: list[dict]) -> None:
-    if not table.is_immutable:
-        table.restore(
-            [
-                (item["handle"], [ir.MatchParam(*param) for param in item["match"]], _read_target(item["target"]),
-                 item["priority"])
-                for item in entries
-            ]
-        )  # fmt: skip
+    table.restore(
+        [
+            (item["handle"], [ir.MatchParam(*param) for param in item["match"]], _read_target(item["target"]),
+             item["priority"])
+            for item in entries
+        ]
+    )  # fmt: skip
     for item in entries:
         index = table.entry(item["handle"]).index
         table.counters[index] = np.array(item["counter"], dtype=np.uint64)

@@ -244,7 +244,8 @@ class State:
 
     @locked
     def reset(self) -> None:
-        """Everything as it was when the program was loaded (BMv2's reset_state)."""
+        """Everything as it was when the program was loaded, but without the entries that the program itself has: BMv2's
+        reset_state takes these too."""
         for table in self.tables:
             table.clear(reset_default=True)
         for part in (

@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Protocol
 
 from emulator.bmv2 import ir, loader
-from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.interpreter.path import Interpreter, Waiting
 from emulator.bmv2.state import State
 
 DROP_PORT = 511
@@ -30,6 +30,9 @@ class Engine(Protocol):
 
     def next_us(self) -> float | None:
         """When `poll` will next have something, on the switch's clock; None if nothing waits."""
+
+    waiting: Waiting
+    """Packets in queues, which another engine of the same state can take over."""
 
 
 def running_clock() -> Callable[[], int]:

@@ -312,11 +312,10 @@ class MatchTable:
 
     @locked
     def clear(self, reset_default: bool = False) -> None:
-        """Remove all entries, and set the default back if told. Const entries stay."""
-        if not self.is_immutable:
-            for entry in self.all_entries():
-                self._use(entry.target, -1)
-            self._clear_entries()
+        """Remove all entries, const ones too as BMv2 does, and set the default back if told."""
+        for entry in self.all_entries():
+            self._use(entry.target, -1)
+        self._clear_entries()
         if reset_default:
             self.reset_default()
         self._changed()

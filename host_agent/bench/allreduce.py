@@ -24,9 +24,9 @@ import numpy as np
 import psutil
 
 from host_agent.bench import rank as ranks
-from host_agent.bench.rank import GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings
+from host_agent.bench.rank import GLOO, GO, STRIDE, SWITCHML, Failure, Joined, Prepare, Run, Sample, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
-from host_agent.torch_aggregator import ChildAggregator
+from host_agent.torch_aggregator import ChildAggregator, command_of
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SwitchMLError
 
 ANSWER_S = 300.0
@@ -35,6 +35,10 @@ ROOT_CAUSE_S = 2.0
 """After a first failure, how long to look for its cause."""
 REACHABLE_S = 5.0
 LANE_BITS = {"int32": 32, "int16": 16, "int8": 8}
+AGGREGATORS = ("software", "p4", "bmv2", "p4-lanes", "bmv2-lanes")
+"""What we can start: the software aggregator, our P4 switch and BMv2's simple_switch, each with the program that adds
+64 lanes at once, or with the one that has a register for each lane."""
+_LANES_PAYLOAD_BYTES = 256
 _GRID_BITS = 4
 """Exponents of blocks are at most this many bits above what their values need (docs/protocol.md, section 4)."""
 
@@ -79,6 +83,7 @@ class Report:
     wire: str
     backends: tuple[str, ...]
     measurements: list[Measurement]
+    aggregator: str = "software"
 
 
 def measure(
@@ -88,18 +93,17 @@ def measure(
     transport: str = "auto",
     wire: str = "int32",
     against: str | None = GLOO,
-    aggregator: str | None = None,
+    aggregator: str = "software",
     on_start: Callable[[str], None] = lambda transport: None,
     on_result: Callable[[Measurement], None] = lambda measurement: None,
 ) -> Report:
-    """Measure `cases` with `workers` ranks on this machine. `aggregator`: HOST:PORT of a running one, else it is ours.
+    """Measure `cases` with `workers` ranks on this machine. `aggregator`: one of AGGREGATORS, which is started, or
+    HOST:PORT of a running one.
 
     `on_start(transport)` is called when all ranks have joined. Raises ConfigError for what can't work, PeerLost or
     AggregatorLost if a process dies, RanksDisagree or JobError if a result is wrong.
     """
     ranks.check_choice(transport, wire)
-    if aggregator is not None:
-        _check_reachable(aggregator)
     if against == GLOO and importlib.util.find_spec("torch") is None:
         raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
     backends = (SWITCHML,) if against is None else (SWITCHML, against)
@@ -107,10 +111,7 @@ def measure(
     _check_memory(most, workers)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-bench-"))
-        ours = None
-        if aggregator is None:
-            ours = ChildAggregator()
-            stack.callback(ours.stop)
+        ours, target = start_aggregator(aggregator, workers, transport, stack)
         context = get_context("forkserver")
         torch = ["torch", "torch.distributed"] if GLOO in backends else []
         context.set_forkserver_preload(["host_agent.bench.preload", *torch])
@@ -118,9 +119,8 @@ def measure(
         inputs, sums = stack.enter_context(shared_tensors(most, workers))
         settings = Settings(
             workers=workers,
-            transport=transport,
             wire=wire,
-            address=aggregator or ours.address,
+            targets={SWITCHML: target()},
             job=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
             backends=backends,
             inputs=inputs,
@@ -129,15 +129,28 @@ def measure(
         )
         team = Team(settings, context)
         stack.callback(team.stop)
-        joined = {message.transport for message in team.replies(Joined)}
-        chosen = joined.pop()
+        chosen = team.replies(Joined)[0].transports[SWITCHML]
         on_start(chosen)
         measurements = []
         for case in cases:
             measurements.append(_measure_case(team, case, settings, ours.pid if ours else None))
             on_result(measurements[-1])
         team.leave()
-        return Report(workers, chosen, wire, backends, measurements)
+        return Report(workers, chosen, wire, backends, measurements, aggregator)
+
+
+def start_aggregator(
+    aggregator: str, workers: int, transport: str, stack: contextlib.ExitStack
+) -> tuple[ChildAggregator | None, Callable[[], Target]]:
+    """Start one of AGGREGATORS, or find HOST:PORT. Gives the process, if it is ours, and a function that waits until it
+    is ready. Raises ConfigError, JoinError."""
+    if aggregator not in AGGREGATORS:
+        _check_reachable(aggregator)
+        return None, lambda: Target(aggregator, transport)
+    ours = ChildAggregator(command=command_of(aggregator, workers))
+    stack.callback(ours.stop)
+    payload_bytes = _LANES_PAYLOAD_BYTES if aggregator.endswith("-lanes") else 1024
+    return ours, lambda: Target(ours.address, transport, payload_bytes)
 
 
 class Team:
@@ -191,6 +204,11 @@ class Team:
             raise PeerLost(f"rank {sorted(waiting.values())} did not answer in {ANSWER_S:g} s", tuple(waiting.values()))
         return [answers[rank] for rank in sorted(answers)]
 
+    def prepare(self, case: Case) -> None:
+        """Have all ranks ready for a case."""
+        self.tell(Prepare(case))
+        self.replies(Prepare)
+
     def repeat(self, backend: str) -> list[Sample]:
         """One repeat; each rank's account of it."""
         self.tell(Run(backend))
@@ -223,8 +241,7 @@ class Team:
 
 
 def _measure_case(team: Team, case: Case, settings: Settings, aggregator_pid: int | None) -> Measurement:
-    team.tell(Prepare(case))
-    team.replies(Prepare)
+    team.prepare(case)
     seconds: dict[str, list[float]] = {backend: [] for backend in settings.backends}
     kept: dict[str, list[Sample]] = {backend: [] for backend in settings.backends}
     error, largest = dict.fromkeys(settings.backends, 0.0), 0.0

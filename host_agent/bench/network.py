@@ -26,7 +26,7 @@ from emulator import star as stars
 from emulator.namespaces import Lab, check_rights
 from emulator.star import LinkOptions
 from host_agent.bench import allreduce, network_worker
-from host_agent.bench.rank import GLOO, SWITCHML, Joined, Prepare, Sample, Settings
+from host_agent.bench.rank import GLOO, SWITCHML, Joined, Sample, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES, Case
 from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import ConfigError
@@ -142,9 +142,8 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
         inputs, sums = stack.enter_context(allreduce.shared_tensors(elements, experiment.workers))
         settings = Settings(
             workers=experiment.workers,
-            transport="udp",
             wire=experiment.wire,
-            address=aggregator.address,
+            targets={SWITCHML: Target(aggregator.address, "udp")},
             job=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
             backends=experiment.backends,
             inputs=inputs,
@@ -171,8 +170,7 @@ def repeat(
         team = HostTeam(settings, star, experiment, context)
         stack.callback(team.stop)
         team.replies(Joined)
-        team.tell(Prepare(Case((experiment.size_bytes // ITEM_BYTES,), False, experiment.repeats, experiment.warmup)))
-        team.replies(Prepare)
+        team.prepare(Case((experiment.size_bytes // ITEM_BYTES,), False, experiment.repeats, experiment.warmup))
         tallies = {backend: Tally() for backend in experiment.backends}
         for repeat in range(-experiment.warmup, experiment.repeats):
             for backend, tally in tallies.items():

@@ -58,14 +58,14 @@ def main(rank: int, settings: Settings, place: Place, pipe: connection.Connectio
 def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connection) -> None:
     sums = np.memmap(settings.sums, np.float64, "r")
     inputs = np.memmap(settings.inputs, np.float32, "r")[rank * ranks.STRIDE :]
-    agent = _join(rank, settings, place) if settings.address else None
+    agent = _join(rank, settings, place) if SWITCHML in settings.targets else None
     reducers: dict[str, Callable[[np.ndarray], object]] = {}
     for backend in settings.backends:
         if backend == SWITCHML:
             reducers[backend] = lambda values: agent.allreduce(values, out=values)
         else:
             reducers[backend] = _gloo(rank, settings, place)
-    pipe.send(Joined(settings.transport))
+    pipe.send(Joined({SWITCHML: agent.transport}))
     values = np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):
@@ -88,14 +88,15 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
 
 
 def _join(rank: int, settings: Settings, place: Place) -> HostAgent:
+    target = settings.targets[SWITCHML]
     return HostAgent.join(
-        settings.address,
+        target.address,
         job=settings.job,
         rank=rank,
         world_size=settings.workers,
         payload_bytes=place.payload_bytes,
         slots=place.slots,
-        transport=settings.transport,
+        transport=target.transport,
         wire=settings.wire,
     )
 

@@ -30,16 +30,17 @@ def require(path: Path) -> None:
         raise ConfigError("--plot FILE.png needs matplotlib: pip install 'switchml[plot]', or say --plot FILE.html")
 
 
-def draw(report: Report, limit: Limit, path: Path) -> None:
+def draw(report: Report, limit: Limit | None, path: Path) -> None:
     """Write the picture to `path`, .png or .html. Raises ConfigError if it can't be written."""
     panels = [
         ("time of an all-reduce", "µs", _series(report, lambda m, name: median(m.seconds[name]) * 1e6)),
         ("algbw", "GB/s", _series(report, lambda m, name: m.gigabytes_per_s(name))),
     ]
     sizes = [x for x, _ in panels[0][2][SWITCHML]]
-    bound = limit.elements_per_s * ITEM_BYTES
-    panels[0][2]["limit"] = [(size, size / bound * 1e6) for size in sizes]
-    panels[1][2]["limit"] = [(size, bound / 1e9) for size in sizes]
+    if limit is not None:
+        bound = limit.elements_per_s * ITEM_BYTES
+        panels[0][2]["limit"] = [(size, size / bound * 1e6) for size in sizes]
+        panels[1][2]["limit"] = [(size, bound / 1e9) for size in sizes]
     title = f"{report.workers} ranks, transport {report.transport}, {report.wire} on the wire"
     try:
         if path.suffix == ".png":

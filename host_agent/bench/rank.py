@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from host_agent.agent import WIRES, HostAgent
-from host_agent.reach import TRANSPORTS
 from host_agent.bench.sizes import Case
+from host_agent.reach import TRANSPORTS
 from switchml.errors import ConfigError, JobError
 from switchml.jit import compile_once, kernel
 
@@ -36,13 +36,22 @@ GROUP_TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
+class Target:
+    """An aggregator: its control port's HOST:PORT, how to reach it, and the payload of its packets."""
+
+    address: str
+    transport: str = "auto"
+    payload_bytes: int = 1024
+
+
+@dataclass(frozen=True)
 class Settings:
-    """What all ranks know. `inputs`, `sums`: files of float32 and of float64 with the exact sums of all ranks."""
+    """What all ranks know. `targets`: the aggregators, by the names that they have among `backends`. `inputs`, `sums`:
+    files of float32 and of float64 with the exact sums of all ranks."""
 
     workers: int
-    transport: str
     wire: str
-    address: str
+    targets: dict[str, Target]
     job: str
     backends: tuple[str, ...]
     inputs: str
@@ -63,9 +72,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Joined:
-    """`transport`: what the agent has chosen."""
+    """`transports`: what the agents have chosen, by backend."""
 
-    transport: str
+    transports: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -149,18 +158,24 @@ def _end_with_parent() -> None:
 def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
     sums = np.memmap(settings.sums, np.float64, "r")
     inputs = np.memmap(settings.inputs, np.float32, "r")[rank * STRIDE :]
-    agent = HostAgent.join(
-        settings.address,
-        job=settings.job,
-        rank=rank,
-        world_size=settings.workers,
-        transport=settings.transport,
-        wire=settings.wire,
-    )
+    agents: dict[str, HostAgent] = {}
     reducers: dict[str, Callable[[list[np.ndarray], bool], None]] = {}
     for backend in settings.backends:
-        reducers[backend] = _switchml(agent) if backend == SWITCHML else _gloo(rank, settings)
-    pipe.send(Joined(agent.transport))
+        if backend == GLOO:
+            reducers[backend] = _gloo(rank, settings)
+            continue
+        target = settings.targets[backend]
+        agents[backend] = HostAgent.join(
+            target.address,
+            job=settings.job,
+            rank=rank,
+            world_size=settings.workers,
+            transport=target.transport,
+            payload_bytes=target.payload_bytes,
+            wire=settings.wire,
+        )
+        reducers[backend] = _switchml(agents[backend])
+    pipe.send(Joined({backend: agent.transport for backend, agent in agents.items()}))
     case, values = Case((), False, 0, 0), np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):
@@ -173,14 +188,16 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
             values[:] = inputs[: len(values)]
             pipe.send(message)
             assert pipe.recv() == GO
-            usage, counted = _usage(), agent.stats()
+            agent = agents.get(message.backend)
+            usage, counted = _usage(), agent.stats() if agent is not None else {}
             started = time.perf_counter()
             reducers[message.backend](parts, case.overlapped)
             seconds = time.perf_counter() - started
-            spent, counts = _growth(usage, _usage()), _growth(counted, agent.stats())
+            spent, counts = _growth(usage, _usage()), _growth(counted, agent.stats() if agent is not None else {})
             error, largest, checksum = compare(values, sums[: len(values)])
             pipe.send(Sample(seconds, float(error), float(largest), int(checksum), spent, counts))
-    agent.leave()
+    for agent in agents.values():
+        agent.leave()
 
 
 def _switchml(agent: HostAgent) -> Callable[[list[np.ndarray], bool], None]:

@@ -56,8 +56,9 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...]) -> s
     return text
 
 
-def footer(report: Report, limit: Limit) -> list[str]:
-    """The lines below the table: the largest case's packets and processor time, and the machine's bound."""
+def footer(report: Report, limit: Limit | None) -> list[str]:
+    """The lines below the table: the largest case's packets and processor time, and the machine's bound if there is
+    one."""
     last = max(report.measurements, key=lambda measurement: measurement.case.size_bytes)
     repeats, calls = len(last.seconds[SWITCHML]), last.case.calls
     counts = ", ".join(f"{name} {count:,}" for name, count in last.packets.items())
@@ -69,27 +70,29 @@ def footer(report: Report, limit: Limit) -> list[str]:
         lines.append(f"  {backend + ', mean of ranks':<24}" + _usage(last.usage[backend], calls))
     if last.aggregator:
         lines.append(f"  {'aggregator':<24}" + _usage(last.aggregator, calls))
-    lines += ["", *limit.explain()]
-    reached = last.elements_per_s(SWITCHML)
-    lines.append(
-        f"  = {limit.elements_per_s / 1e6:,.0f} M elements/s ({limit.elements_per_s * ITEM_BYTES / 1e9:.3f} GB/s algbw)"
-        f"; {last.case.size_bytes} B reached {reached / 1e6:,.0f} M, {reached / limit.elements_per_s:.0%} of it"
-    )
+    if limit is not None:
+        reached = last.elements_per_s(SWITCHML)
+        lines += ["", *limit.explain()]
+        lines.append(
+            f"  = {limit.elements_per_s / 1e6:,.0f} M elements/s "
+            f"({limit.elements_per_s * ITEM_BYTES / 1e9:.3f} GB/s algbw)"
+            f"; {last.case.size_bytes} B reached {reached / 1e6:,.0f} M, {reached / limit.elements_per_s:.0%} of it"
+        )
     if report.backends != (SWITCHML,):
         lines += ["", "ratio: Gloo's time over switchml's, median of the pairs; above 1, switchml is faster"]
     return ["#", *(f"# {text}".rstrip() for text in lines)]
 
 
-def as_json(report: Report, limit: Limit, *, is_sweep: bool) -> dict[str, Any]:
+def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str, Any]:
     """The only case's object; with `is_sweep`, `results` lists one for each."""
     results = [_case_json(report, measurement, limit) for measurement in report.measurements]
     if not is_sweep:
         return results[0]
     common = {"workers": report.workers, "transport": report.transport, "wire": report.wire}
-    return {**common, "limit_elements_per_s": limit.elements_per_s, "results": results}
+    return {**common, "limit_elements_per_s": limit and limit.elements_per_s, "results": results}
 
 
-def _case_json(report: Report, measurement: Measurement, limit: Limit) -> dict[str, Any]:
+def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
     rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in (SWITCHML, GLOO)}
     ratios = measurement.ratios
     case = measurement.case
@@ -102,9 +105,10 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit) -> dict[s
         "elements_per_s": rates,
         "ratio": median(ratios) if ratios else None,
         "ratios": ratios,
-        "limit_elements_per_s": limit.elements_per_s,
-        "fraction_of_limit": rates[SWITCHML] / limit.elements_per_s,
-        "limit_terms_ns": limit.terms(),
+        "aggregator_kind": report.aggregator,
+        "limit_elements_per_s": limit and limit.elements_per_s,
+        "fraction_of_limit": limit and rates[SWITCHML] / limit.elements_per_s,
+        "limit_terms_ns": limit and limit.terms(),
         "seconds": measurement.seconds,
         "median_seconds": {name: median(seconds) for name, seconds in measurement.seconds.items()},
         "algbw_gb_per_s": {name: measurement.gigabytes_per_s(name) for name in report.backends},

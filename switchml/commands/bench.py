@@ -8,6 +8,10 @@ from switchml.__main__ import LazyGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "allreduce": ("switchml.commands.bench_allreduce:allreduce", "Several ranks on this machine's cores."),
+    "aggregators": (
+        "switchml.commands.bench_aggregators:aggregators",
+        "P4 switch, simple_switch, software and Gloo side by side.",
+    ),
     "network": ("switchml.commands.bench_network:network", "Hosts on slow links, in network namespaces (root)."),
     "switch": ("switchml.commands.bench_switch:switch", "The P4 switch: packets a second on one core."),
 }

@@ -46,7 +46,7 @@ class Checked(click.ParamType):
 )
 @click.option(
     "--transport",
-    type=click.Choice(["auto", "udp", "shm", "zmq"]),
+    type=click.Choice(["auto", "udp", "shm", "zmq", "frames", "raw"]),
     default="auto",
     show_default=True,
     help="What carries packets.",
@@ -65,7 +65,14 @@ class Checked(click.ParamType):
     show_default=True,
     help="What takes turns with it.",
 )
-@click.option("--aggregator", metavar="HOST:PORT", help="A running aggregator.  [default: one of our own]")
+@click.option(
+    "--aggregator",
+    default="software",
+    show_default=True,
+    metavar="KIND|HOST:PORT",
+    help="What to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes, bmv2-lanes (a register a "
+    "lane); or a running one.",
+)
 @click.option("--repeats", type=click.IntRange(1), help="Pairs at each size.  [default: 5 to 15, 3 if slow]")
 @click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Pairs before those, not counted.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
@@ -79,7 +86,7 @@ def allreduce(
     transport: str,
     wire: str,
     against: str,
-    aggregator: str | None,
+    aggregator: str,
     repeats: int | None,
     warmup: int,
     plot_file: Path | None,
@@ -104,8 +111,9 @@ def allreduce(
         rank.check_choice(transport, wire)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    if aggregator is not None and not aggregator.rpartition(":")[2].isdecimal():
-        raise click.BadParameter(f"{aggregator!r}: expected HOST:PORT", param_hint="--aggregator")
+    if aggregator not in measuring.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():
+        kinds = ", ".join(measuring.AGGREGATORS)
+        raise click.BadParameter(f"{aggregator!r}: expected HOST:PORT or one of {kinds}", param_hint="--aggregator")
     if plot_file is not None:
         if plot_file.suffix not in PLOT_ENDINGS:
             raise click.BadParameter(f"{plot_file}: expected a name that ends in .png or .html", param_hint="--plot")
@@ -130,7 +138,9 @@ def allreduce(
             on_start=lambda chosen: show(report.header(workers, chosen, wire, backends, cores), 0),
             on_result=lambda measurement: show([report.line(measurement, workers, backends)], 1),
         )
-    limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
+    limit = None
+    if aggregator not in measuring.AGGREGATORS[1:]:  # the bound is that of the software aggregator's loop
+        limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
     if as_json:

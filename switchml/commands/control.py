@@ -25,16 +25,28 @@ class Station(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class PortLink(click.ParamType):
+    """PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT."""
+
+    name = "PORT=LINK"
+
+    def convert(self, value, param, ctx):
+        port, _, where = value.partition("=")
+        if not port.isdecimal() or not where.startswith(("packet:", "udp:")):
+            self.fail(f"{value!r}: expected PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT", param, ctx)
+        return int(port), where
+
+
 @click.command()
 @click.option(
     "--switch",
     default="p4",
     show_default=True,
     metavar="SWITCH",
-    help="thrift://HOST:PORT of a switch that runs p4/switchml.p4, or what to start: p4 (our switch, without root) or "
-    "bmv2 (simple_switch from PATH, root).",
+    help="thrift://HOST:PORT of a switch that runs p4/switchml.p4, p4runtime://HOST:PORT of one that is to run it, or "
+    "what to start: p4 (our switch, without root) or bmv2 (simple_switch from PATH, root).",
 )
-@click.option("--program", default="switchml", show_default=True, help="The compiled program that p4 and bmv2 run.")
+@click.option("--program", default="switchml", show_default=True, help="The compiled program; not for thrift://.")
 @click.option("--ports", default=4, show_default=True, type=click.IntRange(1, 32), help="Ports that bmv2 gets.")
 @click.option("--switch-address", metavar="IP", help="IPv4 address that the switch answers for.  [default: 10.0.0.254]")
 @click.option("--switch-mac", metavar="MAC", help="Its MAC address.  [default: 02:00:00:00:00:fe]")
@@ -44,6 +56,16 @@ class Station(click.ParamType):
     type=Station(),
     multiple=True,
     help="Port of a host; may be repeated.  [default: what the switch has learned]",
+)
+@click.option(
+    "--link",
+    "links",
+    type=PortLink(),
+    multiple=True,
+    help="A port that a rank on this machine may be lent; may be repeated.",
+)
+@click.option(
+    "--port", "told_ports", type=int, multiple=True, help="A port of a switch at p4runtime://; may be repeated."
 )
 @click.option(
     "--udp-bind",
@@ -59,6 +81,8 @@ def control(
     switch_address: str | None,
     switch_mac: str | None,
     stations: tuple[tuple[int, int], ...],
+    links: tuple[tuple[int, str], ...],
+    told_ports: tuple[int, ...],
     udp_bind: str | None,
     loss_rate: float,
     verbose: bool,
@@ -71,8 +95,7 @@ def control(
     """
     with serving.told_to_stop(verbose) as stop:
         from switchml.controller import p4_dataplane
-        from switchml.controller.p4_processes import OurSwitch, SimpleSwitch
-        from switchml.controller.p4_thrift import ThriftSwitch, parse_thrift
+        from switchml.controller.p4_processes import OurSwitch, SimpleSwitch, connect
 
         mac = p4_dataplane.parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
         process = None
@@ -81,13 +104,14 @@ def control(
         elif switch == "bmv2":
             process = SimpleSwitch(ports, program)
         try:
-            driver = process.connect() if process is not None else ThriftSwitch(*parse_thrift(switch))
+            driver = process.connect() if process is not None else connect(switch, program)
             is_ours = switch == "p4" or (process is None and udp_bind is not None)
             dataplane = p4_dataplane.P4Dataplane(
                 driver,
                 address=switch_address or p4_dataplane.SWITCH_ADDRESS,
                 mac=mac,
-                links=process.links if process is not None else None,
+                links=process.links if process is not None else dict(links),
+                ports=told_ports,
                 stations=dict(stations),
                 udp_bind=(udp_bind or "127.0.0.1") if is_ours else "",
                 loss_rate=loss_rate,

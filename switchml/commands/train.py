@@ -105,7 +105,7 @@ def train(
         report.require_plotting(plot_file)
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
-        raise click.UsageError(f"--transport {transport}: the aggregator {aggregator} is not reached that way; use auto")
+        raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
     if not is_software and workers > MOST_ON_A_SWITCH:
         raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):

@@ -68,15 +68,18 @@ class _Job:
     lent_ports: list[int] = field(default_factory=list)
     failure: str = ""
     cells: list[tuple[int, int]] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     moved_at: float = 0.0
-    stalled: JobCounters | None = None
+    stalled: tuple[int, tuple[int, ...]] | None = None
+    """(slots with a round under way, whom they wait for), once nothing has moved for a while."""
 
 
 class P4Dataplane:
     """Implements `Dataplane` on the switch behind `driver`, which is connected.
 
-    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE`, ports that ranks on this machine may be lent
-    for their frames. `stations`: MAC address → port of hosts; others are found by what the switch has learned.
+    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that ranks may
+    be lent for their frames; UDP ports that the switch shows are such, too. `ports`: what it has, if it does not show
+    them. `stations`: MAC address → port of hosts; others are found by what the switch has learned.
     `udp_bind`: the address of the switch's machine at which it opens UDP ports for ranks; "" if it has no such ports.
     `loss_rate`: what the switch's drop simulator loses at each rank's port, each way. `window_bytes`: what the way to
     the switch can hold of one rank's packets. Methods may be called from any thread.
@@ -92,6 +95,7 @@ class P4Dataplane:
         address: str = SWITCH_ADDRESS,
         mac: int = SWITCH_MAC,
         links: dict[int, str] | None = None,
+        ports: Sequence[int] = (),
         stations: dict[int, int] | None = None,
         udp_bind: str = "127.0.0.1",
         loss_rate: float = 0.0,
@@ -104,7 +108,7 @@ class P4Dataplane:
         self.slot_capacity = driver.rows // 2
         self._driver = driver
         self._links = dict(links or {})
-        self._free_links = sorted(self._links)
+        self._told_ports = tuple(ports)
         self._stations = dict(stations or {})
         self._udp_bind = udp_bind
         self._loss_rate = loss_rate
@@ -116,6 +120,8 @@ class P4Dataplane:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
         self._prepare()
+        self._links |= {port.number: port.interface for port in self._ports if port.is_udp}
+        self._free_links = sorted(self._links)
         has_interfaces = any(not port.is_udp and port.number not in self._links for port in self._ports)
         makes_frames = bool(self._links or udp_bind)
         self.transports = (("udp", "raw") if has_interfaces else ()) + (("frames",) if makes_frames else ())
@@ -209,17 +215,17 @@ class P4Dataplane:
         with self._lock:
             job = self._jobs[job_id]
             now = time.monotonic()
-            cells = self._read_cells(job)
-            if cells != job.cells:
-                job.cells, job.moved_at, job.stalled = cells, now, None
-            ranks = job_counters(job.spec, cells)
+            job.cells = self._read_cells(job)
+            ranks = job_counters(job.spec, job.cells)
+            accepted = [rank["accepted"] for rank in ranks]  # who waits asks again and again: that is no progress
+            if accepted != job.accepted:
+                job.accepted, job.moved_at, job.stalled = accepted, now, None
             in_use = _rounds_under_way(ranks)
             if not in_use or now - job.moved_at < STALL_S:
                 return JobCounters(ranks, in_use)
             if job.stalled is None:
-                slots, missing = self._read_slots(job) or (in_use, ())
-                job.stalled = JobCounters(ranks, slots, missing)
-            return job.stalled
+                job.stalled = self._read_slots(job) or (in_use, ())
+            return JobCounters(ranks, *job.stalled)
 
     def refused(self) -> dict[str, int]:
         with self._lock:
@@ -250,7 +256,10 @@ class P4Dataplane:
     def _prepare(self) -> None:
         """Program what a switch needs before any job. Raises Unreachable, ControlError."""
         self._driver.reset()
-        self._ports: list[AttachedPort] = list(self._driver.ports() or ())
+        found = self._driver.ports()
+        if found is None:
+            found = [AttachedPort(number, self._links.get(number, "")) for number in {*self._links, *self._told_ports}]
+        self._ports: list[AttachedPort] = sorted(found)
         static = [port.number for port in self._ports]
         base = switch_changes(self.address[0], self.mac, [n for n in static if n not in self._links])
         lossy = [loss_changes(port, self._loss_rate, self._loss_rate) for port in static]
@@ -364,8 +373,8 @@ class P4Dataplane:
             found = self._driver.read_register("stations", cell, cell + 1)
             if found is None:
                 break
-            if found[0] >> 16 & 0xFFFF_FFFF_FFFF == mac and found[0] & 0xFFFF:
-                return (found[0] & 0xFFFF) - 1
+            if found[0] >> 48 and found[0] & 0xFFFF_FFFF_FFFF == mac:
+                return (found[0] >> 48) - 1
             time.sleep(_LOCATE_PAUSE_S)
         raise ConfigError(
             f"the switch at {self.where} has seen nothing from rank {rank} ({mac_text(mac)}): is it attached to one of "

@@ -11,6 +11,8 @@ from switchml.controller.p4_tables import FLOOD_GROUP, Place, rows
 from switchml.errors import ConfigError
 
 WORKER_NUMBERS = range(1, 1024)
+GENERATIONS = 1 << 31
+"""They stand on top of a register's 64 bits, and Thrift shows numbers of 63."""
 GROUPS = range(FLOOD_GROUP + 1, 1024)
 
 
@@ -21,7 +23,7 @@ class Places:
         self._rows = range(n_rows)
         self._taken: dict[int, tuple[range, range, int]] = {}  # job id → rows, workers' numbers, group
         # Another controller may have numbered jobs on this switch before.
-        self._generation = secrets.randbits(32)
+        self._generation = secrets.randbits(31)
 
     def take(self, spec: JobSpec) -> Place:
         """A place for a job. Raises ConfigError if there is none."""
@@ -40,7 +42,7 @@ class Places:
                 f"job {spec.job_id}: the switch has no room for {spec.workers} workers more, of {len(WORKER_NUMBERS)}"
             )
         self._taken[spec.job_id] = range(row, row + rows(spec)), range(worker, worker + spec.workers), group
-        self._generation = (self._generation + 1) % 2**32 or 1
+        self._generation = (self._generation + 1) % GENERATIONS or 1
         return Place(row, worker, group, self._generation)
 
     def release(self, job_id: int) -> None:

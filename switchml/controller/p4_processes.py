@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -23,23 +24,27 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from switchml.controller.p4_driver import Unreachable
-from switchml.controller.p4_thrift import ThriftSwitch
+from switchml.controller.p4_driver import Driver, Unreachable
+from switchml.controller.p4_thrift import ThriftSwitch, parse_thrift
 from switchml.errors import ConfigError
 
 log = logging.getLogger("switchml.controller")
 
 COMPILED = Path(__file__).with_name("compiled")
 """What p4c made of p4/switchml.p4."""
+RUNTIME_PREFIX = "p4runtime://"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
-"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), port."""
+"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), number."""
 
 _PR_SET_PDEATHSIG = 1
 _SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
 """linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
+
+
+_numbers = itertools.count()
 
 
 class SwitchProcess:
@@ -153,8 +158,11 @@ class SimpleSwitch(SwitchProcess):
         self._names: list[str] = []
         _remove_stale()
         try:
+            interfaces = []
             for port in range(ports):
-                ours, theirs = (f"{PREFIX}{os.getpid()}{end}{port}" for end in "ab")
+                number = next(_numbers)
+                ours, theirs = (f"{PREFIX}{os.getpid()}{end}{number}" for end in "ab")
+                interfaces += ["-i", f"{port}@{theirs}"]
                 _run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs)
                 self._names.append(ours)
                 for name in (ours, theirs):
@@ -163,9 +171,6 @@ class SimpleSwitch(SwitchProcess):
                     _leave_nothing_to(name)
                     _run("ip", "link", "set", name, "mtu", "9000", "up")
             self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
-            interfaces = [
-                word for port in range(ports) for word in ("-i", f"{port}@{PREFIX}{os.getpid()}b{port}")
-            ]
             super().__init__([binary, *interfaces], compiled(variant))
         except BaseException:
             self._remove()
@@ -187,6 +192,16 @@ def compiled(variant: str) -> Path:
         found = ", ".join(sorted(each.stem for each in COMPILED.glob("*.json")))
         raise ConfigError(f"there is no compiled program {variant!r}: expected one of {found}")
     return path.resolve()
+
+
+def connect(address: str, variant: str = "switchml") -> Driver:
+    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, where it is given the program.
+    Raises Unreachable, ConfigError."""
+    if address.startswith(RUNTIME_PREFIX):
+        from switchml.controller.p4_runtime import P4RuntimeSwitch  # its messages are an extra
+
+        return P4RuntimeSwitch(address.removeprefix(RUNTIME_PREFIX), compiled(variant))
+    return ThriftSwitch(*parse_thrift(address))
 
 
 def _end_with_parent():

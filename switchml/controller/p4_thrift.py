@@ -183,6 +183,9 @@ class ThriftSwitch:
 def parse_thrift(address: str) -> tuple[str, int]:
     """(host, port) of `thrift://HOST:PORT`. Raises ConfigError."""
     host, _, port = address.removeprefix("thrift://").rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigError(f"switch {address!r}: expected thrift://HOST:PORT, like thrift://127.0.0.1:9090")
+    if not address.startswith("thrift://") or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"switch {address!r}: expected p4, bmv2, p4runtime://HOST:PORT, or thrift://HOST:PORT like "
+            "thrift://127.0.0.1:9090"
+        )
     return host.strip("[]"), int(port)

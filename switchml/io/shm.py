@@ -17,13 +17,12 @@ import secrets
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
 from ..errors import ConfigError
 from ..jit import kernel
-from ..memory import u64_at
+from ..memory import load_acquire, store_release, u64_at
 
 ROW_BYTES = 64 + 1024
 REPLIES = 256
@@ -34,23 +33,6 @@ _AGGREGATOR_SLEEPS = 64
 _LINE = 64
 _UP_HEAD, _UP_TAIL, _DOWN_HEAD, _DOWN_TAIL, _RANK_SLEEPS, _ENTRIES = (k * _LINE for k in range(6))
 _LENGTH_BITS = 16
-
-
-@intrinsic
-def _load_acquire(typingctx, address):
-    def codegen(context, builder, signature, args):
-        return builder.load_atomic(builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "acquire", 8)
-
-    return types.uint64(types.uintp), codegen
-
-
-@intrinsic
-def _store_release(typingctx, address, value):
-    def codegen(context, builder, signature, args):
-        builder.store_atomic(args[1], builder.inttoptr(args[0], ir.IntType(64).as_pointer()), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.uintp, types.uint64), codegen
 
 
 @intrinsic
@@ -158,13 +140,13 @@ def _push(at, head_at, tail_at, entries_at, address, length, room):
     """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
     this."""
     head = u64_at(head_at, 1)[0]
-    if head - _load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
+    if head - load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
         return 0
     offset = np.uint64(address) - np.uint64(at[BASE])
     u64_at(entries_at, at[CAPACITY])[np.int64(head) & (at[CAPACITY] - 1)] = (
         offset << np.uint64(_LENGTH_BITS)
     ) | np.uint64(length)
-    _store_release(head_at, head + np.uint64(1))
+    store_release(head_at, head + np.uint64(1))
     return 1
 
 
@@ -204,7 +186,7 @@ def push_down(at, rank, address, length, room):
 
 @kernel
 def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count, most):
-    head, tail = _load_acquire(head_at), u64_at(tail_at, 1)[0]
+    head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
     looks = min(most, packets.address.size - count)
     while tail != head and looks > 0:  # not "while count < most": entries that are refused take time too
@@ -220,7 +202,7 @@ def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, cou
             packets.length[count] = length
             packets.endpoint[count] = sender
             count += 1
-    _store_release(tail_at, tail)
+    store_release(tail_at, tail)
     return count
 
 
@@ -267,14 +249,14 @@ def receive_down(at, rank, packets):
 def up_waits(at, rank):
     """Whether a rank has named packets that the aggregator has not taken."""
     block = _block(at, rank)
-    return _load_acquire(block + np.uint64(_UP_HEAD)) != u64_at(block + np.uint64(_UP_TAIL), 1)[0]
+    return load_acquire(block + np.uint64(_UP_HEAD)) != u64_at(block + np.uint64(_UP_TAIL), 1)[0]
 
 
 @kernel
 def down_waits(at, rank):
     """Whether the aggregator has named results that the rank has not taken."""
     block = _block(at, rank)
-    return _load_acquire(block + np.uint64(_DOWN_HEAD)) != u64_at(block + np.uint64(_DOWN_TAIL), 1)[0]
+    return load_acquire(block + np.uint64(_DOWN_HEAD)) != u64_at(block + np.uint64(_DOWN_TAIL), 1)[0]
 
 
 @kernel
@@ -286,7 +268,7 @@ def _sleep_flag(at, rank):
 @kernel
 def announce_sleep(at, rank, asleep):
     """Set or clear the flag. Who sets it must look at its rings once more before it sleeps."""
-    _store_release(_sleep_flag(at, rank), np.uint64(asleep))
+    store_release(_sleep_flag(at, rank), np.uint64(asleep))
     _fence()
 
 
@@ -295,7 +277,7 @@ def must_wake(at, rank):
     """After pushing: whether the reader sleeps. The caller then wakes it; others need not."""
     _fence()
     flag = _sleep_flag(at, rank)
-    if _load_acquire(flag) == 0:
+    if load_acquire(flag) == 0:
         return False
-    _store_release(flag, np.uint64(0))
+    store_release(flag, np.uint64(0))
     return True

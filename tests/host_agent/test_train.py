@@ -47,12 +47,19 @@ def run_json(*arguments: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def short_run() -> dict:
-    return run_json("--steps", "120")
+def runs() -> dict[str, dict]:
+    """A run through each aggregator that needs no root; the first is what users get."""
+    return {"p4": run_json("--steps", "120"), "software": run_json("--steps", "120", "--aggregator", "software")}
+
+
+@pytest.fixture(params=["p4", "software"])
+def short_run(request, runs) -> dict:
+    return runs[request.param]
 
 
 def test_same_accuracy_as_gloo(short_run):
-    assert short_run["workers"] == 4 and short_run["steps"] == 120 and short_run["aggregator"] == "software"
+    assert short_run["workers"] == 4 and short_run["steps"] == 120
+    assert short_run["transport"] == {"p4": "frames", "software": "shm"}[short_run["aggregator"]]
     assert short_run["accuracy"]["switchml"] >= 0.97
     assert abs(short_run["accuracy"]["switchml"] - short_run["accuracy"]["gloo"]) <= 0.005
     assert 0 < short_run["max_param_diff"] < 1e-3
@@ -67,11 +74,28 @@ def test_same_accuracy_as_gloo(short_run):
 
 
 def test_lost_and_reordered_packets_change_no_bit(short_run):
-    lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02")
+    aggregator = short_run["aggregator"]
+    lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02", "--aggregator", aggregator)
     assert lossy["packets"]["retransmitted"] > short_run["packets"]["retransmitted"]
     assert lossy["packets"]["retransmitted"] > 1000
     assert lossy["params_sha256"] == short_run["params_sha256"]
     assert lossy["loss"] == short_run["loss"]
+
+
+def test_all_aggregators_give_the_same_bits(runs):
+    assert runs["p4"]["params_sha256"] == runs["software"]["params_sha256"]
+
+
+@pytest.mark.root
+def test_simple_switch_gives_the_same_bits(require_program):
+    require_program("simple_switch")
+    require_program("ip")
+    through = {
+        name: run_json("--steps", "10", "--workers", "2", "--aggregator", name, "--loss-rate", rate)
+        for name, rate in (("bmv2", "0.01"), ("software", "0"))
+    }
+    assert through["bmv2"]["params_sha256"] == through["software"]["params_sha256"]
+    assert through["bmv2"]["transport"] == "frames"
 
 
 @pytest.mark.parametrize("workers", [1, 3, 8])
@@ -98,6 +122,9 @@ def test_table_and_progress():
         (["--reorder-rate", "-0.1"], "--reorder-rate"),
         (["--aggregator", "abacus"], "abacus"),
         (["--workers", "64", "--batch-size", "32"], "2048 images"),
+        (["--workers", "33", "--batch-size", "1"], "a P4 switch takes 32"),
+        (["--transport", "shm"], "p4 is not reached that way"),
+        (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
         (["--lr", "0"], "--lr"),
     ],
 )
@@ -112,8 +139,9 @@ def workers_of(process: subprocess.Popen, count: int) -> list[psutil.Process]:
     """The worker processes of a running command by rank, once there are `count`."""
     deadline = time.monotonic() + 60
     while True:
-        # The command's children are the aggregator and the process that forks the workers, which are its grandchildren.
-        found = [child for one in psutil.Process(process.pid).children() for child in one.children()]
+        # The command's children are the aggregator, whose child may be a switch, and the process that forks workers.
+        forkers = [one for one in psutil.Process(process.pid).children() if "forkserver" in " ".join(one.cmdline())]
+        found = [child for one in forkers for child in one.children()]
         if len(found) >= count:
             return sorted(found, key=lambda worker: worker.pid)
         assert time.monotonic() < deadline and process.poll() is None

@@ -34,7 +34,10 @@ def test_nothing_else_is_there(compile_p4):
     assert {path.name for path in compile_p4.COMPILED.iterdir()} == wanted | {compile_p4.HASH.name}
 
 
-@pytest.mark.parametrize("variant", ["switchml", "switchml_lanes"])
+VARIANTS = ["switchml", "switchml_lanes", "switchml_lanes_1024"]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_compiled_is_what_p4c_writes(variant, compile_p4, tmp_path, require_program):
     compiler = require_program("p4c-bm2-ss")
     done = subprocess.run([compiler, "--version"], capture_output=True, text=True)
@@ -44,7 +47,7 @@ def test_compiled_is_what_p4c_writes(variant, compile_p4, tmp_path, require_prog
         assert path.read_text() == (compile_p4.COMPILED / path.name).read_text(), AGAIN
 
 
-@pytest.mark.parametrize("variant", ["switchml", "switchml_lanes"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_tables_are_as_p4_tables_has_them(variant):
     """Names, numbers of keys and parameters: a spec with everything in it, against the program."""
     program = load(P4 / "compiled" / f"{variant}.json")

@@ -117,7 +117,7 @@ def test_a_station_whose_cell_was_taken_is_flooded(switch):
     stations, owners = switch.state.register("stations"), {}
     for mac in range(0x02_00_00_01_00_00, 0x02_00_00_01_20_00):
         switch.receive(1, ethernet(BROADCAST, mac, 0x0800, b"x"))
-        (cell,) = [i for i in np.flatnonzero(stations.data[:, 0]) if stations[i] >> 16 == mac]
+        (cell,) = [i for i in np.flatnonzero(stations.data[:, 0]) if stations[i] % 2**48 == mac]
         if cell in owners:
             break
         owners[cell] = mac

@@ -65,7 +65,16 @@ def without_sent(ranks) -> list[dict[str, int]]:
 @pytest.mark.parametrize("engine", [Interpreter, Engine], ids=["interpreter", "compiled"])
 @pytest.mark.parametrize(("scenario", "variant"), CASES)
 def test_scenario(scenario, variant, engine, switches):
-    switch = switches(variant, engine)
+    check_scenario(scenario, switches(variant, engine))
+
+
+@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if s.payload_bytes == 1024])
+def test_1024_bytes_with_a_register_a_lane(scenario, switches):
+    """On the interpreter alone: 256 lanes of their own take the compiled engine two minutes to get ready."""
+    check_scenario(scenario, switches("switchml_lanes_1024", Interpreter))
+
+
+def check_scenario(scenario, switch):
     state = switch.state
     job = Job(scenario, Place(row=1024, worker=7, group=5, generation=next(generations)))
     p4_programming.apply(state, job.changes())

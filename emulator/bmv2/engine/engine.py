@@ -28,7 +28,7 @@ from emulator.bmv2.engine.vm_headers import run_headers
 from emulator.bmv2.engine.vm_tables import TABLE_BYTES
 from emulator.bmv2.engine.vm_wide import run_wide
 from emulator.bmv2.expr import VALID
-from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.interpreter.path import Interpreter, Waiting
 from emulator.bmv2.state import State
 from emulator.bmv2.values import mask
 from switchml.jit import compile_once
@@ -79,8 +79,11 @@ class Engine:
         self._queue_version = -1
         self._is_paced = False
         compile_once(t.process, 0, 0, 0, 0)
+        compile_once(run, 0, 0)
         with state.lock:  # the control plane may be at work already
             self._lower()
+        self._compile_groups()  # packets go on meanwhile
+        with state.lock:
             self._set_up(seed)
 
     def _lower(self) -> None:
@@ -90,6 +93,13 @@ class Engine:
             raise Unsupported("an expression nested too deep") from None
         except OverflowError:
             raise Unsupported("a number that does not fit an instruction") from None
+
+    def _compile_groups(self) -> None:
+        """Have those groups of instructions compiled that the program needs."""
+        used = set(self.lowered.code[:, 0].tolist())
+        self._groups_used = [group for group in GROUPS if not used.isdisjoint(range(*group[3:]))]
+        for _, entry, n_args, _, _ in self._groups_used:
+            compile_once(entry, *[0] * n_args)
 
     def _set_up(self, seed: int | None) -> None:
         self._frame()
@@ -127,10 +137,8 @@ class Engine:
             "event_end": len(self._event_ring), "random": self._random.ctypes.data,
         }.items():  # fmt: skip
             self.context[CTX[name] // 8] = value
-        used = set(self.lowered.code[:, 0].tolist())
-        for name, entry, n_args, first, end in GROUPS:
-            if not used.isdisjoint(range(first, end)):  # what the program does not need is not compiled for it
-                self.context[CTX[name] // 8] = address_of(entry, n_args)
+        for name, entry, n_args, _, _ in self._groups_used:
+            self.context[CTX[name] // 8] = address_of(entry, n_args)
 
     def _header_table(self) -> np.ndarray:
         layout, program = self.lowered.layout, self.program
@@ -271,6 +279,15 @@ class Engine:
             self._report()
             if first == n:
                 return
+
+    @property
+    def waiting(self) -> Waiting:
+        """Packets in queues, which another engine of the same state can take over."""
+        return self.slow.waiting
+
+    @waiting.setter
+    def waiting(self, found: Waiting) -> None:
+        self.slow.waiting = found
 
     def is_paced(self) -> bool:
         """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from typing import NamedTuple
 
 from emulator.bmv2.interpreter.deparser import deparse
 from emulator.bmv2.interpreter.packet import Packet
@@ -28,6 +29,14 @@ MAX_GROWTH = 512
 
 MAX_PASSES = 1 << 16
 """Times that one frame and its copies may pass ingress or egress; what is left then is dropped."""
+
+
+class Waiting(NamedTuple):
+    """Packets on their way through an engine: in egress queues, to ingress once more, to the ports."""
+
+    queues: EgressQueues
+    returned: deque[Packet]
+    sent: list[tuple[int, bytes]]
 
 
 class Interpreter:
@@ -81,6 +90,15 @@ class Interpreter:
     def next_us(self) -> float | None:
         """When the next packet may leave a queue; None if none waits."""
         return self.queues.next_us()
+
+    @property
+    def waiting(self) -> Waiting:
+        """Packets in queues, which another engine of the same state can take over."""
+        return Waiting(self.queues, self.returned, self.sent)
+
+    @waiting.setter
+    def waiting(self, found: Waiting) -> None:
+        self.queues, self.returned, self.sent = found
 
     def _guarded(self, stage, packet: Packet, *args: int) -> None:
         """Run a stage; a program that goes on for ever costs the packet, not the switch."""

@@ -1,7 +1,7 @@
 """simple_switch_grpc's control interface: a P4Runtime server, so that p4runtime-shell, Finsy or any other P4Runtime
 controller drives our switch. Sections named in docstrings are those of the P4Runtime specification, version 1.
 
-`protos` has the messages, `server` the gRPC service, `controllers` who is primary, `configs` which program runs, and
+`server` has the gRPC service, `controllers` who is primary, `configs` which program runs, and
 `pipeline` what a program's P4Info means for the switch's state. Below that there is one module for each sort of entity
 (`entities` lists them), and codecs: `bytestrings`, `matches`, `actions`, `packets`.
 

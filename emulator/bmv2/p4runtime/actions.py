@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from emulator.bmv2.action_profiles import RunAction
 from emulator.bmv2.p4runtime.bytestrings import decode, encode
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.refusals import refuse
+from switchml.p4runtime_protos import info, v1
 
 
 @dataclass(frozen=True)

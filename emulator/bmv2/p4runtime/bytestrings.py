@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.values import mask, n_bytes, two_comp_mod
+from switchml.p4runtime_protos import info, v1
 
 
 def encode(value: int) -> bytes:

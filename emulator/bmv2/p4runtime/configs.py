@@ -13,10 +13,10 @@ from collections.abc import Callable
 from emulator.bmv2.device import Device
 from emulator.bmv2.p4runtime.entities import INSERT, MODIFY, Entities, writable
 from emulator.bmv2.p4runtime.pipeline import Pipeline, program_in
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.state import State
 from switchml.errors import ProgramError
+from switchml.p4runtime_protos import v1
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -98,6 +98,7 @@ class Configs:
         state.replication.max_nodes = self.device.state.replication.max_nodes
         pipeline = Pipeline(copy, state)
         pipeline.notify = self.notify
+        pipeline.ports_up = self.device.ports_up
         return Entities(pipeline)
 
     def _commit(self, entities: Entities) -> None:

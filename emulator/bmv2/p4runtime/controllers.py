@@ -11,8 +11,8 @@ import queue
 import threading
 from dataclasses import dataclass
 
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.refusals import refuse
+from switchml.p4runtime_protos import v1
 
 log = logging.getLogger("switchml.bmv2")
 

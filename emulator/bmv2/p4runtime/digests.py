@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from emulator.bmv2.digests import Digest, DigestList
 from emulator.bmv2.p4runtime.bytestrings import encode_data
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import info, new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
+from switchml.p4runtime_protos import info, new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 

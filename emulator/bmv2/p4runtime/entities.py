@@ -12,13 +12,13 @@ from typing import NamedTuple
 from emulator.bmv2.p4runtime.digests import Digests
 from emulator.bmv2.p4runtime.pipeline import Pipeline
 from emulator.bmv2.p4runtime.profiles import Profiles
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.rates import Counters, Meters
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.p4runtime.registers import Registers, ValueSets
 from emulator.bmv2.p4runtime.replication import ReplicationEngine
 from emulator.bmv2.p4runtime.tables import Tables
 from switchml.errors import ControlError, SwitchMLError
+from switchml.p4runtime_protos import v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
@@ -39,7 +39,8 @@ class Entities:
         self.tables = tables = Tables(pipeline, profiles)
         self.digests = digests = Digests(pipeline)
         counters, meters, registers = Counters(pipeline), Meters(pipeline), Registers(pipeline)
-        value_sets, replication = ValueSets(pipeline), ReplicationEngine(pipeline)
+        value_sets = ValueSets(pipeline)
+        self.replication = replication = ReplicationEngine(pipeline)
         self.sorts = {
             "action_profile_member": Sort(profiles.write_member, profiles.read_members),
             "action_profile_group": Sort(profiles.write_group, profiles.read_groups),
@@ -54,6 +55,12 @@ class Entities:
             "digest_entry": Sort(digests.write, digests.read),
         }
         """In an order in which entities can be written that refer to each other."""
+
+    def follow_ports(self) -> None:
+        """Look at the ports that members of groups watch, or for which replicas have backups."""
+        with self.pipeline.state.lock:
+            self.profiles.follow_ports()
+            self.replication.follow_ports()
 
     def _sort(self, entity: v1.Entity) -> tuple[Sort, object]:
         name = entity.WhichOneof("entity")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from emulator.bmv2 import ir
 from emulator.bmv2.p4runtime.bytestrings import decode, encode
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.tables import prefix_mask
 from emulator.bmv2.values import mask, n_bytes
+from switchml.p4runtime_protos import info, v1
 
 HIGHEST = 2**31 - 1
 """The highest priority."""

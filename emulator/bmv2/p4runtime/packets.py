@@ -4,9 +4,9 @@ with @controller_header, whose fields P4Runtime carries as metadata."""
 from __future__ import annotations
 
 from emulator.bmv2.p4runtime.bytestrings import decode, encode
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.values import mask, n_bytes
+from switchml.p4runtime_protos import info, v1
 
 PACKET_IN, PACKET_OUT = "packet_in", "packet_out"
 

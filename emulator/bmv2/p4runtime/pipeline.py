@@ -18,11 +18,11 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from emulator.bmv2 import ir, loader
 from emulator.bmv2.p4runtime.actions import Action, Actions, Param
 from emulator.bmv2.p4runtime.matches import HIGHEST, Key, KeyField
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.state import State
 from emulator.bmv2.tables import MatchTable
 from switchml.errors import ControlError, ProgramError
+from switchml.p4runtime_protos import v1
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -60,6 +60,7 @@ class Pipeline:
         self.program = state.program
         self.p4info = p4info = config.p4info
         self.notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None
+        self.ports_up: Callable[[], set[int]] = set
         self.actions = {action.preamble.id: action for action in p4info.actions}
         self.tables = self._bind(p4info.tables, state.table)
         self.profiles = self._bind(p4info.action_profiles, state.action_profile)

@@ -11,25 +11,27 @@ from dataclasses import dataclass, field
 
 from emulator.bmv2.action_profiles import ActionProfile
 from emulator.bmv2.p4runtime.actions import Actions
+from emulator.bmv2.p4runtime.bytestrings import decode
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import info, new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
+from switchml.p4runtime_protos import info, new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 
-@dataclass
+@dataclass(eq=False)
 class OneShot:
-    """The handles that an entry's action set took."""
+    """The handles that an entry's action set took. `watched`: members to the ports that they watch."""
 
     message: v1.ActionProfileActionSet
     profile: Profile
     group: int
     members: list[int]
+    watched: dict[int, int]
 
     def remove(self) -> None:
         """Give them back; through Thrift they may be gone already."""
-        self.profile.one_shots -= 1
+        self.profile.one_shots.remove(self)
         profile = self.profile.profile
         if self.group in profile.groups:
             profile.delete_group(self.group)
@@ -40,23 +42,25 @@ class OneShot:
 
 @dataclass
 class Group:
-    """A group's handle, and what the controller said of it."""
+    """A group's handle, and what the controller said of it. `watched`: members to the ports that they watch."""
 
     handle: int
     message: v1.ActionProfileGroup
+    watched: dict[int, int]
 
 
 @dataclass
 class Profile:
     """An action profile as both sides see it: `members` by P4Runtime's number to the switch's handle, `groups` by
-    P4Runtime's number. `one_shots`: how many entries hold one."""
+    P4Runtime's number. `one_shots`: those that entries hold."""
 
     item: info.ActionProfile
     profile: ActionProfile
     actions: Actions
+    pipeline: Pipeline
     members: dict[int, int] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
-    one_shots: int = 0
+    one_shots: list[OneShot] = field(default_factory=list)
 
     def forget_lost(self) -> None:
         """Forget what was removed through Thrift."""
@@ -114,9 +118,9 @@ class Profile:
             raise refuse("UNIMPLEMENTED", "only the program's own selection of actions is supported")
         if not message.action_profile_actions:
             raise refuse("INVALID_ARGUMENT", f"action profile {name}: an action set needs an action")
-        runs, weights = [], []
+        runs, weights, ports = [], [], []
         for part in message.action_profile_actions:
-            check_no_watch(part)
+            ports.append(watched_port(part))
             runs.append(self.actions.decode(part.action))
             weights.append(self.check_weight(part.weight))
         if 0 < self.item.max_group_size < self.size_of(weights):
@@ -125,14 +129,29 @@ class Profile:
         group = self.profile.create_group()
         for member, weight in zip(members, weights, strict=True):
             self.profile.add_to_group(member, group, weight)
-        self.one_shots += 1
-        return OneShot(v1.ActionProfileActionSet.FromString(message.SerializeToString()), self, group, members)
+        watched = {member: port for member, port in zip(members, ports, strict=True) if port is not None}
+        kept = v1.ActionProfileActionSet.FromString(message.SerializeToString())
+        self.one_shots.append(OneShot(kept, self, group, members, watched))
+        self.follow_ports()
+        return self.one_shots[-1]
+
+    def follow_ports(self) -> None:
+        """Leave members out of their groups' choices while the port that they watch is down."""
+        watching = [(group.handle, group.watched) for group in self.groups.values() if group.watched]
+        watching += [(found.group, found.watched) for found in self.one_shots if found.watched]
+        up = self.pipeline.ports_up() if watching else set()
+        for group, watched in watching:
+            if group in self.profile.groups:
+                down = frozenset(member for member, port in watched.items() if port not in up)
+                self.profile.set_inactive(group, down)
 
 
-def check_no_watch(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> None:
-    """Refuse what is not supported."""
-    if member.watch_port or member.watch:
-        raise refuse("UNIMPLEMENTED", "members that watch a port are not supported")
+def watched_port(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> int | None:
+    """The port that a member watches. Raises INVALID_ARGUMENT."""
+    kind = member.WhichOneof("watch_kind")
+    if kind == "watch_port":
+        return decode(member.watch_port, 32, "a watched port") if member.watch_port else None
+    return (member.watch or None) if kind == "watch" else None
 
 
 class Profiles:
@@ -147,7 +166,7 @@ class Profiles:
         """A profile's actions are those of its tables."""
         tables = [table for table in self.pipeline.p4info.tables if table.preamble.id in item.table_ids]
         refs = {ref.id: ref for table in tables for ref in table.action_refs}
-        return Profile(item, profile, self.pipeline.actions_of(profile, refs.values(), profile.name))
+        return Profile(item, profile, self.pipeline.actions_of(profile, refs.values(), profile.name), self.pipeline)
 
     def of(self, profile: ActionProfile | None) -> Profile | None:
         """The profile of a table. Raises INVALID_ARGUMENT if P4Info has none for it."""
@@ -220,7 +239,7 @@ class Profiles:
             return
         if kind == INSERT and number in found.groups:
             raise refuse("ALREADY_EXISTS", f"action profile {profile.name} already has a group {number}")
-        weights = self._weights(found, entry)
+        weights, watched = self._members(found, entry)
         if kind == INSERT:
             handle = profile.create_group()
         else:
@@ -231,26 +250,36 @@ class Profiles:
                 profile.remove_from_group(member, handle)
         for member, weight in weights.items():
             profile.add_to_group(member, handle, weight)
-        found.groups[number] = Group(handle, v1.ActionProfileGroup.FromString(entry.SerializeToString()))
+        kept = v1.ActionProfileGroup.FromString(entry.SerializeToString())
+        profile.set_inactive(handle, frozenset())
+        found.groups[number] = Group(handle, kept, watched)
+        found.follow_ports()
 
     @staticmethod
-    def _weights(found: Profile, entry: v1.ActionProfileGroup) -> dict[int, int]:
-        """Handle → weight of a group's members."""
+    def _members(found: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
+        """(handle → weight, handle → port that it watches) of a group's members."""
         limit = found.item.max_group_size
         if limit and not 0 < entry.max_size <= limit:
             raise refuse("INVALID_ARGUMENT", f"max_size must be 1 to {limit}, not {entry.max_size}")
         if entry.max_size < 0:
             raise refuse("INVALID_ARGUMENT", f"max_size can't be negative: {entry.max_size}")
-        weights = {}
+        weights, watched = {}, {}
         for member in entry.members:
-            check_no_watch(member)
             handle = found.member(member.member_id)
+            port = watched_port(member)
+            if port is not None:
+                watched[handle] = port
             if handle in weights:
                 raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
             weights[handle] = found.check_weight(member.weight)
         if entry.max_size and found.size_of(list(weights.values())) > entry.max_size:
             raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {entry.max_size}")
-        return weights
+        return weights, watched
+
+    def follow_ports(self) -> None:
+        """Look at the ports that members watch."""
+        for found in self.by_number.values():
+            found.follow_ports()
 
     def read_groups(self, wanted: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
         """All groups that `wanted` asks for."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from emulator.bmv2.meters import MeterArray
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import info, new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
+from switchml.p4runtime_protos import info, new_entity, v1
 
 PER_S = 1_000_000
 """The switch's meters have rates a microsecond."""

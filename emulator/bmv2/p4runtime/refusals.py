@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import grpc
 
-from emulator.bmv2.p4runtime.protos import Status, v1
 from switchml.errors import ControlError, SwitchMLError
+from switchml.p4runtime_protos import Status, v1
 
 OPERATION = "P4Runtime"
 OK = 0

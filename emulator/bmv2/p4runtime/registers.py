@@ -8,11 +8,11 @@ from emulator.bmv2.ir import MatchParam
 from emulator.bmv2.p4runtime.bytestrings import decode_data, encode_data
 from emulator.bmv2.p4runtime.matches import EXACT, Key, KeyField
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import new_entity, v1
 from emulator.bmv2.p4runtime.rates import cells, check_modify
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.state import ParseVSet
 from emulator.bmv2.values import mask
+from switchml.p4runtime_protos import new_entity, v1
 
 
 class Registers:

@@ -6,13 +6,13 @@ multicast group of its own, with an id from 2^15 on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from emulator.bmv2.p4runtime.bytestrings import decode
 from emulator.bmv2.p4runtime.pipeline import Pipeline
-from emulator.bmv2.p4runtime.protos import new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.replication import MAX_PORTS, MAX_SESSION
+from switchml.p4runtime_protos import new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
@@ -29,11 +29,28 @@ class ReplicationEngine:
     handles by group."""
 
     def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
         self.replication = pipeline.state.replication
         self.mirroring = pipeline.state.mirroring
         self.groups: dict[int, v1.MulticastGroupEntry] = {}
         self.sessions: dict[int, v1.CloneSessionEntry] = {}
         self._nodes: dict[int, list[int]] = {}
+        self._placed: dict[int, dict[int, list[int]]] = {}
+
+    def follow_ports(self) -> None:
+        """Look whether other replicas are to be used, of those that have backups."""
+        entries = [(number, entry) for number, entry in self.groups.items()]
+        entries += [(FIRST_RESERVED + number, entry) for number, entry in self.sessions.items()]
+        entries = [found for found in entries if any(replica.backup_replicas for replica in found[1].replicas)]
+        up = self.pipeline.ports_up() if entries else set()
+        for group, entry in entries:
+            ports = _ports_by_instance(entry.replicas, up)
+            if ports != self._placed.get(group):
+                self._place(group, ports)
+
+    def _ports(self, replicas: Sequence[v1.Replica]) -> dict[int, list[int]]:
+        has_backups = any(replica.backup_replicas for replica in replicas)
+        return _ports_by_instance(replicas, self.pipeline.ports_up() if has_backups else set())
 
     def write(self, kind: int, entry: v1.PacketReplicationEngineEntry) -> None:
         """Do one update."""
@@ -67,7 +84,7 @@ class ReplicationEngine:
             self._remove(number)
             del self.groups[number]
             return
-        self._place(number, _ports_by_instance(entry.replicas))
+        self._place(number, self._ports(entry.replicas))
         self.groups[number] = v1.MulticastGroupEntry.FromString(entry.SerializeToString())
 
     def _write_session(self, kind: int, entry: v1.CloneSessionEntry) -> None:
@@ -86,7 +103,7 @@ class ReplicationEngine:
             raise refuse("UNIMPLEMENTED", "clones have no class of service")
         if entry.packet_length_bytes:
             raise refuse("UNIMPLEMENTED", "a session does not truncate its clones; the program can")
-        self._place(group, _ports_by_instance(entry.replicas))
+        self._place(group, self._ports(entry.replicas))
         self.mirroring.add(number, mgid=group)
         self.sessions[number] = v1.CloneSessionEntry.FromString(entry.SerializeToString())
 
@@ -99,7 +116,7 @@ class ReplicationEngine:
         engine.create_group(group)
         for handle in before:
             engine.destroy_node(handle)
-        self._nodes[group] = []
+        self._nodes[group], self._placed[group] = [], ports
         for instance, members in ports.items():
             handle = engine.create_node(instance, members)
             engine.associate_node(group, handle)
@@ -120,21 +137,30 @@ def _check_there(kind: int, is_there: bool, what: str) -> None:
         raise refuse("NOT_FOUND", f"there is no {what}")
 
 
-def _ports_by_instance(replicas: Sequence[v1.Replica]) -> dict[int, list[int]]:
-    """Instance → ports, in the order in which they come. Raises INVALID_ARGUMENT."""
-    found: dict[int, list[int]] = {}
+def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int, list[int]]:
+    """Instance → ports, in the order in which they come. Of a replica with backups, the first is taken whose port is
+    up, and the replica itself if none is. Raises INVALID_ARGUMENT."""
+    primaries, found = set(), {}
     for replica in replicas:
         port = replica.egress_port
         if replica.WhichOneof("port_kind") == "port":
             port = decode(replica.port, 32, "a replica's port")
-        if port >= MAX_PORTS:
-            raise refuse("INVALID_ARGUMENT", f"a replica's port is below {MAX_PORTS}, not {port}")
-        if replica.instance > MAX_INSTANCE:
-            raise refuse("INVALID_ARGUMENT", f"a replica's instance is at most {MAX_INSTANCE}, not {replica.instance}")
-        if replica.backup_replicas:
-            raise refuse("UNIMPLEMENTED", "backup replicas are not supported")
-        ports = found.setdefault(replica.instance, [])
-        if port in ports:
+        choices = [(port, replica.instance)]
+        choices += [(decode(other.port, 32, "a backup's port"), other.instance) for other in replica.backup_replicas]
+        for choice in choices:
+            _check_replica(*choice)
+        if choices[0] in primaries:
             raise refuse("INVALID_ARGUMENT", f"port {port} with instance {replica.instance} is there twice")
-        ports.append(port)
+        primaries.add(choices[0])
+        port, instance = next((choice for choice in choices if choice[0] in up), choices[0])
+        ports = found.setdefault(instance, [])
+        if port not in ports:
+            ports.append(port)
     return found
+
+
+def _check_replica(port: int, instance: int) -> None:
+    if port >= MAX_PORTS:
+        raise refuse("INVALID_ARGUMENT", f"a replica's port is below {MAX_PORTS}, not {port}")
+    if instance > MAX_INSTANCE:
+        raise refuse("INVALID_ARGUMENT", f"a replica's instance is at most {MAX_INSTANCE}, not {instance}")

@@ -9,18 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.p4runtime import protos
 from emulator.bmv2.p4runtime.configs import Configs
 from emulator.bmv2.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
 from emulator.bmv2.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
-from emulator.bmv2.p4runtime.protos import v1
 from emulator.bmv2.p4runtime.refusals import batch_status, refuse, status_code
+from switchml import p4runtime_protos as protos
 from switchml.errors import ConfigError, ControlError, SwitchMLError
+from switchml.p4runtime_protos import v1
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -29,14 +30,33 @@ MAX_MESSAGE_BYTES = 256 << 20
 ANSWER_BYTES = 1 << 20
 """About how much of a read comes in one message; gRPC's clients refuse messages above 4 MiB."""
 TICK_S = 0.05
-"""How often idle entries and old digests are looked for."""
+"""How often idle entries, old digests and ports that came up or went down are looked for."""
+
+
+def credentials(key: str, certificate: str, authority: str | None, ask_clients: bool) -> grpc.ServerCredentials:
+    """For TLS, from the paths of PEM files. `ask_clients`: only clients may connect whose certificate is `authority`'s.
+    Raises ConfigError."""
+    pems = []
+    for option, path in (("key", key), ("cert", certificate), ("cacert", authority)):
+        try:
+            pems.append(Path(path).read_bytes() if path else None)
+        except OSError as error:
+            raise ConfigError(f"--grpc-server-{option}: can't read {path}: {error.strerror}") from error
+    return grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], ask_clients)
 
 
 class P4RuntimeServer:
     """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
-    port `cpu_port`, if it is given, go to the primary controllers. Raises ConfigError if the address can't be had."""
+    port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises
+    ConfigError if the address can't be had."""
 
-    def __init__(self, device: Device, address: str, cpu_port: int | None = None) -> None:
+    def __init__(
+        self,
+        device: Device,
+        address: str,
+        cpu_port: int | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
         self.device = device
         self.cpu_port = cpu_port
         self.controllers = Controllers(device.device_id)
@@ -50,7 +70,10 @@ class P4RuntimeServer:
         )
         self._server.add_generic_rpc_handlers((_handlers(self),))
         try:
-            self.port = self._server.add_insecure_port(address)
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:
@@ -200,6 +223,7 @@ class P4RuntimeServer:
                 continue
             try:
                 running.digests.forget_old()
+                running.follow_ports()
                 with running.pipeline.state.lock:
                     idle = running.tables.newly_idle()
                 if idle:

@@ -12,10 +12,10 @@ from emulator.bmv2.p4runtime.actions import Actions
 from emulator.bmv2.p4runtime.matches import Key
 from emulator.bmv2.p4runtime.pipeline import Pipeline
 from emulator.bmv2.p4runtime.profiles import OneShot, Profile, Profiles
-from emulator.bmv2.p4runtime.protos import info, new_entity, v1
 from emulator.bmv2.p4runtime.refusals import refuse
 from emulator.bmv2.tables import Entry, MatchTable
 from switchml.errors import ControlError
+from switchml.p4runtime_protos import info, new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 

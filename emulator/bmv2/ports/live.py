@@ -1,5 +1,8 @@
 """Ports that are network interfaces (AF_PACKET) or UDP sockets, all served by one thread.
 
+A port's frames come one by one, in plain Python, until its kernels are there: on a machine's first start these are
+compiled, in another thread. It changes over between two frames, so none is lost or overtaken.
+
 A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Frames go back to whoever
 sent the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address. """
 
@@ -12,12 +15,14 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from emulator.bmv2.ports import packet_io
+from emulator.bmv2.ports import packet_io, plain
 from emulator.bmv2.ports.packet_io import Batch, new_batch, new_packet_io, receive_frames, send_frames
+from emulator.bmv2.ports.packet_ring import new_ring, receive_ring
 from emulator.bmv2.ports.pcap import PcapWriter
 from emulator.bmv2.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
 from emulator.bmv2.ports.superframes import VIRTIO_BYTES
@@ -40,14 +45,21 @@ class InterfacePort:
     def __init__(self, number: int, interface: str, io: packet_io.PacketIO) -> None:
         self.number = number
         self.interface = interface
-        self.socket = packet_io.open_interface(interface)
+        self.socket = packet_io.new_socket(interface)
+        self._ring = new_ring(self.socket)
+        packet_io.attach(self.socket, interface)
         self._io = io
         self._state = Path("/sys/class/net", interface, "operstate")
+        self.is_warm = False
 
     def warm(self) -> None:
         """Have compiled what the port needs."""
-        compile_once(receive_frames, self._io, 0, 0, new_batch())
+        if self._ring is None:
+            compile_once(receive_frames, self._io, 0, 0, new_batch())
+        else:
+            compile_once(receive_ring, self._io, self._ring, 0, 0, new_batch())
         compile_once(send_frames, self._io, 0, 0, np.zeros((1, 4), np.int64), False)
+        self.is_warm = True
 
     def is_up(self) -> bool:
         """Whether the interface is there and up."""
@@ -58,7 +70,20 @@ class InterfacePort:
 
     def receive(self, batch: Batch) -> int:
         """Fill a batch with what has arrived; returns how many frames."""
+        if self._ring is not None:
+            return receive_ring(self._io, self._ring, self.socket.fileno(), self.number, batch)
         return receive_frames(self._io, self.socket.fileno(), self.number, batch)
+
+    def receive_plainly(self) -> Iterator[bytes]:
+        """What has arrived, without kernels."""
+        if self._ring is not None:
+            yield from plain.receive_ring(self._ring, self.socket)
+            return
+        for _ in range(packet_io.MESSAGES):
+            packets = plain.receive_message(self.socket)
+            if packets is None:
+                return
+            yield from packets
 
     def send_records(self, records: np.ndarray, join: bool) -> None:
         """Send those of many records that are for this port."""
@@ -90,11 +115,13 @@ class UdpPort:
             raise ConfigError(f"can't open {interface!r}: {error.strerror or error}") from error
         self._io = udp.new_udp_io(self.socket)
         self._packets = udp.new_packets(packet_io.MOST_PACKETS)
+        self.is_warm = False
 
     def warm(self) -> None:
         """Have compiled what the port needs."""
         compile_once(udp.receive_batch, self._io, self._packets)
         compile_once(udp.send_batch, self._io, self._packets, 0)
+        self.is_warm = True
 
     def is_up(self) -> bool:
         """A socket is always up."""
@@ -109,6 +136,21 @@ class UdpPort:
         batch.address[:n] = self._packets.address[:n].view(np.int64)
         batch.length[:n] = self._packets.length[:n]
         return n
+
+    def receive_plainly(self) -> Iterator[bytes]:
+        """As InterfacePort's."""
+        for _ in range(udp.RECEIVE_MESSAGES):
+            try:
+                data, control, _, address = self.socket.recvmsg(1 << 16, 64, socket.MSG_DONTWAIT)
+            except OSError:  # nothing waits; or what was sent before could not be delivered
+                return
+            if not self._is_fixed:
+                self.peer = udp.endpoint(*address)
+            size = len(data)
+            for *kind, told in control:
+                if kind == [libc.SOL_UDP, libc.UDP_GRO]:
+                    size = int.from_bytes(told, "little")
+            yield from (data[at : at + size] for at in range(0, len(data), max(size, 1)))
 
     def send_records(self, records: np.ndarray, join: bool) -> None:
         """As InterfacePort's."""
@@ -171,6 +213,8 @@ class LivePorts(Ports):
                 self._dumps[number] = tuple(PcapWriter(Path(pcap_dir, f"{name}_{way}.pcap")) for way in ("in", "out"))
             self._ports[number] = self._of_fd[port.socket.fileno()] = port
             self._poller.register(port.socket.fileno(), select.POLLIN)
+            if self._thread is not None:
+                self._warm(port)
 
     def remove(self, number: int) -> None:
         with self._lock:
@@ -200,9 +244,8 @@ class LivePorts(Ports):
         self._thread.start()
 
     def _serve(self, take: Take, take_batch: TakeBatch | None) -> None:
-        # The sockets are open already: what comes while kernels are compiled, once on each machine, waits in them.
         for port in list(self._ports.values()):
-            port.warm()
+            self._warm(port)
         while not self._is_closed:
             ready = self._poller.poll(_POLL_MS)
             self._rounds += 1
@@ -211,9 +254,27 @@ class LivePorts(Ports):
                     os.eventfd_read(fd)
                 with self._lock:
                     port = self._of_fd.get(fd)
-                    n = port.receive(self._batch) if port is not None else 0
-                    if n:
-                        self._pass_on(take, take_batch, port.number, n)
+                    if port is not None:
+                        self._serve_port(port, take, take_batch)
+
+    @staticmethod
+    def _warm(port: InterfacePort | UdpPort) -> None:
+        def warm() -> None:
+            port.warm()
+            log.info("Port %d is served by compiled code from now on", port.number)
+
+        threading.Thread(target=warm, name="warm", daemon=True).start()
+
+    def _serve_port(self, port: InterfacePort | UdpPort, take: Take, take_batch: TakeBatch | None) -> None:
+        if port.is_warm:
+            n = port.receive(self._batch)
+            if n:
+                self._pass_on(take, take_batch, port.number, n)
+            return
+        for data in port.receive_plainly():
+            if port.number in self._dumps:
+                self._dumps[port.number][0].write(data)
+            take([(port.number, data)])
 
     def _pass_on(self, take: Take, take_batch: TakeBatch | None, number: int, n: int) -> None:
         batch = self._batch
@@ -232,7 +293,11 @@ class LivePorts(Ports):
         together leave as superframes, which is for those who send superframes themselves: others would see odd
         packets."""
         for number, port in self._ports.items():
-            port.send_records(records, join)
+            if port.is_warm:
+                port.send_records(records, join)
+            else:
+                for at, length in records[records[:, 0] == number, 1:3].tolist():
+                    port.send(ctypes.string_at(at, length))
             if number in self._dumps:
                 for at, length in records[records[:, 0] == number, 1:3].tolist():
                     self._dumps[number][1].write(ctypes.string_at(at, length))

@@ -1,5 +1,5 @@
-"""Frames in batches over a network interface: AF_PACKET with recvmmsg and sendmmsg, and superframes where there are any
-(superframes.py).
+"""Frames in batches over a network interface: AF_PACKET with recvmmsg and sendmmsg, or a ring that Linux fills in place
+of recvmmsg (packet_ring.py); and superframes where there are any (superframes.py).
 
 What arrives has VLAN tags back in their place, which Linux keeps beside the frame. Frames are told as addresses of
 their bytes: those received in a `Batch`, those to be sent in records, rows of (port, address, length, …). """
@@ -29,37 +29,45 @@ MESSAGES = 128
 """Frames that one system call takes."""
 FRAME_BYTES = 1 << 17
 """Room for one: a superframe can be a little longer than 64 KiB."""
-ARENA_BYTES = 8 << 20
+ARENA_BYTES = superframes.MAX_CUT_BYTES
 """Room for the packets of superframes of one batch."""
 SOCKET_BYTES = 16 << 20
 
 _HEADROOM = 16
 _SLACK = 64  # readers may load a little beyond a frame's end
+SOL_PACKET = 263
 _MSG_DONTWAIT = 0x40
-_SOL_PACKET, _ADD_MEMBERSHIP, _AUXDATA, _VNET_HDR, _IGNORE_OUTGOING = 263, 1, 8, 15, 23
+_ADD_MEMBERSHIP, AUXDATA, _VNET_HDR, _IGNORE_OUTGOING = 1, 8, 15, 23
 _PROMISCUOUS = 1
 _ETH_P_ALL = 3
-_VLAN_VALID, _VLAN_KIND_VALID = 0x10, 0x40
+VLAN_VALID, VLAN_KIND_VALID = 0x10, 0x40
+"""Bits of a status: there was a VLAN tag; it tells what kind of."""
+VLAN = 0x8100
 
 
-def open_interface(name: str) -> socket.socket:
-    """Everything that arrives at an interface, and a way to send from it. Raises ConfigError."""
+def new_socket(name: str) -> socket.socket:
+    """A socket for an interface, at which nothing arrives yet. Raises ConfigError."""
     try:
-        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before bind
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     except PermissionError:
         raise ConfigError(f"port on {name}: only root may open interfaces; use udp:ADDRESS:PORT without") from None
+    sock.setsockopt(SOL_PACKET, _VNET_HDR, 1)
+    sock.setsockopt(SOL_PACKET, AUXDATA, 1)
+    sock.setsockopt(SOL_PACKET, _IGNORE_OUTGOING, 1)
+    libc.grow_buffers(sock, SOCKET_BYTES)
+    return sock
+
+
+def attach(sock: socket.socket, name: str, *, receive: bool = True) -> None:
+    """Have everything arrive at a socket that arrives at an interface (or nothing, unless `receive`), and what is sent
+    leave there. Raises ConfigError, having closed the socket."""
     try:
-        sock.setsockopt(_SOL_PACKET, _VNET_HDR, 1)
-        sock.setsockopt(_SOL_PACKET, _AUXDATA, 1)
-        sock.setsockopt(_SOL_PACKET, _IGNORE_OUTGOING, 1)
-        libc.grow_buffers(sock, SOCKET_BYTES)
-        sock.bind((name, _ETH_P_ALL))
+        sock.bind((name, _ETH_P_ALL if receive else 0))
         member = struct.pack("iHH8s", socket.if_nametoindex(name), _PROMISCUOUS, 0, b"")
-        sock.setsockopt(_SOL_PACKET, _ADD_MEMBERSHIP, member)
+        sock.setsockopt(SOL_PACKET, _ADD_MEMBERSHIP, member)
     except OSError as error:
         sock.close()
         raise ConfigError(f"can't open interface {name!r}: {error.strerror or error}") from error
-    return sock
 
 
 class Batch(NamedTuple):
@@ -78,7 +86,7 @@ def new_batch() -> Batch:
 class PacketIO(NamedTuple):
     """What the kernels below need; one serves all ports of a thread, one port at a time.
 
-    `counts` int64[4] by COUNTS. Received frames lie in `buffers`, packets cut from superframes in `arena`; both are
+    `counts` int64[5] by COUNTS. Received frames lie in `buffers`, packets cut from superframes in `arena`; both are
     used again by the next call. The rest are message headers as io/libc.py describes them, with two parts to a
     received frame (virtio header, frame) and up to MOST_JOINED + 2 to a sent one. """
 
@@ -95,10 +103,10 @@ class PacketIO(NamedTuple):
     tx_iovecs: np.ndarray
 
 
-COUNTS = ("superframes", "uncut", "failed", "refused_superframes")
+COUNTS = ("superframes", "uncut", "failed", "refused_superframes", "overrun")
 """What PacketIO counts: superframes received; those that could not be cut, and are lost; packets that the kernel did
-not take; superframes that it did not take."""
-SUPERFRAMES, UNCUT, FAILED, REFUSED = range(len(COUNTS))
+not take; superframes that it did not take; long frames for which there was no room at arrival."""
+SUPERFRAMES, UNCUT, FAILED, REFUSED, OVERRUN = range(len(COUNTS))
 
 
 def new_packet_io() -> PacketIO:
@@ -126,63 +134,82 @@ def new_packet_io() -> PacketIO:
 
 
 @kernel
-def _u16(data, at):
+def u16(data, at):
     """A number in the byte order of the machine."""
     return np.int64(data[at]) | (np.int64(data[at + 1]) << 8)
 
 
 @kernel
-def _with_tag(control, at):
-    """Put a VLAN tag that came beside the frame back into it; returns the bytes that the frame grew at its start."""
-    data = control.view(np.uint8)  # cmsghdr: length (8), level (4), type (4); struct tpacket_auxdata
-    status = np.int64(data[16]) | (np.int64(data[17]) << 8)
-    if control[0] < 36 or control[1] != np.uint64(_SOL_PACKET | (_AUXDATA << 32)) or not status & _VLAN_VALID:
-        return 0
-    start = at - 4
-    frame = u8_at(start, 18)
+def put_tag(at, kind, tag):
+    """Put a VLAN tag that came beside a frame back into it, which begins 4 bytes earlier then."""
+    frame = u8_at(at - 4, 18)
     for i in range(12):
         frame[i] = frame[i + 4]
-    put_be16(frame, 12, _u16(data, 34) if status & _VLAN_KIND_VALID else 0x8100)
-    put_be16(frame, 14, _u16(data, 32))
+    put_be16(frame, 12, kind)
+    put_be16(frame, 14, tag)
+
+
+@kernel
+def _with_tag(control, at):
+    """Put a VLAN tag that came as a control message back into its frame; returns the bytes that it grew at its
+    start."""
+    data = control.view(np.uint8)  # cmsghdr: length (8), level (4), type (4); struct tpacket_auxdata
+    status = u16(data, 16)
+    if control[0] < 36 or control[1] != np.uint64(SOL_PACKET | (AUXDATA << 32)) or not status & VLAN_VALID:
+        return 0
+    put_tag(at, u16(data, 34) if status & VLAN_KIND_VALID else VLAN, u16(data, 32))
     return 4
+
+
+@kernel
+def take_frame(io, virtio, at, length, grown, port, batch, count, used):
+    """Put a frame, or the packets of a superframe, into `batch` from `count` on, cut packets into the arena from `used`
+    on. `grown`: bytes by which the frame begins before the place that its virtio header counts from. Returns (count,
+    used) behind it."""
+    start, offset = u16(virtio, 6) + grown, u16(virtio, 8)
+    if length < 14 or count == len(batch.address):
+        return count, used
+    if virtio[1]:
+        io.counts[SUPERFRAMES] += 1
+        cut, written = superframes.cut(
+            at, length, u16(virtio, 4), start, offset, np.int64(io.arena.ctypes.data) + used, ARENA_BYTES - used,
+            batch.address[count:], batch.length[count:],
+        )  # fmt: skip
+        io.counts[UNCUT] += cut == 0
+        batch.port[count : count + cut] = port
+        return count + cut, used + written
+    if virtio[0] & NEEDS_CHECKSUM:
+        superframes.complete(at, length, start, offset)
+    batch.port[count], batch.address[count], batch.length[count] = port, at, length
+    return count + 1, used
+
+
+@kernel
+def receive_messages(io, fd, first, most):
+    """recvmmsg of up to `most` messages into the buffers from number `first` on; how many came, without waiting."""
+    for i in range(first, first + most):
+        io.rx_headers[i, 5] = 64
+        io.rx_headers[i, 6] = 0
+        io.rx_control[i, 0] = 0
+    return libc.recvmmsg(fd, io.rx_headers[first:], most, _MSG_DONTWAIT)
+
+
+@kernel
+def take_message(io, number, port, batch, count, used):
+    """As `take_frame`, for the message in a buffer."""
+    length = np.int64(io.rx_headers[number, 7] & np.uint64(0xFFFFFFFF)) - VIRTIO_BYTES
+    at = np.int64(io.buffers[number].ctypes.data) + _HEADROOM
+    grown = _with_tag(io.rx_control[number], at)
+    return take_frame(io, io.rx_virtio[number], at - grown, length + grown, grown, port, batch, count, used)
 
 
 @kernel
 def receive_frames(io, fd, port, batch):
     """Take what has arrived at a port, without waiting. Fills `batch`, which stays valid until the next call; returns
     how many frames it has."""
-    for i in range(MESSAGES):
-        io.rx_headers[i, 5] = 64
-        io.rx_headers[i, 6] = 0
-        io.rx_control[i, 0] = 0
-    messages = libc.recvmmsg(fd, io.rx_headers, MESSAGES, _MSG_DONTWAIT)
-    count = 0
-    arena = np.int64(io.arena.ctypes.data)
-    used = 0
-    for i in range(messages):
-        length = np.int64(io.rx_headers[i, 7] & np.uint64(0xFFFFFFFF)) - VIRTIO_BYTES
-        if length < 14 or count == len(batch.address):
-            continue
-        virtio = io.rx_virtio[i]
-        at = np.int64(io.buffers[i].ctypes.data) + _HEADROOM
-        grown = _with_tag(io.rx_control[i], at)
-        at, length = at - grown, length + grown
-        start, offset = _u16(virtio, 6) + grown, _u16(virtio, 8)
-        if virtio[1]:
-            io.counts[SUPERFRAMES] += 1
-            cut, written = superframes.cut(
-                at, length, _u16(virtio, 4), start, offset, arena + used, ARENA_BYTES - used,
-                batch.address[count:], batch.length[count:],
-            )  # fmt: skip
-            io.counts[UNCUT] += cut == 0
-            used += written
-            batch.port[count : count + cut] = port
-            count += cut
-            continue
-        if virtio[0] & NEEDS_CHECKSUM:
-            superframes.complete(at, length, start, offset)
-        batch.port[count], batch.address[count], batch.length[count] = port, at, length
-        count += 1
+    count, used = 0, 0
+    for number in range(receive_messages(io, fd, 0, MESSAGES)):
+        count, used = take_message(io, number, port, batch, count, used)
     return count
 
 

@@ -24,6 +24,8 @@ MOST_JOINED = 64
 MOST_JOINED_BYTES = 65000
 MOST_PACKETS = 4096
 """Packets that one superframe is cut into; one that has more is dropped."""
+MAX_CUT_BYTES = 8 << 20
+"""What the packets of one superframe can come to in all."""
 
 _IPV4, _IPV6, _VLAN, _QINQ = 0x0800, 0x86DD, 0x8100, 0x88A8
 _UDP, _TCP_CHECKSUM_AT, _UDP_CHECKSUM_AT = 17, 16, 6

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
 from emulator.bmv2.device import Device
 from switchml.errors import ControlError
 from switchml.thrift.protocol import Record
+
+log = logging.getLogger("switchml.bmv2")
 
 
 class SimpleSwitch:
@@ -16,7 +20,7 @@ class SimpleSwitch:
     # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
 
     def mirroring_mapping_add(self, session, port):
-        self.device.state.mirroring.add(session, port=port)
+        self._add_session(session, port=port)
         return 0
 
     def mirroring_mapping_delete(self, session):
@@ -31,7 +35,14 @@ class SimpleSwitch:
         return -1 if found is None or found.port is None else found.port
 
     def mirroring_session_add(self, session, config):
-        self.device.state.mirroring.add(session, port=config.port, mgid=config.mgid)
+        self._add_session(session, port=config.port, mgid=config.mgid)
+
+    def _add_session(self, session: int, **target: int | None) -> None:
+        """As in BMv2, a number out of range is told to the log only."""
+        try:
+            self.device.state.mirroring.add(session, **target)
+        except ControlError as error:
+            log.error("%s", error)
 
     def mirroring_session_delete(self, session):
         self.device.state.mirroring.delete(session)

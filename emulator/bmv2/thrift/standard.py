@@ -13,6 +13,9 @@ from switchml.thrift.protocol import Record
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
 """Where the program keeps what each ResourceType names."""
 
+LARGEST = (1 << 63) - 1
+"""The largest value of a register that can be told."""
+
 
 class Standard(TableCalls):
     """Answers for `device`."""
@@ -40,13 +43,13 @@ class Standard(TableCalls):
     def bm_meter_get_rates(self, cxt, meter, index):
         return rates_to_wire(self.device.state.meter(meter).get_rates(index))
 
-    # Registers: the interface has 64 bits for a value; of wider cells these are the low ones
+    # Registers: the interface has signed 64 bits for a value; what does not fit reads as the largest that does
 
     def bm_register_read(self, cxt, register, index):
-        return self.device.state.register(register).read(index)
+        return min(self.device.state.register(register).read(index), LARGEST)
 
     def bm_register_read_all(self, cxt, register):
-        return self.device.state.register(register).read_all()
+        return [min(value, LARGEST) for value in self.device.state.register(register).read_all()]
 
     def bm_register_write(self, cxt, register, index, value):
         self.device.state.register(register).write(index, value)

@@ -20,6 +20,9 @@ EXACT, LPM, TERNARY, VALID, RANGE = range(5)
 NO_ENTRY, ACTION_DATA, MEMBER, GROUP = range(4)
 """Values of ActionKind."""
 
+PROFILED = ir.INDIRECT, ir.INDIRECT_WS
+"""Types of tables whose entries refer to an action profile."""
+
 _VALUES_OF_KIND = {
     EXACT: ("exact", "exact", ("key",)),
     LPM: ("lpm", "lpm", ("key", "prefix_length")),
@@ -123,55 +126,67 @@ class TableCalls:
     def bm_mt_clear_entries(self, cxt, table, reset_default):
         self._table(table).clear(bool(reset_default))
 
-    def bm_mt_delete_entry(self, cxt, table, entry):
-        self._table(table).delete(entry)
-
-    def bm_mt_reset_default_entry(self, cxt, table):
-        self._table(table).reset_default()
-
     def bm_mt_set_entry_ttl(self, cxt, table, entry, timeout_ms):
         self._table(table).set_timeout(entry, timeout_ms)
 
-    bm_mt_indirect_delete_entry = bm_mt_delete_entry
-    bm_mt_indirect_reset_default_entry = bm_mt_reset_default_entry
     bm_mt_indirect_set_entry_ttl = bm_mt_set_entry_ttl
 
-    def _add(self, table: str, match: list[Record] | None, target: Target, options: Record | None) -> int:
-        found = self._table(table)
-        return found.add(match_from_wire(found.table, match), target, _priority(options))
+    def _of_type(self, name: str, *types: str) -> MatchTable:
+        """A table that has one of these types, which BMv2 looks at before anything else of a call."""
+        found = self._table(name)
+        if found.table.type not in types:
+            raise table_error("WRONG_TABLE_TYPE", f"table {name} is {found.table.type}, not {' or '.join(types)}")
+        return found
+
+    @staticmethod
+    def _add(table: MatchTable, match: list[Record] | None, target: Target, options: Record | None) -> int:
+        return table.add(match_from_wire(table.table, match), target, _priority(options))
 
     # Entries that hold an action
 
     def bm_mt_add_entry(self, cxt, table, match, action, data, options):
-        return self._add(table, match, _run(self._table(table), action, data), options)
+        found = self._of_type(table, ir.SIMPLE)
+        return self._add(found, match, _run(found, action, data), options)
 
     def bm_mt_modify_entry(self, cxt, table, entry, action, data):
-        found = self._table(table)
+        found = self._of_type(table, ir.SIMPLE)
         found.modify(entry, _run(found, action, data))
 
+    def bm_mt_delete_entry(self, cxt, table, entry):
+        self._of_type(table, ir.SIMPLE).delete(entry)
+
     def bm_mt_set_default_action(self, cxt, table, action, data):
-        found = self._table(table)
+        found = self._of_type(table, ir.SIMPLE)
         found.set_default(_run(found, action, data))
+
+    def bm_mt_reset_default_entry(self, cxt, table):
+        self._of_type(table, ir.SIMPLE).reset_default()
 
     # Entries that refer to an action profile
 
     def bm_mt_indirect_add_entry(self, cxt, table, match, member, options):
-        return self._add(table, match, UseMember(member), options)
+        return self._add(self._of_type(table, *PROFILED), match, UseMember(member), options)
 
     def bm_mt_indirect_modify_entry(self, cxt, table, entry, member):
-        self._table(table).modify(entry, UseMember(member))
+        self._of_type(table, *PROFILED).modify(entry, UseMember(member))
+
+    def bm_mt_indirect_delete_entry(self, cxt, table, entry):
+        self._of_type(table, *PROFILED).delete(entry)
 
     def bm_mt_indirect_set_default_member(self, cxt, table, member):
-        self._table(table).set_default(UseMember(member))
+        self._of_type(table, *PROFILED).set_default(UseMember(member))
+
+    def bm_mt_indirect_reset_default_entry(self, cxt, table):
+        self._of_type(table, *PROFILED).reset_default()
 
     def bm_mt_indirect_ws_add_entry(self, cxt, table, match, group, options):
-        return self._add(table, match, UseGroup(group), options)
+        return self._add(self._of_type(table, ir.INDIRECT_WS), match, UseGroup(group), options)
 
     def bm_mt_indirect_ws_modify_entry(self, cxt, table, entry, group):
-        self._table(table).modify(entry, UseGroup(group))
+        self._of_type(table, ir.INDIRECT_WS).modify(entry, UseGroup(group))
 
     def bm_mt_indirect_ws_set_default_group(self, cxt, table, group):
-        self._table(table).set_default(UseGroup(group))
+        self._of_type(table, ir.INDIRECT_WS).set_default(UseGroup(group))
 
     # Reading entries
 

@@ -130,6 +130,27 @@ def test_what_the_pre_refuses():
     assert pre.describe()["l1_handles"] == [{"handle": node, "rid": 1, "l2_handle": 0}]
 
 
+def test_nodes_of_a_destroyed_group_stay_associated():
+    """As in BMv2, whose simple_pre.cpp forgets the group only."""
+    pre = Replication(RLock())
+    node = pre.create_node(1, [1])
+    for group in (1, 2):
+        pre.create_group(group)
+    pre.associate_node(1, node)
+    pre.destroy_group(1)
+    refused("Mc", "ERROR", pre.associate_node, 2, node)
+    refused("Mc", "INVALID_MGRP_HANDLE", pre.dissociate_node, 1, node)
+    pre.create_group(1)
+    assert pre.copies(1) == []
+    refused("Mc", "ERROR", pre.associate_node, 1, node)
+    pre.dissociate_node(1, node)
+    pre.associate_node(2, node)
+    assert pre.copies(2) == [(1, 1)]
+    pre.destroy_group(2)
+    pre.destroy_node(node)  # BMv2 dies of this
+    assert pre.create_node(5, [2]) == node
+
+
 def test_mirroring_sessions():
     sessions = Mirroring(RLock())
     sessions.add(3, port=1)

@@ -13,8 +13,11 @@ from emulator.bmv2 import expr as e
 from emulator.bmv2 import ir
 from emulator.bmv2.action_profiles import RunAction
 from emulator.bmv2.bench import WORKLOADS
+from emulator.bmv2.device import Device
 from emulator.bmv2.engine import opcodes as o
 from emulator.bmv2.engine.engine import Engine
+from emulator.bmv2.interpreter.path import Interpreter
+from emulator.bmv2.ports.files import FilePorts
 
 ETHERNET = bytes(12)
 
@@ -169,6 +172,26 @@ def test_queues_with_a_rate(program):
         switch.results = first, sorted(switch.poll()), switch.next_us(), [switch.receive(*frame) for frame in frames]
     assert switches[0].results == switches[1].results
     assert len(switches[0].results[1]) > 0 and visible(switches[0]) == visible(switches[1])
+
+
+def test_packets_in_queues_pass_to_the_next_engine(program):
+    """What waits when one engine takes another's place leaves in its turn."""
+    staying, changing = (switch_on(Interpreter, program("l3")) for _ in range(2))
+    device = Device(changing, FilePorts(0))
+    results = []
+    for switch in (staying, changing):
+        frames = WORKLOADS["l3"](switch.state)[:40]
+        switch.state.queues.set_rate(100)
+        sent = [switch.receive(*frame) for frame in frames[:20]]
+        for engine in (Engine, Interpreter, Engine):
+            if switch is changing:
+                device.change_engine(engine)
+                assert type(switch.engine) is engine
+            switch.now += 45_000
+            sent += [switch.poll(), switch.receive(*frames.pop())]
+        switch.now += 10_000_000
+        results.append([*sent, switch.poll(), switch.next_us()])
+    assert results[0] == results[1] and visible(staying) == visible(changing)
 
 
 def test_batch_is_as_one_by_one(program):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import queue
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -13,12 +14,12 @@ from google.protobuf import text_format
 
 from emulator.bmv2.device import Device
 from emulator.bmv2.loader import load
-from emulator.bmv2.p4runtime import protos
-from emulator.bmv2.p4runtime.protos import info, v1
 from emulator.bmv2.p4runtime.server import P4RuntimeServer
-from emulator.bmv2.ports.port import Frames, Ports
+from emulator.bmv2.ports.port import Frames, PortInfo, Ports
 from emulator.bmv2.process import NO_PROGRAM
 from emulator.bmv2.switch import Switch
+from switchml import p4runtime_protos as protos
+from switchml.p4runtime_protos import info, v1
 
 PROGRAMS = Path(__file__).resolve().parents[3] / "programs"
 CPU_PORT = 510
@@ -40,9 +41,10 @@ def config(name: str, cookie: int = 0) -> v1.ForwardingPipelineConfig:
 
 
 class NoPorts(Ports):
-    """Ports that only remember what was sent."""
+    """Ports that only remember what was sent; those in `up` are up."""
 
     def __init__(self) -> None:
+        self.up: set[int] = set()
         self.sent: list[tuple[int, bytes]] = []
 
     def add(self, number, interface, pcap_dir=None):
@@ -52,7 +54,7 @@ class NoPorts(Ports):
         pass
 
     def show(self):
-        return []
+        return [PortInfo(number, f"port{number}") for number in sorted(self.up)]
 
     def start(self, take, take_batch=None):
         pass
@@ -62,6 +64,14 @@ class NoPorts(Ports):
 
     def close(self):
         pass
+
+
+def eventually(condition) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Target:

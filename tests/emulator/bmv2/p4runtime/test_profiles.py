@@ -1,7 +1,7 @@
 """Action profiles: members, groups, one-shots."""
 
 import pytest
-from controller import exact, refused, short, v1
+from controller import eventually, exact, refused, short, v1
 
 
 def lpm(value, length):
@@ -123,6 +123,39 @@ def test_one_shot(selector, target):
     selector.write("DELETE", table_entry=entry)
     assert not profile.members and not profile.groups
     selector.write("INSERT", action_profile_member=member(selector, 1, 1, 1))
+
+
+@pytest.mark.parametrize("watch", [{"watch_port": b"\7"}, {"watch": 7}], ids=["bytes", "number"])
+def test_members_that_watch_a_port(selector, target, watch):
+    """They are not chosen while it is down, or not there."""
+    for number in (10, 20):
+        selector.write("INSERT", action_profile_member=member(selector, number, 1, number))
+    watching = group(selector, 10, {10: 1, 20: 2})
+    watching["members"][1].update(watch)
+    selector.write("INSERT", action_profile_group=watching)
+    (found,) = target.state.action_profiles[0].groups.values()
+    assert found.choices() == [0]
+    target.ports.up = {7}
+    eventually(lambda: found.choices() == [0, 1, 1])
+    target.ports.up = {6}
+    eventually(lambda: found.choices() == [0])
+    assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**watching)]
+    selector.write("MODIFY", action_profile_group=group(selector, 10, {10: 1, 20: 2}))
+    assert found.choices() == [0, 1, 1]
+
+
+def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
+    actions = [
+        {"action": selector.action("send", 1, 1), "weight": 1, "watch_port": b"\7"},
+        {"action": selector.action("send", 2, 2), "weight": 1},
+    ]
+    entry = to(selector, action_profile_action_set={"action_profile_actions": actions})
+    selector.write("INSERT", table_entry=entry)
+    (found,) = target.state.action_profiles[0].groups.values()
+    assert found.choices() == [1]
+    target.ports.up = {7}
+    eventually(lambda: found.choices() == [0, 1])
+    assert selector.read(table_entry={}) == [entry]
 
 
 def test_reconcile_keeps_groups_and_one_shots(selector):

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("p4", reason="needs the package p4runtime: pip install 'switchml[p4]'")
 
-from emulator.bmv2.p4runtime import protos
+from switchml import p4runtime_protos as protos
 
 
 def test_messages_survive_the_wire():

@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from controller import CPU_PORT, exact, refused, short, v1
+from controller import CPU_PORT, eventually, exact, refused, short, v1
 
 from emulator.bmv2.interpreter.path import Interpreter
 from emulator.bmv2.process import compiled
@@ -113,6 +113,28 @@ def test_multicast_groups(primary, target):
     assert not target.state.replication.nodes
 
 
+def test_backup_replicas(primary, target):
+    """The first that is up is taken, the replica itself if none is; and others as ports come and go."""
+    controller = primary("multicast")
+    copies = target.state.replication.copies
+    first = {"port": b"\1", "instance": 5, "backup_replicas": [{"port": b"\2", "instance": 6}, {"port": b"\3"}]}
+    write_group(controller, "INSERT", 1, first, {"port": b"\4"})
+    assert copies(1) == [(1, 5), (4, 0)]
+    for up, wanted in [
+        ({2, 3}, [(2, 6), (4, 0)]),
+        ({3}, [(3, 0), (4, 0)]),
+        ({1, 3}, [(1, 5), (4, 0)]),
+        (set(), [(1, 5), (4, 0)]),
+    ]:
+        target.ports.up = up
+        eventually(lambda wanted=wanted: copies(1) == wanted)
+    target.ports.up = {2}
+    session = {"session_id": 3, "replicas": [first]}
+    controller.write("INSERT", packet_replication_engine_entry={"clone_session_entry": session})
+    assert copies(target.state.mirroring.get(3).mgid) == [(2, 6)]
+    assert read_groups(controller, 1)[0].replicas[0].backup_replicas[0].instance == 6
+
+
 def test_bad_groups_and_sessions(primary, target):
     controller = primary("multicast")
     write_group(controller, "INSERT", 1, port(9))
@@ -126,7 +148,7 @@ def test_bad_groups_and_sessions(primary, target):
         ("INSERT", 2, (port(512),), "INVALID_ARGUMENT"),
         ("INSERT", 2, (port(1, 1 << 16),), "INVALID_ARGUMENT"),
         ("INSERT", 2, (port(1), {"egress_port": 1}), "INVALID_ARGUMENT"),
-        ("INSERT", 2, ({"port": b"\1", "backup_replicas": [{"port": b"\2"}]},), "UNIMPLEMENTED"),
+        ("INSERT", 2, ({"port": b"\1", "backup_replicas": [{"port": b"\2\0"}]},), "INVALID_ARGUMENT"),
         ("MODIFY", 1, (port(1), port(1, 1), port(1, 2)), "RESOURCE_EXHAUSTED"),
     ]
     for kind, number, replicas, code in cases:

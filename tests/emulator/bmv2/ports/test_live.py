@@ -4,13 +4,15 @@ import logging
 import os
 import socket
 import struct
+import threading
 import time
 
 import pytest
 
 from emulator.bmv2 import loader
 from emulator.bmv2.device import Device
-from emulator.bmv2.ports.live import LivePorts
+from emulator.bmv2.ports import live
+from emulator.bmv2.ports.live import InterfacePort, LivePorts, UdpPort
 from emulator.bmv2.ports.pcap import PcapReader
 from emulator.bmv2.ports.port import parse_interface
 from emulator.bmv2.switch import Switch
@@ -219,3 +221,78 @@ def test_a_stream_of_tcp(wire):
                 while len(got) < at + (1 << 16):
                     got += right.recv(1 << 16)
         assert bytes(got) == data
+
+
+# Before kernels are there
+
+
+@pytest.fixture
+def cold(monkeypatch):
+    """Kernels of ports are there once this is set."""
+    there = threading.Event()
+    for kind in (InterfacePort, UdpPort):
+        monkeypatch.setattr(kind, "warm", lambda port, warm=kind.warm: (there.wait(WAIT_S), warm(port)))
+    yield there
+    there.set()
+
+
+def changes_over(ports: LivePorts, cold: threading.Event, send, receive) -> None:
+    """Frames sent before, while and after the kernels come: all arrive, in order."""
+    wanted, got = [], []
+
+    def exchange(n: int) -> None:
+        for _ in range(n):
+            wanted.append(b"frame %04d" % len(wanted))
+            send(wanted[-1])
+
+    exchange(50)
+    while len(got) < 50:
+        got.append(receive())
+    assert not any(port.is_warm for port in ports._ports.values())
+    cold.set()
+    deadline = time.monotonic() + WAIT_S
+    while not all(port.is_warm for port in ports._ports.values()) and time.monotonic() < deadline:
+        exchange(5)
+        while len(got) < len(wanted):
+            got.append(receive())
+    exchange(50)
+    while len(got) < len(wanted):
+        got.append(receive())
+    assert got == wanted
+
+
+def test_udp_ports_change_over_to_their_kernels(cold, ports):
+    numbers = free_port(), free_port()
+    with udp_socket() as left, udp_socket() as right:
+        ports.add(1, f"udp:127.0.0.1:{numbers[0]}")
+        ports.add(2, f"udp:127.0.0.1:{numbers[1]},127.0.0.1:{right.getsockname()[1]}")
+        changes_over(
+            ports, cold, lambda data: left.sendto(data.ljust(60), ("127.0.0.1", numbers[0])),
+            lambda: right.recv(2000).rstrip(),
+        )  # fmt: skip
+
+
+@pytest.mark.root
+def test_interfaces_change_over_to_their_kernels(cold, ports, wire):
+    left, right = (host.call(raw_socket) for host in wire)
+    header = bytes(Ether(dst="02:00:00:00:00:02", src="02:00:00:00:00:01", type=0x1234))
+    with left, right:
+        changes_over(
+            ports, cold, lambda data: left.send((header + data).ljust(60)),
+            lambda: receive(right, header)[14:].rstrip(),
+        )  # fmt: skip
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("has_ring", [True, False], ids=["ring", "messages"])
+@pytest.mark.parametrize("is_warm", [True, False], ids=["kernels", "plain"])
+def test_every_way_to_receive(monkeypatch, cold, ports, request, has_ring, is_warm):
+    """Tags, trains of datagrams and streams of TCP come right with kernels or without, through a ring or without."""
+    if not has_ring:
+        monkeypatch.setattr(live, "new_ring", lambda sock: None)
+    if is_warm:
+        cold.set()
+    hosts = request.getfixturevalue("wire")
+    test_frames_between_interfaces(hosts)
+    test_datagrams_and_trains_of_them(hosts)
+    test_a_stream_of_tcp(hosts)

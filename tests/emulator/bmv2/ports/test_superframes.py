@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.bmv2.ports import packet_io, superframes
+from emulator.bmv2.ports import packet_io, plain, superframes
 from switchml.memory import u8_at
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
@@ -83,13 +83,22 @@ def test_cut(network, transport, n_bytes, size):
             part.flags = ("C" if at == 0 else "") + ("PA" if last else "A")
         expected.append(bytes(layers / part / payload[at : at + size]))
     assert packets == expected
+    assert plain.cut(frame, size, start, offset) == expected
 
 
 @given(st.binary(min_size=60, max_size=200), st.integers(0, 300), st.integers(0, 300), st.integers(0, 20))
 def test_frames_that_make_no_sense_are_not_cut(data, size, start, offset):
-    frame = raw(data)
-    for packet in cut(frame, len(data), size, start, offset):
-        assert len(packet) <= len(data)
+    packets = cut(raw(data), len(data), size, start, offset)
+    assert all(len(packet) <= len(data) for packet in packets)
+    assert packets == plain.cut(bytearray(data), size, start, offset)
+
+
+@given(st.binary(max_size=64), st.integers(0, 70), st.integers(0, 70))
+def test_completed_checksums(data, start, offset):
+    frame, plainly = raw(data), bytearray(data)
+    superframes.complete(frame.ctypes.data, len(data), start, offset)
+    plain.complete(plainly, start, offset)
+    assert bytes(frame[: len(data)]) == plainly
 
 
 def datagrams(n: int, size: int, *, first_id: int = 65530, last: int | None = None, **udp) -> list[bytes]:

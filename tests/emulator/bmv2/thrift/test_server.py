@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from emulator.bmv2 import snapshot
 from switchml.errors import ConfigError, ControlError
 from switchml.thrift.client import Client
 from switchml.thrift.protocol import MAX_BYTES, VERSION_1, Record
@@ -43,11 +44,79 @@ def test_the_program_and_its_md5(serve):
     assert client.call("standard", "bm_get_id_from_name", sort=0, name="MyIngress.routes") == 0
 
 
-def test_a_register_s_low_64_bits(serve):
+def test_registers_beyond_63_bits_read_as_the_largest_number(serve):
     device, _ = serve("registers")
-    device.state.register("MyIngress.wides").write(0, (7 << 64) + (1 << 63) + 5)
-    value = serve.client().call("standard", "bm_register_read", cxt=0, register="MyIngress.wides", index=0)
-    assert value == 5 - (1 << 63)
+    wides, client = device.state.register("MyIngress.wides"), serve.client()
+    values = {0: (7 << 64) + 5, 1: 1 << 63, 2: (1 << 63) - 1, 3: 12}
+    for index, value in values.items():
+        wides.write(index, value)
+    wanted = [2**63 - 1, 2**63 - 1, 2**63 - 1, 12]
+    name = "MyIngress.wides"
+    assert [client.call("standard", "bm_register_read", cxt=0, register=name, index=i) for i in values] == wanted
+    assert client.call("standard", "bm_register_read_all", cxt=0, register=name)[:4] == wanted
+
+
+OF_SIMPLE_TABLES = (
+    ("bm_mt_add_entry", {"match": [], "action": "x"}), ("bm_mt_modify_entry", {"entry": 77, "action": "x"}),
+    ("bm_mt_delete_entry", {"entry": 77}), ("bm_mt_set_default_action", {"action": "x"}),
+    ("bm_mt_reset_default_entry", {}),
+)  # fmt: skip
+OF_PROFILES = (
+    ("bm_mt_indirect_add_entry", {"match": [], "member": 7}), ("bm_mt_indirect_delete_entry", {"entry": 77}),
+    ("bm_mt_indirect_modify_entry", {"entry": 77, "member": 7}),
+    ("bm_mt_indirect_set_default_member", {"member": 7}), ("bm_mt_indirect_reset_default_entry", {}),
+)  # fmt: skip
+OF_SELECTORS = (
+    ("bm_mt_indirect_ws_add_entry", {"match": [], "group": 7}),
+    ("bm_mt_indirect_ws_modify_entry", {"entry": 77, "group": 7}),
+    ("bm_mt_indirect_ws_set_default_group", {"group": 7}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "calls"),
+    [
+        ("action_profile", "MyIngress.flows", OF_SIMPLE_TABLES + OF_SELECTORS),
+        ("exact", "MyIngress.forward", OF_PROFILES + OF_SELECTORS),
+    ],
+)
+def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
+    device, _ = serve(name)
+    client = serve.client()
+    before = device.serialize()
+    for call, arguments in calls:
+        with pytest.raises(ControlError) as caught:
+            client.call("standard", call, cxt=0, table=table, **arguments)
+        assert caught.value.code == "WRONG_TABLE_TYPE", call
+    assert device.serialize() == before
+
+
+def test_a_mirroring_session_out_of_range_is_told_to_the_log_only(serve, caplog):
+    device, _ = serve("exact")
+    client = serve.client()
+    client.call("simple_switch", "mirroring_session_add", session=40000, config=Record(port=1))
+    assert client.call("simple_switch", "mirroring_mapping_add", session=32768, port=1) == 0
+    assert not device.state.mirroring.sessions
+    assert "40000" in caplog.text and "32768" in caplog.text
+
+
+def test_const_entries_can_be_cleared_but_not_changed(serve):
+    device, _ = serve("ternary")
+    client = serve.client()
+    table = next(found for found in device.state.tables if found.is_immutable and len(found))
+    with pytest.raises(ControlError, match="IMMUTABLE"):
+        client.call("standard", "bm_mt_delete_entry", cxt=0, table=table.name, entry=table.all_entries()[0].handle)
+    client.call("standard", "bm_mt_clear_entries", cxt=0, table=table.name, reset_default=False)
+    assert client.call("standard", "bm_mt_get_entries", cxt=0, table=table.name) == []
+    saved = device.serialize()
+    device.load(device.state.program)
+    table = device.state.table(table.name)
+    assert len(table)
+    client.call("standard", "bm_reset_state")
+    assert not len(table)
+    device.load(device.state.program)
+    snapshot.restore(device.state, saved)
+    assert not len(device.state.table(table.name))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Jobs on a P4 switch that is a process of its own: what agents get from it, and what it has before, during and after
+them. Our switch, and simple_switch where it is on PATH."""
+
+import contextlib
+import os
+import threading
+
+import numpy as np
+import pytest
+from launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, on_all, total, until
+from p4_served import Served
+
+from host_agent.agent import HostAgent
+from switchml.errors import AggregatorLost, ConfigError, JoinError
+
+pytestmark = pytest.mark.timeout(300)
+NUMEL = 30_000
+
+
+@pytest.fixture(scope="module", params=["p4", pytest.param("bmv2", marks=pytest.mark.root)])
+def served(request, require_program):
+    if request.param == "bmv2":
+        require_program("simple_switch")
+        require_program("ip")
+    running = Served(request.param)
+    yield running
+    running.stop()
+
+
+def reduce_all(agents: list[HostAgent], seed: int, numel: int = NUMEL, dtype: str = "float32") -> list[np.ndarray]:
+    """An all-reduce on all ranks; what each has got, which must be the sum."""
+    results = good(on_all(agents, lambda agent: agent.allreduce(contribution(seed, agent.rank, numel, dtype))))
+    for result in results:
+        np.testing.assert_array_equal(result, total(seed, len(agents), numel, dtype))
+    return results
+
+
+@contextlib.contextmanager
+def joined(served: Served, world_size: int, job: str, **options):
+    agents = join_all(served.address, world_size, job=job, **options)
+    try:
+        yield agents
+    finally:
+        leave_all(agents)
+
+
+@pytest.mark.parametrize("options", [{}, {"payload_bytes": 256}, {"wire": "int8"}, {"slots": 8}])
+def test_sums(served, options):
+    with joined(served, 3, "sums", **options) as agents:
+        for dtype in ("float32", "int64", "float64") if not options else ("int32",):
+            reduce_all(agents, 1, dtype=dtype)
+        if options.get("wire"):
+            found = good(on_all(agents, lambda agent: agent.allreduce(np.full(5000, 0.5, np.float32))))
+            assert all(digest([other]) == digest([found[0]]) for other in found)
+            np.testing.assert_allclose(found[0], 1.5, rtol=0.05)
+
+
+def test_status_shows_what_the_switch_counted(served):
+    with joined(served, 2, "counted") as agents:
+        reduce_all(agents, 2)
+        job = served.job("counted")
+        rounds = sum(rank.counters["completed"] for rank in job.ranks)
+        assert rounds >= -(-NUMEL // 256)
+        for rank, agent in zip(job.ranks, agents, strict=True):
+            assert rank.counters["accepted"] == rounds
+            assert rank.counters["received_packets"] <= agent.stats()["sent"]
+            assert rank.counters["refused_tag"] == rank.counters["refused_format"] == 0
+        assert job.slots_in_use == 0
+
+
+def test_two_jobs_at_once(served):
+    with joined(served, 2, "left", slots=64) as left, joined(served, 2, "right", slots=64) as right:
+
+        def work(agents):
+            for seed in range(8):
+                reduce_all(agents, 100 * seed + id(agents) % 97)
+            return True
+
+        assert good(on_all([left, right], work)) == [True, True]
+        places = [served.dataplane._jobs[served.job(name).job_id].place for name in ("left", "right")]
+        assert abs(places[0].row - places[1].row) >= 2 * 64
+        assert abs(places[0].worker - places[1].worker) >= 2
+        assert places[0].group != places[1].group and places[0].generation != places[1].generation
+
+
+def test_rows_are_used_again(served):
+    """A job begins where another one ended, and finds nothing of it."""
+    with joined(served, 2, "first", slots=16) as agents:
+        first = served.dataplane._jobs[served.job("first").job_id].place
+        reduce_all(agents, 3)
+    with joined(served, 2, "second", slots=16) as agents:
+        second = served.dataplane._jobs[served.job("second").job_id].place
+        assert second.row == first.row and second.generation != first.generation
+        reduce_all(agents, 4)
+
+
+def test_a_job_that_ended_leaves_nothing(served):
+    with joined(served, 2, "short") as agents:
+        assert served.inside()["workers"] == 2 + served.empty["workers"]
+        reduce_all(agents, 5)
+    until(lambda: served.inside() == served.empty)
+
+
+def test_a_job_that_lost_a_rank_leaves_nothing(served):
+    agents = join_all(served.address, 2, job="dies")
+    agents[1]._session._link._channel.close()  # as if its process had been killed
+    until(lambda: served.job("dies").state == "failed")
+    assert served.inside() == served.empty
+    leave_all(agents)
+
+
+def test_whom_a_stalled_job_waits_for(served):
+    with joined(served, 3, "stalls", slots=16) as agents:
+        early = [agent.allreduce(contribution(6, agent.rank, 64), async_op=True) for agent in (agents[0], agents[2])]
+        until(lambda: list(served.job("stalls").missing) == [1])
+        assert served.job("stalls").slots_in_use == 1
+        late = agents[1].allreduce(contribution(6, 1, 64), async_op=True)
+        for handle in (*early, late):
+            np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(6, 3, 64))
+
+
+def test_too_many_ranks(served):
+    with pytest.raises(JoinError, match="a P4 switch takes 32"):
+        join_all(served.address, 33, job="many")
+    assert served.inside() == served.empty
+
+
+def test_a_way_that_leads_nowhere(served):
+    with pytest.raises(ConfigError, match="is reached by frames, not by shm"):
+        HostAgent.join(served.address, job="x", rank=0, world_size=1, transport="shm")
+
+
+def test_no_port_is_left(require_program):
+    require_program("simple_switch")
+    require_program("ip")
+    if os.geteuid():
+        pytest.skip("needs root")
+    served = Served("bmv2", ports=1)
+    try:
+        with pytest.raises(JoinError, match="no port of the switch is free"):
+            join_all(served.address, 2, job="x")
+        with joined(served, 1, "y") as agents:
+            reduce_all(agents, 1)
+    finally:
+        served.stop()
+
+
+# Losses
+
+
+def test_losses_and_delays_change_no_bit(monkeypatch):
+    """The switch's drop simulator loses packets, the agents delay some."""
+    sums = {}
+    for loss_rate, reorder_rate in ((0.0, "0"), (0.03, "0.03")):
+        monkeypatch.setenv("SWITCHML_REORDER_RATE", reorder_rate)
+        served = Served(loss_rate=loss_rate)
+        try:
+            with joined(served, 3, "lossy") as agents:
+                sums[loss_rate] = digest(
+                    good(
+                        on_all(
+                            agents,
+                            lambda agent: agent.allreduce(
+                                np.random.default_rng(agent.rank).standard_normal(100_000, np.float32)
+                            ),
+                        )
+                    )
+                )
+                lost = sum(agent.stats()["retransmitted"] for agent in agents)
+            assert loss_rate == 0 or lost > 10
+        finally:
+            served.stop()
+    assert sums[0.0] == sums[0.03]
+
+
+# Ends
+
+
+def test_a_switch_that_is_started_again():
+    """Its jobs learn why they can't go on; it is programmed for the next ones."""
+    served = Served()
+    try:
+        agents = join_all(served.address, 2, job="torn")
+        reduce_all(agents, 7)
+
+        def until_it_fails(agent):
+            seed = 0
+            while True:
+                agent.allreduce(contribution(seed, agent.rank, NUMEL))
+                seed += 1
+
+        outcomes = []
+        ended = threading.Thread(target=lambda: outcomes.extend(on_all(agents, until_it_fails)))
+        ended.start()
+        served.kill()
+        ended.join(DEADLINE_S)
+        for outcome in outcomes:
+            assert isinstance(outcome, AggregatorLost)
+            assert "was started again and has lost the job's slots" in str(outcome)
+        assert len(outcomes) == 2
+        leave_all(agents)
+        until(lambda: served.inside() == served.empty)
+        with joined(served, 2, "next") as agents:
+            reduce_all(agents, 8)
+    finally:
+        served.stop()
+
+
+def test_nothing_stays_when_the_control_plane_stops():
+    served = Served()
+    try:
+        agents = join_all(served.address, 2, job="stays")
+        served.controller.stop()
+        served.dataplane.stop()
+        found = served.inside()
+        assert found["workers"] == found["own_addresses"] == found["groups"] == 0 and not found["ports"]
+        leave_all(agents)
+    finally:
+        served.stop()
