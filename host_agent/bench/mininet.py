@@ -20,13 +20,13 @@ from emulator.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_prog
 from emulator.star import LinkOptions
 from host_agent.bench import allreduce, network
 from host_agent.bench.network import Tally
-from host_agent.bench.rank import GLOO, SWITCHML, Settings
+from host_agent.bench.rank import GLOO, SWITCHML, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES
 from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import ConfigError
 
 AGGREGATORS = ("p4", "software", "bmv2", "none")
-EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks", "train")
+EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks")
 RING = "ring"
 """Gloo's all-reduce, through bridges."""
 TREE, FLAT = "tree", "flat"
@@ -55,14 +55,13 @@ class Plan:
     repeats: int = 3
     warmup: int = 1
     racks: int = 2
-    steps: int = 100
     seed: int = 1
     captures: tuple[tuple[str, Path], ...] = ()
 
     def __post_init__(self) -> None:
         if self.size_bytes < ITEM_BYTES or self.size_bytes % ITEM_BYTES:
             raise ConfigError(f"size of {self.size_bytes} bytes: expected a multiple of {ITEM_BYTES} (float32)")
-        if self.experiment in ("slots", "two-racks", "train") and self.aggregator == "none":
+        if self.experiment in ("slots", "two-racks") and self.aggregator == "none":
             raise ConfigError(f"--experiment {self.experiment} compares an aggregator with Gloo: it needs one")
         if self.experiment == "two-racks" and self.aggregator == "software":
             raise ConfigError("--experiment two-racks needs switches that aggregate: --aggregator p4 or bmv2")
@@ -111,7 +110,7 @@ class Row:
 
 
 def cases(plan: Plan) -> list[Case]:
-    """The experiment, row by row; none for "train", which is one of its own."""
+    """The experiment, row by row."""
     ours = [] if plan.aggregator == "none" else [plan.aggregator]
     if plan.experiment == "scaling":
         counts = sorted({*range(2, plan.hosts, 1 if plan.hosts <= 8 else 4), plan.hosts})
@@ -123,8 +122,6 @@ def cases(plan: Plan) -> list[Case]:
         return [_case(plan, plan.aggregator, slots, slots=slots) for slots in SLOTS]
     if plan.experiment == "two-racks":
         return [_case(plan, series, plan.racks, racks=plan.racks) for series in (TREE, FLAT, RING)]
-    if plan.experiment == "train":
-        return [_case(plan, plan.aggregator, plan.hosts)]
     return [_case(plan, series, plan.hosts) for series in (*ours, RING)]
 
 
@@ -185,9 +182,8 @@ def _measure(
     with aggregator(case.series, fabric) as (address, pids):
         settings = Settings(
             workers=case.workers,
-            transport="udp",
             wire=plan.wire,
-            address=address,
+            targets={SWITCHML: Target(address, "udp")} if address else {},
             job=f"mininet-{secrets.token_hex(3)}",
             backends=(case.backend,),
             inputs=inputs,

@@ -65,7 +65,7 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
             reducers[backend] = lambda values: agent.allreduce(values, out=values)
         else:
             reducers[backend] = _gloo(rank, settings, place)
-    pipe.send(Joined({SWITCHML: agent.transport}))
+    pipe.send(Joined({SWITCHML: agent.transport} if agent else {}))
     values = np.empty(0, np.float32)
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):

@@ -28,11 +28,11 @@ class Capture(click.ParamType):
 @click.command()
 @click.option(
     "--experiment",
-    type=click.Choice(["allreduce", "scaling", "loss", "slots", "two-racks", "train"]),
+    type=click.Choice(["allreduce", "scaling", "loss", "slots", "two-racks"]),
     default="allreduce",
     show_default=True,
     help="allreduce: at all hosts; scaling: at 2, 3, …; loss: with more and more of it; slots: with more and more; "
-    "two-racks: switches below a switch; train: a small model.",
+    "two-racks: switches below a switch.",
 )
 @click.option("--hosts", default=4, show_default=True, help="Workers, each in a host of its own; at most 32.")
 @click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Of each link, both ways.")
@@ -57,7 +57,6 @@ class Capture(click.ParamType):
 @click.option("--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", show_default=True)
 @click.option("--slots", type=click.IntRange(0), default=0, help="Of a job, a power of two.  [default: its choice]")
 @click.option("--racks", default=2, show_default=True, help="Of --experiment two-racks.")
-@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of --experiment train.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of each all-reduce.")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Repeats that do not count.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Decides which frames are lost.")
