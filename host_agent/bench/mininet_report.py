@@ -65,7 +65,8 @@ def print_table(plan: Plan, rows: Sequence[Row]) -> None:
     axis, has_trunks = AXES[plan.experiment], any("trunks up" in row.tally.sent_bytes for row in rows)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
-    headings = [axis, "ms", "least", "most", "Mbit/s", "MB up", *(["MB trunks"] if has_trunks else []), "resent", "lost"]
+    trunk_heading = ["MB trunks"] if has_trunks else []
+    headings = [axis, "ms", "least", "most", "Mbit/s", "MB up", *trunk_heading, "resent", "lost"]
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
