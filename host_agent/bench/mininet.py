@@ -11,13 +11,13 @@ import itertools
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from emulator.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_programs, mac_text
 from emulator.star import LinkOptions
+from emulator.world import PRIVATE_DIR
 from host_agent.bench import allreduce, network
 from host_agent.bench.network import Tally
 from host_agent.bench.rank import GLOO, SWITCHML, Settings, Target
@@ -257,20 +257,19 @@ def _only_forward(node: P4Node) -> None:
 
 def _tree_file(fabric: Fabric, macs: dict[str, str]) -> Path:
     """The switches as `switchml control --tree` reads them."""
-    lines = []
-    for node in fabric.p4_nodes:
-        lines += [
-            "[[switch]]",
-            f"name = {json.dumps(node.name)}",
-            f'thrift = "127.0.0.1:{node.thrift_port}"',
-            f"address = {json.dumps(node.address)}",
-            f"mac = {json.dumps(mac_text(node.mac))}",
-        ]
-        if node.name != "s1":
-            lines += ['above = "s1"', f"port_to_above = {node.ports['s1']}"]
-        lines += ["[switch.ports]"] + [f"{json.dumps(macs.get(name, name))} = {n}" for name, n in node.ports.items()]
-    path = Path(tempfile.mkstemp(suffix=".toml")[1])
-    path.write_text("\n".join(lines) + "\n")
+    switches = [
+        {
+            "name": node.name,
+            "switch": f"thrift://127.0.0.1:{node.thrift_port}",
+            "address": node.address,
+            "mac": mac_text(node.mac),
+            "above": None if node.name == "s1" else "s1",
+            "ports": {macs.get(name, name): port for name, port in node.ports.items()},
+        }
+        for node in fabric.p4_nodes
+    ]
+    path = PRIVATE_DIR / "tree.json"
+    path.write_text(json.dumps({"switches": switches}))
     return path
 
 
