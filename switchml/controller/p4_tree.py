@@ -39,7 +39,7 @@ log = logging.getLogger("switchml.controller")
 
 @dataclass
 class TreeSwitch:
-    """A switch of a tree. `ports`: port of each neighbouring switch by name, `stations`: of each host by MAC address."""
+    """A switch of a tree. `ports`: of each neighbouring switch by name; `stations`: of each host by MAC address."""
 
     name: str
     driver: Driver
