@@ -90,7 +90,8 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
     code = 1
     try:
         for number in (signal.SIGINT, *_ENDING_SIGNALS):
-            signal.signal(number, signal.SIG_IGN)  # the parent decides
+            # The parent decides. (Not SIG_IGN, which programs that are started here would inherit.)
+            signal.signal(number, lambda *_: None)
         # Seen from in here, the parent has no number; if it is gone already, the pipe has nobody to read it.
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
         if _is_gone(parent):

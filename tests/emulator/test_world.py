@@ -56,6 +56,15 @@ def test_network_files_and_processes_are_its_own():
     assert "x0" not in os.listdir("/sys/class/net")
 
 
+def test_programs_inside_can_be_told_to_end():
+    def end_one():
+        process = subprocess.Popen(["sleep", "1000"])
+        process.terminate()
+        return process.wait(DEADLINE_S)
+
+    assert world.call(end_one) == -signal.SIGTERM
+
+
 def test_the_caller_can_still_start_processes():
     world.call(lambda: None)
     assert subprocess.run(["true"]).returncode == 0
