@@ -155,10 +155,11 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Row]:
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
     context = network.context_of_ranks(with_torch=True)
     rows: list[Row] = []
+    captures = list(plan.captures)
     with contextlib.ExitStack() as stack:
         inputs, sums = stack.enter_context(allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, plan.hosts))
         for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
-            with built(layout, plan, say) as fabric:
+            with built(layout, captures, say) as fabric:
                 for case in group:
                     say(f"{case.series}: {_words(plan, case)}")
                     rows.append(Row(case, _measure(plan, case, fabric, inputs, sums, context, say), plan.size_bytes))
@@ -194,16 +195,16 @@ def _measure(
 
 
 @contextlib.contextmanager
-def built(layout: Layout, plan: Plan, say: Callable[[str], None]) -> Iterator[Fabric]:
-    """The network, with captures of those links that it has."""
+def built(layout: Layout, captures: list[tuple[str, Path]], say: Callable[[str], None]) -> Iterator[Fabric]:
+    """The network. Of `captures` it takes those whose links it has."""
     racks = f" in {layout.racks} racks" if layout.racks > 1 else ""
     say(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
     fabric = Fabric(layout)
     try:
         present = {f"{lower}-{upper}" for lower, upper in layout.cables}
-        for link, file in plan.captures:
-            if link in present:
-                fabric.capture(link, file)
+        for wanted in [each for each in captures if each[0] in present]:
+            fabric.capture(*wanted)
+            captures.remove(wanted)
         yield fabric
     finally:
         fabric.close()
