@@ -156,19 +156,15 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[Row]:
     context = network.context_of_ranks(with_torch=True)
     rows: list[Row] = []
     captures = list(plan.captures)
-    with contextlib.ExitStack() as stack:
-        inputs, sums = stack.enter_context(allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, plan.hosts))
-        for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
-            with built(layout, captures, say) as fabric:
-                for case in group:
-                    say(f"{case.series}: {_words(plan, case)}")
-                    rows.append(Row(case, _measure(plan, case, fabric, inputs, sums, context, say), plan.size_bytes))
+    for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
+        with built(layout, captures, say) as fabric:
+            for case in group:
+                say(f"{case.series}: {_words(plan, case)}")
+                rows.append(Row(case, _measure(plan, case, fabric, context, say), plan.size_bytes))
     return rows
 
 
-def _measure(
-    plan: Plan, case: Case, fabric: Fabric, inputs: str, sums: str, context, say: Callable[[str], None]
-) -> Tally:
+def _measure(plan: Plan, case: Case, fabric: Fabric, context, say: Callable[[str], None]) -> Tally:
     experiment = network.Experiment(
         workers=case.workers,
         link=case.layout.link,
@@ -180,7 +176,10 @@ def _measure(
         repeats=plan.repeats,
         warmup=plan.warmup,
     )
-    with aggregator(case.series, fabric) as (address, pids):
+    with (
+        allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, case.workers) as (inputs, sums),
+        aggregator(case.series, fabric) as (address, pids),
+    ):
         settings = Settings(
             workers=case.workers,
             wire=plan.wire,

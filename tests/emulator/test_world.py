@@ -45,7 +45,8 @@ def test_a_process_that_is_killed_inside():
 def test_network_files_and_processes_are_its_own():
     def look():
         for line in (["link", "add", "x0", "type", "veth", "peer", "name", "x1"], ["netns", "add", "inside"]):
-            subprocess.run(["ip", *line], check=True, env=os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"})
+            path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+            subprocess.run(["ip", *line], check=True, env=os.environ | {"PATH": path})
         with tempfile.NamedTemporaryFile(delete=False) as file:
             pids = [name for name in os.listdir("/proc") if name.isdecimal()]
             return sorted(os.listdir("/sys/class/net")), os.listdir("/run/netns"), file.name, pids
