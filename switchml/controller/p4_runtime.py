@@ -22,6 +22,7 @@ from switchml.controller.p4_tables import Changes, Entry, Group
 from switchml.errors import ConfigError, ControlError
 from switchml.p4runtime_protos import METHODS, SERVICE, class_of, info, v1
 
+CONNECT_S = 2.0
 TIMEOUT_S = 30.0
 """How long the switch may take for one answer; putting a program in is one."""
 BATCH = 256
@@ -51,6 +52,7 @@ class P4RuntimeSwitch:
         self._entries: set[Entry] = set()
         self._groups: set[int] = set()
         self._has_registers = True
+        self._to_switch: queue.SimpleQueue[Any] | None = None
         self.reconnect()
 
     # The connection
@@ -61,18 +63,21 @@ class P4RuntimeSwitch:
         self._channel = grpc.insecure_channel(
             self._target, [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
         )
+        try:
+            grpc.channel_ready_future(self._channel).result(CONNECT_S)
+        except grpc.FutureTimeoutError as error:
+            self.close()
+            raise Unreachable(f"no switch at {self.where}: no connection within {CONNECT_S:g} s") from error
         self._methods = {method.name: self._method(method) for method in METHODS}
         # What counts is that it is larger than that of a controller that was there before.
         self._election_id = v1.Uint128(high=0, low=time.time_ns())
-        self._to_switch: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._to_switch = queue.SimpleQueue()
         update = v1.MasterArbitrationUpdate(device_id=self._device_id, election_id=self._election_id)
         self._to_switch.put(v1.StreamMessageRequest(arbitration=update))
         self._stream = self._methods["StreamChannel"](iter(self._to_switch.get, None))
-        deadline = time.monotonic() + TIMEOUT_S
         try:
-            grpc.channel_ready_future(self._channel).result(TIMEOUT_S)
             answer = next(self._stream)
-        except (grpc.RpcError, grpc.FutureTimeoutError, StopIteration) as error:
+        except (grpc.RpcError, StopIteration) as error:
             self.close()
             raise Unreachable(f"no switch at {self.where}: {_words(error)}") from error
         if answer.arbitration.status.code:
@@ -84,12 +89,13 @@ class P4RuntimeSwitch:
             )
             request.config.p4info.CopyFrom(self._p4info)
             request.config.p4_device_config = self._json
-            self._call("SetForwardingPipelineConfig", request, max(deadline - time.monotonic(), 1.0))
+            self._call("SetForwardingPipelineConfig", request)
 
     def close(self) -> None:
         """Hang up; what is in the switch stays there."""
         if self._channel is not None:
-            self._to_switch.put(None)
+            if self._to_switch is not None:
+                self._to_switch.put(None)
             self._channel.close()
             self._channel = None
 
@@ -205,11 +211,11 @@ class P4RuntimeSwitch:
             response_deserializer=class_of(method.output_type).FromString,
         )
 
-    def _call(self, name: str, request: Any, timeout_s: float = TIMEOUT_S) -> Any:
+    def _call(self, name: str, request: Any) -> Any:
         if self._channel is None:
             raise Unreachable(f"no connection to the switch at {self.where}")
         try:
-            answer = self._methods[name](request, timeout=timeout_s)
+            answer = self._methods[name](request, timeout=TIMEOUT_S)
             return list(answer) if name == "Read" else answer
         except grpc.RpcError as error:
             if error.code() in _GONE:

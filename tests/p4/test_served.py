@@ -3,7 +3,11 @@ them. Our switch, and simple_switch where it is on PATH."""
 
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,10 +15,17 @@ from launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, 
 from p4_served import Served
 
 from host_agent.agent import HostAgent
+from host_agent.warmup import warm_up
+from switchml.controller import client
+from switchml.controller.p4_dataplane import P4Dataplane, _free_udp_port, udp_window_bytes
+from switchml.controller.p4_driver import Unreachable
+from switchml.controller.p4_processes import SwitchProcess, compiled, connect
+from switchml.controller.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 
 pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
+OTHER_PROGRAM = Path(__file__).parents[1] / "programs" / "l3.json"
 
 
 @pytest.fixture(scope="module", params=["p4", pytest.param("bmv2", marks=pytest.mark.root)])
@@ -217,3 +228,62 @@ def test_nothing_stays_when_the_control_plane_stops():
         leave_all(agents)
     finally:
         served.stop()
+
+
+# P4Runtime
+
+
+def test_jobs_by_p4runtime():
+    """A switch without a program and with two UDP ports gets the program and the jobs by P4Runtime."""
+    pytest.importorskip("p4.v1", reason="needs the package p4runtime")
+    from switchml.controller.p4_runtime import P4RuntimeSwitch
+
+    warm_up()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        target = f"127.0.0.1:{probe.getsockname()[1]}"
+    links = {port: f"udp:127.0.0.1:{_free_udp_port('127.0.0.1')}" for port in range(2)}
+    words = [word for port, link in links.items() for word in ("-i", f"{port}@{link}")]
+    command = [sys.executable, "-m", "switchml", "switch", "--thrift-port", "0", "--no-p4", "-L", "off", *words]
+    process = subprocess.Popen([*command, "--", "--grpc-server-addr", target])
+    dataplane = controller = None
+    try:
+        with contextlib.closing(socket.socket()) as probe:
+            until(lambda: probe.connect_ex(("127.0.0.1", int(target.rpartition(":")[2]))) == 0)
+        driver = P4RuntimeSwitch(target, compiled("switchml"))
+        dataplane = P4Dataplane(driver, links=links, udp_bind="", window_bytes=udp_window_bytes()).start()
+        controller = Controller(dataplane, control_port=0)
+        address = "{}:{}".format(*controller.start().control)
+        for job in ("one", "two"):
+            agents = join_all(address, 2, job=job)
+            reduce_all(agents, 9)
+            found = next(each for each in client.status(address).jobs if each.name == job)
+            assert all(rank.counters["accepted"] == -(-NUMEL // 256) for rank in found.ranks)
+            leave_all(agents)
+            until(lambda: not dataplane._jobs)
+            assert driver.has_state() and {entry.table for entry in driver._entries} == {"own_addresses"}
+        with pytest.raises(JoinError, match="P4Runtime adds none|no port of the switch is free"):
+            join_all(address, 3, job="three")
+    finally:
+        for part in (controller, dataplane):
+            if part is not None:
+                part.stop()
+        process.kill()
+        process.wait()
+
+
+def test_a_switch_that_is_not_there():
+    with pytest.raises(Unreachable, match="no switch at thrift://127.0.0.1:9: Connection refused"):
+        connect("thrift://127.0.0.1:9")
+    for address in ("thrift://127.0.0.1", "http://127.0.0.1:80", "abacus"):
+        with pytest.raises(ConfigError, match="expected p4, bmv2"):
+            connect(address)
+
+
+def test_a_switch_that_runs_another_program():
+    process = SwitchProcess([sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"], OTHER_PROGRAM)
+    try:
+        with pytest.raises(ConfigError, match="runs another program: expected p4/switchml.p4"):
+            process.connect()
+    finally:
+        process.stop()

@@ -68,9 +68,12 @@ def test_scenario(scenario, variant, engine, switches):
     check_scenario(scenario, switches(variant, engine))
 
 
-@pytest.mark.parametrize("scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if s.payload_bytes == 1024])
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(s, id=s.name) for s in SCENARIOS if s.payload_bytes == 1024 and s.protocol == 2]
+)
 def test_1024_bytes_with_a_register_a_lane(scenario, switches):
-    """On the interpreter alone: 256 lanes of their own take the compiled engine two minutes to get ready."""
+    """On the interpreter alone: 256 lanes of their own take the compiled engine two minutes to get ready. Protocol 1
+    has more slots than this variant."""
     check_scenario(scenario, switches("switchml_lanes_1024", Interpreter))
 
 
