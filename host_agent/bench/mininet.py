@@ -26,14 +26,14 @@ from host_agent.torch_aggregator import ChildAggregator
 from switchml.errors import ConfigError
 
 AGGREGATORS = ("p4", "software", "bmv2", "none")
-EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks")
+EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks", "train")
 RING = "ring"
 """Gloo's all-reduce, through bridges."""
 TREE, FLAT = "tree", "flat"
 """Racks whose switches aggregate, too, and racks that leave it to the switch above them."""
 BMV2_SLOTS = 32
 """As many packets as simple_switch's ports hold."""
-SLOTS = (1, 2, 4, 8, 16, 32, 64, 128)
+SLOTS = (2, 4, 8, 16, 32, 64, 128)
 LOSSES = (0.0, 0.001, 0.01, 0.02)
 
 
@@ -55,13 +55,14 @@ class Plan:
     repeats: int = 3
     warmup: int = 1
     racks: int = 2
+    steps: int = 100
     seed: int = 1
     captures: tuple[tuple[str, Path], ...] = ()
 
     def __post_init__(self) -> None:
         if self.size_bytes < ITEM_BYTES or self.size_bytes % ITEM_BYTES:
             raise ConfigError(f"size of {self.size_bytes} bytes: expected a multiple of {ITEM_BYTES} (float32)")
-        if self.experiment in ("slots", "two-racks") and self.aggregator == "none":
+        if self.experiment in ("slots", "two-racks", "train") and self.aggregator == "none":
             raise ConfigError(f"--experiment {self.experiment} compares an aggregator with Gloo: it needs one")
         if self.experiment == "two-racks" and self.aggregator == "software":
             raise ConfigError("--experiment two-racks needs switches that aggregate: --aggregator p4 or bmv2")
@@ -122,6 +123,8 @@ def cases(plan: Plan) -> list[Case]:
         return [_case(plan, plan.aggregator, slots, slots=slots) for slots in SLOTS]
     if plan.experiment == "two-racks":
         return [_case(plan, series, plan.racks, racks=plan.racks) for series in (TREE, FLAT, RING)]
+    if plan.experiment == "train":
+        return [_case(plan, plan.aggregator, plan.hosts)]
     return [_case(plan, series, plan.hosts) for series in (*ours, RING)]
 
 
@@ -178,12 +181,12 @@ def _measure(plan: Plan, case: Case, fabric: Fabric, context, say: Callable[[str
     )
     with (
         allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, case.workers) as (inputs, sums),
-        aggregator(case.series, fabric) as (address, pids),
+        aggregator(case.series, fabric) as (control, pids),
     ):
         settings = Settings(
             workers=case.workers,
             wire=plan.wire,
-            targets={SWITCHML: Target(address, "udp")} if address else {},
+            targets={SWITCHML: Target(control.address, "udp")} if control else {},
             job=f"mininet-{secrets.token_hex(3)}",
             backends=(case.backend,),
             inputs=inputs,
@@ -210,13 +213,12 @@ def built(layout: Layout, captures: list[tuple[str, Path]], say: Callable[[str],
 
 
 @contextlib.contextmanager
-def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[str, dict[str, int | None]]]:
-    """What sums the packets of a case, running: the address that ranks join at ("" for none), and the processes that do
-    the work."""
+def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | None, dict[str, int | None]]]:
+    """What sums the packets of a case (None: nothing), and the processes that do the work."""
     pids = {node.name: node.pid for node in fabric.p4_nodes} if fabric.layout.switch != BRIDGE else {}
     pids |= {"links": fabric.links_pid}
     if series == RING:
-        yield "", pids
+        yield None, pids
         return
     if series == "software":
         control = ChildAggregator(bind=fabric.switch_address)
@@ -224,7 +226,8 @@ def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[str, dict[str, int
     else:
         control = ChildAggregator(bind=fabric.switch_address, command=_control(series, fabric))
     try:
-        yield control.address, pids
+        control.address  # noqa: B018 - wait for it, and fail here if it does not come up
+        yield control, pids
     finally:
         control.stop()
 

@@ -28,11 +28,11 @@ class Capture(click.ParamType):
 @click.command()
 @click.option(
     "--experiment",
-    type=click.Choice(["allreduce", "scaling", "loss", "slots", "two-racks"]),
+    type=click.Choice(["allreduce", "scaling", "loss", "slots", "two-racks", "train"]),
     default="allreduce",
     show_default=True,
     help="allreduce: at all hosts; scaling: at 2, 3, …; loss: with more and more of it; slots: with more and more; "
-    "two-racks: switches below a switch.",
+    "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
 @click.option("--hosts", default=4, show_default=True, help="Workers, each in a host of its own; at most 32.")
 @click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Of each link, both ways.")
@@ -57,6 +57,7 @@ class Capture(click.ParamType):
 @click.option("--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", show_default=True)
 @click.option("--slots", type=click.IntRange(0), default=0, help="Of a job, a power of two.  [default: its choice]")
 @click.option("--racks", default=2, show_default=True, help="Of --experiment two-racks.")
+@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of --experiment train.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of each all-reduce.")
 @click.option("--warmup", type=click.IntRange(0), default=1, show_default=True, help="Repeats that do not count.")
 @click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Decides which frames are lost.")
@@ -108,6 +109,9 @@ def mininet(
     experiments.check(plan)
     if plot_file is not None:
         mininet_plot.require(plot_file)
+    if experiment == "train":
+        _train(plan, plot_file, as_json)
+        return
     result = world.call(partial(experiments.run, plan, partial(click.echo, err=True)))
     if plot_file is not None:
         mininet_plot.draw(plan, result, plot_file)
@@ -115,3 +119,18 @@ def mininet(
         click.echo(json.dumps(mininet_report.as_json(plan, result)))
     else:
         mininet_report.print_table(plan, result)
+
+
+def _train(plan, plot_file: Path | None, as_json: bool) -> None:
+    from emulator import world
+    from host_agent.bench import mininet_train
+    from host_agent.training import report
+
+    comparison = world.call(partial(mininet_train.run, plan, partial(click.echo, err=True)))
+    settings = mininet_train.settings_of(plan)
+    if plot_file is not None:
+        report.plot(comparison, plot_file)
+    if as_json:
+        click.echo(json.dumps(report.as_json(comparison, settings, plan.aggregator)))
+    else:
+        report.print_table(comparison, settings, plan.aggregator)
