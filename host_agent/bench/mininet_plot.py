@@ -83,7 +83,7 @@ def _lines(axes, plan: Plan, rows: Sequence[Row]) -> None:
 
 def _bars(axes, rows: Sequence[Row], values: Sequence[float]) -> None:
     bars = axes.bar([title_of(row) for row in rows], values, color=[COLOURS.get(r.case.series, OURS) for r in rows])
-    axes.bar_label(bars, fmt="%.3g")
+    axes.bar_label(bars, [f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in values])
     axes.margins(y=0.12)
 
 

@@ -77,8 +77,8 @@ def test_loss(mininet, tmp_path):
 def test_slots(mininet, tmp_path):
     pytest.importorskip("matplotlib")
     rows = example("slots", tmp_path, "--hosts", "2", "--delay", "5ms")["p4"]
-    assert [row["slots"] for row in rows] == [1, 2, 4, 8, 16, 32, 64, 128]
-    # 64 packets, each 20 ms away: the first takes 64 round trips, the last one.
+    assert [row["slots"] for row in rows] == [2, 4, 8, 16, 32, 64, 128]
+    # 64 packets, two at a time, take 32 round trips of 20 ms; all at once, one.
     assert rows[0]["seconds"] > 2 * rows[-1]["seconds"]
 
 
@@ -94,6 +94,18 @@ def test_two_racks(mininet, tmp_path, loss):
     assert tree["racks"] == 2
     if loss == "0" and not tree["retransmitted"] and not flat["retransmitted"]:
         assert tree["sent_bytes"]["trunks up"] < 0.7 * flat["sent_bytes"]["trunks up"]
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_train(mininet, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    found = run(str(EXAMPLES / "train"), "--json", "--hosts", "2", "--steps", "3", cwd=tmp_path)
+    assert found["transport"] == "udp" and found["packets"]["received"] > 0
+    assert found["max_param_diff"] < 1e-6
+    assert (tmp_path / "train.png").exists()
 
 
 @needs_time
