@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -33,6 +34,10 @@ TREE, FLAT = "tree", "flat"
 """Racks whose switches aggregate, too, and racks that leave it to the switch above them."""
 BMV2_SLOTS = 32
 """As many packets as simple_switch's ports hold."""
+QUEUED_S = 0.005
+"""What of a job may wait in queues unless it is told how many slots it has: with more, packets wait longer than agents
+do before they send them again."""
+MOST_SLOTS = 1024
 SLOTS = (2, 4, 8, 16, 32, 64, 128)
 LOSSES = (0.0, 0.001, 0.01, 0.02)
 
@@ -76,6 +81,13 @@ class Plan:
     def link(self) -> LinkOptions:
         return LinkOptions(self.rate_bps, self.delay_s, self.loss or 0.0, seed=self.seed)
 
+    @property
+    def slots_for_the_link(self) -> int:
+        """As many packets as the links hold in a round trip and QUEUED_S, rounded up to a power of two."""
+        frame_bits = 8 * (self.payload_bytes + network.HEADER_BYTES + network.UDP_IP_BYTES)
+        packets = self.rate_bps * (4 * self.delay_s + QUEUED_S) / frame_bits
+        return 1 << max(1, math.ceil(math.log2(packets)))
+
     def layouts(self) -> list[Layout]:
         """All networks that the experiment builds, in order. Raises ConfigError for what makes no sense."""
         return list(dict.fromkeys(case.layout for case in cases(self)))
@@ -118,7 +130,7 @@ def cases(plan: Plan) -> list[Case]:
         return [_case(plan, series, n, workers=n) for series in (*ours, RING) for n in counts]
     if plan.experiment == "loss":
         losses = sorted({*LOSSES, plan.loss or 0.0})
-        return [_case(replace(plan, loss=loss), name, loss) for name in (*ours, RING) for loss in losses]
+        return [_case(plan, name, loss, loss=loss) for name in (*ours, RING) for loss in losses]
     if plan.experiment == "slots":
         return [_case(plan, plan.aggregator, slots, slots=slots) for slots in SLOTS]
     if plan.experiment == "two-racks":
@@ -128,11 +140,14 @@ def cases(plan: Plan) -> list[Case]:
     return [_case(plan, series, plan.hosts) for series in (*ours, RING)]
 
 
-def _case(plan: Plan, series: str, x: float, workers: int = 0, slots: int = 0, racks: int = 1) -> Case:
+def _case(
+    plan: Plan, series: str, x: float, workers: int = 0, slots: int = 0, racks: int = 1, loss: float | None = None
+) -> Case:
     kind = BRIDGE if series in (RING, "software") else BMV2 if plan.aggregator == "bmv2" else P4
     program = None if kind == BRIDGE else _program()
-    slots = slots or plan.slots or (BMV2_SLOTS if kind == BMV2 else 0)
-    return Case(series, x, Layout(plan.hosts, plan.link, kind, racks, program), workers or plan.hosts, slots)
+    slots = slots or plan.slots or min(plan.slots_for_the_link, BMV2_SLOTS if kind == BMV2 else MOST_SLOTS)
+    link = plan.link if loss is None else replace(plan.link, loss=loss)
+    return Case(series, x, Layout(plan.hosts, link, kind, racks, program), workers or plan.hosts, slots)
 
 
 def _program() -> Path:

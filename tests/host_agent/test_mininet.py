@@ -157,6 +157,13 @@ def alive(pids: list[int]) -> list[int]:
 # Plans
 
 
+def test_slots_for_the_link():
+    assert Plan(rate_bps=1e8).slots_for_the_link == 64  # 58 packets in 5 ms
+    assert Plan(rate_bps=1e8, delay_s=0.01).slots_for_the_link == 1024
+    assert Plan(rate_bps=1e5).slots_for_the_link == 2
+    assert {case.slots for case in cases(Plan(aggregator="bmv2", rate_bps=1e9))} >= {32}
+
+
 def test_cases_share_networks():
     def networks(**about):
         return len(Plan(**about).layouts())
