@@ -55,7 +55,9 @@ class Capture(click.ParamType):
     "--payload", type=click.Choice(["256", "1024"]), default="1024", show_default=True, help="Bytes in a packet."
 )
 @click.option("--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", show_default=True)
-@click.option("--slots", type=click.IntRange(0), default=0, help="Of a job, a power of two.  [default: what the links hold]")
+@click.option(
+    "--slots", type=click.IntRange(0), default=0, help="Of a job, a power of two.  [default: what the links hold]"
+)
 @click.option("--racks", default=2, show_default=True, help="Of --experiment two-racks.")
 @click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of --experiment train.")
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True, help="Of each all-reduce.")
