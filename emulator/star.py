@@ -49,7 +49,8 @@ UP_S = 20.0
 @dataclass(frozen=True)
 class LinkOptions:
     """`queue_bytes`: what waits in front of each direction at most, 0 for 25 ms at the rate. `loss`, `delay_s`: of each
-    direction. Raises ConfigError for values that make no sense.
+    direction. `burst_s`: what tbf lets through at once is no longer on the line than that (None: a whole train).
+    Raises ConfigError for values that make no sense.
     """
 
     rate_bps: float
@@ -57,6 +58,7 @@ class LinkOptions:
     loss: float = 0.0
     queue_bytes: int = 0
     seed: int = 1
+    burst_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1e5 <= self.rate_bps <= 1e12:
@@ -79,7 +81,8 @@ class LinkOptions:
 
     @property
     def burst_bytes(self) -> int:
-        return max(LEAST_BURST_BYTES, min(BURST_BYTES, self.queue_limit_bytes // 2))
+        longest = BURST_BYTES if self.burst_s is None else round(self.rate_bps / 8 * self.burst_s)
+        return max(LEAST_BURST_BYTES, min(longest, BURST_BYTES, self.queue_limit_bytes // 2))
 
 
 @dataclass(frozen=True)

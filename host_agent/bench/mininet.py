@@ -38,6 +38,8 @@ QUEUED_S = 0.005
 """What of a job may wait in queues unless it is told how many slots it has: with more, packets wait longer than agents
 do before they send them again."""
 MOST_SLOTS = 1024
+BURST_S = 0.001
+"""Links here are slow, and a long burst on a slow link would show agents round trips that it does not have."""
 SLOTS = (2, 4, 8, 16, 32, 64, 128)
 LOSSES = (0.0, 0.001, 0.01, 0.02)
 
@@ -79,7 +81,7 @@ class Plan:
 
     @property
     def link(self) -> LinkOptions:
-        return LinkOptions(self.rate_bps, self.delay_s, self.loss or 0.0, seed=self.seed)
+        return LinkOptions(self.rate_bps, self.delay_s, self.loss or 0.0, seed=self.seed, burst_s=BURST_S)
 
     @property
     def slots_for_the_link(self) -> int:
