@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +49,8 @@ UP_S = 20.0
 @dataclass(frozen=True)
 class LinkOptions:
     """`queue_bytes`: what waits in front of each direction at most, 0 for 25 ms at the rate. `loss`, `delay_s`: of each
-    direction. Raises ConfigError for values that make no sense.
+    direction. `burst_s`: what tbf lets through at once is no longer on the line than that (None: a whole train).
+    Raises ConfigError for values that make no sense.
     """
 
     rate_bps: float
@@ -56,6 +58,7 @@ class LinkOptions:
     loss: float = 0.0
     queue_bytes: int = 0
     seed: int = 1
+    burst_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1e5 <= self.rate_bps <= 1e12:
@@ -78,7 +81,8 @@ class LinkOptions:
 
     @property
     def burst_bytes(self) -> int:
-        return max(LEAST_BURST_BYTES, min(BURST_BYTES, self.queue_limit_bytes // 2))
+        longest = BURST_BYTES if self.burst_s is None else round(self.rate_bps / 8 * self.burst_s)
+        return max(LEAST_BURST_BYTES, min(longest, BURST_BYTES, self.queue_limit_bytes // 2))
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,7 @@ class Star:
         if not 1 <= hosts <= 256:
             raise ConfigError(f"{hosts} hosts: expected 1 to 256")
         self.link = link
-        self._links_process: subprocess.Popen | None = None
+        self._wires: Wires | None = None
         self.switch = lab.add("switch")
         self.switch.ip(
             f"link add br0 address {_mac(0)} type bridge stp_state 0 forward_delay 0",
@@ -117,9 +121,9 @@ class Star:
             self._plug_in(i, host, wires)
         self._introduce()
         for space in (self.switch, *self.hosts, *([wires] if wires else [])):
-            _wait_until_up(space)
+            wait_until_up(space)
         if wires is not None:
-            self._links_process = self._start_links(wires)
+            self._wires = Wires(wires, [(f"a{i}", f"b{i}") for i in range(hosts)], link)
 
     @property
     def switch_address(self) -> str:
@@ -131,25 +135,18 @@ class Star:
     @property
     def links_pid(self) -> int | None:
         """The process behind the links, if there is one."""
-        return self._links_process.pid if self._links_process else None
+        return self._wires.pid if self._wires else None
 
     def queues(self) -> dict[str, QueueCounts]:
         """The queues since the start, "up" from the hosts and "down" to them."""
-        up = [_tbf(host, INTERFACE) for host in self.hosts]
-        down = [_tbf(self.switch, f"p{i}") for i in range(len(self.hosts))]
         return {
-            name: QueueCounts(*map(sum, zip(*counts, strict=True))) for name, counts in (("up", up), ("down", down))
+            "up": queue_counts((host, INTERFACE) for host in self.hosts),
+            "down": queue_counts((self.switch, f"p{i}") for i in range(len(self.hosts))),
         }
 
     def links(self) -> dict[str, dict[str, int]]:
         """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
-        if self._links_process is None:
-            return {}
-        counts = json.loads(self._ask_links())
-        return {
-            name: dict(zip(COUNTS, map(sum, zip(*rows, strict=True)), strict=True))
-            for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
-        }
+        return self._wires.counts() if self._wires else {}
 
     def set_rate(self, rate_bps: float) -> None:
         """Give all links another rate, and the queue and burst that go with it by LinkOptions' rules."""
@@ -165,9 +162,8 @@ class Star:
 
     def close(self) -> None:
         """End the process behind the links. The namespaces go with the lab."""
-        if self._links_process is not None:
-            self._links_process.kill()
-            self._links_process.communicate()
+        if self._wires is not None:
+            self._wires.close()
 
     def _plug_in(self, i: int, host: Namespace, wires: Namespace | None) -> None:
         if wires is None:
@@ -183,34 +179,53 @@ class Star:
             single = "" if has_udp_trains() else " gso_max_segs 1"
         host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
         self.switch.ip(f"link set p{i} master br0 up{single}")
-        host.tc(f"qdisc add dev {INTERFACE} root {self._shape}")
-        self.switch.tc(f"qdisc add dev p{i} root {self._shape}")
+        shape_interface(host, INTERFACE, self.link)
+        shape_interface(self.switch, f"p{i}", self.link)
 
     def _introduce(self) -> None:
         known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]
         for space, interface in [(self.switch, "br0"), *((host, INTERFACE) for host in self.hosts)]:
             space.ip(*(f"neigh add {ip} lladdr {_mac(number)} dev {interface} nud permanent" for ip, number in known))
 
-    def _start_links(self, wires: Namespace) -> subprocess.Popen:
-        in_flight = self.link.rate_bps / 8 * self.link.delay_s
+
+class Wires:
+    """The process behind links that lose and delay (wires.py), in `space`. `pairs`: the interfaces there of each link,
+    the end that is up first, all links alike. It lives until `close`. Raises SwitchMLError if it has ended."""
+
+    def __init__(self, space: Namespace, pairs: Sequence[Sequence[str]], link: LinkOptions):
+        in_flight = link.rate_bps / 8 * link.delay_s
         plan = {
-            "wires": [[f"a{i}", f"b{i}"] for i in range(len(self.hosts))],
-            "loss": self.link.loss,
-            "delay_s": self.link.delay_s,
-            "seed": self.link.seed,
+            "wires": [list(pair) for pair in pairs],
+            "loss": link.loss,
+            "delay_s": link.delay_s,
+            "seed": link.seed,
             "capacity_bytes": LEAST_CAPACITY_BYTES + 2 * round(in_flight),
-            "threads": min(len(self.hosts), len(os.sched_getaffinity(0))),
+            "threads": min(len(pairs), len(os.sched_getaffinity(0))),
         }
         command = [sys.executable, "-m", "emulator.wires", json.dumps(plan)]
-        process = wires.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        if process.stdout.readline() != "ready\n":
-            raise SwitchMLError(f"the process behind the links ended with exit code {process.wait()}")
-        return process
+        self._process = space.popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            raise SwitchMLError(f"the process behind the links ended with exit code {self._process.wait()}")
 
-    def _ask_links(self) -> str:
-        assert self._links_process is not None
-        stdin, stdout = self._links_process.stdin, self._links_process.stdout
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Frames on all links since the start by link.COUNTS, "up" and "down"."""
+        counts = json.loads(self._ask())
+        return {
+            name: dict(zip(COUNTS, map(sum, zip(*rows, strict=True)), strict=True))
+            for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
+        }
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _ask(self) -> str:
+        stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
             print("counts", file=stdin, flush=True)
@@ -218,7 +233,13 @@ class Star:
                 return line
         except OSError:
             pass
-        raise SwitchMLError(f"the process behind the links ended with exit code {self._links_process.wait()}")
+        raise SwitchMLError(f"the process behind the links ended with exit code {self._process.wait()}")
+
+
+def shape_interface(space: Namespace, interface: str, link: LinkOptions) -> None:
+    """What leaves by an interface leaves at the link's rate."""
+    shape = f"tbf rate {round(link.rate_bps)}bit burst {link.burst_bytes} limit {link.queue_limit_bytes}"
+    space.tc(f"qdisc add dev {interface} root {shape}")
 
 
 def _mac(number: int) -> str:
@@ -234,7 +255,7 @@ def has_udp_trains() -> bool:
     return (int(major), int(re.match(r"\d+", minor)[0])) >= (6, 2)
 
 
-def _wait_until_up(space: Namespace) -> None:
+def wait_until_up(space: Namespace) -> None:
     """Wait until all interfaces, and the ports of bridges, carry packets: the kernel brings them up in the background,
     and drops what comes before.
     """
@@ -254,8 +275,12 @@ def _is_up(link: dict[str, Any]) -> bool:
     return link["operstate"] == "UP" and port.get("state", "forwarding") == "forwarding"
 
 
+def queue_counts(interfaces: Iterable[tuple[Namespace, str]]) -> QueueCounts:
+    """Of all these interfaces together, which `shape_interface` has given queues."""
+    return QueueCounts(*map(sum, zip(*(_tbf(*interface) for interface in interfaces), strict=True)))
+
+
 def _tbf(space: Namespace, interface: str) -> tuple[int, int, int, int]:
-    """QueueCounts of an interface."""
     for qdisc in json.loads(run(["tc", "-n", space.name, "-s", "-j", "qdisc", "show", "dev", interface])):
         if qdisc["kind"] == "tbf":
             return qdisc["bytes"], qdisc["packets"], qdisc["drops"], qdisc["backlog"]

@@ -6,6 +6,7 @@
 
 #include "rule_v1.p4"
 #include "rule_v2.p4"
+#include "tree.p4"
 #include "sums.p4"
 #include "sparse.p4"
 
@@ -16,6 +17,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
 
     RuleV1() rule_v1;
     RuleV2() rule_v2;
+    RuleBelow() rule_below;
+    RuleAbove() rule_above;
     Sums() sums;
     SparseFormat() sparse_format;
     Sparse() sparse;
@@ -49,6 +52,12 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         meta.job.slots = slots;
         meta.job.group = group;
     }
+    @name(".tree_worker")
+    action tree_worker(bit<3> tree, bit<16> worker, bit<32> me, bit<32> everybody, bit<32> generation, bit<32> base,
+                       bit<32> slots, bit<32> origin, bit<16> tag, bit<4> kind, bit<3> size, bit<16> group) {
+        meta.job.tree = tree;
+        v2_worker(worker, me, everybody, generation, base, slots, origin, tag, kind, size, group);
+    }
     action stranger() {}
 
     @name(".workers") table workers {
@@ -57,7 +66,7 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             hdr.udp.src : exact;
             hdr.udp.dst : exact;
         }
-        actions = { v2_worker; @defaultonly stranger; }
+        actions = { v2_worker; tree_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;
     }
@@ -67,6 +76,18 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             hdr.udp.dst : exact;
         }
         actions = { v1_worker; @defaultonly stranger; }
+        const default_action = stranger();
+        size = WORKERS;
+    }
+
+    // Other switches of a job's tree. All its packets between two switches have one address, so the tag tells jobs apart.
+    @name(".switches") table switches {
+        key = {
+            hdr.ipv4.src : exact;
+            hdr.udp.dst : exact;
+            hdr.switchml.tag : exact;
+        }
+        actions = { tree_worker; @defaultonly stranger; }
         const default_action = stranger();
         size = WORKERS;
     }
@@ -155,7 +176,25 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.switchml.r = meta.outcome == ANSWERED ? 1w1 : 0;
         hdr.switchml.ahead = meta.slot.ahead;
         hdr.switchml.need = meta.slot.kind & KIND_RESULT == 0 ? meta.slot.need : 0;
-        hdr.switchml.used = (bit<8>)meta.slot.flags;
+        hdr.switchml.used = (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED));
+    }
+    action label_partial() {
+        hdr.switchml.kind = meta.slot.kind;
+        hdr.switchml.r = meta.outcome == PASSED_UP ? 1w1 : 0;
+        hdr.switchml.size = hdr.switchml.size | SIZE_PARTIAL;
+        hdr.switchml.ahead = meta.slot.ahead;
+        hdr.switchml.need = meta.slot.need;
+        hdr.switchml.used = meta.slot.used;
+        hdr.partial.setValid();
+        hdr.partial.flags = (bit<8>)(meta.slot.flags & (OVERFLOW | MIXED));
+        hdr.partial.unused = 0;
+        hdr.udp.length = hdr.udp.length + LENGTH_PARTIAL;
+        hdr.ipv4.length = hdr.udp.length + 20;
+    }
+    action strip_partial() {
+        hdr.partial.setInvalid();
+        hdr.switchml.size = hdr.switchml.size & 3;
+        hdr.udp.length = hdr.udp.length - LENGTH_PARTIAL;
     }
     action become_wait() {
         hdr.switchml.kind = KIND_WAIT;
@@ -177,10 +216,13 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         hdr.udp.length = LENGTH_WAIT;
         hdr.ipv4.length = LENGTH_WAIT + 20;
     }
-    action to_all() {
+    action to_group() {
         sm.mcast_grp = meta.job.group;
+    }
+    action to_all() {
+        to_group();
         if (meta.job.is_v1 == 0) {
-            meta.outcome = COMPLETED + meta.slot.flags;
+            meta.outcome = COMPLETED + (meta.slot.flags & (OVERFLOW | MIXED));
         }
     }
     action to_sender() {
@@ -195,7 +237,9 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
         mark_to_drop(sm);
         is_retransmission = 0;
         if (!workers.apply().hit) {
-            workers_v1.apply();
+            if (!workers_v1.apply().hit && hdr.switchml.isValid()) {
+                switches.apply();
+            }
         }
         if (meta.job.worker == 0) { // cell 0: packets from nobody who joined
             outcomes.count(0);
@@ -206,7 +250,16 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             sparse_format.apply(hdr, meta);
         }
         // A packet that nothing is wrong with has the outcome 0, CONSUMED, until its slot is known.
-        if (meta.size == 0 || hdr.switchml.size != meta.size) {
+        if (meta.job.tree == FROM_ABOVE) {
+            if ((meta.size == meta.job.size && hdr.switchml.size == meta.size &&
+                 (hdr.switchml.kind == meta.job.kind | KIND_RESULT || hdr.switchml.kind == KIND_INT32 | KIND_RESULT)) ||
+                (hdr.missing.isValid() && hdr.switchml.kind == KIND_WAIT)) {
+                is_retransmission = hdr.switchml.r;
+                find_slot_v2();
+            } else {
+                meta.outcome = REFUSED_FORMAT;
+            }
+        } else if (meta.size == 0 || hdr.switchml.size != meta.size) {
             meta.outcome = REFUSED_FORMAT;
         } else if (meta.job.is_v1 == 1) {
             if (hdr.switchml.kind != KIND_V1) {
@@ -237,6 +290,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
             if (meta.job.is_v1 == 1) {
                 rule_v1.apply(hdr, meta);
                 write_other();
+            } else if (meta.job.tree == FROM_ABOVE) {
+                rule_above.apply(hdr, meta);
             } else {
                 if (meta.is_sparse == 1) {
                     hdr.switchml.kind = hdr.switchml.kind | KIND_RESULT;
@@ -245,15 +300,26 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                 if (meta.is_sparse == 1 || meta.slot.kind & KIND_RESULT != 0) {
                     sparse.apply(hdr, meta);
                 }
+                if (meta.job.tree != 0) {
+                    rule_below.apply(hdr, meta);
+                }
             }
             sums.apply(hdr, meta);
             if (meta.outcome == CONSUMED || meta.outcome == COMPLETED) {
                 write_slot();
             }
-            if (meta.outcome == COMPLETED || meta.outcome == ANSWERED || meta.outcome == WAITED) {
+            if (meta.outcome == COMPLETED || meta.outcome == ANSWERED || meta.outcome == WAITED ||
+                meta.outcome == PASSED_UP) {
+                if (hdr.partial.isValid()) {
+                    strip_partial();
+                }
                 turn_around();
                 if (meta.outcome == WAITED) {
-                    become_wait();
+                    if (meta.job.tree != FROM_ABOVE) {
+                        become_wait();
+                    }
+                } else if (meta.job.tree & HAS_ABOVE != 0 && meta.outcome != ANSWERED) {
+                    label_partial();
                 } else if (meta.job.is_v1 == 1) {
                     label_v1();
                 } else {
@@ -261,6 +327,8 @@ control Aggregation(inout headers_t hdr, inout meta_t meta, inout standard_metad
                 }
                 if (meta.outcome == COMPLETED) {
                     to_all();
+                } else if (meta.outcome == PASSED_UP || meta.job.tree == FROM_ABOVE) {
+                    to_group();
                 } else {
                     to_sender();
                 }

@@ -91,6 +91,12 @@ header padding_t { // in place of data
     bit<2048> more_zeros;
 }
 
+// What follows the payload of a partial sum, which one switch sends to another.
+header partial_t {
+    bit<8> flags; // OVERFLOW, MIXED
+    bit<8> unused;
+}
+
 // The payload of a wait packet: rank r is bit r mod 8 of byte r div 8.
 header missing_t {
     bit<8>   ranks_0;
@@ -116,12 +122,14 @@ struct headers_t {
     rest_t     rest;
 #endif
     padding_t  padding;
+    partial_t  partial;
     missing_t  missing;
 }
 
 // What the entry of its sender says of a packet's job; README.md explains each.
 struct job_t {
     bit<1>  is_v1;
+    bit<3>  tree; // HAS_ABOVE, FROM_BELOW, FROM_ABOVE
     bit<16> worker;
     bit<32> me;
     bit<32> everybody;
@@ -190,6 +198,9 @@ const bit<16> LENGTH_256  = 8 + 10 + 256; // in the UDP header
 const bit<16> LENGTH_1024 = 8 + 10 + 1024;
 const bit<16> LENGTH_WAIT = 8 + 10 + 32;
 
+const bit<3>  SIZE_PARTIAL = 4; // added to the size of a partial sum
+const bit<16> LENGTH_PARTIAL = 2; // added to its length
+
 const bit<4> KIND_V1 = 1;
 const bit<4> KIND_INT32 = 8; // a contribution; 9 int16, 10 int8
 const bit<4> KIND_INT16 = 9;
@@ -199,6 +210,12 @@ const bit<4> KIND_WAIT = 15;
 
 const bit<4> OVERFLOW = 1;
 const bit<4> MIXED = 2;
+const bit<4> KEPT = 4; // never on the wire: the slot has the result from the switch above
+
+// Where a switch is in its job's tree, seen from a packet. 0: the switch is alone, or the packet a worker's to the root.
+const bit<3> HAS_ABOVE = 1;  // there is a switch above; the packet comes from below
+const bit<3> FROM_BELOW = 2; // the packet comes from a switch below
+const bit<3> FROM_ABOVE = 4; // the packet comes from the switch above
 
 // What to do with the lanes; 0 is nothing.
 const bit<2> STORE = 1;
@@ -215,3 +232,4 @@ const bit<4> STALE = 8;
 const bit<4> REFUSED_WINDOW = 9;
 const bit<4> REFUSED_TAG = 10;
 const bit<4> REFUSED_FORMAT = 11;
+const bit<4> PASSED_UP = 12; // the partial sum was sent again to the switch above

@@ -32,9 +32,12 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
         packet.extract(hdr.udp);
         transition select(hdr.udp.dst & PORTS_MASK, hdr.udp.length) {
             (PORTS, LENGTH_256): payload_256;
+            (PORTS, LENGTH_256 + LENGTH_PARTIAL): partial_256;
 #ifdef REST_WORDS
             (PORTS, LENGTH_1024): payload_1024;
+            (PORTS, LENGTH_1024 + LENGTH_PARTIAL): partial_1024;
 #endif
+            (PORTS, LENGTH_WAIT): wait;
             // Sparse, with 1, 2, 4 or 8 words: no data, 256 bytes, 512 of padding, 1024.
             (PORTS, 22): sparse;
             (PORTS, 26): sparse;
@@ -130,7 +133,27 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
         meta.size = SIZE_1024;
         transition accept;
     }
+    state partial_1024 {
+        packet.extract(hdr.switchml);
+        packet.extract(hdr.first);
+        packet.extract(hdr.rest);
+        packet.extract(hdr.partial);
+        meta.size = SIZE_1024 | SIZE_PARTIAL;
+        transition accept;
+    }
 #endif
+    state partial_256 {
+        packet.extract(hdr.switchml);
+        packet.extract(hdr.first);
+        packet.extract(hdr.partial);
+        meta.size = SIZE_256 | SIZE_PARTIAL;
+        transition accept;
+    }
+    state wait {
+        packet.extract(hdr.switchml);
+        packet.extract(hdr.missing);
+        transition accept;
+    }
 }
 
 control Deparse(packet_out packet, in headers_t hdr) {

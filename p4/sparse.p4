@@ -13,7 +13,7 @@ control SparseFormat(inout headers_t hdr, inout meta_t meta) {
         bit<16> rest = hdr.udp.length - 18 - ((bit<16>)hdr.switchml.ahead << 2);
         bit<3> got = meta.size;
         meta.size = 0;
-        if (meta.has_words == 1 && meta.job.is_v1 == 0) {
+        if (meta.has_words == 1 && meta.job.is_v1 == 0 && meta.job.tree == 0) {
             if (got == meta.job.size && hdr.switchml.size == (SPARSE | got)) {
                 if ((got == SIZE_256 && rest == 256) || (got == SIZE_1024 && rest == 1024)) {
                     meta.has_data = 1;

@@ -23,6 +23,8 @@ local SIZES = {
 local SPARSE_BYTES = { [4] = 0, [5] = 256, [6] = 512, [7] = 1024 }
 local COLUMNS = { [1] = true, [2] = true, [4] = true, [8] = true }
 local WORD_BYTES, NO_ENTRY = 4, 0xFFFFFF
+local PARTIAL_BYTES = { [5] = 256, [7] = 1024 } -- sums between switches, which have two more bytes
+local PARTIAL = 4 -- in their size code
 local TYPES = {
     [1] = "v1", [8] = "contribution int32", [9] = "contribution int16", [10] = "contribution int8",
     [12] = "result int32", [13] = "result int16", [14] = "result int8", [15] = "wait",
@@ -53,6 +55,7 @@ local f = {
     flags = ProtoField.uint8("switchml.flags", "Flags", base.HEX),
     overflow = ProtoField.bool("switchml.flags.overflow", "OVERFLOW", 8, nil, 0x01),
     mixed = ProtoField.bool("switchml.flags.mixed", "MIXED", 8, nil, 0x02),
+    partial = ProtoField.uint8("switchml.partial", "Flags of a partial sum", base.HEX),
     payload = ProtoField.none("switchml.payload", "Values"),
     values = ProtoField.int32("switchml.values", "Value"),
     bitmap = ProtoField.none("switchml.bitmap", "Missing ranks"),
@@ -60,7 +63,7 @@ local f = {
 }
 switchml.fields = {
     f.version, f.type, f.retransmission, f.size, f.job, f.tsi, f.pool_index, f.slot, f.set, f.e0, f.e1, f.ahead,
-    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.payload, f.values, f.bitmap, f.missing,
+    f.seq, f.tag, f.need, f.used, f.flags, f.overflow, f.mixed, f.partial, f.payload, f.values, f.bitmap, f.missing,
     f.columns, f.mark, f.words, f.entry,
 }
 
@@ -251,9 +254,15 @@ function switchml.dissector(tvb, pinfo, root)
         return captured
     end
 
-    local sparse = code >= 4 and kind ~= 1 and kind ~= 15
+    -- Both have sizes above 3; no sparse packet has the length of a partial sum.
+    local is_partial = kind >= 8 and kind <= 10 and PARTIAL_BYTES[code] and length == HEADER_BYTES + PARTIAL_BYTES[code] + 2
+    local sparse = code >= 4 and kind ~= 1 and kind ~= 15 and not is_partial
     local info = kind == 1 and v1_header(tvb, pinfo, tree) or v2_header(tvb, tree, kind, sparse)
     local follows, problem = length - HEADER_BYTES, nil
+    if is_partial then
+        code, follows = code - PARTIAL, follows - 2
+        info = "partial sum of " .. info
+    end
     local expected = PAYLOAD_BYTES[code]
     if sparse then
         local columns = tvb(1, 1):uint()
@@ -286,6 +295,9 @@ function switchml.dissector(tvb, pinfo, root)
         info = info .. " missing ranks " .. add_missing(tvb, tree, math.min(bytes, BITMAP_BYTES))
     else
         add_lanes(tvb, tree, HEADER_BYTES, bytes, LANE_BYTES[kind])
+        if is_partial and captured >= HEADER_BYTES + bytes + 2 then
+            tree:add(f.partial, tvb(HEADER_BYTES + bytes, 1))
+        end
     end
     if problem then
         tree:add_proto_expert_info(malformed, problem)

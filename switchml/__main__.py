@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("switchml.commands.simulate:simulate", "Run jobs through drawn faults in virtual time; check every sum."),
     "validate": ("switchml.commands.validate:validate", "Compare the emulator's predictions with measurements."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),
+    "mininet": ("switchml.commands.mininet:mininet", "Run experiments on networks that Mininet builds."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
     "emulate": ("switchml.commands.emulate:emulate", "Emulate a training job on machines one does not have."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),

@@ -60,6 +60,9 @@ TYPES = {
 
 conf.contribs.setdefault("switchml", {"slots": None})
 
+PARTIAL_SIZES = {code | 4: payload for code, payload in wire.SIZE_CODES.items()}
+"""Size codes of partial sums."""
+
 SPECIAL_CODES = {
     ("ahead", wire.CODE_UNKNOWN): "unknown",
     ("need", wire.CODE_UNKNOWN): "not finite",
@@ -185,6 +188,19 @@ class Words(Field):
         return s[end:], list(struct.unpack(f">{count}I", s[:end]))
 
 
+class PartialFlags(ByteField):
+    """What follows the lanes of a partial sum: its flags and a byte 0. None if it is not there."""
+
+    def i2repr(self, pkt, x):
+        return "+".join(name for bit, name in enumerate(("OVERFLOW", "MIXED")) if x and x >> bit & 1) or repr(x)
+
+    def addfield(self, pkt, s, val):
+        return s if val is None else s + bytes([val, 0])
+
+    def getfield(self, pkt, s):
+        return (s, None) if len(s) < 2 else (s[2:], s[0])
+
+
 class MissingRanks(Field):
     """The bitmap of a wait packet, as a sorted list of ranks."""
 
@@ -218,6 +234,12 @@ def _whole(cls, data):
     return cls if data is None or len(data) >= wire.HEADER_BYTES else conf.raw_layer
 
 
+def _is_partial(data: bytes) -> bool:
+    """Whether these are the bytes of a partial sum: its size codes are those of sparse packets, its lengths are not."""
+    payload = PARTIAL_SIZES.get(data[0] & 7)
+    return not data[0] >> 4 & 4 and payload is not None and len(data) == wire.HEADER_BYTES + payload + 2
+
+
 class SwitchML(Packet):
     """Either protocol: what UDP is bound to. Dissecting gives a class below; `packet[SwitchML]` finds any of them."""
 
@@ -234,7 +256,8 @@ class SwitchML(Packet):
         if kind == wire.WAIT:
             return _whole(SwitchMLWait, _pkt)
         if kind in TYPES:
-            return _whole(SwitchMLSparse if _pkt[0] & wire.SPARSE else SwitchMLv2, _pkt)
+            is_sparse = _pkt[0] & wire.SPARSE and not _is_partial(_pkt)
+            return _whole(SwitchMLSparse if is_sparse else SwitchMLv2, _pkt)
         return conf.raw_layer
 
     def post_build(self, p, pay):
@@ -288,8 +311,14 @@ class SwitchMLv2(SwitchML):
         ExponentCode("need", wire.CODE_ZERO),
         ConditionalField(ExponentCode("used", wire.CODE_ZERO), lambda pkt: not pkt.is_result),
         ConditionalField(FlagsField("flags", 0, 8, ["OVERFLOW", "MIXED"]), lambda pkt: pkt.is_result),
-        Lanes("values", wire.SIZE_CODES),
+        Lanes("values", {**wire.SIZE_CODES, **PARTIAL_SIZES}),
+        ConditionalField(PartialFlags("partial_flags", None), lambda pkt: pkt.is_partial),
     ]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether this is a partial sum, which one switch of a tree sends to another (section 9)."""
+        return self.size in PARTIAL_SIZES and not self.is_result
 
     @property
     def is_result(self) -> bool:
@@ -305,6 +334,7 @@ class SwitchMLv2(SwitchML):
     def mysummary(self):
         kind = TYPES.get(self.type, f"type {self.type}")
         again = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
+        kind = "partial sum" + kind.removeprefix("contribution") if self.is_partial else kind
         flags = f", {self.flags}" if self.is_result and self.flags else ""
         return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{again}"
 

@@ -270,6 +270,13 @@ def test_summaries():
     assert "SwitchML v1 slot 5 set 1 job 7" in SwitchMLv1(slot=5, set=1, job_number=7).summary()
 
 
+def test_partial_sums():
+    data = b"\x85\0" + bytes(8) + b"\xff\xff\xff\xfe" * 64 + b"\x03\0"
+    partial = SwitchML(data)
+    assert (partial.values, partial.partial_flags) == ([-2] * 64, 3) and bytes(partial) == data
+    assert "partial sum int32" in partial.summary() and "OVERFLOW+MIXED" in partial.show(dump=True)
+
+
 def test_answers():
     contribution = SwitchMLv2(seq=7, tag=9)
     assert SwitchMLv2(type=12, seq=7, tag=9).answers(contribution)

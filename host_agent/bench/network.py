@@ -104,6 +104,8 @@ class Tally:
     """Through the queues, Ethernet headers included."""
     lost: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     """Frames that the links lost on purpose."""
+    checksum: int = 0
+    """Of the last result: equal for results with the same bits."""
 
     @property
     def median_s(self) -> float:
@@ -159,7 +161,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
     elements = experiment.size_bytes // ITEM_BYTES
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
-        context = _context(GLOO in experiment.backends)
+        context = context_of_ranks(GLOO in experiment.backends)
         say(f"{experiment.workers} hosts: building the network")
         star = stars.Star(lab, experiment.workers, experiment.link, experiment.tcp)
         stack.callback(star.close)
@@ -178,12 +180,27 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
             sparsity=experiment.sparsity,
         )
         say(f"{experiment.workers} hosts: starting the ranks")
+        pids = {"aggregator": aggregator.pid, "links": star.links_pid}
+        return Result(experiment, _congestion_control(star), repeat(experiment, star, settings, pids, context, say))
+
+
+def repeat(
+    experiment: Experiment,
+    star: stars.Star,
+    settings: Settings,
+    pids: dict[str, int | None],
+    context,
+    say: Callable[[str], None],
+) -> dict[str, Tally]:
+    """Start ranks in the first hosts of a network and run all repeats. `pids`: whose CPU seconds to tell besides the
+    ranks'. Without an address in the settings there are no agents, and Gloo is all that can be measured. Raises as
+    `measure` does."""
+    with contextlib.ExitStack() as stack:
         team = HostTeam(settings, star, experiment, context)
         stack.callback(team.stop)
         team.replies(Joined)
-        team.prepare(Case((elements,), False, experiment.repeats, experiment.warmup))
+        team.prepare(Case((experiment.size_bytes // ITEM_BYTES,), False, experiment.repeats, experiment.warmup))
         tallies = {backend: Tally() for backend in experiment.backends}
-        pids = {"aggregator": aggregator.pid, "links": star.links_pid}
         for repeat in range(-experiment.warmup, experiment.repeats):
             for backend, tally in tallies.items():
                 before = _survey(star, pids)
@@ -198,7 +215,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
                 if repeat >= 0:
                     _add(tally, seconds, worst, samples, before, after)
         team.leave()
-        return Result(experiment, _congestion_control(star), tallies)
+        return tallies
 
 
 class SwitchAggregator(ChildAggregator):
@@ -232,7 +249,7 @@ class HostTeam(allreduce.Team):
     def __init__(self, settings: Settings, star: stars.Star, experiment: Experiment, context):
         self._pipes: list[connection.Connection] = []
         self._processes = []
-        for rank, host in enumerate(star.hosts):
+        for rank, host in enumerate(star.hosts[: settings.workers]):
             ours, theirs = context.Pipe()
             place = network_worker.Place(
                 host.name, stars.INTERFACE, star.address(0), experiment.payload_bytes, experiment.slots
@@ -246,7 +263,7 @@ class HostTeam(allreduce.Team):
             self._processes.append(process)
 
 
-def _context(with_torch: bool):
+def context_of_ranks(with_torch: bool):
     """A multiprocessing context whose fork server imports everything while the network is built."""
     context = get_context("forkserver")
     torch = ["torch", "torch.distributed"] if with_torch else []
@@ -278,11 +295,12 @@ def _add(tally: Tally, seconds: float, worst: float, samples: list[Sample], befo
             tally.agents[name] = max(values)
         else:
             tally.agents[name] = tally.agents.get(name, 0) + sum(values)
-    for way in ("up", "down"):
-        tally.dropped[way] += after[1][way].dropped - before[1][way].dropped
-        tally.sent_bytes[way] += after[1][way].bytes - before[1][way].bytes
-        if after[2]:
-            tally.lost[way] += after[2][way]["lost"] - before[2][way]["lost"]
+    for way in after[1]:
+        tally.dropped[way] = tally.dropped.get(way, 0) + after[1][way].dropped - before[1][way].dropped
+        tally.sent_bytes[way] = tally.sent_bytes.get(way, 0) + after[1][way].bytes - before[1][way].bytes
+    for way in after[2]:
+        tally.lost[way] += after[2][way]["lost"] - before[2][way]["lost"]
+    tally.checksum = samples[0].checksum
 
 
 def _congestion_control(star: stars.Star) -> str:

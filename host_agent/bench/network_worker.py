@@ -59,25 +59,15 @@ def main(rank: int, settings: Settings, place: Place, pipe: connection.Connectio
 def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connection) -> None:
     sums = np.memmap(settings.sums, np.float64, "r")
     inputs = np.memmap(settings.inputs, np.float32, "r")[rank * ranks.STRIDE :]
-    target = settings.targets[SWITCHML]
-    agent = HostAgent.join(
-        target.address,
-        job=settings.job,
-        rank=rank,
-        world_size=settings.workers,
-        payload_bytes=place.payload_bytes,
-        slots=place.slots,
-        transport=target.transport,
-        wire=settings.wire,
-    )
+    agent = _join(rank, settings, place) if SWITCHML in settings.targets else None
     reducers: dict[str, Callable[[np.ndarray], object]] = {}
     for backend in settings.backends:
         if backend == GLOO:
             reducers[backend] = _gloo(rank, settings, place)
-        else:
+        elif agent is not None:
             sparse = settings.sparse if backend == SWITCHML else Choice()
             reducers[backend] = lambda values, sparse=sparse: agent.allreduce(values, out=values, sparse=sparse)
-    pipe.send(Joined({SWITCHML: agent.transport}))
+    pipe.send(Joined({SWITCHML: agent.transport} if agent else {}))
     values, zeros = np.empty(0, np.float32), None
     while (message := pipe.recv()) is not None:
         if isinstance(message, Prepare):
@@ -88,15 +78,30 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
         ranks.fill(values, inputs, zeros)
         pipe.send(message)
         assert pipe.recv() == GO
-        before, spent = agent.stats(), time.process_time()
+        before, spent = agent.stats() if agent else {}, time.process_time()
         started = time.perf_counter()
         reducers[message.backend](values)
         seconds = time.perf_counter() - started
         usage = {"cpu_s": time.process_time() - spent}
-        counts = _since(before, agent.stats())
+        counts = _since(before, agent.stats() if agent else {})
         error, largest, checksum = ranks.compare(values, sums[: len(values)])
         pipe.send(Sample(seconds, float(error), float(largest), int(checksum), usage, counts))
-    agent.leave()
+    if agent is not None:
+        agent.leave()
+
+
+def _join(rank: int, settings: Settings, place: Place) -> HostAgent:
+    target = settings.targets[SWITCHML]
+    return HostAgent.join(
+        target.address,
+        job=settings.job,
+        rank=rank,
+        world_size=settings.workers,
+        payload_bytes=place.payload_bytes,
+        slots=place.slots,
+        transport=target.transport,
+        wire=settings.wire,
+    )
 
 
 def _gloo(rank: int, settings: Settings, place: Place) -> Callable[[np.ndarray], object]:

@@ -90,14 +90,20 @@ def compare(
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
     from host_agent.torch_aggregator import ChildAggregator, command_of
 
+    aggregator = ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
+    try:
+        return compare_with(aggregator, Workers(), settings, on_step)
+    finally:
+        aggregator.stop()
+
+
+def compare_with(
+    aggregator: ChildAggregator, workers: Workers, settings: Settings, on_step: Callable[[Step], None]
+) -> Comparison:
+    """`compare`, with an aggregator that runs or starts, and workers that have not."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
-        aggregator = ChildAggregator(
-            options=aggregator_options, command=command_of(aggregator_kind, settings.workers)
-        )
-        stack.callback(aggregator.stop)
-        workers = Workers()
         stack.callback(workers.stop)
         workers.start(settings, folder)
         # The aggregator gets ready while the workers are at Gloo; who waits for it must not keep us from following
@@ -116,9 +122,11 @@ def compare(
 
 
 class Workers:
-    """The worker processes, forked from one that has imported torch for all of them. The parent needs no torch."""
+    """The worker processes, forked from one that has imported torch for all of them. The parent needs no torch.
+    `main`: what they run in place of worker.py's, with the same arguments."""
 
-    def __init__(self) -> None:
+    def __init__(self, main: Callable[..., None] = worker_main) -> None:
+        self._main = main
         self._pipes: list[Connection] = []
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
@@ -139,7 +147,7 @@ class Workers:
         for rank in range(settings.workers):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=worker_main, args=(rank, settings, folder, theirs), name=f"rank {rank}", daemon=True
+                target=self._main, args=(rank, settings, folder, theirs), name=f"rank {rank}", daemon=True
             )
             process.start()
             theirs.close()

@@ -40,6 +40,8 @@ class Settings:
     seed: int
     transport: str = "auto"
     wire: str = "int32"
+    interface: str = "lo"
+    """Where Gloo's ranks find each other."""
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
     sparse: str = "off"
@@ -126,7 +128,7 @@ def _train_both(
     digits = Digits.restore(folder / "digits.npz")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all workers run here; the host's own name need not even resolve
+    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name need not even resolve
     for backend in BACKENDS:
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from switchml.commands import serving
@@ -72,6 +74,12 @@ class PortLink(click.ParamType):
     metavar="IP",
     help="Where the switch opens UDP ports for ranks without an interface (our switch only).  [default: 127.0.0.1]",
 )
+@click.option(
+    "--tree",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Several switches that aggregate below each other, in place of --switch; docs/mininet.md has the format.",
+)
 @click.option("--loss-rate", default=0.0, metavar="P", help="Have the switch lose packets at each port, each way.")
 @serving.options
 def control(
@@ -84,6 +92,7 @@ def control(
     links: tuple[tuple[int, str], ...],
     told_ports: tuple[int, ...],
     udp_bind: str | None,
+    tree: Path | None,
     loss_rate: float,
     verbose: bool,
     **options,
@@ -97,6 +106,15 @@ def control(
         from switchml.controller import p4_dataplane
         from switchml.controller.p4_processes import OurSwitch, SimpleSwitch, connect
 
+        if tree is not None:
+            from switchml.controller.p4_tree import P4TreeDataplane, read_tree
+
+            many = P4TreeDataplane(read_tree(tree), p4_dataplane.udp_window_bytes()).start()
+            try:
+                serving.serve(many, "switchml control", many.where, stop, **options)
+            finally:
+                many.stop()
+            return
         mac = p4_dataplane.parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
         process = None
         if switch == "p4":

@@ -350,7 +350,7 @@ class JobRegistry:
             ),
             payload_bytes=spec.payload_bytes,
             wire=spec.wire,
-            data_address=self.dataplane.address_for(spec.addresses[0]),
+            data_address=self.dataplane.address_for(spec.addresses[request.rank]),
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
             link=self.dataplane.link(spec.job_id, request.rank),

@@ -7,8 +7,8 @@ job ends, and gives the cells that it read to `job_counters`. Names and orders o
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from ..counters import COUNTERS
 from ..errors import ConfigError
@@ -24,6 +24,8 @@ OUTCOMES = 32
 RECEIVED_BEFORE_PAYLOAD = 14 + 20 + 8
 """Bytes that the switch counts of a packet, and a socket would not: Ethernet, IPv4 and UDP headers."""
 
+_HAS_ABOVE, _FROM_BELOW, _FROM_ABOVE = 1, 2, 4  # p4/headers.p4
+_PARTIAL = 4  # in the size code of a partial sum
 _RETRANSMISSION = 16  # added to an outcome of protocol 2 whose packet had R set
 _MOVES = (
     ("accepted",),
@@ -38,6 +40,7 @@ _MOVES = (
     ("refused_window",),
     ("refused_tag",),
     ("refused_format",),
+    ("duplicates",),
 )
 """The counters that each outcome moves; p4/headers.p4 numbers the outcomes in this order."""
 
@@ -101,6 +104,14 @@ class Place:
     generation: int
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """Another switch of a job's tree, seen from one: its IPv4 address, and where it is attached."""
+
+    address: str
+    host: Host
+
+
 def address_number(address: str) -> int:
     """An IPv4 address as a key."""
     return int(ipaddress.IPv4Address(address))
@@ -160,14 +171,73 @@ def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: i
             Entry("workers_v1", (address, udp_port), "v1_worker", job),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
         )
-    everybody = (1 << spec.workers) - 1
-    origin = (spec.isn - 2 * spec.slots) % 2**32
-    kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
-    job = (number, me, everybody, place.generation, place.row, spec.slots, origin, spec.tag, kind, size, place.group)
+    job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)
     return (
         Entry("workers", (address, port, udp_port), "v2_worker", job),
         Entry("receivers", (number,), "receiver", (host.mac, address, port)),
     )
+
+
+def tree_changes(
+    spec: JobSpec,
+    place: Place,
+    hosts: Mapping[int, Host],
+    below: Sequence[tuple[Neighbour, Sequence[int]]] = (),
+    above: Neighbour | None = None,
+    udp_port: int = UDP_PORT,
+) -> Changes:
+    """What one switch of a tree needs for a job of protocol 2: docs/protocol.md, section 9.
+
+    `hosts`: the ranks that are attached to this switch. `below`: the switches that send it partial sums, and the ranks
+    whose values are in each. `above`: the switch that it sends its own to, None at the root. The place has, besides the
+    workers' numbers, one more for each of `below` and for `above`, in this order; and the group after its own.
+    """
+    bits = [sum(1 << rank for rank in ranks) for _, ranks in below]
+    everybody = sum(bits) + sum(1 << rank for rank in hosts)
+    heads = len(hosts) + sum(len(ranks) for _, ranks in below)
+    if spec.protocol != 2:
+        raise ConfigError("a tree of switches takes jobs of protocol 2; protocol 1 has one switch")
+    if spec.workers > MAX_WORKERS:
+        raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+    if everybody.bit_count() != heads or everybody >> spec.workers or not everybody:
+        raise ConfigError(f"ranks at a switch of a tree: expected each of 0 to {spec.workers - 1} at most once")
+    down, up = place.group, place.group + 1
+    role, group = (_HAS_ABOVE, up) if above else (0, down)
+
+    def sender(tree: int, number: int, me: int, its_group: int) -> tuple[int, ...]:
+        *job, size, last = _v2_job(spec, replace(place, worker=number, group=its_group), me, everybody)
+        return (tree, *job, size | (_PARTIAL if tree & _FROM_BELOW else 0), last)
+
+    entries, copies = [], []
+    for rank, host in hosts.items():
+        (address, port), number = spec.addresses[rank], place.worker + rank
+        key = (address_number(address), port, udp_port)
+        entries.append(Entry("workers", key, "tree_worker", sender(role, number, 1 << rank, group)))
+        entries.append(Entry("receivers", (number,), "receiver", (host.mac, address_number(address), port)))
+        copies.append((number, host.port))
+    neighbours = [(switch, role | _FROM_BELOW, me, group) for (switch, _), me in zip(below, bits, strict=True)]
+    if above:
+        neighbours.append((above, _FROM_ABOVE, 0, down))
+    for number, (switch, tree, me, its_group) in enumerate(neighbours, place.worker + spec.workers):
+        address = address_number(switch.address)
+        job = sender(tree, number, me, its_group)
+        entries.append(Entry("switches", (address, udp_port, spec.tag), "tree_worker", job))
+        entries.append(Entry("receivers", (number,), "receiver", (switch.host.mac, address, udp_port)))
+        if switch is not above:
+            copies.append((number, switch.host.port))
+    groups = [Group(down, tuple(copies))]
+    if above:
+        groups.append(Group(up, ((number, above.host.port),)))
+    first, last = place.worker, place.worker + spec.workers + len(neighbours)
+    return Changes((Cells("outcomes", OUTCOMES * first, OUTCOMES * last),), tuple(groups), tuple(entries))
+
+
+def _v2_job(spec: JobSpec, place: Place, me: int, everybody: int) -> tuple[int, ...]:
+    """The parameters of v2_worker, for the sender whose number is `place.worker`."""
+    origin = (spec.isn - 2 * spec.slots) % 2**32
+    kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
+    slots = (place.generation, place.row, spec.slots, origin)
+    return place.worker, me, everybody, *slots, spec.tag, kind, size, place.group
 
 
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:

@@ -21,7 +21,7 @@ TIMEOUT_S = 60.0
 QUEUE_DEPTH = 1 << 16
 """Packets that an egress queue of simple_switch may hold, in place of 64: a window of results leaves at once."""
 _EXACT = 0
-_TABLES = ("own_addresses", "workers", "workers_v1", "receivers", "loss_in", "loss_out")
+_TABLES = ("own_addresses", "workers", "workers_v1", "switches", "receivers", "loss_in", "loss_out")
 
 
 class ThriftSwitch:

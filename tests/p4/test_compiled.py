@@ -64,6 +64,13 @@ def test_tables_are_as_p4_tables_has_them(variant):
             )
             for protocol in (1, 2)
         ),
+        p4_tables.tree_changes(
+            p4_tables.JobSpec(1, 2, 2, 8, 256, (("10.0.0.2", 5000), ("10.0.0.3", 5000)), 7),
+            p4_tables.Place(0, 1, 2, 1),
+            {0: p4_tables.Host(0, 2)},
+            [(p4_tables.Neighbour("10.1.0.1", p4_tables.Host(1, 3)), [1])],
+            p4_tables.Neighbour("10.1.0.2", p4_tables.Host(2, 4)),
+        ),
     ]
     used = set()
     for changes in all_changes:
@@ -84,7 +91,7 @@ def test_outcomes_are_numbered_alike():
     moved = {
         "CONSUMED": "accepted", "COMPLETED": "completed", "ANSWERED": "answered", "DUPLICATE": "duplicates",
         "WAITED": "waits", "STALE": "stale", "REFUSED_WINDOW": "refused_window", "REFUSED_TAG": "refused_tag",
-        "REFUSED_FORMAT": "refused_format",
+        "REFUSED_FORMAT": "refused_format", "PASSED_UP": "duplicates",
     }  # fmt: skip
     assert set(numbers) == set(moved)
     spec = p4_tables.JobSpec(1, 2, 1, 8, 256, (("10.0.0.2", 5000),))

@@ -250,6 +250,7 @@ def test_info_column(tshark):
         V2Packet(RESULT, 4101, 0x5EED, 5, FLAG_OVERFLOW | FLAG_MIXED, 0, [0] * 128, wire=1).pack(),
         WaitPacket(4101, 0x5EED, (0, 200)).pack(),
         b"\x81" + bytes(20),
+        b"\x87" + bytes(9 + 1024) + b"\x01\0",
     ]
     columns = 'gui.column.format:"Protocol","%p","Info","%i"'
     lines = tshark(datagrams, "-o", "switchml.slots:4", "-o", columns, "-T", "tabs").splitlines()
@@ -260,6 +261,7 @@ def test_info_column(tshark):
         "result int16 seq 4101 (slot 1.1) tag 0x5eed need 5 [OVERFLOW] [MIXED]",
         "wait seq 4101 (slot 1.1) tag 0x5eed missing ranks 0, 200",
         "contribution int32 seq 0 (slot 0.0) tag 0x0000 need 0 used 0 [malformed]",
+        "partial sum of contribution int32 seq 0 (slot 0.0) tag 0x0000 need 0 used 0",
     )]  # fmt: skip
 
 

@@ -1,0 +1,468 @@
+"""Trees of switches (docs/protocol.md, section 9): every rule packet by packet, and whole all-reduces over lossy links
+between workers, rack switches and a root, whose bits are those of a single aggregator."""
+
+import random
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import p4_programming
+import pytest
+from bmv2_engines import switch_on
+from bmv2_replay import replay
+from p4_frames import Datagram, read_udp, udp
+from p4_jobs import COMPILED, program
+from peers import simple_switch
+from test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
+
+from emulator.bmv2.engine.engine import Engine
+from emulator.bmv2.interpreter.path import Interpreter
+from switchml.controller.dataplane import JobSpec
+from switchml.controller.p4_tables import (
+    OUTCOMES,
+    Host,
+    Neighbour,
+    Place,
+    address_number,
+    job_counters,
+    switch_changes,
+    tree_changes,
+)
+from switchml.errors import ConfigError
+from switchml.packet import UDP_PORT
+from switchml.retransmission import SECOND
+
+UP = 0
+"""The port to the switch above; those below come after it."""
+
+
+@dataclass
+class Node:
+    """A switch of a tree: what is attached to its ports from 1 on, ranks or further switches."""
+
+    name: int
+    below: list
+    above: "Node | None" = None
+
+    def __post_init__(self):
+        for child in self.below:
+            if isinstance(child, Node):
+                child.above = self
+
+    @property
+    def address(self) -> str:
+        return f"10.200.0.{self.name}"
+
+    @property
+    def mac(self) -> int:
+        return 0x02_00_00_00_FE_00 + self.name
+
+    @property
+    def ranks(self) -> list[int]:
+        return [r for child in self.below for r in (child.ranks if isinstance(child, Node) else [child])]
+
+    def all(self) -> list["Node"]:
+        return [self] + [node for child in self.below if isinstance(child, Node) for node in child.all()]
+
+    def changes(self, spec: JobSpec, place: Place):
+        hosts, below, above = {}, [], None
+        for port, child in enumerate(self.below, 1):
+            if isinstance(child, Node):
+                below.append((Neighbour(child.address, Host(port, child.mac)), child.ranks))
+            else:
+                hosts[child] = Host(port, rank_mac(child))
+        if self.above:
+            above = Neighbour(self.above.address, Host(UP, self.above.mac))
+        return tree_changes(spec, place, hosts, below, above)
+
+
+def rank_mac(rank: int) -> int:
+    return 0x02_00_00_00_00_00 + rank
+
+
+def spec_of(workers: int, slots: int = 4, isn: int = 800, tag: int = 77, wire: int = 0, payload: int = 256) -> JobSpec:
+    addresses = tuple((f"10.100.0.{1 + rank}", 5000 + rank) for rank in range(workers))
+    return JobSpec(1, 2, workers, slots, payload, addresses, tag, isn, wire)
+
+
+def two_racks() -> Node:
+    return Node(1, [Node(2, [0, 1]), Node(3, [2, 3])])
+
+
+PLACE = Place(row=64, worker=3, group=9, generation=1)
+
+
+class Tree:
+    """The switches of `root` on one engine, and how frames pass between them and the ranks."""
+
+    def __init__(self, engine: type, root: Node, spec: JobSpec):
+        self.spec, self.nodes = spec, root.all()
+        self.switches, self.rack = {}, {}
+        for node in self.nodes:
+            switch = switch_on(engine, program("switchml"))
+            p4_programming.apply(switch.state, switch_changes(node.address, node.mac, range(len(node.below) + 1)))
+            p4_programming.apply(switch.state, node.changes(spec, PLACE))
+            self.switches[node.name] = switch
+            self.rack |= {child: (node, port) for port, child in enumerate(node.below, 1) if isinstance(child, int)}
+
+    def end(self, rank: int) -> tuple[int, int, int]:
+        address, port = self.spec.addresses[rank]
+        return rank_mac(rank), address_number(address), port
+
+    def from_rank(self, rank: int, data: bytes) -> tuple[Node, int, bytes]:
+        """(switch, its port, frame) of what a rank sends."""
+        node, port = self.rack[rank]
+        return node, port, udp(Datagram(self.end(rank), (node.mac, address_number(node.address), UDP_PORT), data))
+
+    def pass_on(self, node: Node, port: int, frame: bytes) -> list[tuple]:
+        """What a switch makes of a frame: (rank, datagram) or (switch, port, frame) of each that leaves."""
+        left = []
+        for out, sent in self.switches[node.name].receive(port, frame):
+            there = node.above if out == UP else node.below[out - 1]
+            if isinstance(there, Node):
+                read = read_udp(sent)
+                assert read.src == (node.mac, address_number(node.address), UDP_PORT)
+                assert read.dst == (there.mac, address_number(there.address), UDP_PORT)
+                left.append((there, 1 + there.below.index(node) if out == UP else UP, sent))
+            else:
+                read = read_udp(sent)
+                assert read.src == (node.mac, address_number(node.address), UDP_PORT)
+                assert read.dst == self.end(there)
+                left.append((there, read.payload))
+        return left
+
+
+# Packet by packet
+
+
+def contribution(value=1, seq=800, *, r=0, need=0, ahead=0, used=0, kind=8, flags=None, tag=77) -> bytes:
+    size = 1 if flags is None else 5
+    trailer = b"" if flags is None else bytes([flags, 0])
+    return struct.pack(">BbIHbb", kind << 4 | r << 3 | size, ahead, seq, tag, need, used) + lanes(value) + trailer
+
+
+def result(value, seq=800, *, r=0, need=0, ahead=0, flags=0, kind=12, tag=77) -> bytes:
+    return struct.pack(">BbIHbb", kind << 4 | r << 3 | 1, ahead, seq, tag, need, flags) + lanes(value)
+
+
+def wait(missing: int, seq=800) -> bytes:
+    return struct.pack(">BbIHbb", 0xF0, 0, seq, 77, 0, 0) + missing.to_bytes(32, "little")
+
+
+def lanes(value: int) -> bytes:
+    return struct.pack(">i", value) * 64
+
+
+@pytest.fixture(params=[Interpreter, Engine], ids=["interpreter", "compiled"])
+def engine(request):
+    return request.param
+
+
+class OneSwitch:
+    """The rack switch of ranks 0 and 1, alone: `give` it a packet from a rank or (rank None) from the root, and have
+    what leaves, as (rank or None, payload)."""
+
+    def __init__(self, engine, root=None):
+        self.tree = Tree(engine, root or two_racks(), spec_of(4))
+        self.node = self.tree.nodes[1]
+
+    def give(self, rank, data):
+        if rank is None:
+            above = self.node.above
+            ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (above, self.node)]
+            left = self.tree.pass_on(self.node, UP, udp(Datagram(*ends, data)))
+        else:
+            left = self.tree.pass_on(*self.tree.from_rank(rank, data))
+        return [(None, read_udp(x[2]).payload) if isinstance(x[0], Node) else x for x in left]
+
+
+@pytest.fixture
+def rack(engine):
+    return OneSwitch(engine)
+
+
+def test_a_complete_sum_goes_up_and_the_result_comes_down(rack):
+    assert rack.give(0, contribution(1, need=3, ahead=-5, used=4)) == []
+    assert rack.give(1, contribution(2, need=4, ahead=-7, used=4)) == [
+        (None, contribution(3, need=4, ahead=-5, used=4, flags=0))
+    ]
+    down = result(10, need=9, ahead=127)
+    assert rack.give(None, down) == [(0, down), (1, down)]
+
+
+def test_a_retransmission_of_the_last_completes_like_a_first(rack):
+    rack.give(0, contribution(1))
+    assert rack.give(1, contribution(2, r=1)) == [(None, contribution(3, flags=0))]
+
+
+def test_retransmissions_before_the_result_go_up(rack):
+    rack.give(0, contribution(1))
+    assert rack.give(0, contribution(1)) == []
+    assert rack.give(0, contribution(1, r=1)) == [(0, wait(0b10))]
+    rack.give(1, contribution(2))
+    assert rack.give(0, contribution(1)) == []
+    for rank in (0, 1, 0):
+        assert rack.give(rank, contribution(rank, r=1)) == [(None, contribution(3, r=1, flags=0))]
+
+
+def test_a_wait_from_above_reaches_all_until_the_result_is_there(rack):
+    assert rack.give(None, wait(0b1100)) == []
+    rack.give(0, contribution(1))
+    assert rack.give(None, wait(0b1100)) == []
+    rack.give(1, contribution(2))
+    assert rack.give(None, wait(0b1100)) == [(0, wait(0b1100)), (1, wait(0b1100))]
+    rack.give(None, result(10))
+    assert rack.give(None, wait(0b1100)) == []
+
+
+def test_the_kept_result_answers_retransmissions(rack):
+    rack.give(0, contribution(1))
+    rack.give(1, contribution(2))
+    answered_late = result(10, r=1, need=2, flags=0)
+    assert [data for _, data in rack.give(None, answered_late)] == [result(10, need=2)] * 2
+    assert rack.give(None, result(10)) == []
+    assert rack.give(1, contribution(2, r=1)) == [(1, result(10, r=1, need=2))]
+
+
+def test_results_that_nobody_waits_for(rack):
+    """Before a slot's first use, before the sum is complete, of earlier and later rounds, of other kinds."""
+    assert rack.give(None, result(9)) == []
+    rack.give(0, contribution(1))
+    assert rack.give(None, result(9)) == []
+    rack.give(1, contribution(2))
+    for seq in (792, 808, 816, 800 - 16):
+        assert rack.give(None, result(9, seq=seq)) == []
+    assert rack.give(None, result(9, tag=78)) == []
+    assert rack.give(None, contribution(9)) == []
+    assert rack.give(None, result(9, kind=13)) == []
+    assert rack.give(None, wait(1) + b"\0") == []
+    assert len(rack.give(None, result(10))) == 2
+
+
+def test_only_the_root_sends_results(rack):
+    rack.give(0, contribution(1))
+    rack.give(1, contribution(2))
+    assert rack.give(0, result(9)) == []
+    assert rack.give(0, wait(1)) == []
+    assert rack.give(0, contribution(9, flags=0)) == []
+    assert rack.give(1, contribution(0, r=1)) == [(None, contribution(3, r=1, flags=0))]
+
+
+def test_flags_travel_both_ways(rack):
+    rack.give(0, contribution(0x7FFFFFFF, used=4))
+    assert rack.give(1, contribution(1, used=5)) == [(None, contribution(-0x80000000, used=4, flags=3))]
+    down = result(0, flags=3)
+    assert rack.give(None, down) == [(0, down), (1, down)]
+    assert rack.give(0, contribution(0x7FFFFFFF, r=1)) == [(0, result(0, r=1, flags=3))]
+
+
+def test_slots_go_on(rack):
+    """Many rounds of two slots: both versions, and epochs that wrap."""
+    for number in range(20):
+        for slot in (0, 3):
+            seq = 800 + 4 * number + slot
+            rack.give(0, contribution(number, seq))
+            assert rack.give(1, contribution(slot, seq)) == [(None, contribution(number + slot, seq, flags=0))]
+            assert rack.give(None, result(7, seq)) == [(0, result(7, seq)), (1, result(7, seq))]
+            assert rack.give(0, contribution(number, seq - 8)) == []
+
+
+@pytest.fixture
+def root(engine):
+    made = OneSwitch(engine)
+    made.node = made.tree.nodes[0]
+
+    def give(rack: int, data: bytes):
+        child = made.node.below[rack]
+        ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (child, made.node)]
+        left = made.tree.pass_on(made.node, 1 + rack, udp(Datagram(*ends, data)))
+        return [(made.node.below.index(there), read_udp(frame).payload) for there, _, frame in left]
+
+    return give
+
+
+def test_the_root_adds_partial_sums(root):
+    assert root(0, contribution(3, need=1, ahead=2, used=4, flags=0)) == []
+    assert root(0, contribution(3, need=1, ahead=2, used=4, r=1, flags=0)) == [(0, wait(0b1100))]
+    down = result(7, need=5, ahead=2)
+    assert root(1, contribution(4, need=5, ahead=-8, used=4, flags=0)) == [(0, down), (1, down)]
+    assert root(1, contribution(4, r=1, flags=0)) == [(1, result(7, r=1, need=5, ahead=2))]
+
+
+@pytest.mark.parametrize("flags", [1, 2, 3])
+def test_the_root_has_the_flags_of_all(root, flags):
+    root(0, contribution(3, flags=flags & 1))
+    down = result(7, flags=flags)
+    assert root(1, contribution(4, flags=flags & 2)) == [(0, down), (1, down)]
+    assert root(0, contribution(3, seq=804, flags=0)) == []
+    assert root(1, contribution(4, seq=804, flags=0)) == [(rack, result(7, seq=804)) for rack in (0, 1)]
+
+
+def test_the_root_compares_racks(root):
+    root(0, contribution(3, used=4, flags=0))
+    assert root(1, contribution(4, used=8, flags=0))[0] == (0, result(7, flags=2))
+
+
+def test_a_contribution_without_flags_is_no_partial_sum(root):
+    assert root(0, contribution(3)) == []
+    assert root(0, contribution(3, flags=0)) == []
+    assert root(1, contribution(4)) == []
+    assert len(root(1, contribution(4, flags=0))) == 2
+
+
+def test_ranks_can_be_attached_to_the_root(engine):
+    made = OneSwitch(engine, Node(1, [Node(2, [0, 1, 2]), 3]))
+    made.node = made.tree.nodes[0]
+    assert made.give(3, contribution(4)) == []
+    child = made.tree.nodes[1]
+    partial = Datagram(
+        (child.mac, address_number(child.address), UDP_PORT),
+        (made.node.mac, address_number(made.node.address), UDP_PORT),
+        contribution(3, flags=0),
+    )
+    left = made.tree.pass_on(made.node, 1, udp(partial))
+    assert left[0] == (3, result(7))
+    assert left[1][0] is child and read_udp(left[1][2]).payload == result(7)
+
+
+def test_counters(engine):
+    made = OneSwitch(engine)
+    made.give(0, contribution(1))
+    made.give(1, contribution(2))
+    made.give(1, contribution(2, r=1))
+    made.give(None, result(3))
+    state = made.tree.switches[made.node.name].state
+    n_numbers = 4 + 1
+    cells = [state.counter("outcomes").read(OUTCOMES * PLACE.worker + i) for i in range(OUTCOMES * n_numbers)]
+    counted = job_counters(spec_of(n_numbers), cells)
+    assert [rank["accepted"] for rank in counted] == [1, 1, 0, 0, 1]
+    assert [rank["completed"] for rank in counted] == [0, 1, 0, 0, 1]
+    assert counted[1]["duplicates"] == counted[1]["retransmissions"] == 1
+
+
+def test_trees_that_make_no_sense():
+    host, other = Host(1, 2), Neighbour("10.0.0.9", Host(0, 9))
+    with pytest.raises(ConfigError, match="at most once"):
+        tree_changes(spec_of(2), PLACE, {0: host}, [(other, [0])])
+    with pytest.raises(ConfigError, match="0 to 1"):
+        tree_changes(spec_of(2), PLACE, {2: host})
+    with pytest.raises(ConfigError, match="at most once"):
+        tree_changes(spec_of(2), PLACE, {}, [], other)
+    with pytest.raises(ConfigError, match="33 workers"):
+        tree_changes(spec_of(33), PLACE, {0: host}, [], other)
+    with pytest.raises(ConfigError, match="protocol 2"):
+        tree_changes(JobSpec(1, 1, 1, 8192, 256, (None,)), PLACE, {0: host})
+
+
+# Whole all-reduces
+
+
+class TreeNetwork(Network):
+    """Workers around a tree of switches; whatever passes between any two of them meets the weather."""
+
+    def __init__(self, engine: type, root: Node, calls, *, slots: int, isn: int, **options):
+        self.tree = Tree(engine, root, spec_of(len(calls), slots, isn, TAG))
+        self.lost_between_switches = 0
+        super().__init__(calls, slots=slots, windows=[slots] * len(calls), isn=isn, **options)
+
+    def reach_aggregator(self, rank, data):
+        if isinstance(data, bytes):
+            data = self.tree.from_rank(rank, data)
+        for there, *what in self.tree.pass_on(*data):
+            if isinstance(there, Node):
+                before = len(self.events)
+                self.travel("up", rank, (there, *what))
+                self.lost_between_switches += len(self.events) == before
+            else:
+                self.travel("down", there, *what)
+
+    def check_end(self):
+        """The results are compared with those of one aggregator."""
+
+
+def tensors(workers: int, elements: int, seed: int) -> list[list[Call]]:
+    """Floats of very different size, then small ones with an infinity and a NaN."""
+    rng = np.random.default_rng(seed)
+    first = [(rng.standard_normal(elements) * 2.0 ** rng.integers(-20, 20)).astype(np.float32) for _ in range(workers)]
+    second = [rng.standard_normal(70).astype(np.float32) for _ in range(workers)]
+    second[0][3], second[-1][65] = np.inf, np.nan
+    return [[Call("float32", 1, x, np.zeros_like(x)) for x in pair] for pair in zip(first, second, strict=True)]
+
+
+def targets(calls) -> list[bytes]:
+    return [b"".join(call.target.tobytes() for call in column) for column in calls]
+
+
+STORM = Weather(loss=0.1, double=0.05, late=0.05)
+SHAPES = {
+    "two racks": two_racks,
+    "three racks of one to three": lambda: Node(1, [Node(2, [3, 1, 5]), Node(3, [0]), Node(4, [2, 4])]),
+    "three levels": lambda: Node(1, [Node(2, [Node(3, [0, 1]), Node(4, [2])]), Node(5, [3]), 4]),
+}
+
+
+@pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_same_bits_as_one_aggregator(shape, weather):
+    root = SHAPES[shape]()
+    workers = len(root.ranks)
+    elements = 40 * PAYLOAD // 4 + 3
+    alone = tensors(workers, elements, 5)
+    Network(alone, slots=8, windows=[8] * workers, isn=1 << 20).run(10 * SECOND)
+    assert len(set(targets(alone))) == 1
+    calls = tensors(workers, elements, 5)
+    network = TreeNetwork(Engine, root, calls, slots=8, isn=(1 << 32) - 32, weather=weather, seed=3)
+    network.run(200 * SECOND)
+    assert set(targets(calls)) == set(targets(alone))
+    assert (network.lost_between_switches > 5) == (weather is STORM)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_same_bits_on_the_interpreter(seed):
+    calls, alone = tensors(4, 200, seed), tensors(4, 200, seed)
+    Network(alone, slots=4, windows=[4] * 4).run(10 * SECOND)
+    network = TreeNetwork(Interpreter, two_racks(), calls, slots=4, isn=0, weather=STORM, seed=seed).run(200 * SECOND)
+    assert set(targets(calls)) == set(targets(alone)) and len(set(targets(calls))) == 1
+    assert network.now > 5 * PATH
+
+
+# On simple_switch
+
+
+@pytest.mark.slow
+def test_each_switch_of_a_storm_on_simple_switch(require_program):
+    """What each of three switches was given in a lossy run, given to simple_switch: the same frames leave."""
+    programs = require_program("simple_switch"), require_program("simple_switch_CLI")
+    root = two_racks()
+    given = {node.name: [] for node in root.all()}
+
+    class Recorded(TreeNetwork):
+        def reach_aggregator(self, rank, data):
+            node, port, frame = self.tree.from_rank(rank, data) if isinstance(data, bytes) else data
+            given[node.name].append((port, frame))
+            super().reach_aggregator(rank, data)
+
+    Recorded(Engine, root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2).run(200 * SECOND)
+    path = COMPILED / "switchml.json"
+    for node in root.all():
+        ports = len(node.below) + 1
+        itself = switch_changes(node.address, node.mac, range(ports))
+        lines = p4_programming.commands([itself, node.changes(spec_of(4, 4, 0, TAG), PLACE)])
+        sent, _, _ = simple_switch.run(*programs, path, lines, given[node.name], ports)
+        ours = replay(program("switchml"), lines, given[node.name], ports=ports)
+        assert all(ours.accepted)
+        assert sent == ours.sent
+        assert sum(map(len, sent.values())) > 20
+
+
+def test_random_frames_change_no_sum(engine):
+    """Frames of the job with one byte turned over: what comes of them is never a wrong partial sum."""
+    source = random.Random(4)
+    made = OneSwitch(engine)
+    for _ in range(150):
+        data = bytearray(source.choice([contribution(1), result(5), wait(2), contribution(1, flags=0)]))
+        data[source.randrange(10)] ^= 1 << source.randrange(8)
+        if data[2:8] != contribution()[2:8]:  # else it is a packet that a rank could have sent
+            made.give(source.choice([0, 1, None]), bytes(data))
+    made.give(0, contribution(1))
+    assert made.give(1, contribution(2)) == [(None, contribution(3, flags=0))]
