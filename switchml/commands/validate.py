@@ -9,7 +9,10 @@ import click
 from switchml.__main__ import LazyGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "real": ("switchml.commands.validate_real:real", "Training runs on this machine, over links of limited rate (root)."),
+    "real": (
+        "switchml.commands.validate_real:real",
+        "Training runs on this machine, over links of limited rate (root).",
+    ),
 }
 
 
