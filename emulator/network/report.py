@@ -104,7 +104,7 @@ def print_tables(result: Result) -> None:
     console.print(
         "\nms: median over the repeats, the slowest rank's. Bound: closed form without loss, late ranks or other jobs. "
         f"Gbit/s of tensor. {len(busiest)} links, the busiest first. {result.steps:,} steps in {result.wall_s:.1f} s.",
-        {result.wall_s:.1f} s.", style="dim",
+        style="dim",
     )
 
 
