@@ -1,11 +1,11 @@
-"""Jobs that go through drawn faults in virtual time, every sum and every error checked: agents (host_agent/agent.py), the
-aggregator (switchml/aggregator.py) and job control (switchml/controller/jobs.py) are the real ones; the network, the control
-connections, the clock and the programs that call the agents are simulated.
+"""Jobs that go through drawn faults in virtual time, every sum and every error checked: agents (host_agent/agent.py),
+the aggregator (switchml/aggregator.py) and job control (switchml/controller/jobs.py) are the real ones; the network,
+the control connections, the clock and the programs that call the agents are simulated.
 
-A seed decides everything (`plan`), so a failing run can be repeated to the last packet (`world` keeps a hash of all that
-happened). The idea is FoundationDB's: Zhou et al., "FoundationDB: A Distributed Unbundled Transactional Key Value Store",
-SIGMOD'21, section 4.
+A seed decides everything (`plan`), so a failing run can be repeated to the last packet (`world` keeps a hash of all
+that happened). The idea is FoundationDB's: Zhou et al., "FoundationDB: A Distributed Unbundled Transactional Key
+Value Store", SIGMOD'21, section 4.
 
-`agent` and `control` are the real code's simulated surroundings, `program` is the user's script, `checks` knows what may
-happen and what may not, `campaign` runs many seeds.
+`agent` and `control` are the real code's simulated surroundings, `program` is the user's script, `checks` knows what
+may happen and what may not, `campaign` runs many seeds.
 """

@@ -1,5 +1,5 @@
-"""The real agent (host_agent/agent.py) without its thread and socket: the same calls, errors and rules, one turn whenever a
-packet, a timer or a call comes."""
+"""The real agent (host_agent/agent.py) without its thread and socket: the same calls, errors and rules, one turn
+whenever a packet, a timer or a call comes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class _Way:
 
 
 class VirtualAgent(HostAgent):
-    """`send(packet)` carries its datagrams; `endpoint` is written on them as where they come from. `inbox_packets`: what its
-    receive buffer holds. While `is_paused` it does nothing."""
+    """`send(packet)` carries its datagrams; `endpoint` is written on them as where they come from. `inbox_packets`:
+    what its receive buffer holds. While `is_paused` it does nothing."""
 
     def __init__(
         self,

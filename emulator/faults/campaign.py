@@ -1,7 +1,7 @@
 """Many seeds on all cores, and bugs planted on purpose to see whether seeds find them.
 
-A planted bug is a copy of the three packages with one line changed, run by a process of its own. The table below holds them;
-a line that is not there any more is an error, so that the table cannot rot.
+A planted bug is a copy of the three packages with one line changed, run by a process of its own. The table below
+holds them; a line that is not there any more is an error, so that the table cannot rot.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ def campaign(
 
 
 def plant(name: str) -> Path:
-    """A copy of our packages with bug `name` in it; kept, so that its kernels are compiled once. Raises ConfigError if there
-    is no such bug or its line has gone."""
+    """A copy of our packages with bug `name` in it; kept, so that its kernels are compiled once. Raises ConfigError
+    if there is no such bug or its line has gone."""
     if name not in BUGS:
         raise ConfigError(f"no bug {name!r}: expected one of {', '.join(BUGS)}")
     bug, source = BUGS[name], Path(__file__).resolve().parents[2]

@@ -1,5 +1,5 @@
-"""What may happen to a job and what may not: every result is compared with the exact one and with the other ranks', every
-error with what really went on.
+"""What may happen to a job and what may not: every result is compared with the exact one and with the other ranks',
+every error with what really went on.
 
 The ledger of an incarnation (one start of one job at one aggregator) holds what only the simulation knows.
 """
@@ -24,8 +24,8 @@ class Violation(Exception):
 
 @dataclass
 class Ledger:
-    """`seed`: of its tensors. `gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a rank
-    got. `finished[rank]`: how many calls a rank had the results of when it left."""
+    """`seed`: of its tensors. `gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a
+    rank got. `finished[rank]`: how many calls a rank had the results of when it left."""
 
     job: JobPlan
     seed: tuple[int, ...]
@@ -68,17 +68,16 @@ class Checks:
             wrong = exact.wrong(got)
             first = int(wrong[0])
             raise Violation(
-                f"{where}: {len(wrong)} elements are wrong, the first at {first}: {got[first]}, not {exact.values[first]}"
+                f"{where}: {len(wrong)} elements are wrong, "
+                f"the first at {first}: {got[first]}, not {exact.values[first]}"
             )
         mine = got.tobytes()
         if ledger.results.setdefault(number, mine) != mine:
             raise Violation(f"{where}: other bits than another rank's")
 
-    def error(
-        self, key: Key, number: int, rank: int, error: BaseException, is_late: bool, broke: bool
-    ) -> None:
-        """An all-reduce has ended with `error`. `is_late`: the agent has one that took longer than it was given. `broke`:
-        the rank's own control connection did."""
+    def error(self, key: Key, number: int, rank: int, error: BaseException, is_late: bool, broke: bool) -> None:
+        """An all-reduce has ended with `error`. `is_late`: the agent has one that took longer than it was given.
+        `broke`: the rank's own control connection did."""
         ledger = self.ledgers[key]
         self.errors += 1
         if isinstance(error, SumOverflow):
@@ -96,12 +95,13 @@ class Checks:
         if not is_right:
             raise Violation(
                 f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} (gone: "
-                f"{ledger.gone or 'nobody'}; {'late' if is_late else 'in time'}; its connection {'broke' if broke else 'held'})"
+                f"{ledger.gone or 'nobody'}; {'late' if is_late else 'in time'}; "
+                f"its connection {'broke' if broke else 'held'})"
             )
 
     def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
-        """Whether ranks are gone, and gone before they gave what call `number` needs: who left with its result in hand is no
-        reason for others not to get theirs."""
+        """Whether ranks are gone, and gone before they gave what call `number` needs: who left with its result in
+        hand is no reason for others not to get theirs."""
         if not error.ranks or not set(error.ranks) <= set(ledger.gone) - {rank}:
             return False
         is_needed = any(ledger.gone[r] == "lost" or ledger.finished.get(r, 0) <= number for r in error.ranks)

@@ -1,5 +1,5 @@
-"""Job control in virtual time: the real registry (switchml/controller/jobs.py) behind connections that take a while, break
-when a process ends, and are given up after the peer timeout when nothing comes through.
+"""Job control in virtual time: the real registry (switchml/controller/jobs.py) behind connections that take a while,
+break when a process ends, and are given up after the peer timeout when nothing comes through.
 
 Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, an attempt to join an
 aggregator that is not there is made again, a refusal is final.
@@ -23,8 +23,8 @@ from switchml.errors import JoinError
 
 
 class Connection:
-    """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the receiving
-    process stands still."""
+    """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the
+    receiving process stands still."""
 
     def __init__(self, control: Control, host: int, session: Session):
         self.control, self.host, self.session = control, host, session
@@ -80,7 +80,8 @@ class Connection:
 
 
 class Session:
-    """The client's side of one membership: what client.Session is to an agent. `joined` succeeds with None or a JoinError."""
+    """The client's side of one membership: what client.Session is to an agent. `joined` succeeds with None or a
+    JoinError."""
 
     def __init__(self, control: Control, host: int, request: JoinRequest, timeout_s: float):
         self.control, self.host, self.request = control, host, request
@@ -191,8 +192,8 @@ class Session:
 
 
 class Control:
-    """The aggregator's process: data plane and registry, anew each time it starts. `note(kind, …)` is told what only the
-    aggregator can know: that it took a rank for lost, and that a job has begun."""
+    """The aggregator's process: data plane and registry, anew each time it starts. `note(kind, …)` is told what only
+    the aggregator can know: that it took a rank for lost, and that a job has begun."""
 
     def __init__(
         self,

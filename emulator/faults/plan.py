@@ -29,8 +29,8 @@ class Call:
 @dataclass(frozen=True)
 class JobPlan:
     """One job. `misfit`: what one of its programs does wrong, if anything: "dtype" (calls with another one) or "leaves"
-    (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits. `keeps_port`:
-    a program that starts again receives where its predecessor did.
+    (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits.
+    `keeps_port`: a program that starts again receives where its predecessor did.
     """
 
     name: str
@@ -53,8 +53,8 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: "cut" (host `host` and the aggregator don't hear each other), "cut data" (their packets are lost, the control
-    connection is not), "pause" (the host's program stands still), "crash" (it is gone, and starts again after
+    """`kind`: "cut" (host `host` and the aggregator don't hear each other), "cut data" (their packets are lost, the
+    control connection is not), "pause" (the host's program stands still), "crash" (it is gone, and starts again after
     `duration_s`), "aggregator" (the same of the aggregator; `host` is -1)."""
 
     at_s: float
@@ -68,7 +68,8 @@ KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a seed decides. From `heal_s` on nothing goes wrong any more, and all jobs must come to their end."""
+    """Everything that a seed decides. From `heal_s` on nothing goes wrong any more, and all jobs must come to their
+    end."""
 
     seed: int
     jobs: tuple[JobPlan, ...]
@@ -87,15 +88,19 @@ class Plan:
     def describe(self) -> list[str]:
         """Lines for people."""
         weather = ", ".join(
-            f"{name} {getattr(self.link, name):.1%}" for name in ("loss", "duplicate", "late") if getattr(self.link, name)
+            f"{name} {getattr(self.link, name):.1%}"
+            for name in ("loss", "duplicate", "late")
+            if getattr(self.link, name)
         )
         lines = [
             f"seed {self.seed}: {len(self.jobs)} jobs, links of {self.link.rate_bps / 1e6:.3g} Mbit/s and "
-            f"{self.link.delay_s * 1e6:.0f} µs, {weather or 'clear weather'}, peer timeout {self.peer_timeout_s:.2g} s, "
-            f"healed at {self.heal_s:.3f} s"
+            f"{self.link.delay_s * 1e6:.0f} µs, {weather or 'clear weather'}, "
+            f"peer timeout {self.peer_timeout_s:.2g} s, healed at {self.heal_s:.3f} s"
         ]
         for job in self.jobs:
-            misfit = f"; rank {job.misfit_rank} {job.misfit or 'behaves'} at call {job.misfit_call}" if job.misfit else ""
+            misfit = (
+                f"; rank {job.misfit_rank} {job.misfit or 'behaves'} at call {job.misfit_call}" if job.misfit else ""
+            )
             lines.append(
                 f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
                 f"{job.wire} lanes, {len(job.calls)} calls{misfit}"

@@ -1,5 +1,5 @@
-"""The user's program on one host: joins, calls its all-reduces, leaves; when something fails it starts over, until it is
-through or there is nobody left to do it with."""
+"""The user's program on one host: joins, calls its all-reduces, leaves; when something fails it starts over, until it
+is through or there is nobody left to do it with."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ MOST_ATTEMPTS = 60
 
 
 class Program:
-    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce took longer than it was
-    given, so that trying again is no use) or "given up" (its job is over without it)."""
+    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce took longer
+    than it was given, so that trying again is no use) or "given up" (its job is over without it)."""
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]

@@ -1,5 +1,5 @@
-"""Tensors whose sums are known without the code under test: whole numbers times a power of two, few enough bits that any
-order of adding, and any block exponent that fits the block, gives the exact sum.
+"""Tensors whose sums are known without the code under test: whole numbers times a power of two, few enough bits that
+any order of adding, and any block exponent that fits the block, gives the exact sum.
 
 Narrow lanes round by design; there the sum is known up to their rounding.
 """
@@ -47,7 +47,8 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
 
 @dataclass(frozen=True)
 class Exact:
-    """What an all-reduce has to give: `values`, from which each element may be `off`; or nothing, since it `overflows`."""
+    """What an all-reduce has to give: `values`, from which each element may be `off`; or nothing, since it
+    `overflows`."""
 
     values: np.ndarray
     off: float = 0.0

@@ -1,7 +1,8 @@
-"""One run: the hosts, the aggregator and what is between them, from a plan to its end or to the first thing that is wrong.
+"""One run: the hosts, the aggregator and what is between them, from a plan to its end or to the first thing that is
+wrong.
 
-Every packet that arrives, every message of job control and every call that ends goes into a hash. Two runs of a seed have the
-same one; if they have not, something in the code under test looked at a clock or at chance.
+Every packet that arrives, every message of job control and every call that ends goes into a hash. Two runs of a seed
+have the same one; if they have not, something in the code under test looked at a clock or at chance.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ from emulator.network.link import NS, Link, at
 from emulator.network.packets import Packet
 
 GRACE_S = 90.0
-"""Virtual time that jobs have to come to their end once nothing goes wrong any more: join timeouts, several attempts, and a
-stalled round's slowest probes fit in it many times."""
+"""Virtual time that jobs have to come to their end once nothing goes wrong any more: join timeouts, several attempts,
+and a stalled round's slowest probes fit in it many times."""
 _START_NS = 1_000_000_000
 """The clock's beginning: a time of 0 means "never" in places."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`problem`: what was wrong, empty if nothing was. `events`: steps of the simulation; `sums`, `errors`: results and errors
-    that were checked. `trace`: hash of all that happened. `seconds`: virtual."""
+    """`problem`: what was wrong, empty if nothing was. `events`: steps of the simulation; `sums`, `errors`: results
+    and errors that were checked. `trace`: hash of all that happened. `seconds`: virtual."""
 
     seed: int
     problem: str

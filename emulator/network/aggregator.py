@@ -25,8 +25,8 @@ class Aggregator:
         self._jobs[job] = (pool, hosts, train_packets)
 
     def receive(self, item: Packet | Train) -> None:
-        """Apply a packet or the packets of a train; what they cause leaves rank by rank, as the software aggregator sends
-        it."""
+        """Apply a packet or the packets of a train; what they cause leaves rank by rank, as the software aggregator
+        sends it."""
         if not isinstance(item, Train):
             for answer in self._answers(item):
                 self._send(answer)

@@ -26,9 +26,10 @@ def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
 
 
 def aggregation_s(job: JobConfig, link: LinkConfig, slots: int) -> float:
-    """In-network aggregation. A rank whose window of w packets covers the round trip sends at line rate: `RTT + (N - 1) L/B`.
-    Otherwise it sends w packets back to back each round trip: the last of N leaves `(N-1) mod w` packets after the beginning
-    of round trip `(N-1) div w` (the usual argument for a sliding window; SwitchML, NSDI'21, section 3.3).
+    """In-network aggregation. A rank whose window of w packets covers the round trip sends at line rate: `RTT + (N -
+    1) L/B`. Otherwise it sends w packets back to back each round trip: the last of N leaves `(N-1) mod w` packets
+    after the beginning of round trip `(N-1) div w` (the usual argument for a sliding window; SwitchML, NSDI'21,
+    section 3.3).
     """
     line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
     service = max(8 * line_bytes / link.rate_bps, link.packet_s)
@@ -40,7 +41,7 @@ def aggregation_s(job: JobConfig, link: LinkConfig, slots: int) -> float:
 
 
 def ring_s(workers: int, size_bytes: float, rate_bps: float, step_s: float = 0.0, line_share: float = 1.0) -> float:
-    """A ring: 2(n-1) steps of S/n bytes, each with a latency (Patarasuk and Yuan, JPDC 2009). `line_share`: payload's share
-    of what is on the line."""
+    """A ring: 2(n-1) steps of S/n bytes, each with a latency (Patarasuk and Yuan, JPDC 2009). `line_share`: payload's
+    share of what is on the line."""
     steps = 2 * (workers - 1)
     return steps * (step_s + 8 * size_bytes / workers / (rate_bps * line_share))

@@ -51,10 +51,11 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """One direction of a link. `burst_bytes`: what may pass at once after a pause, as in a token bucket (tc-tbf). `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a
-    packet occupies it, for hosts and switches that handle so many packets a second and no more. `loss`: share of packets
-    lost, in bursts of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: a random addition to the
-    delay, up to this, that keeps the order. `duplicate`: share of packets that arrive twice. `late`: share of packets that
+    """One direction of a link. `burst_bytes`: what may pass at once after a pause, as in a token bucket (tc-tbf).
+    `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a packet occupies it,
+    for hosts and switches that handle so many packets a second and no more. `loss`: share of packets lost, in bursts
+    of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: a random addition to the delay, up
+    to this, that keeps the order. `duplicate`: share of packets that arrive twice. `late`: share of packets that
     arrive up to `late_s` later than they should, and so out of order. `framing_bytes`: added to each packet's length.
     """
 
@@ -127,10 +128,10 @@ class SwitchConfig:
 class JobConfig:
     """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
 
-    `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`: which
-    hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`: what passes on
-    each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as one (60: a host with
-    UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
+    `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
+    which hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`:
+    what passes on each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as
+    one (60: a host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
     later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
     """
 
@@ -150,9 +151,7 @@ class JobConfig:
     late_ranks: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check(
-            1 <= self.workers <= V2_MAX_WORKERS, f"workers = {self.workers}: expected 1 to {V2_MAX_WORKERS}"
-        )
+        _check(1 <= self.workers <= V2_MAX_WORKERS, f"workers = {self.workers}: expected 1 to {V2_MAX_WORKERS}")
         _check(
             self.size_bytes >= 4 and self.size_bytes % 4 == 0,
             f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
@@ -224,8 +223,8 @@ class NetworkConfig:
         return _make(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
 
     def slots_of_jobs(self) -> list[int]:
-        """What the aggregator's own rule gives each job, first come, first served; 0 for rings. Raises ConfigError if there
-        are not enough."""
+        """What the aggregator's own rule gives each job, first come, first served; 0 for rings. Raises ConfigError if
+        there are not enough."""
         slots, free = [], self.switch.slots
         for number, job in enumerate(self.jobs):
             if job.backend != "switchml":

@@ -35,8 +35,8 @@ _LARGEST = 1000
 
 @dataclass
 class JobResult:
-    """`seconds[k]`: from the first rank's beginning of all-reduce k to the last rank's end. `bound_s`: the closed form of
-    bounds.py without loss, late ranks or others' traffic. Counters are sums over the ranks."""
+    """`seconds[k]`: from the first rank's beginning of all-reduce k to the last rank's end. `bound_s`: the closed
+    form of bounds.py without loss, late ranks or others' traffic. Counters are sums over the ranks."""
 
     config: JobConfig
     slots: int
@@ -147,7 +147,8 @@ class _Network:
 
 
 class _Job:
-    """What both kinds of job share: ranks begin their all-reduces one after the other, each when its last one is done."""
+    """What both kinds of job share: ranks begin their all-reduces one after the other, each when its last one is
+    done."""
 
     def __init__(self, network: _Network, job: JobConfig, bound_s: float, slots: int):
         self.network, self.config = network, job
@@ -224,7 +225,12 @@ class _AggregatedJob(_Job):
         self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
         pool = Pool(
-            workers=job.workers, slots=slots, payload_bytes=job.payload_bytes, wire=WIRE_OF[job.wire], tag=1 + number, isn=isn
+            workers=job.workers,
+            slots=slots,
+            payload_bytes=job.payload_bytes,
+            wire=WIRE_OF[job.wire],
+            tag=1 + number,
+            isn=isn,
         )
         network.aggregator.add(number, pool, hosts, job.train_packets)
         chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))

@@ -1,8 +1,8 @@
-"""One direction of a cable and the queue in front of it: packets wait their turn, take their time on the line, travel, and
-may be lost, doubled or late on the way.
+"""One direction of a cable and the queue in front of it: packets wait their turn, take their time on the line,
+travel, and may be lost, doubled or late on the way.
 
-The queue needs no events: a packet's end of transmission is known when it is handed over, since what is ahead of it can't
-change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
+The queue needs no events: a packet's end of transmission is known when it is handed over, since what is ahead of it
+can't change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def at(env: simpy.Environment, time_ns: int, action: Callable[[Any], None], valu
 
 
 class Link:
-    """`deliver(packet)` is called when a packet arrives. Its fate is drawn from `chooser`, so that a seed repeats it."""
+    """`deliver(packet)` is called when a packet arrives. Its fate is drawn from `chooser`, so that a seed repeats
+    it."""
 
     def __init__(
         self,
@@ -90,7 +91,8 @@ class Link:
         counts.bytes += length
         counts.most_queued_bytes = max(counts.most_queued_bytes, queued + length)
         service = max(length * self._ns_per_byte, self._least_ns * packet.count)
-        # The token bucket as a virtual clock (ITU-T I.371's GCRA): `_free_at` is when a link without bursts would be free.
+        # The token bucket as a virtual clock (ITU-T I.371's GCRA): `_free_at` is when a link without bursts would be
+        # free.
         self._free_at = max(self._free_at, now) + service
         departure = max(self._free_at - self._burst_ns, now)
         counts.queued_byte_s += length * (departure - now) / NS

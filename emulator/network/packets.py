@@ -1,5 +1,5 @@
-"""Packets on their way. A link wants to know their `length` (bytes, without the framing of a UDP datagram), a switch where
-they go: `to` is a host's number or AGGREGATOR.
+"""Packets on their way. A link wants to know their `length` (bytes, without the framing of a UDP datagram), a switch
+where they go: `to` is a host's number or AGGREGATOR.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ AGGREGATOR = -1
 
 
 class Packet:
-    """A datagram of protocol 2: `data` uint8[length] at `address`, bytes of its own, since the memory that it was made in is
-    used again. `job` and `rank` say whose it is: who sent it, or whom it is for."""
+    """A datagram of protocol 2: `data` uint8[length] at `address`, bytes of its own, since the memory that it was
+    made in is used again. `job` and `rank` say whose it is: who sent it, or whom it is for."""
 
     __slots__ = ("address", "data", "job", "length", "rank", "to")
     count = 1
@@ -25,8 +25,8 @@ class Packet:
 
 
 class Train:
-    """Packets of one job for one receiver that travel as one, as UDP segmentation offload sends them: none arrives before the
-    last one has left. `framing_bytes` is what each but the first adds to the length."""
+    """Packets of one job for one receiver that travel as one, as UDP segmentation offload sends them: none arrives
+    before the last one has left. `framing_bytes` is what each but the first adds to the length."""
 
     __slots__ = ("framing_bytes", "length", "packets", "to")
 

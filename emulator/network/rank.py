@@ -1,5 +1,5 @@
-"""A rank: the worker's rules (switchml/worker.py) in virtual time. `turn` is what the agent's compiled loop does between
-two sleeps (host_agent/loop.py); `Rank` is a host that does so whenever a packet or a timer comes.
+"""A rank: the worker's rules (switchml/worker.py) in virtual time. `turn` is what the agent's compiled loop does
+between two sleeps (host_agent/loop.py); `Rank` is a host that does so whenever a packet or a timer comes.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ class Alarm:
 
 
 class Rank:
-    """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all tasks
-    that were started are done. `train_packets`: how many packets may leave as one."""
+    """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all
+    tasks that were started are done. `train_packets`: how many packets may leave as one."""
 
     def __init__(
         self,

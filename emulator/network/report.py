@@ -101,10 +101,9 @@ def print_tables(result: Result) -> None:
             f"{counts.most_queued_bytes / 1024:.1f} KiB",
         )
     console.print(links)
-    rest = f" of {len(busiest)} links, the busiest first" if len(busiest) > _SHOWN_LINKS else ""
     console.print(
-        f"\nms: median over the repeats, the slowest rank's. Bound: closed form without loss, late ranks or other jobs. "
-        f"Gbit/s of tensor.{rest} {result.steps:,} steps in {result.wall_s:.1f} s.",
+        "\nms: median over the repeats, the slowest rank's. Bound: closed form without loss, late ranks or other jobs. "
+        f"Gbit/s of tensor. {len(busiest)} links, the busiest first. {result.steps:,} steps in {result.wall_s:.1f} s.",
         style="dim",
     )
 
@@ -126,7 +125,9 @@ def plot(result: Result, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (times, queues) = pyplot.subplots(1, 2, figsize=(12, 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS))))
+    figure, (times, queues) = pyplot.subplots(
+        1, 2, figsize=(12, 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS)))
+    )
     names = [_name(number, job) for number, job in enumerate(result.jobs)]
     places = range(len(names))
     times.barh(
@@ -136,7 +137,10 @@ def plot(result: Result, path: Path) -> None:
         height=0.6,
     )
     times.plot([job.bound_s * 1e3 for job in result.jobs], places, "k|", markersize=24, label="closed form")
-    labels = [f"{name}\n{job.config.backend}, {job.config.workers} ranks" for name, job in zip(names, result.jobs, strict=True)]
+    labels = [
+        f"{name}\n{job.config.backend}, {job.config.workers} ranks"
+        for name, job in zip(names, result.jobs, strict=True)
+    ]
     times.set_yticks(places, labels)
     times.invert_yaxis()
     times.set(xlabel="ms an all-reduce", title="time")

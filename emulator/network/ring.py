@@ -1,8 +1,9 @@
-"""Gloo's ring all-reduce over TCP, the baseline: each rank sends to one neighbour and receives from the other, while it adds
-up what came before.
+"""Gloo's ring all-reduce over TCP, the baseline: each rank sends to one neighbour and receives from the other, while
+it adds up what came before.
 
-The schedule is that of gloo/allreduce.cc (facebookincubator/gloo): a tensor is cut into n chunks of m >= 2 segments of at
-most 1 MiB; in each of two phases a rank posts segment i once segment i-2 has come and is added, m*n - 2 segments in all.
+The schedule is that of gloo/allreduce.cc (facebookincubator/gloo): a tensor is cut into n chunks of m >= 2 segments
+of at most 1 MiB; in each of two phases a rank posts segment i once segment i-2 has come and is added, m*n - 2
+segments in all.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def sent_bytes(workers: int, size_bytes: int) -> int:
 
 
 class RingRank:
-    """One rank of the ring. `connection` goes to rank - 1; `received` grows as bytes from rank + 1 come in order. `add_bps`:
-    how fast it adds (bits a second; 0: in no time)."""
+    """One rank of the ring. `connection` goes to rank - 1; `received` grows as bytes from rank + 1 come in order.
+    `add_bps`: how fast it adds (bits a second; 0: in no time)."""
 
     def __init__(self, env: simpy.Environment, rank: int, workers: int, size_bytes: int, add_bps: float = 0.0):
         self.env, self.rank, self.workers, self.size_bytes = env, rank, workers, size_bytes

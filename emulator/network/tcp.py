@@ -1,8 +1,9 @@
-"""One TCP connection, packet by packet, as far as it decides how long a bulk transfer takes: slow start, CUBIC, selective
-acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
+"""One TCP connection, packet by packet, as far as it decides how long a bulk transfer takes: slow start, CUBIC,
+selective acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
 
-RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK: which packets are lost, and a probe for losses at the tail),
-RFC 6937 (no bursts in recovery), RFC 6298 (the timer, with Linux' floor of 200 ms). Windows count packets of one segment.
+RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK: which packets are lost, and a probe for losses at
+the tail), RFC 6937 (no bursts in recovery), RFC 6298 (the timer, with Linux' floor of 200 ms). Windows count packets
+of one segment.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ PROBE_GRAIN_S = 0.002
 REORDERING = 0.25
 """A segment sent this share of a round-trip time before one that arrived is lost (RFC 8985, section 6.2)."""
 SACKED = 32
-"""Segments that an acknowledgement names besides: the latest to arrive (RFC 2018's three blocks cover about as many)."""
+"""Segments that an acknowledgement names besides: the latest to arrive (RFC 2018's three blocks cover about as
+many)."""
 _BETA, _C = 0.7, 0.4
 """RFC 9438: the window after a loss, and the cubic's coefficient (packets a second^3)."""
 
 
 class Segment:
-    """`number` counts segments from 0; `size`: its payload. An acknowledgement has `size` 0: all before `number` arrived,
-    and those in `sacked` too. `is_last`: nothing was waiting behind it."""
+    """`number` counts segments from 0; `size`: its payload. An acknowledgement has `size` 0: all before `number`
+    arrived, and those in `sacked` too. `is_last`: nothing was waiting behind it."""
 
     __slots__ = ("connection", "is_last", "length", "number", "sacked", "size", "to")
     count = 1
@@ -57,8 +59,8 @@ class Segment:
 
 
 class Connection:
-    """Data from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` put a Segment on the way from the one and the
-    other; who gets it calls `receive`. `on_bytes(count)` is told of bytes that arrived in order.
+    """Data from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` put a Segment on the way from the one
+    and the other; who gets it calls `receive`. `on_bytes(count)` is told of bytes that arrived in order.
     """
 
     def __init__(
@@ -106,8 +108,8 @@ class Connection:
         return self._next - self._una - len(self._sacked) - len(self._lost) + len(self._again)
 
     def _push(self, delivered: int | None = None) -> None:
-        """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would meet the
-        queue that was full a moment ago."""
+        """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would meet
+        the queue that was full a moment ago."""
         if not self._alarm.is_set and self._una < self._end:
             self._set_alarm()
         missing = sorted(self._lost - self._again)
@@ -215,7 +217,8 @@ class Connection:
         self._rto_s = max(self._srtt + 4 * self._rttvar, MINIMUM_RTO_S)
 
     def _set_alarm(self) -> None:
-        """For what is next: segments that will have been overtaken for long enough, the probe, the retransmission timeout."""
+        """For what is next: segments that will have been overtaken for long enough, the probe, the retransmission
+        timeout."""
         wait_s = self._rto_s
         if self._srtt and self._sacked:
             wait_s = min(REORDERING * self._srtt + ACK_GRAIN_S, wait_s)

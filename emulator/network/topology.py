@@ -1,7 +1,7 @@
 """Hosts, racks and the switch that they hang on: which links there are, and where each packet goes next.
 
-Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack switch, which
-has one link each way to the aggregation switch and forwards what stays in the rack by itself.
+Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
+switch, which has one link each way to the aggregation switch and forwards what stays in the rack by itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from emulator.network.packets import AGGREGATOR
 
 
 class Fabric:
-    """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before anything is
-    sent."""
+    """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before
+    anything is sent."""
 
     def __init__(self, env: simpy.Environment, config: NetworkConfig):
         self.env = env

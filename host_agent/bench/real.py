@@ -1,14 +1,14 @@
-"""`switchml validate real`: real training on this machine over links of limited rate, beside what the network model says
-that it should take.
+"""`switchml validate real`: real training on this machine over links of limited rate, beside what the network model
+says that it should take.
 
-Real: DDP on the digits in network namespaces around a switch (emulator/star.py), with Gloo and with the aggregator in the
-switch's place. Predicted: emulator/network plays the same all-reduces packet by packet over links with the same token
-buckets, with a step's computation as a pause between them.
+Real: DDP on the digits in network namespaces around a switch (emulator/star.py), with Gloo and with the aggregator in
+the switch's place. Predicted: emulator/network plays the same all-reduces packet by packet over links with the same
+token buckets, with a step's computation as a pause between them.
 
-One run, two ranks at the middle rate, sets the three constants: the CPU time of a step's computation `compute_s`, and for
-each backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
-turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's rows
-count in no average.
+One run, two ranks at the middle rate, sets the three constants: the CPU time of a step's computation `compute_s`, and
+for each backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores
+compute in turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the
+calibration run's rows count in no average.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ WARMUP_STEPS = 3
 _TRAIN_PACKETS = 60
 """What io/udp.py sends as one where the kernel can."""
 _PLAYED_STEPS = 15
-"""Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and timers
-that know nothing."""
+"""Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and
+timers that know nothing."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ Measured = dict[tuple[str, int, float], float]
 
 
 def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Validation:
-    """Measure, then predict. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch, PeerLost or
-    JobError if a process dies."""
+    """Measure, then predict. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
+    PeerLost or JobError if a process dies."""
     measured: Measured = {}
     compute_s, gradient_bytes = 0.0, 0
     counts = sorted({CALIBRATION_WORKERS, *plan.workers})

@@ -57,7 +57,8 @@ def print_table(validation: Validation) -> None:
     overheads = ", ".join(f"{constants.overhead_s[name] * 1e3:.1f} ms more with {name}" for name in BACKENDS)
     console.print(
         f"\nMAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.backend}, {worst.workers} workers, "
-        f"{worst.rate_bps / 1e6:g} Mbit/s), {validation.within_5_percent:.0%} of {len(validation.counted)} rows within 5 %"
+        f"{worst.rate_bps / 1e6:g} Mbit/s), {validation.within_5_percent:.0%} of {len(validation.counted)} rows "
+        "within 5 %"
     )
     console.print(
         f"Steps of DDP on {validation.gradient_bytes / 1024:.0f} KiB of gradients. Calibrated by one run of "

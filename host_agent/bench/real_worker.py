@@ -1,8 +1,8 @@
-"""One rank of `switchml validate real`: trains the digits model with DDP in its host's namespace, when told, and reports how
-long each step took.
+"""One rank of `switchml validate real`: trains the digits model with DDP in its host's namespace, when told, and
+reports how long each step took.
 
-The parent speaks first. `Backend` makes the process group and the model anew; `Steps` runs so many steps; each is answered by
-itself or by `Times`. A `Failure` may come in place of any answer.
+The parent speaks first. `Backend` makes the process group and the model anew; `Steps` runs so many steps; each is
+answered by itself or by `Times`. A `Failure` may come in place of any answer.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`switchml simulate`: jobs in virtual time. Without a file, through faults drawn from seeds, every sum and error checked;
-with one, packet by packet over the network that it describes.
+"""`switchml simulate`: jobs in virtual time. Without a file, through faults drawn from seeds, every sum and error
+checked; with one, packet by packet over the network that it describes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import click
 @click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Play one seed again, and say what it does.")
 @click.option("--log", is_flag=True, help="With --seed: print all that happens.")
-@click.option("--stop-after", type=click.IntRange(1), default=10, show_default=True, help="So many failed seeds are enough.")
+@click.option(
+    "--stop-after", type=click.IntRange(1), default=10, show_default=True, help="So many failed seeds are enough."
+)
 @click.option("--processes", type=click.IntRange(1), help="[default: one a core]")
 @click.option("--plant", metavar="BUG", help="Plant a known bug first, to see the seeds find it; 'list' names them.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With NETWORK: draw FILE.png.")
@@ -37,10 +39,11 @@ def simulate(
     """Run jobs in virtual time.
 
     Without NETWORK: fault runs. The real agents, aggregator and job control go through loss, duplication, reordering,
-    partitions, pauses, crashes and restarts that each seed draws; every sum and every error is checked. A seed that fails
-    is printed, and --seed plays it again, the same to the last packet. Exit code 1: some failed.
+    partitions, pauses, crashes and restarts that each seed draws; every sum and every error is checked. A seed that
+    fails is printed, and --seed plays it again, the same to the last packet. Exit code 1: some failed.
 
-    With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets, queues.
+    With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets,
+    queues.
     """
     if network is not None:
         if seeds or seed is not None or plant or log:
@@ -88,7 +91,13 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
     from emulator.faults.campaign import campaign
 
     started = time.perf_counter()
-    columns = [TextColumn("seeds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[bad]}")]
+    columns = [
+        TextColumn("seeds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[bad]}"),
+    ]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=len(seeds), bad="")
         failures = 0

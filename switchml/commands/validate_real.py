@@ -26,7 +26,9 @@ class Rates(click.ParamType):
 @click.option("--rates", type=Rates(), default="10mbit,20mbit,40mbit", show_default=True, help="Of each host's link.")
 @click.option("--steps", type=click.IntRange(3), default=15, show_default=True, help="Of each run; the median counts.")
 @click.option("--batch-size", type=click.IntRange(1), default=16, show_default=True, help="Images a worker and step.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw predicted against measured: FILE.png.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw predicted against measured: FILE.png."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 def real(
     workers: tuple[int, ...],

@@ -46,7 +46,9 @@ def test_a_seed_repeats_itself(outcomes):
 
 # -- what must not pass --
 
-JOB = JobPlan("j", (0, 1, 2), 4, 256, "int32", (Call("float32", 40, "sum", None, 0, 0, ""),) * 2, (0,) * 3, (True,) * 3, True)
+JOB = JobPlan(
+    "j", (0, 1, 2), 4, 256, "int32", (Call("float32", 40, "sum", None, 0, 0, ""),) * 2, (0,) * 3, (True,) * 3, True
+)
 KEY = (1, 1)
 
 

@@ -40,7 +40,9 @@ def test_time_does_not_depend_on_the_number_of_ranks():
 @pytest.mark.parametrize(("wire", "times"), [("int16", 2), ("int8", 4)])
 def test_narrow_lanes_take_their_share_of_the_time(wire, times):
     wide = one(JobConfig(workers=2, size_bytes=MIB, slots=512)).median_s
-    assert one(JobConfig(workers=2, size_bytes=MIB, slots=512, wire=wire)).median_s == pytest.approx(wide / times, rel=0.02)
+    assert one(JobConfig(workers=2, size_bytes=MIB, slots=512, wire=wire)).median_s == pytest.approx(
+        wide / times, rel=0.02
+    )
 
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
@@ -121,13 +123,19 @@ def test_a_ring_inside_a_rack_does_not_leave_it():
 
 
 def test_a_seed_repeats_a_run():
-    config = NetworkConfig(jobs=(JobConfig(workers=3, size_bytes=MIB // 4),), link=LinkConfig(loss=0.02, late=0.02, late_s=1e-4))
+    config = NetworkConfig(
+        jobs=(JobConfig(workers=3, size_bytes=MIB // 4),), link=LinkConfig(loss=0.02, late=0.02, late_s=1e-4)
+    )
     first, again = run(config), run(config)
     assert first.jobs == again.jobs and first.links == again.links and first.steps == again.steps
     assert run(dataclasses.replace(config, seed=2)).links != first.links
 
 
 def test_a_run_that_takes_too_long_is_given_up_with_the_reason():
-    config = NetworkConfig(jobs=(JobConfig(workers=2, size_bytes=MIB, name="big"),), link=LinkConfig(rate_bps=1e6), limit_s=0.5)
-    with pytest.raises(SwitchMLError, match=r"not done after 0\.5 s of virtual time: job big: all-reduce 1, ranks \[0, 1\]"):
+    config = NetworkConfig(
+        jobs=(JobConfig(workers=2, size_bytes=MIB, name="big"),), link=LinkConfig(rate_bps=1e6), limit_s=0.5
+    )
+    with pytest.raises(
+        SwitchMLError, match=r"not done after 0\.5 s of virtual time: job big: all-reduce 1, ranks \[0, 1\]"
+    ):
         run(config)
