@@ -57,6 +57,7 @@ class ShardedAgent(HostAgent):
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._calls = self._dealt = 0
+        self._compressors: dict = {}
         for shard, agent in enumerate(agents):
             agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
 
@@ -107,6 +108,7 @@ class ShardedAgent(HostAgent):
         *,
         timeout_s: float | None = None,
         keep: object = None,
+        wire: str | None = None,
     ) -> None:
         """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
         job, else that of the lowest part.
@@ -114,7 +116,8 @@ class ShardedAgent(HostAgent):
         if dtype not in _ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(_ITEM_BYTES)}")
         lanes = "float32" if dtype in HALVES else dtype
-        fmt = FORMATS[f"float32/{self.wire}" if lanes == "float32" and self.wire != "int32" else lanes]
+        narrow = lanes == "float32" and (wire or self.wire) != "int32"
+        fmt = FORMATS[f"float32/{self.wire}" if narrow else lanes]
         parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
         with self._order:
             self._calls += numel > 0
@@ -136,6 +139,7 @@ class ShardedAgent(HostAgent):
                         call.report(index, shard),
                         timeout_s=timeout_s,
                         keep=keep,
+                        wire=wire,
                     )
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
                 self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))

@@ -31,9 +31,18 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "seconds_to_first_step": comparison.seconds_to_first_step,
         "goodput_bps": comparison.goodput_bps,
         "packets": comparison.packets,
+        "codec": settings.codec,
+        "memory": settings.memory,
+        "codec_totals": _codec_totals(comparison),
         "params_sha256": outcomes["switchml"].params_sha256,
         "loss": {name: outcome.losses for name, outcome in outcomes.items()},
     }
+
+
+def _codec_totals(comparison: Comparison) -> dict[str, float]:
+    """Bytes of all ranks, seconds of the slowest; empty without a codec."""
+    each = comparison.outcomes["switchml"].codecs
+    return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in each[0]} if each else {}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -55,6 +64,10 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table.add_row("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
     table.add_row("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
     table.add_row("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    if codec := _codec_totals(comparison):
+        share = codec["bytes_sent"] / codec["bytes_dense"]
+        table.add_row(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")
+        table.add_row("compressing", "", f"{codec['compress_s'] / settings.steps * 1e3:.1f} ms a step")
     for name, count in comparison.packets.items():
         table.add_row(f"packets {name}", "", f"{count:,}")
     table.add_row("parameters (SHA-256)", "", comparison.outcomes["switchml"].params_sha256[:16] + "…")

@@ -45,6 +45,7 @@ class Outcome:
     params_sha256: str
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
+    codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         params_sha256=first.params_sha256,
         parameters=first.parameters,
         agents=[result.agent for result in ranks],
+        codecs=[result.codec for result in ranks if result.codec],
     )
 
 

@@ -40,6 +40,8 @@ class Settings:
     seed: int
     transport: str = "auto"
     wire: str = "int32"
+    codec: str | None = None
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class PhaseResult:
     parameters: np.ndarray | None = field(default=None, repr=False)
     agent: dict[str, float] = field(default_factory=dict)
     """`HostAgent.stats()`, if there was one."""
+    codec: dict[str, float] = field(default_factory=dict)
+    """Bytes and seconds of the codec, if there was one."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,12 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)
     model = DistributedDataParallel(DigitsNet())
+    hook = None
+    if backend == "switchml" and settings.codec is not None:
+        from host_agent.comm_hooks import CodecState, codec_hook
+
+        hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
+        model.register_comm_hook(hook, codec_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=0.9)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
@@ -181,6 +191,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         accuracy=_accuracy(model.module, digits) if rank == 0 else None,
         parameters=parameters if rank == 0 else None,
         agent=agent.stats() if agent is not None else {},
+        codec=hook.stats() if hook is not None else {},
     )
 
 

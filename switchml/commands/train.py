@@ -48,6 +48,16 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Integers that gradients travel as: narrower is faster and coarser.",
 )
 @click.option(
+    "--codec",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them).",
+)
+@click.option(
+    "--memory",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
+)
+@click.option(
     "--loss-rate",
     type=PROBABILITY,
     default=0.0,
@@ -78,6 +88,8 @@ def train(
     aggregator: str,
     transport: str,
     wire: str,
+    codec: str | None,
+    memory: str | None,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
@@ -97,13 +109,20 @@ def train(
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     if plot_file is not None:
         report.require_plotting(plot_file)
+    if memory is not None and codec is None:
+        raise click.UsageError("--memory needs --codec")
+    if codec is not None:
+        from switchml import codecs
+
+        codecs.parse(codec)
+        codecs.parse_memory(memory or "none")
     options = ["--seed", str(seed)]
     if loss_rate or reorder_rate:
         options += ["--loss-rate", str(loss_rate), "--reorder-rate", str(reorder_rate)]
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
     settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed,
-                        transport=transport, wire=wire)
+                        transport=transport, wire=wire, codec=codec, memory=memory)
     with progress(steps) as show:
         comparison = runner.compare(settings, options, show)
     if plot_file is not None:
