@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from host_agent.compressed import Compressor, lanes_of, sum_of_payloads, values_of
+from host_agent.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
 from switchml import codecs
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import UnsupportedTensor
@@ -130,16 +130,33 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
 
 
 class GroupReducer:
-    """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` were spent in its collectives."""
+    """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` were spent in its collectives.
+
+    With the backend `switchml` sums go to its agent straight, which knows more kinds of lanes than torch has types.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         self._group = group
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         self.bytes, self.seconds = 0, 0.0
         self._backend = dist.get_backend(group)
+        agent = getattr(group or dist.group.WORLD, "agent", None)
+        self._agent = AgentReducer(agent) if agent is not None else None
         self._device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else "cpu"
 
     def reduce(self, request: Request, turn: Turn) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._reduce(request, turn)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def _reduce(self, request: Request, turn: Turn) -> Any:
+        if self._agent is not None and isinstance(request, Sum | Max):
+            before = self._agent.bytes
+            answer = self._agent.reduce(request, turn)
+            self.bytes += self._agent.bytes - before
+            return answer
         if isinstance(request, Sum):
             return self._sum(request)
         if isinstance(request, Max):
@@ -154,36 +171,29 @@ class GroupReducer:
 
     def _sum(self, request: Sum) -> np.ndarray:
         values = request.values
-        if values.dtype in (np.int8, np.int16):  # no backend has them all: NCCL lacks int16, the aggregator both
+        if values.dtype in (np.int8, np.int16):  # not every backend has them: NCCL lacks int16
             lanes = self._all_reduce(lanes_of(values), dist.ReduceOp.SUM)
             return values_of(lanes, values.dtype, values.size)
         return self._all_reduce(values, dist.ReduceOp.SUM, request.wire)
 
     def _all_reduce(self, values: np.ndarray, op: dist.ReduceOp, wire: str = "") -> np.ndarray:
         tensor = torch.from_numpy(values.copy()).to(self._device)
-        # The aggregator adds halves as float32; the others add them as they are, and send half as much.
-        narrow = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(wire)
-        if narrow is not None and self._backend != "switchml":
-            tensor = tensor.to(narrow)
+        tensor = tensor.to({"float16": torch.float16, "bfloat16": torch.bfloat16}.get(wire, tensor.dtype))
         self.bytes += tensor.numel() * tensor.element_size()
-        self._timed(lambda: dist.all_reduce(tensor, op, group=self._group))
+        dist.all_reduce(tensor, op, group=self._group)
         return tensor.to("cpu", torch.from_numpy(values).dtype).numpy()
 
     def _gather(self, payload: Payload) -> list[Payload]:
         raw = torch.frombuffer(bytearray(payload.to_bytes()), dtype=torch.uint8).to(self._device)
-        sizes = torch.zeros(self.world, dtype=torch.int64, device=self._device)
-        mine = torch.tensor([raw.numel()], device=self._device)
-        self._timed(lambda: dist.all_gather_into_tensor(sizes, mine, group=self._group))
-        longest = int(sizes.max())
-        padded = torch.zeros(longest, dtype=torch.uint8, device=self._device)
+        sizes = self._all_gather(torch.tensor([raw.numel()], device=self._device))
+        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self._device)
         padded[: raw.numel()] = raw
-        places = torch.empty(self.world * longest, dtype=torch.uint8, device=self._device)
-        self._timed(lambda: dist.all_gather_into_tensor(places, padded, group=self._group))
+        places = self._all_gather(padded)
         self.bytes += raw.numel() + 8
-        rows = places.cpu().numpy().reshape(self.world, longest)
-        return [Payload.from_bytes(rows[rank, : int(sizes[rank])]) for rank in range(self.world)]
+        rows = [place[: int(size)] for place, size in zip(places, sizes, strict=True)]
+        return [Payload.from_bytes(row.cpu().numpy()) for row in rows]
 
-    def _timed(self, call) -> None:
-        start = time.perf_counter()
-        call()
-        self.seconds += time.perf_counter() - start
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        places = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(places, tensor, group=self._group)
+        return places

@@ -43,9 +43,8 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.option(
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
-    default="int32",
-    show_default=True,
-    help="Integers that gradients travel as: narrower is faster and coarser.",
+    default=None,
+    help="Integers that gradients travel as: narrower is faster and coarser. [default: int32; int16 for --codec fp16, bf16]",
 )
 @click.option(
     "--codec",
@@ -87,7 +86,7 @@ def train(
     seed: int,
     aggregator: str,
     transport: str,
-    wire: str,
+    wire: str | None,
     codec: str | None,
     memory: str | None,
     loss_rate: float,
@@ -109,12 +108,13 @@ def train(
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     if plot_file is not None:
         report.require_plotting(plot_file)
+    halves = False
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
         from switchml import codecs
 
-        codecs.parse(codec)
+        halves = codecs.parse(codec).name in ("fp16", "bf16")
         codecs.parse_memory(memory or "none")
     options = ["--seed", str(seed)]
     if loss_rate or reorder_rate:
@@ -122,7 +122,7 @@ def train(
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
     settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed,
-                        transport=transport, wire=wire, codec=codec, memory=memory)
+                        transport=transport, wire=wire or ("int16" if halves else "int32"), codec=codec, memory=memory)
     with progress(steps) as show:
         comparison = runner.compare(settings, options, show)
     if plot_file is not None:
