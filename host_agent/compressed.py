@@ -1,8 +1,9 @@
 """Compressed all-reduces: drives the exchanges of switchml/codecs over whatever can sum and gather.
 
-`Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for: `AgentReducer`
-with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several collectives one after
-the other, and every rank must run the same ones in the same order, so a call here waits until it is done.
+`Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for:
+`AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
+collectives one after the other, and every rank must run the same ones in the same order, so a call here waits until it
+is done.
 """
 
 from __future__ import annotations

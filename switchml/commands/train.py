@@ -44,7 +44,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
     default=None,
-    help="Integers that gradients travel as: narrower is faster and coarser. [default: int32; int16 for --codec fp16, bf16]",
+    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16 and bf16]",
 )
 @click.option(
     "--codec",
