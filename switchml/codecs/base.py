@@ -37,7 +37,8 @@ HEADER_BYTES = _HEADER.size
 class Turn:
     """Which tensor is compressed, in which step, on which rank.
 
-    `name`: of the tensor or bucket. `shape`: the tensor's own shape, which PowerSGD uses. Randomness is drawn from
+    `name`: of the tensor or bucket. `shape`: the tensor's own shape, which PowerSGD uses; `lr`: the step's
+    learning rate, for the memory of EF-signSGD. Randomness is drawn from
     (seed, step, name), so that it is the same on all ranks (`shared_key`), and from the rank too where the ranks must
     differ (`private_key`).
     """
@@ -47,6 +48,7 @@ class Turn:
     seed: int = 0
     rank: int = 0
     world: int = 1
+    lr: float = 1.0
     shape: tuple[int, ...] | None = None
 
     def shared_key(self) -> int:
@@ -242,6 +244,9 @@ class Codec(Settings):
 
     `number` is the codec's in the payload's header and never changes. `memory` names the memory that the codec's paper
     trains with.
+
+    Vectors may hold any float32. What is not finite shows as infinity or NaN after decoding, in that place or all over
+    (sign codecs can't say it), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
     """
 
     number: ClassVar[int]
@@ -255,7 +260,8 @@ class Codec(Settings):
 
     def compress(self, state: Any, x: np.ndarray, turn: Turn = Turn()) -> Payload:
         """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
-        return Payload(self.number, x.size, self.encode(state, vector(x), turn))
+        body = self.encode(state, vector(x), turn)
+        return Payload(self.number, x.size, body)
 
     def decompress(self, payload: Payload, n: int) -> np.ndarray:
         """float32[n]. Raises PayloadError if the payload is no such vector of this codec."""
@@ -263,7 +269,7 @@ class Codec(Settings):
             raise PayloadError(f"{self.name}: the payload is of codec number {payload.number}, not {self.number}")
         if payload.count != n:
             raise PayloadError(f"{self.name}: the payload holds {payload.count} elements: expected {n}")
-        return self.decode(payload.body, n)
+        return self.decode(_writeable(payload.body), n)
 
     def payload_bytes(self, n: int) -> int | None:
         """Size of the payload of n elements; None if it depends on their values."""
@@ -312,7 +318,12 @@ def vector(x: np.ndarray) -> np.ndarray:
         raise UnsupportedTensor(
             f"{getattr(x, 'dtype', type(x).__name__)} of shape {shape}: codecs take contiguous float32 vectors"
         )
-    return x
+    return _writeable(x)
+
+
+def _writeable(x: np.ndarray) -> np.ndarray:
+    """`x`, or a copy if it is read-only: a kernel would be compiled a second time for such an array."""
+    return x if x.flags.writeable else x.copy()
 
 
 def expect_size(codec: Codec, body: np.ndarray, size: int) -> None:

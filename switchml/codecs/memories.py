@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,3 +47,102 @@ class Residual(Memory):
 
     def update(self, state, compensated, own, turn):
         state.rest = compensated - own
+
+
+@dataclass(frozen=True)
+class PowerSgdMemory(Memory):
+    """1. Compress the vector plus the residual.
+    2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD says).
+
+    A tensor of one dimension, which PowerSGD sends as it is, has no residual.
+
+    T. Vogels et al., NeurIPS 2019 (arXiv:1905.13727), algorithm 2.
+    """
+
+    name = "powersgd"
+
+    def new_state(self):
+        return Kept()
+
+    def compensate(self, state, x, turn):
+        return x if state.rest is None else x + state.rest
+
+    def update(self, state, compensated, own, turn):
+        if turn.shape is None or len(turn.shape) > 1:
+            state.rest = compensated - own
+
+
+@dataclass(frozen=True)
+class EfSignSgdMemory(Memory):
+    """1. Compress the vector plus the residual times (learning rate of the last step / this step's).
+    2. Residual := what was compressed, less what was sent of it.
+
+    The error is thereby kept in units of parameters, as the paper's p = lr * g + e does, while what is exchanged stays
+    a gradient. The learning rate is `Turn.lr`; as long as it does not change this is the residual memory.
+
+    S. P. Karimireddy et al., ICML 2019 (arXiv:1901.09847), algorithm 1.
+    """
+
+    name = "efsignsgd"
+
+    def new_state(self):
+        return KeptInSteps()
+
+    def compensate(self, state, x, turn):
+        if state.rest is None or turn.lr <= 0:
+            return x
+        return x + np.float32(state.lr / turn.lr) * state.rest
+
+    def update(self, state, compensated, own, turn):
+        state.rest, state.lr = compensated - own, turn.lr
+
+
+class KeptInSteps(Kept):
+    """A residual, and the learning rate of the step that left it."""
+
+    lr = 1.0
+
+
+class KeptMomentum:
+    """The state of the DGC memory: velocity and its sum, float32[n] each, made at the first step."""
+
+    def __init__(self) -> None:
+        self.velocity: np.ndarray | None = None
+        self.total: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class DgcMemory(Memory):
+    """1. With `clip`: scale the vector down to a norm of clip / sqrt(ranks).
+    2. Velocity := momentum * velocity + vector; total := total + velocity. Compress the total.
+    3. Set velocity and total to 0 where elements were sent (momentum factor masking).
+
+    Momentum then works as if nothing had been delayed; the optimizer itself must have none.
+
+    Y. Lin et al., ICLR 2018 (arXiv:1712.01887), algorithm 1 and section 3.
+    """
+
+    name = "dgc"
+
+    momentum: float = setting(0.9, "weight of the velocity", least=0, most=1)
+    clip: float = setting(0.0, "norm that all ranks' vectors together are scaled down to; 0: not", least=0)
+
+    def new_state(self):
+        return KeptMomentum()
+
+    def compensate(self, state, x, turn):
+        if self.clip > 0:
+            norm = math.sqrt(np.dot(x.astype(np.float64), x))
+            limit = self.clip / math.sqrt(turn.world)
+            x = x * np.float32(limit / norm) if norm > limit else x
+        if state.velocity is None:
+            state.velocity, state.total = x.copy(), x.copy()
+        else:
+            state.velocity = np.float32(self.momentum) * state.velocity + x
+            state.total = state.total + state.velocity
+        return state.total
+
+    def update(self, state, compensated, own, turn):
+        was_sent = own != 0
+        state.velocity[was_sent] = 0
+        state.total = np.where(was_sent, np.float32(0), compensated)

@@ -5,17 +5,67 @@ from __future__ import annotations
 from typing import TypeVar
 
 from ..errors import ConfigError
+from .adaq import AdaQ
 from .base import Codec, Memory, Settings
 from .bf16 import Bf16
+from .dgc import Dgc
+from .efsignsgd import EfSignSgd
 from .fp16 import Fp16
-from .memories import NoMemory, Residual
+from .globalqsgd import GlobalQsgd
+from .hardthreshold import HardThreshold
+from .inceptionn import Inceptionn
+from .memories import DgcMemory, EfSignSgdMemory, NoMemory, PowerSgdMemory, Residual
+from .natural import Natural
 from .none import NoCodec
+from .onebit import OneBit
+from .powersgd import PowerSgd
+from .qsgd import Qsgd
+from .randomk import RandomK
+from .sidco import Sidco
+from .signsgd import SignSgd
+from .signum import Signum
+from .sketch import Sketch
+from .szx import Szx
+from .terngrad import TernGrad
+from .thc import Thc
+from .threshold import Threshold
 from .topk import TopK
+from .u8bit import U8bit
 
-CODECS: dict[str, type[Codec]] = {codec.name: codec for codec in (NoCodec, Fp16, Bf16, TopK)}
+CODECS: dict[str, type[Codec]] = {
+    codec.name: codec
+    for codec in (
+        NoCodec,
+        Fp16,
+        Bf16,
+        RandomK,
+        TopK,
+        Threshold,
+        Dgc,
+        Sidco,
+        HardThreshold,
+        AdaQ,
+        Qsgd,
+        GlobalQsgd,
+        TernGrad,
+        Thc,
+        Natural,
+        U8bit,
+        Sketch,
+        Inceptionn,
+        OneBit,
+        SignSgd,
+        Signum,
+        EfSignSgd,
+        PowerSgd,
+        Szx,
+    )
+}
 """Name → class."""
 
-MEMORIES: dict[str, type[Memory]] = {memory.name: memory for memory in (NoMemory, Residual)}
+MEMORIES: dict[str, type[Memory]] = {
+    memory.name: memory for memory in (NoMemory, Residual, DgcMemory, EfSignSgdMemory, PowerSgdMemory)
+}
 """Name → class."""
 
 _Settings = TypeVar("_Settings", bound=Settings)

@@ -71,7 +71,8 @@ def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
 def above(x: np.ndarray, threshold: float) -> np.ndarray:
     """Indices (int64[…], ascending) of the elements of x, float32[n], whose magnitude is above `threshold`, or NaN."""
     bits = x.view(np.uint32)
-    least = np.nextafter(np.float32(max(threshold, 0)), np.float32(np.inf)).view(np.uint32)
+    with np.errstate(over="ignore"):
+        least = np.float32(max(threshold, 0)).view(np.uint32) + np.uint32(1)
     room = count_reaching(bits, least)
     indices = np.empty(room + _GROUP, np.int64)
     return indices[: _collect(bits, least, indices)]

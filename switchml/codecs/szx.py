@@ -52,7 +52,7 @@ class Szx(Codec):
         lengths, medians = np.empty(blocks, np.uint8), np.empty(blocks, np.float32)
         most = kernels.FIXED_BYTES + (blocks + 7) // 8 + blocks * (9 + self.block // 4) + 4 * x.size + 4
         out = np.empty(most, np.uint8)
-        bound = self.bound if self.mode == "abs" else self.bound * finite_range(x, low, high)
+        bound = float(self.bound) if self.mode == "abs" else self.bound * finite_range(x, low, high)
         size = kernels.encode(x, low, high, self.block, bound, lengths, medians, out)
         return out[:size]
 

@@ -1,0 +1,54 @@
+"""Codes of 1 to 16 bits side by side, without gaps, the lowest bits first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import kernel
+from ..memory import u32_at
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    return (count * bits + 7) // 8
+
+
+def width(codes: int) -> int:
+    """Bits that tell `codes` codes apart; at least 1."""
+    return max(1, (codes - 1).bit_length())
+
+
+def pack(codes: np.ndarray, bits: int) -> np.ndarray:
+    """uint8[packed_bytes(n, bits)] of uint8[n] or uint16[n], all below 2^bits."""
+    packed = np.empty(packed_bytes(codes.size, bits) + 4, np.uint8)
+    _pack(codes, bits, packed)
+    return packed[:-4]
+
+
+def unpack(packed: np.ndarray, bits: int, codes: np.ndarray) -> np.ndarray:
+    """Fill `codes` (uint8 or uint16) from uint8[packed_bytes(codes.size, bits)], and return it."""
+    _unpack(np.concatenate([packed, np.zeros(4, np.uint8)]), bits, codes)
+    return codes
+
+
+@kernel
+def _pack(codes, bits, packed):
+    base = packed.ctypes.data
+    held, filled = np.uint64(0), 0
+    for i in range(codes.size):
+        held |= np.uint64(codes[i]) << np.uint64(filled)
+        filled += bits
+        if filled >= 32:
+            u32_at(base, 1)[0] = np.uint32(held & np.uint64(0xFFFFFFFF))
+            base += 4
+            held >>= np.uint64(32)
+            filled -= 32
+    u32_at(base, 1)[0] = np.uint32(held & np.uint64(0xFFFFFFFF))
+
+
+@kernel
+def _unpack(packed, bits, codes):
+    base = packed.ctypes.data
+    mask = np.uint32((1 << bits) - 1)
+    for i in range(codes.size):
+        place = i * bits
+        codes[i] = (u32_at(base + (place >> 3), 1)[0] >> np.uint32(place & 7)) & mask

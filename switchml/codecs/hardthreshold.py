@@ -1,0 +1,56 @@
+"""Hard threshold: one threshold for the whole training, which makes the total error least."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import setting
+from .select import above, top_k
+from .sparse import Sparsifier
+
+
+class Calibration:
+    """The state: the thresholds that top-k took in the first steps, and their mean once it is known."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.threshold: float | None = None
+
+
+@dataclass(frozen=True)
+class HardThreshold(Sparsifier):
+    """1. For the first `warmup` steps send the k = ceil(ratio * n) largest elements, and note the least magnitude sent.
+    2. The mean of these is the threshold from then on: send what is above it, however much or little that is.
+
+    For a given volume over the whole training the sum of the steps' errors is least if the threshold never changes:
+    more is sent when gradients are large, less when they are small. Needs a residual memory, whose sums are what is
+    compared with the threshold. `threshold` above 0 skips the calibration.
+
+    A. N. Sahu et al., "Rethinking Gradient Sparsification as Total Error Minimization", NeurIPS 2021
+    (arXiv:2108.00951), section 4; the calibration by top-k is how a volume is turned into a threshold here.
+    """
+
+    name = "hardthreshold"
+    number = 9
+
+    ratio: float = setting(0.01, "share of the elements that is sent while calibrating", above=0, most=1)
+    warmup: int = setting(20, "steps of calibration", least=1)
+    threshold: float = setting(0.0, "magnitudes above it are sent; 0: find it", least=0)
+
+    def new_state(self):
+        return Calibration()
+
+    def select(self, state, x, turn):
+        threshold = self.threshold or state.threshold
+        if threshold is not None:
+            return above(x, threshold)
+        chosen = top_k(x, math.ceil(self.ratio * x.size))
+        least = float(np.abs(x[chosen]).min()) if chosen.size else 0.0
+        if math.isfinite(least):
+            state.seen.append(least)
+        if len(state.seen) == self.warmup:
+            state.threshold = float(np.mean(state.seen))
+        return chosen

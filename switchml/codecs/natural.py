@@ -1,0 +1,76 @@
+"""Natural compression: every element becomes a power of two."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..jit import kernel
+from .base import GATHER, HEADER_BYTES, Codec, expect_size
+from .noise import halves, uniform
+from .quantize import largest
+
+_NOT_FINITE = 255
+
+
+@dataclass(frozen=True)
+class Natural(Codec):
+    """1. An element between 2^e and 2^(e+1) becomes one of the two, at random so that the mean is right.
+    2. Send, once, the exponent above the largest element's.
+    3. Of each element send 8 bits: the sign, and 0 for zero or how far below that exponent its own is, plus 1.
+
+    Unbiased down to zero: what is more than 2^125 below the largest (or below 2^-126) becomes 0 or the least power that
+    has a code. Only magnitudes beyond 2^127 are always rounded down, to 2^127. A vector with an infinity or NaN decodes
+    to NaN. Powers of two do not add up, so the payloads are gathered.
+
+    S. Horváth et al., "Natural Compression for Distributed Deep Learning", MSML 2022 (arXiv:1905.10988), section 2.
+    """
+
+    name = "natural"
+    number = 15
+    aggregation = GATHER
+    is_unbiased = True
+
+    def payload_bytes(self, n: int) -> int:
+        return HEADER_BYTES + 1 + n
+
+    def encode(self, state, x, turn):
+        body = np.empty(1 + x.size, np.uint8)
+        most = float(largest(x))
+        if not math.isfinite(most):
+            body[:] = _NOT_FINITE
+            return body
+        top = min(max(math.frexp(most)[1], -126), 127)
+        body[0] = top + 126
+        least = max(top - 126, -126)
+        _round(x, top, least, *halves(turn.private_key()), body[1:])
+        return body
+
+    def decode(self, body, n):
+        expect_size(self, body, 1 + n)
+        if body[0] == _NOT_FINITE:
+            return np.full(n, np.nan, np.float32)
+        codes = np.arange(256)
+        exponents = float(body[0]) - 126 - (codes & 127) + 1
+        powers = np.where(codes & 127, np.exp2(np.clip(exponents, -149, 127)), 0)
+        return np.where(codes >> 7, -powers, powers).astype(np.float32)[body[1:]]
+
+
+@kernel
+def _round(x, top, lowest, low, high, codes):
+    """Codes of x, float32[n]; `top`: the exponent of code 1, `lowest`: the least exponent that has one."""
+    least, inverse = np.float32(2.0**lowest), np.float32(2.0**-lowest)
+    bits = x.view(np.uint32)
+    for i in range(x.size):
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        sign = np.uint8((bits[i] >> np.uint32(24)) & np.uint32(0x80))
+        chance = uniform(i, low, high)
+        if abs(x[i]) < least:
+            code = top - lowest + 1 if chance < abs(x[i]) * inverse else 0
+        else:
+            fraction = np.float32(magnitude & np.uint32(0x7FFFFF)) * np.float32(2.0**-23)
+            exponent = np.int64(magnitude >> np.uint32(23)) - 127 + (chance < fraction)
+            code = max(top - exponent, 0) + 1
+        codes[i] = sign | np.uint8(code)

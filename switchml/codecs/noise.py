@@ -1,0 +1,42 @@
+"""Random numbers by place: the i-th number of a key is computed from both, so that loops stay vector loops, and any
+rank can draw what another drew."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..jit import kernel
+
+
+def halves(key: int) -> tuple[np.uint32, np.uint32]:
+    """A 64-bit key (`Turn.shared_key`, `Turn.private_key`) as the kernels take it."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
+
+
+@kernel(inline=True)
+def mix(i, low, high):
+    """32 random bits for place i of a key: three rounds of multiply, add and shift."""
+    h = np.uint32(np.uint32(i) * np.uint32(0x9E3779B1) + low)
+    h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    h = np.uint32((h ^ (h >> np.uint32(15))) + high)
+    h = np.uint32((h ^ (h >> np.uint32(13))) * np.uint32(0x735A2D97))
+    return np.uint32(h ^ (h >> np.uint32(15)))
+
+
+@kernel(inline=True)
+def uniform(i, low, high):
+    """float32 in [0, 1), a multiple of 2^-24, for place i of a key."""
+    return np.float32(mix(i, low, high) >> np.uint32(8)) * np.float32(2.0**-24)
+
+
+def words(count: int, key: int) -> np.ndarray:
+    """uint32[count], the first random words of a key."""
+    found = np.empty(count, np.uint32)
+    _fill(*halves(key), found)
+    return found
+
+
+@kernel
+def _fill(low, high, found):
+    for i in range(found.size):
+        found[i] = mix(i, low, high)

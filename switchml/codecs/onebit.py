@@ -1,0 +1,43 @@
+"""1-bit SGD: each element becomes the mean of all of its sign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .base import GATHER, HEADER_BYTES, Codec, expect_size
+from .signs import pack, unpack
+
+
+@dataclass(frozen=True)
+class OneBit(Codec):
+    """1. Take the mean of the negative elements, and that of the others (0 of none).
+    2. Send the two means (float32) and a bit an element.
+
+    The mean of all elements is kept. Trained with a residual memory.
+
+    F. Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
+    Speech DNNs", Interspeech 2014, section 3.
+    """
+
+    name = "onebit"
+    number = 19
+    aggregation = GATHER
+    memory = "residual"
+
+    def payload_bytes(self, n: int) -> int:
+        return HEADER_BYTES + 8 + (n + 7) // 8
+
+    def encode(self, state, x, turn):
+        is_negative = x < 0
+        negatives = np.count_nonzero(is_negative)
+        with np.errstate(invalid="ignore", over="ignore"):
+            below = np.sum(x, where=is_negative, dtype=np.float64)
+            above = np.sum(x, where=~is_negative, dtype=np.float64)
+            means = np.array([above / max(x.size - negatives, 1), below / max(negatives, 1)], np.float32)
+        return np.concatenate([means.view(np.uint8), pack(is_negative)])
+
+    def decode(self, body, n):
+        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
+        return np.frombuffer(body[:8].tobytes(), np.float32)[unpack(body[8:], n)]

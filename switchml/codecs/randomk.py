@@ -1,0 +1,99 @@
+"""Random-k: the same random elements on all ranks, so that the values alone are sent, and added."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..jit import kernel
+from .base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
+from .noise import halves, mix
+
+_KEY_BYTES = 8
+
+
+@dataclass(frozen=True)
+class RandomK(Codec):
+    """1. Draw k = ceil(ratio * n) different indices from (seed, step, name): the same on all ranks.
+    2. Send the values there; the aggregator adds them as a dense vector of k floats.
+
+    With `unbiased` the values are multiplied by n / k, so that the mean is right without a memory; otherwise a residual
+    memory adds what was not drawn to the next step's. A payload holds the 8 bytes that the indices are drawn from.
+
+    The indices are the first k of a permutation of all n: a Feistel network of 4 rounds over the least power of 4 that
+    is not below n, walked until it falls below n.
+
+    S. U. Stich et al., "Sparsified SGD with Memory", NeurIPS 2018 (arXiv:1809.07599); shared seeds as in GRACE
+    (ICDCS 2021).
+    """
+
+    name = "randomk"
+    number = 3
+    aggregation = SUM
+
+    ratio: float = setting(0.01, "share of the elements that is sent", above=0, most=1)
+    unbiased: bool = setting(False, "multiply by n / k, for use without a memory")
+
+    @property
+    def is_unbiased(self) -> bool:
+        return self.unbiased
+
+    @property
+    def memory(self) -> str:
+        return "none" if self.unbiased else "residual"
+
+    def k(self, n: int) -> int:
+        return min(n, math.ceil(self.ratio * n))
+
+    def payload_bytes(self, n: int) -> int:
+        return HEADER_BYTES + _KEY_BYTES + 4 * self.k(n)
+
+    def encode(self, state, x, turn):
+        key = turn.shared_key()
+        return np.concatenate(
+            [np.array([key], "<u8").view(np.uint8), self._values(x, self._drawn(key, x.size)).view(np.uint8)]
+        )
+
+    def decode(self, body, n):
+        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
+        key = int.from_bytes(body[:_KEY_BYTES].tobytes(), "little")
+        return _spread(self._drawn(key, n), np.frombuffer(body[_KEY_BYTES:].tobytes(), "<f4"), n)
+
+    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
+        drawn = self._drawn(turn.shared_key(), x.size)
+        values = self._values(x, drawn)
+        total = yield Sum(values, "float32")
+        return Outcome(_spread(drawn, total / np.float32(turn.world), x.size), _spread(drawn, values, x.size))
+
+    def _drawn(self, key: int, n: int) -> np.ndarray:
+        indices = np.empty(self.k(n), np.int64)
+        half = ((max(n, 2) - 1).bit_length() + 1) // 2
+        _draw(*halves(key), half, n, indices)
+        return indices
+
+    def _values(self, x: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+        return x[drawn] * np.float32(x.size / drawn.size) if self.unbiased and drawn.size else x[drawn]
+
+
+def _spread(indices: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
+    x = np.zeros(n, np.float32)
+    x[indices] = values
+    return x
+
+
+@kernel
+def _draw(low, high, half, n, indices):
+    mask = (np.int64(1) << half) - 1
+    for j in range(indices.size):
+        place = np.int64(j)
+        while True:
+            left, right = place >> half, place & mask
+            for turn in range(4):
+                left, right = right, left ^ (np.int64(mix(right, np.uint32(low + np.uint32(turn)), high)) & mask)
+            place = left << half | right
+            if place < n:
+                break
+        indices[j] = place

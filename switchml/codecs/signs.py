@@ -1,0 +1,53 @@
+"""What sign codecs share: a bit an element, and votes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .base import HEADER_BYTES, VOTE, Codec, Exchange, Outcome, Sum, Turn, expect_size
+
+
+def pack(is_negative: np.ndarray) -> np.ndarray:
+    """uint8[ceil(n / 8)] of bool[n], the first in the lowest bit."""
+    return np.packbits(is_negative, bitorder="little")
+
+
+def unpack(packed: np.ndarray, n: int) -> np.ndarray:
+    """uint8[n], 1 where an element is negative."""
+    return np.unpackbits(packed, count=n, bitorder="little")
+
+
+def signs(is_negative: np.ndarray) -> np.ndarray:
+    """int8[n] of bool[n] or uint8[n]: -1 where it is set, else +1."""
+    return np.int8(1) - np.int8(2) * is_negative.astype(np.int8)
+
+
+class Voter(Codec):
+    """Base of the codecs that send nothing but signs; the sign of most ranks is the result. NaN counts as positive.
+
+    Each rank adds +1 or -1 in int8 lanes (int16 above 127 ranks). Where ranks are equally divided the result is 0.
+    """
+
+    aggregation = VOTE
+
+    def is_negative(self, state: Any, x: np.ndarray) -> np.ndarray:
+        """bool[n]: the elements of which this rank says -1."""
+        return x < 0
+
+    def payload_bytes(self, n: int) -> int:
+        return HEADER_BYTES + (n + 7) // 8
+
+    def encode(self, state, x, turn):
+        return pack(self.is_negative(state, x))
+
+    def decode(self, body, n):
+        expect_size(self, body, (n + 7) // 8)
+        return signs(unpack(body, n)).astype(np.float32)
+
+    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
+        mine = signs(self.is_negative(state, x))
+        wire = "int8" if turn.world <= 127 else "int16"
+        total = yield Sum(mine.astype(wire), wire)
+        return Outcome(np.sign(total).astype(np.float32), mine.astype(np.float32))

@@ -1,0 +1,27 @@
+"""Threshold sparsification: what is large enough is sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import setting
+from .select import above
+from .sparse import Sparsifier
+
+
+@dataclass(frozen=True)
+class Threshold(Sparsifier):
+    """1. Select the elements whose magnitude is above `threshold` (NaN counts as such).
+    2. Send their indices and values; a residual memory adds the others to the next step's.
+
+    A. F. Aji, K. Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP 2017; N. Dryden et al.,
+    "Communication Quantization for Data-Parallel Training of Deep Neural Networks", MLHPC 2016.
+    """
+
+    name = "threshold"
+    number = 6
+
+    threshold: float = setting(0.01, "magnitudes above it are sent", least=0)
+
+    def select(self, state, x, turn):
+        return above(x, self.threshold)
