@@ -15,7 +15,6 @@ from __future__ import annotations
 import collections
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,18 +28,19 @@ from switchml.errors import (
     CollectiveTimeout,
     ConfigError,
     JobError,
+    JoinError,
     PeerLost,
     RanksDisagree,
     SumOverflow,
     SwitchMLError,
     UnsupportedTensor,
 )
-from switchml.io import libc, shm
+from switchml.io import shm
 from switchml.io.tunnel import TunnelClient, choose_address
 from switchml.memory import f32_at
 
 from . import loop as compiled
-from . import tensors
+from . import reach, tensors
 
 log = logging.getLogger("host_agent")
 
@@ -51,7 +51,6 @@ _TICK_S = 0.25
 _STALL_S = 1.0
 _FRESH_S = 1.5
 """How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
-TRANSPORTS = ("auto", "udp", "shm", "zmq")
 WIRES = {"int32": 0, "int16": 1, "int8": 2}
 """Lanes that floats may travel in (packet.py's codes)."""
 _HISTORIES = 4096
@@ -102,20 +101,21 @@ class HostAgent:
     def __init__(
         self,
         session,
-        sock: socket.socket,
+        way: reach.Way,
         *,
         rank: int,
         world_size: int,
         job: str,
         segment: shm.Segment | None = None,
         tunnel: TunnelClient | None = None,
+        impaired: compiled.Impaired | None = None,
     ):
         info = session.info
-        self.transport = "zmq" if tunnel is not None else "udp" if segment is None else "shm"
+        self.transport = "shm" if segment is not None else "udp" if way.name == "auto" else way.name
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size = job, rank, world_size
-        self._session, self._socket = session, sock
+        self._session, self._way = session, way
         self._worker = rules.Worker(
             rank=rank,
             workers=world_size,
@@ -124,12 +124,21 @@ class HostAgent:
             isn=info.isn,
             window=info.window,
             payload_bytes=info.payload_bytes,
-            packets=None if segment is None else shm.packets_of(segment, rank),
+            packets=way.packet_rows(info.slots, info.payload_bytes)
+            if segment is None
+            else shm.packets_of(segment, rank),
             lossless=segment is not None,
         )
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(
-            self._worker, sock, self._wake, tunnel.address if tunnel is not None else info.data_address, segment
+            self._worker,
+            way.socket,
+            self._wake,
+            tunnel.address if tunnel is not None else way.aggregator,
+            segment,
+            way.kind,
+            way.raw,
+            impaired,
         )
         self._compressors: dict = {}
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
@@ -181,7 +190,9 @@ class HostAgent:
         address to receive on; by default 127.0.x.y, its own for each job and rank, if the aggregator is on this
         machine's loopback, else the address that routes to it. `transport`: "udp", "shm" (memory shared with an
         aggregator on this machine), "zmq" (the aggregator's tunnel, for networks that drop UDP), or "auto": shm where
-        it can be had, else udp (default: $SWITCHML_TRANSPORT, or auto). `wire`: lanes for float32 and half precision:
+        it can be had, else udp (default: $SWITCHML_TRANSPORT, or auto). A P4 switch (docs/p4.md) is reached by "udp"
+        through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
+        interface); auto takes the first that can be had. `wire`: lanes for float32 and half precision:
         "int32", or "int16" and "int8" for twice and four times as many values in a packet and precision to match
         (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32). Raises JoinError
         if the aggregator refuses or can't be reached, ConfigError for arguments that make no sense.
@@ -215,31 +226,32 @@ class HostAgent:
             )
         transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
         wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
-        if transport not in TRANSPORTS:
-            raise ConfigError(f"transport {transport!r}: expected one of {', '.join(TRANSPORTS)}")
+        if transport not in reach.TRANSPORTS:
+            raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")
         if wire not in WIRES:
             raise ConfigError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
         if WIRES[wire] and not rules.headroom(world_size)[WIRES[wire]]:
             raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
+        impaired = _impaired(rank)
+        if impaired is not None and transport == "shm":
+            raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
         warm_up()  # before joining: nobody should wait for a rank that compiles
         host = address.rpartition(":")[0].strip("[]")
         deadline = time.monotonic() + timeout_s
         tunnel = None
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            ip = bind_ip or _own_address("127.0.0.1" if transport == "zmq" else host, job, rank)
-            try:
-                sock.bind((ip, 0))
-            except OSError as error:
-                raise ConfigError(
-                    f"can't receive on {ip}: {error.strerror or error}; bind_ip is to be an address of this machine"
-                ) from None
-            buffer_bytes = libc.grow_buffers(sock, 4 << 20)
-            data_address = sock.getsockname()
+            status = client.wait_for(address, tls_ca=tls_ca, timeout_s=timeout_s)
+        except JoinError:
             if transport == "zmq":
-                url = choose_address(client.tunnel_addresses(address, tls_ca=tls_ca, timeout_s=timeout_s), host)
+                raise
+            status = None  # joining says better what is wrong
+        way = reach.choose(transport, status, host, job, rank, bind_ip)
+        try:
+            data_address, buffer_bytes = way.data_address, reach.buffer_bytes(way)
+            if transport == "zmq":
+                url = choose_address(status.tunnel_addresses, host)
                 tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
                 data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
             session = client.join(
@@ -252,6 +264,8 @@ class HostAgent:
                 payload_bytes=payload_bytes,
                 wire=WIRES[wire],
                 receive_buffer_bytes=buffer_bytes,
+                transport="udp" if way.name == "auto" else way.name,
+                mac=way.mac,
                 timeout_s=max(deadline - time.monotonic(), 1.0),
                 peer_timeout_s=peer_timeout_s,
                 tls_ca=tls_ca,
@@ -260,15 +274,25 @@ class HostAgent:
         except BaseException:
             if tunnel is not None:
                 tunnel.close()
-            sock.close()
+            way.close()
             raise
         try:
-            segment, why_not = _shared_memory(session.info.segment, transport)
+            way.follow(session.info)
+            segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
         except BaseException:
             session.leave()
-            sock.close()
+            way.close()
             raise
-        agent = cls(session, sock, rank=rank, world_size=world_size, job=job, segment=segment, tunnel=tunnel)
+        agent = cls(
+            session,
+            way,
+            rank=rank,
+            world_size=world_size,
+            job=job,
+            segment=segment,
+            tunnel=tunnel,
+            impaired=impaired,
+        )
         log.info(
             "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s",
             job,
@@ -329,7 +353,7 @@ class HostAgent:
             self._thread.join()
         if self._tunnel is not None:
             self._tunnel.close()
-        self._socket.close()
+        self._way.close()
         os.close(self._wake)
         # Shared memory goes now, and not when the last error that names a frame of ours does.
         self._segment = self._loop = None
@@ -656,7 +680,7 @@ def _text(address: tuple[str, int]) -> str:
 def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
     """The memory to share with the aggregator, None for UDP and the tunnel, and for the log why not. Raises ConfigError
     if `transport` insists and it can't be had."""
-    if transport in ("udp", "zmq"):
+    if transport not in ("auto", "shm"):
         return None, ""
     if not name and transport == "shm":
         raise ConfigError(
@@ -672,17 +696,22 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
         return None, f" ({error})"
 
 
-def _own_address(host: str, job: str, rank: int) -> str:
-    """Where this rank receives: on loopback an address of its own, else the local address that routes to `host`."""
-    try:
-        remote = socket.gethostbyname(host)
-    except OSError as error:
-        raise ConfigError(f"aggregator host {host!r}: {error.strerror or error}") from None
-    if remote.startswith("127."):
-        return f"127.0.{1 + sum(job.encode()) % 254}.{rank % 254 + 1}"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote, 9))
-        return probe.getsockname()[0]
+def _impaired(rank: int) -> compiled.Impaired | None:
+    """What SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED ask for, for tests. Raises
+    ConfigError."""
+    rates = []
+    for name in ("SWITCHML_LOSS_RATE", "SWITCHML_REORDER_RATE"):
+        text = os.environ.get(name) or "0"
+        try:
+            rates.append(float(text))
+        except ValueError:
+            rates.append(-1.0)
+        if not 0 <= rates[-1] < 1:
+            raise ConfigError(f"{name}={text}: expected a probability, at least 0 and less than 1")
+    seed = os.environ.get("SWITCHML_SEED") or "0"
+    if not seed.isdecimal():
+        raise ConfigError(f"SWITCHML_SEED={seed}: expected a number")
+    return compiled.Impaired(*rates, seed=257 * int(seed) + rank) if any(rates) else None
 
 
 __all__ = ["Handle", "HostAgent", "SwitchMLError"]

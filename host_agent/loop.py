@@ -6,12 +6,13 @@ done, something went wrong, somebody writes to the wake descriptor, or nothing h
 """
 
 import socket
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from switchml import worker as rules
-from switchml.io import libc, shm, udp
+from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed
 from switchml.packet import HEADER_BYTES
@@ -23,10 +24,16 @@ WOKEN, TASK_DONE, FAILED, TICK = range(4)
 _PATIENCE = 16
 """Looks at the ring, giving way in between, before the loop sleeps."""
 
+PLAIN, FRAMED, RAW = range(3)
+"""Ways of packets: by UDP (or shared memory), as Ethernet frames in UDP, as frames through an interface."""
+_NEVER = 0x7FFFFFFFFFFFFFFF
+
 
 class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
-    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP."""
+    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `way`
+    int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
+    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`."""
 
     worker: rules.State
     io: udp.UdpIO
@@ -36,6 +43,21 @@ class Loop(NamedTuple):
     fds: np.ndarray
     aggregator: np.ndarray
     shared: np.ndarray
+    way: np.ndarray
+    raw: frames.FrameIO
+    downlink: impair.Impairment
+    uplink: impair.Impairment
+    delayed: udp.Packets
+    impaired: udp.Packets
+
+
+@dataclass(frozen=True)
+class Impaired:
+    """What happens to packets on purpose: probabilities, each way. The same `seed` brings the same fate."""
+
+    loss_rate: float = 0.0
+    reorder_rate: float = 0.0
+    seed: int = 0
 
 
 def new_loop(
@@ -44,19 +66,33 @@ def new_loop(
     wake: int,
     aggregator: tuple[str, int],
     segment: shm.Segment | None = None,
+    way: int = PLAIN,
+    raw: socket.socket | None = None,
+    impaired: Impaired | None = None,
 ) -> Loop:
-    """Everything for `run`: `wake` is an eventfd, `aggregator` its data address, `segment` the memory shared with it,
-    if any."""
+    """Everything for `run`: `wake` is an eventfd, `aggregator` where packets go, `segment` the memory shared with it,
+    if any. With another `way` than PLAIN packets are frames, whose headers lie before them already, from and to the
+    address of `sock`; for RAW, `raw` is the interface's socket."""
     slots = len(worker.state.slots)
+    most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
+    ip, port = sock.getsockname()
+    bad = impaired or Impaired()
+    held = 2 * impair.HELD if impaired else 0
     return Loop(
         worker.state,
         udp.new_udp_io(sock),
-        udp.new_packets(max(udp.RECEIVE_PACKETS, 4 * slots)),
-        udp.new_packets(2 * slots + 64),
-        np.zeros(2 * slots + 64, np.int32),
+        udp.new_packets(most_in),
+        udp.new_packets(most_out),
+        np.zeros(most_out, np.int32),
         np.array([wake], np.int64),
         np.array([udp.endpoint(*aggregator)], np.uint64),
         (segment or shm.no_segment()).at,
+        np.array([way, udp.endpoint(ip, port) >> 16, port], np.int64),
+        frames.new_frame_io(raw),
+        impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 1),
+        impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
+        udp.new_packets(2 * most_in + held if impaired else 1),
+        udp.new_packets(2 * most_out + held if impaired else 1),
     )
 
 
@@ -71,20 +107,23 @@ def run(loop, reported, tick_ns):
     me = loop.worker.me[0]
     started = libc.now_ns(clock)
     near = loop.shared[shm.BASE] != 0
+    socket_fd = loop.raw.config[0] if loop.way[0] == RAW else loop.io.config[0]
+    bad = impair.active(loop.downlink) or impair.active(loop.uplink)
     quiet = 0
     while True:
-        count = (
-            shm.receive_down(loop.shared, me.rank, loop.incoming) if near else udp.receive_batch(loop.io, loop.incoming)
-        )
+        count = shm.receive_down(loop.shared, me.rank, loop.incoming) if near else _receive(loop)
         now = libc.now_ns(clock)
+        incoming = loop.incoming
+        if bad:
+            count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         n = 0
         for i in range(count):
-            n = rules.receive(loop.worker, loop.incoming.address[i], loop.incoming.length[i], now, loop.out, n)
+            n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
             if n + 1 >= me.slots:
                 if near:
                     _hand_over(loop, n, n)
                 else:
-                    _send(loop, n)
+                    _send(loop, n, now)
                 n = 0
             if me.error:
                 return FAILED
@@ -95,8 +134,8 @@ def run(loop, reported, tick_ns):
         n = rules.timeouts(loop.worker, now, loop.out, n)
         if near:
             _hand_over(loop, fresh, n)
-        elif n:
-            _send(loop, n)
+        elif n or bad:
+            _send(loop, n, now)
         if me.completed > reported:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:
@@ -112,11 +151,15 @@ def run(loop, reported, tick_ns):
         pause = max(me.earliest - now, 0) if me.base < me.next else np.int64(-1)
         if tick_ns >= 0 and (pause < 0 or pause > tick_ns):
             pause = tick_ns
+        if bad:
+            due = min(impair.next_release(loop.downlink), impair.next_release(loop.uplink))
+            if due != _NEVER and (pause < 0 or due - now < pause):
+                pause = max(due - now, 0)
         if near:
             shm.announce_sleep(loop.shared, me.rank, 1)
             if shm.down_waits(loop.shared, me.rank):
                 pause = 0
-        woken = libc.wait_readable(loop.io.config[0], loop.fds[0], pause, clock)
+        woken = libc.wait_readable(socket_fd, loop.fds[0], pause, clock)
         if near:
             shm.announce_sleep(loop.shared, me.rank, 0)
             if woken & 1:
@@ -126,14 +169,32 @@ def run(loop, reported, tick_ns):
 
 
 @kernel
-def _send(loop, n):
-    """Send the packets of the listed slots by UDP."""
+def _receive(loop):
+    """Take what has come through the sockets; how many packets `loop.incoming` then lists."""
+    if loop.way[0] == RAW:
+        return frames.receive_batch(loop.raw, loop.incoming, loop.way[1], loop.way[2])
+    count = udp.receive_batch(loop.io, loop.incoming)
+    if loop.way[0] == FRAMED:
+        return frames.strip(loop.incoming, count, loop.way[1], loop.way[2])
+    return count
+
+
+@kernel
+def _send(loop, n, now):
+    """Send the packets of the listed slots through the socket."""
     me = loop.worker.me[0]
+    before = frames.HEADER_BYTES if loop.way[0] != PLAIN else 0
+    outgoing = loop.outgoing
     for i in range(n):
-        loop.outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i])
-        loop.outgoing.length[i] = HEADER_BYTES + me.payload
-        loop.outgoing.endpoint[i] = loop.aggregator[0]
-    udp.send_batch(loop.io, loop.outgoing, n)
+        outgoing.address[i] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
+        outgoing.length[i] = before + HEADER_BYTES + me.payload
+        outgoing.endpoint[i] = loop.aggregator[0]
+    if impair.active(loop.uplink):
+        n, outgoing = impair.impair(loop.uplink, outgoing, n, now, loop.impaired), loop.impaired
+    if loop.way[0] == RAW:
+        frames.send_batch(loop.raw, outgoing, n)
+    else:
+        udp.send_batch(loop.io, outgoing, n)
 
 
 @kernel

@@ -27,23 +27,36 @@ LINGER_S = 1.0
 """How long the child outlives its parent: if that was a rank that died, the others should be told so by name."""
 
 
+SOFTWARE = ("aggregate", "--data-port", "0")
+"""The command of the software aggregator."""
+
+
+def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
+    """The command of what `--aggregator` names: software, p4 (our switch) or bmv2 (simple_switch, with `ports` ports);
+    with -lanes, the program that has one register a lane."""
+    if aggregator == "software":
+        return SOFTWARE
+    switch, _, variant = aggregator.partition("-")
+    program = ("--program", f"switchml_{variant}") if variant else ()
+    return ("control", "--switch", switch, "--ports", str(ports), *program)
+
+
 class ChildAggregator:
-    """A running `switchml aggregate`. `options` are further options of that command.
+    """A running `switchml aggregate` or, with `command`, another control plane. `options` are further options of it.
 
     The child holds one end of a pipe; when ours closes (`stop`, or the death of this process, even by kill -9) it ends.
     Starting does not wait: `address` does, until the child listens.
     """
 
-    def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = ()):
+    def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = (), command: Sequence[str] = SOFTWARE):
         command = [
             sys.executable,
             "-m",
             "host_agent.torch_aggregator",
+            *command,
             "--bind",
             bind,
             "--control-port",
-            "0",
-            "--data-port",
             "0",
             "--events-port",
             "0",
@@ -129,11 +142,13 @@ def _end_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    """The child: `switchml aggregate` with the options of our own command line."""
+    """The child: the subcommand and the options of our own command line; `switchml aggregate` if there are only
+    options."""
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
     from switchml.__main__ import main as command_line
 
-    command_line(["aggregate", *sys.argv[1:]])
+    is_named = sys.argv[1:2] and not sys.argv[1].startswith("-")
+    command_line([*([] if is_named else ["aggregate"]), *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from switchml.errors import SwitchMLError
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("switchml.commands.train:train", "Train a model whose gradients are summed in-network."),
     "aggregate": ("switchml.commands.aggregate:aggregate", "Run the software aggregator."),
+    "control": ("switchml.commands.control:control", "Run the control plane of a P4 switch."),
     "status": ("switchml.commands.status:status", "Show a running aggregator's jobs, pools and counters."),
     "bench": ("switchml.commands.bench:bench", "Measure all-reduces beside Gloo's."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),

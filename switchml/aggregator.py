@@ -115,6 +115,9 @@ class SoftwareDataplane:
     """
 
     kind = "software"
+    buffer_a_rank = False
+    transports = ("shm", "udp", "zmq")
+    mac = 0
 
     def __init__(
         self,
@@ -241,7 +244,7 @@ class SoftwareDataplane:
                 state.endpoints[rank] = udp.endpoint(*address)
         self._rebuild_senders()
 
-    def set_address(self, job_id: int, rank: int, address: tuple[str, int]) -> None:
+    def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
         """v1: a rank's address became known. Raises ConfigError if it belongs to somebody else, KeyError for an unknown
         job."""
 
@@ -268,6 +271,12 @@ class SoftwareDataplane:
 
     def segment(self, job_id: int) -> str:
         return self._jobs[job_id].segment_name
+
+    def link(self, job_id: int, rank: int) -> None:
+        """Agents need nothing but the address."""
+
+    def failed(self) -> dict[int, str]:
+        return {}
 
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job. Ranks count as missing when the round was open at a call at least a

@@ -22,6 +22,9 @@ class ThreadedDataplane:
     """
 
     kind = "software"
+    buffer_a_rank = False
+    transports = ("shm", "udp", "zmq")
+    mac = 0
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class ThreadedDataplane:
                 if address is not None:
                     self._senders[address] = spec.job_id, rank, plane
 
-    def set_address(self, job_id: int, rank: int, address: Address) -> None:
+    def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError if it belongs to somebody else, KeyError for an unknown job."""
         with self._lock:
             plane = self._homes[job_id]
@@ -109,6 +112,12 @@ class ThreadedDataplane:
 
     def segment(self, job_id: int) -> str:
         return self._homes[job_id].segment(job_id)
+
+    def link(self, job_id: int, rank: int) -> None:
+        """Agents need nothing but the address."""
+
+    def failed(self) -> dict[int, str]:
+        return {}
 
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job."""

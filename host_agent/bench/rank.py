@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.agent import TRANSPORTS, WIRES, HostAgent
+from host_agent.agent import WIRES, HostAgent
+from host_agent.reach import TRANSPORTS
 from host_agent.bench.sizes import Case
 from switchml.errors import ConfigError, JobError
 from switchml.jit import compile_once, kernel

@@ -82,16 +82,21 @@ class Comparison:
         return float(np.mean([agent["goodput_bps"] for agent in self.outcomes["switchml"].agents]))
 
 
-def compare(settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None]) -> Comparison:
-    """Train over Gloo and over an aggregator of our own, started with `aggregator_options`, and compare.
+def compare(
+    settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None], aggregator_kind: str
+) -> Comparison:
+    """Train over Gloo and over an aggregator of our own, of a kind that `command_of` knows and started with
+    `aggregator_options`, and compare.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
-    from host_agent.torch_aggregator import ChildAggregator
+    from host_agent.torch_aggregator import ChildAggregator, command_of
 
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
-        aggregator = ChildAggregator(options=aggregator_options)
+        aggregator = ChildAggregator(
+            options=aggregator_options, command=command_of(aggregator_kind, settings.workers)
+        )
         stack.callback(aggregator.stop)
         workers = Workers()
         stack.callback(workers.stop)

@@ -42,6 +42,8 @@ class Settings:
     wire: str = "int32"
     codec: str | None = None
     memory: str | None = None
+    reorder_rate: float = 0.0
+    """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,10 @@ def _train_both(
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
             os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
+            os.environ["SWITCHML_REORDER_RATE"], os.environ["SWITCHML_SEED"] = (
+                str(settings.reorder_rate),
+                str(settings.seed),
+            )
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{folder}/{backend}",

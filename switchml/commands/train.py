@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-AGGREGATORS = ["software"]
+AGGREGATORS = ["p4", "bmv2", "software"]
+MOST_ON_A_SWITCH = 32
 PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 
@@ -31,14 +32,19 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Decides initial parameters, order of images and which packets are lost.",
 )
 @click.option(
-    "--aggregator", type=click.Choice(AGGREGATORS), default="software", show_default=True, help="What sums the packets."
+    "--aggregator",
+    type=click.Choice(AGGREGATORS),
+    default="p4",
+    show_default=True,
+    help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
     "--transport",
-    type=click.Choice(["auto", "shm", "udp", "zmq"]),
+    type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
     default="auto",
     show_default=True,
-    help="How workers reach the aggregator: shared memory (auto, where it can be had), UDP (auto otherwise) or ZeroMQ.",
+    help="How workers reach the aggregator: the software one by shared memory (auto, where it can be had), UDP (auto "
+    "otherwise) or ZeroMQ, a switch by Ethernet frames (auto).",
 )
 @click.option(
     "--wire",
@@ -61,14 +67,14 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     type=PROBABILITY,
     default=0.0,
     show_default=True,
-    help="Share of packets that the aggregator loses, in and out.",
+    help="Share of packets that the aggregator loses, in and out (a switch: by its program's drop simulator).",
 )
 @click.option(
     "--reorder-rate",
     type=PROBABILITY,
     default=0.0,
     show_default=True,
-    help="Share of packets that it delays behind others.",
+    help="Share of packets that are delayed behind others, each way.",
 )
 @click.option(
     "--plot",
@@ -116,15 +122,30 @@ def train(
 
         halves = codecs.parse(codec).name in ("fp16", "bf16")
         codecs.parse_memory(memory or "none")
-    options = ["--seed", str(seed)]
-    if loss_rate or reorder_rate:
-        options += ["--loss-rate", str(loss_rate), "--reorder-rate", str(reorder_rate)]
+    is_software = aggregator == "software"
+    if transport != "auto" and (transport == "frames") == is_software:
+        raise click.UsageError(f"--transport {transport}: the aggregator {aggregator} is not reached that way; use auto")
+    if not is_software and workers > MOST_ON_A_SWITCH:
+        raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
     if transport == "shm" and (loss_rate or reorder_rate):
         raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
-    settings = Settings(workers=workers, steps=steps, batch_size=batch_size, learning_rate=lr, seed=seed,
-                        transport=transport, wire=wire or ("int16" if halves else "int32"), codec=codec, memory=memory)
+    options = ["--loss-rate", str(loss_rate)] if loss_rate else []
+    if is_software:
+        options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate)]
+    settings = Settings(
+        workers=workers,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=lr,
+        seed=seed,
+        transport=transport,
+        wire=wire or ("int16" if halves else "int32"),
+        codec=codec,
+        memory=memory,
+        reorder_rate=0.0 if is_software else reorder_rate,
+    )
     with progress(steps) as show:
-        comparison = runner.compare(settings, options, show)
+        comparison = runner.compare(settings, options, show, aggregator)
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:

@@ -28,10 +28,11 @@ import grpc
 
 from switchml.controller import v2_pb2, v2_pb2_grpc
 from switchml.controller.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
-from switchml.controller.membership import PROTOCOL, Address, Peer, PeerLeft, PeerLost
+from switchml.controller.dataplane import Address, Link
+from switchml.controller.membership import PROTOCOL, Peer, PeerLeft, PeerLost
 from switchml.errors import ConfigError, JoinError
 
-__all__ = ["AggregatorLost", "JobInfo", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "tunnel_addresses"]
+__all__ = ["AggregatorLost", "JobInfo", "Link", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "wait_for"]
 
 log = logging.getLogger("switchml.client")
 
@@ -62,6 +63,8 @@ class JobInfo:
     data_address: Address
     peers: tuple[Peer, ...]
     segment: str
+    link: Link | None = None
+    """For ranks that make their Ethernet frames themselves."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,8 @@ def join(
     payload_bytes: int = 1024,
     wire: int = 0,
     receive_buffer_bytes: int = 0,
+    transport: str = "",
+    mac: int = 0,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
     tls_ca: str | Path | None = None,
@@ -125,7 +130,8 @@ def join(
     """Join a job at the aggregator at `address` ("host:port") and wait until all ranks are in.
 
     `data_address` is where this rank's data packets come from. `slots` is the wanted pool size, 0 for the
-    aggregator's choice. `receive_buffer_bytes` of the data socket bounds the advised window. `secret` defaults to the
+    aggregator's choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` say
+    how packets travel, for a switch that has to know. `secret` defaults to the
     environment's SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. Within
     `timeout_s` an aggregator that can't be reached is tried again; a refusal is final. A silent aggregator is given
     up after `peer_timeout_s`.
@@ -147,6 +153,8 @@ def join(
             receive_buffer_bytes=receive_buffer_bytes,
             host=socket.gethostname(),
             pid=os.getpid(),
+            transport=transport,
+            mac=mac,
         )
     except (TypeError, ValueError) as error:
         raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
@@ -171,14 +179,14 @@ def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float =
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
 
 
-def tunnel_addresses(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> tuple[str, ...]:
-    """Where the ZeroMQ tunnel of the aggregator at `address` listens (io/tunnel.py); empty if it has none. Within
-    `timeout_s` an aggregator that can't be reached is tried again. Raises JoinError.
+def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:
+    """The status of the aggregator at `address`, for who wants to know how to reach it. Within `timeout_s` one that
+    can't be reached is tried again. Raises JoinError.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            return tuple(status(address, tls_ca=tls_ca).tunnel_addresses)
+            return status(address, tls_ca=tls_ca)
         except JoinError as error:
             silent = error.__cause__.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             if time.monotonic() >= deadline or (_is_final(error.__cause__) and not silent):
@@ -212,6 +220,10 @@ def _broke(error: grpc.RpcError) -> bool:
 def _is_final(error: grpc.RpcError) -> bool:
     """True if trying again won't help: the aggregator refused, or the certificate is the wrong one."""
     return not _broke(error) or "SSL_ERROR_SSL" in (error.details() or "")
+
+
+def _fields(message) -> dict[str, object]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
 
 
 def _words(error: grpc.RpcError) -> str:
@@ -389,6 +401,7 @@ class _Link:
             data_address=(started.data_address.ip, started.data_address.port),
             peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
             segment=started.segment,
+            link=Link(**_fields(started.link)) if started.HasField("link") else None,
         )
 
     # The dispatching thread.

@@ -224,6 +224,15 @@ class JobRegistry:
             notices += self._refuse_all(job, Refused(Reason.TIMEOUT, reason))
         return notices
 
+    def fail(self, job_id: int, reason: str) -> list[Notice]:
+        """The data plane lost a job's state: end it, and tell everybody who is in it. Unknown ids are ignored."""
+        job = next((job for job in self.live if job.job_id == job_id), None)
+        if job is None:
+            return []
+        notices: list[Notice] = [(member.ticket, Ended(reason)) for member in job.present]
+        self._end(job, "failed", reason)
+        return notices
+
     def shutdown(self, reason: str) -> list[Notice]:
         """End every job; everybody who is still in one is told `reason`."""
         notices: list[Notice] = []
@@ -310,6 +319,7 @@ class JobRegistry:
         addresses = tuple(job.members[rank].request.address for rank in range(job.world_size))
         self._check_addresses_released(job, addresses)
         slots = self._allocate(job)
+        requests = [job.members[rank].request for rank in range(job.world_size)]
         return JobSpec(
             job_id=next(self._job_ids),
             protocol=PROTOCOL,
@@ -320,6 +330,8 @@ class JobRegistry:
             tag=draw_tag({other.tag for other in self.live}),
             isn=draw_isn(slots),
             wire=job.first.wire,
+            transports=tuple(request.transport for request in requests),
+            macs=tuple(request.mac for request in requests),
         )
 
     def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
@@ -329,13 +341,17 @@ class JobRegistry:
             isn=spec.isn,
             slots=spec.slots,
             window=advised_window(
-                spec.slots, spec.workers, self.dataplane.receive_buffer_bytes, request.receive_buffer_bytes
+                spec.slots,
+                1 if self.dataplane.buffer_a_rank else spec.workers,
+                self.dataplane.receive_buffer_bytes,
+                request.receive_buffer_bytes,
             ),
             payload_bytes=spec.payload_bytes,
             wire=spec.wire,
             data_address=self.dataplane.address_for(spec.addresses[0]),
             peers=peers,
             segment=self.dataplane.segment(spec.job_id),
+            link=self.dataplane.link(spec.job_id, request.rank),
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from switchml.controller.dataplane import Address
+from switchml.controller.dataplane import Address, Link
 from switchml.errors import JoinError
 from switchml.packet import SIZE_CODE_OF, V2_MAX_WORKERS, WIRE_DTYPES
 
@@ -64,6 +64,8 @@ class JoinRequest:
     timeout_s: float = 0.0
     host: str = ""
     pid: int = 0
+    transport: str = ""
+    mac: int = 0
 
     @property
     def who(self) -> str:
@@ -98,6 +100,8 @@ class JoinRequest:
             raise Refused(Reason.INVALID, f"wire format {self.wire}: expected one of {sorted(WIRE_DTYPES)}")
         if not 0 <= self.timeout_s < 1e6:
             raise Refused(Reason.INVALID, f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
+        if not 0 <= self.mac < 1 << 48:
+            raise Refused(Reason.INVALID, f"MAC address {self.mac:x}: expected one of 48 bits")
         check_address(self.address)
 
 
@@ -128,7 +132,7 @@ class Peer:
 @dataclass(frozen=True)
 class Started:
     """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
-    this event. `segment`: see `Dataplane.segment`.
+    this event. `segment`, `link`: see `Dataplane`.
     """
 
     job_id: int
@@ -141,6 +145,7 @@ class Started:
     data_address: Address
     peers: tuple[Peer, ...]
     segment: str = ""
+    link: Link | None = None
 
 
 @dataclass(frozen=True)

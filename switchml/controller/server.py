@@ -54,14 +54,14 @@ MAX_REQUEST_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel.
-    `metrics` is None if that page is off.
+    """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel, None
+    for a data plane that has none. `metrics` is None if that page is off.
     """
 
     control: Address
     data: Address
     events: Address
-    tunnel: Address
+    tunnel: Address | None
     metrics: Address | None
 
 
@@ -169,14 +169,14 @@ class Controller:
             control = (self._bind, self._open_control_port(server))
             self._publisher = EventPublisher(self._bind, self._choose_port(self._events_port, 1))
             self._monitor.events_address = "{}:{}".format(*self._publisher.address)
-            tunnel_port = self._choose_port(self._tunnel_port, 2)
-            tunnel = TunnelServer(
-                self._dataplane.address,
-                bind=self._bind,
-                port=tunnel_port,
-                address_for=self._dataplane.address_for,
-            )
-            self._monitor.tunnel_addresses = tunnel.addresses
+            if "zmq" in self._dataplane.transports:
+                tunnel = TunnelServer(
+                    self._dataplane.address,
+                    bind=self._bind,
+                    port=self._choose_port(self._tunnel_port, 2),
+                    address_for=self._dataplane.address_for,
+                )
+                self._monitor.tunnel_addresses = tunnel.addresses
             if self._metrics_port is not None:
                 page = metrics.serve(self._bind, self._metrics_port, self._status_from_any_thread)
             await server.start()
@@ -189,7 +189,7 @@ class Controller:
                     control=control,
                     data=self._dataplane.address,
                     events=self._publisher.address,
-                    tunnel=tunnel.address,
+                    tunnel=tunnel.address if tunnel else None,
                     metrics=page.address if page else None,
                 )
             )
@@ -246,6 +246,9 @@ class Controller:
                 log.exception("%s failed", work.__name__)
 
     def _expire(self, now: float) -> None:
+        for job_id, reason in self._dataplane.failed().items():
+            self._jobs.deliver(self._registry.fail(job_id, reason))
+            self._sessions.fail(job_id, reason)
         self._jobs.deliver(self._registry.expire(now))
 
     def _sample(self, now: float) -> None:

@@ -125,6 +125,8 @@ def from_wire(request: v2_pb2.JoinRequest) -> JoinRequest:
         timeout_s=request.timeout_s,
         host=host,
         pid=request.pid,
+        transport=request.transport,
+        mac=request.mac,
     )
 
 
@@ -147,6 +149,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
                 data_address=v2_pb2.Address(ip=ip, port=port),
                 peers=peers,
                 segment=event.segment,
+                link=v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
             )
         )
     if isinstance(event, PeerLost):

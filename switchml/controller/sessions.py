@@ -108,6 +108,11 @@ class V1Sessions:
             elif now - session.last_active >= self.idle_timeout_s:
                 self._end(session, f"idle for {self.idle_timeout_s:g} s")
 
+    def fail(self, job_id: int, reason: str) -> None:
+        """The data plane lost a session's state. v1 has no way to tell its hosts."""
+        for session in [session for session in self.live.values() if session.job_id == job_id]:
+            self._end(session, reason)
+
     def shutdown(self, reason: str) -> None:
         for session in list(self.live.values()):
             self._end(session, reason)
@@ -135,7 +140,9 @@ class V1Sessions:
         session = V1Session(
             session_id, next(self._job_ids), workers, payload_bytes, now, now, addresses, [mac] + [0] * (workers - 1)
         )
-        self.dataplane.start_job(JobSpec(session.job_id, 1, workers, V1_SLOTS, payload_bytes, tuple(addresses)))
+        self.dataplane.start_job(
+            JobSpec(session.job_id, 1, workers, V1_SLOTS, payload_bytes, tuple(addresses), macs=tuple(session.macs))
+        )
         self.live[session_id] = session
         self._journal(
             "job_started",
@@ -180,7 +187,7 @@ class V1Sessions:
                 "v1 needs an IPv4 address a worker",
             )
         self._take_over(address, but=session)
-        self.dataplane.set_address(session.job_id, rank, address)
+        self.dataplane.set_address(session.job_id, rank, address, mac)
         session.addresses[rank], session.macs[rank], session.last_active = address, mac, now
         return session
 

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswitchml/controller/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\x8a\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\xd6\x01\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x0f\n\x07segment\x18\n \x01(\t\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x0f\n\rStatusRequest\"\x86\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\x94\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cswitchml/controller/v2.proto\x12\x0bswitchml.v2\"#\n\x07\x41\x64\x64ress\x12\n\n\x02ip\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\r\"\xaa\x02\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04rank\x18\x03 \x01(\r\x12\x12\n\nworld_size\x18\x04 \x01(\r\x12\x0e\n\x06secret\x18\x05 \x01(\t\x12*\n\x0c\x64\x61ta_address\x18\x06 \x01(\x0b\x32\x14.switchml.v2.Address\x12\r\n\x05slots\x18\x07 \x01(\r\x12\x15\n\rpayload_bytes\x18\x08 \x01(\r\x12\x0c\n\x04wire\x18\t \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\n \x01(\x04\x12\x11\n\ttimeout_s\x18\x0b \x01(\x01\x12\x0c\n\x04host\x18\x0c \x01(\t\x12\x0b\n\x03pid\x18\r \x01(\r\x12\x11\n\ttransport\x18\x0e \x01(\t\x12\x0b\n\x03mac\x18\x0f \x01(\x04\"\xe0\x01\n\x08JobEvent\x12%\n\x06joined\x18\x01 \x01(\x0b\x32\x13.switchml.v2.JoinedH\x00\x12\'\n\x07started\x18\x02 \x01(\x0b\x32\x14.switchml.v2.StartedH\x00\x12*\n\tpeer_lost\x18\x03 \x01(\x0b\x32\x15.switchml.v2.PeerLostH\x00\x12*\n\tpeer_left\x18\x04 \x01(\x0b\x32\x15.switchml.v2.PeerLeftH\x00\x12#\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x12.switchml.v2.EndedH\x00\x42\x07\n\x05\x65vent\"\x17\n\x06Joined\x12\r\n\x05token\x18\x01 \x01(\t\"\xf7\x01\n\x07Started\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0b\n\x03tag\x18\x02 \x01(\r\x12\x0b\n\x03isn\x18\x03 \x01(\r\x12\r\n\x05slots\x18\x04 \x01(\r\x12\x0e\n\x06window\x18\x05 \x01(\r\x12\x15\n\rpayload_bytes\x18\x06 \x01(\r\x12\x0c\n\x04wire\x18\x07 \x01(\r\x12*\n\x0c\x64\x61ta_address\x18\x08 \x01(\x0b\x32\x14.switchml.v2.Address\x12 \n\x05peers\x18\t \x03(\x0b\x32\x11.switchml.v2.Peer\x12\x1f\n\x04link\x18\x0b \x01(\x0b\x32\x11.switchml.v2.Link\x12\x0f\n\x07segment\x18\n \x01(\t\"6\n\x04Link\x12\r\n\x05where\x18\x01 \x01(\t\x12\x0b\n\x03mac\x18\x02 \x01(\x04\x12\x12\n\nswitch_mac\x18\x03 \x01(\x04\"/\n\x04Peer\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\r\")\n\x08PeerLost\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x08PeerLeft\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x17\n\x05\x45nded\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1d\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\"\x0c\n\nLeaveReply\"\x0f\n\rStatusRequest\"\x86\x03\n\x0bStatusReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12/\n\tdataplane\x18\x03 \x01(\x0b\x32\x1c.switchml.v2.DataplaneStatus\x12\x16\n\x0e\x65vents_address\x18\x04 \x01(\t\x12\x36\n\x07refused\x18\x05 \x03(\x0b\x32%.switchml.v2.StatusReply.RefusedEntry\x12\x34\n\x06totals\x18\x06 \x03(\x0b\x32$.switchml.v2.StatusReply.TotalsEntry\x12$\n\x04jobs\x18\x07 \x03(\x0b\x32\x16.switchml.v2.JobStatus\x12\x18\n\x10tunnel_addresses\x18\x08 \x03(\t\x1a.\n\x0cRefusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0bTotalsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xc5\x01\n\x0f\x44\x61taplaneStatus\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x02 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x15\n\rslot_capacity\x18\x03 \x01(\r\x12\x17\n\x0fslots_allocated\x18\x04 \x01(\r\x12\x1c\n\x14receive_buffer_bytes\x18\x05 \x01(\x04\x12\x12\n\ntransports\x18\x06 \x03(\t\x12\x0b\n\x03mac\x18\x07 \x01(\x04\x12\x0e\n\x06switch\x18\x08 \x01(\t\"\x95\x02\n\tJobStatus\x12\x0e\n\x06job_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x10\n\x08protocol\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\r\n\x05\x61ge_s\x18\x07 \x01(\x01\x12\r\n\x05slots\x18\x08 \x01(\r\x12\x14\n\x0cslots_in_use\x18\t \x01(\r\x12\x15\n\rpayload_bytes\x18\n \x01(\r\x12\x0c\n\x04wire\x18\x0b \x01(\r\x12\x0f\n\x07missing\x18\x0c \x03(\r\x12\x13\n\x0bgoodput_bps\x18\r \x01(\x01\x12&\n\x05ranks\x18\x0e \x03(\x0b\x32\x17.switchml.v2.RankStatus\"\xb6\x02\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05state\x18\x02 \x01(\t\x12%\n\x07\x61\x64\x64ress\x18\x03 \x01(\x0b\x32\x14.switchml.v2.Address\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0b\n\x03pid\x18\x05 \x01(\r\x12\x37\n\x08\x63ounters\x18\x06 \x03(\x0b\x32%.switchml.v2.RankStatus.CountersEntry\x12\x31\n\x05rates\x18\x07 \x03(\x0b\x32\".switchml.v2.RankStatus.RatesEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a,\n\nRatesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32\xc4\x01\n\x04Jobs\x12;\n\x04Join\x12\x18.switchml.v2.JoinRequest\x1a\x15.switchml.v2.JobEvent\"\x00\x30\x01\x12=\n\x05Leave\x12\x19.switchml.v2.LeaveRequest\x1a\x17.switchml.v2.LeaveReply\"\x00\x12@\n\x06Status\x12\x1a.switchml.v2.StatusRequest\x1a\x18.switchml.v2.StatusReply\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,43 +32,45 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_ADDRESS']._serialized_start=45
   _globals['_ADDRESS']._serialized_end=80
   _globals['_JOINREQUEST']._serialized_start=83
-  _globals['_JOINREQUEST']._serialized_end=349
-  _globals['_JOBEVENT']._serialized_start=352
-  _globals['_JOBEVENT']._serialized_end=576
-  _globals['_JOINED']._serialized_start=578
-  _globals['_JOINED']._serialized_end=601
-  _globals['_STARTED']._serialized_start=604
-  _globals['_STARTED']._serialized_end=818
-  _globals['_PEER']._serialized_start=820
-  _globals['_PEER']._serialized_end=867
-  _globals['_PEERLOST']._serialized_start=869
-  _globals['_PEERLOST']._serialized_end=910
-  _globals['_PEERLEFT']._serialized_start=912
-  _globals['_PEERLEFT']._serialized_end=953
-  _globals['_ENDED']._serialized_start=955
-  _globals['_ENDED']._serialized_end=978
-  _globals['_LEAVEREQUEST']._serialized_start=980
-  _globals['_LEAVEREQUEST']._serialized_end=1009
-  _globals['_LEAVEREPLY']._serialized_start=1011
-  _globals['_LEAVEREPLY']._serialized_end=1023
-  _globals['_STATUSREQUEST']._serialized_start=1025
-  _globals['_STATUSREQUEST']._serialized_end=1040
-  _globals['_STATUSREPLY']._serialized_start=1043
-  _globals['_STATUSREPLY']._serialized_end=1433
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1340
-  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1386
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1388
-  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1433
-  _globals['_DATAPLANESTATUS']._serialized_start=1436
-  _globals['_DATAPLANESTATUS']._serialized_end=1584
-  _globals['_JOBSTATUS']._serialized_start=1587
-  _globals['_JOBSTATUS']._serialized_end=1864
-  _globals['_RANKSTATUS']._serialized_start=1867
-  _globals['_RANKSTATUS']._serialized_end=2177
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2084
-  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2131
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2133
-  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2177
-  _globals['_JOBS']._serialized_start=2180
-  _globals['_JOBS']._serialized_end=2376
+  _globals['_JOINREQUEST']._serialized_end=381
+  _globals['_JOBEVENT']._serialized_start=384
+  _globals['_JOBEVENT']._serialized_end=608
+  _globals['_JOINED']._serialized_start=610
+  _globals['_JOINED']._serialized_end=633
+  _globals['_STARTED']._serialized_start=636
+  _globals['_STARTED']._serialized_end=883
+  _globals['_LINK']._serialized_start=885
+  _globals['_LINK']._serialized_end=939
+  _globals['_PEER']._serialized_start=941
+  _globals['_PEER']._serialized_end=988
+  _globals['_PEERLOST']._serialized_start=990
+  _globals['_PEERLOST']._serialized_end=1031
+  _globals['_PEERLEFT']._serialized_start=1033
+  _globals['_PEERLEFT']._serialized_end=1074
+  _globals['_ENDED']._serialized_start=1076
+  _globals['_ENDED']._serialized_end=1099
+  _globals['_LEAVEREQUEST']._serialized_start=1101
+  _globals['_LEAVEREQUEST']._serialized_end=1130
+  _globals['_LEAVEREPLY']._serialized_start=1132
+  _globals['_LEAVEREPLY']._serialized_end=1144
+  _globals['_STATUSREQUEST']._serialized_start=1146
+  _globals['_STATUSREQUEST']._serialized_end=1161
+  _globals['_STATUSREPLY']._serialized_start=1164
+  _globals['_STATUSREPLY']._serialized_end=1554
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_start=1461
+  _globals['_STATUSREPLY_REFUSEDENTRY']._serialized_end=1507
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_start=1509
+  _globals['_STATUSREPLY_TOTALSENTRY']._serialized_end=1554
+  _globals['_DATAPLANESTATUS']._serialized_start=1557
+  _globals['_DATAPLANESTATUS']._serialized_end=1754
+  _globals['_JOBSTATUS']._serialized_start=1757
+  _globals['_JOBSTATUS']._serialized_end=2034
+  _globals['_RANKSTATUS']._serialized_start=2037
+  _globals['_RANKSTATUS']._serialized_end=2347
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_start=2254
+  _globals['_RANKSTATUS_COUNTERSENTRY']._serialized_end=2301
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_start=2303
+  _globals['_RANKSTATUS_RATESENTRY']._serialized_end=2347
+  _globals['_JOBS']._serialized_start=2350
+  _globals['_JOBS']._serialized_end=2546
 # @@protoc_insertion_point(module_scope)

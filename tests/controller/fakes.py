@@ -14,9 +14,13 @@ from switchml.errors import ConfigError
 
 
 class FakeDataplane:
-    """Implements `Dataplane`. `jobs[job_id]` is the JobSpec; a test may set `counts[job_id]` and `missing[job_id]`."""
+    """Implements `Dataplane`. `jobs[job_id]` is the JobSpec; a test may set `counts[job_id]`, `missing[job_id]` and
+    `broken[job_id]`."""
 
     kind = "fake"
+    buffer_a_rank = False
+    transports = ("udp", "zmq")
+    mac = 0
 
     def __init__(
         self, slot_capacity: int = 65536, receive_buffer_bytes: int = 0, address: tuple[str, int] = ("127.0.0.1", 48864)
@@ -28,6 +32,7 @@ class FakeDataplane:
         self.addresses: dict[int, list[tuple[str, int] | None]] = {}
         self.counts: dict[int, list[dict[str, int]]] = {}
         self.missing: dict[int, tuple[int, ...]] = {}
+        self.broken: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @property
@@ -48,7 +53,7 @@ class FakeDataplane:
             self.addresses[spec.job_id] = list(spec.addresses)
             self.counts[spec.job_id] = [dict.fromkeys(COUNTERS, 0) for _ in range(spec.workers)]
 
-    def set_address(self, job_id: int, rank: int, address: tuple[str, int]) -> None:
+    def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
         self.addresses[job_id][rank] = address
 
     def stop_job(self, job_id: int) -> None:
@@ -58,6 +63,12 @@ class FakeDataplane:
 
     def segment(self, job_id: int) -> str:
         return ""
+
+    def link(self, job_id: int, rank: int) -> None:
+        pass
+
+    def failed(self) -> dict[int, str]:
+        return dict(self.broken)
 
     def counters(self, job_id: int) -> JobCounters:
         if job_id not in self.jobs:

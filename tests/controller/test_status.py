@@ -61,6 +61,9 @@ def test_json_has_everything(busy):
         "slot_capacity": 65536,
         "slots_allocated": 64,
         "receive_buffer_bytes": 0,
+        "transports": ["udp", "zmq"],
+        "mac": 0,
+        "switch": "",
     }
     assert reply["refused"] == {"refused_address": 3} and reply["totals"]["accepted"] == 12
     assert reply["events_address"] == "{}:{}".format(*busy.addresses.events)

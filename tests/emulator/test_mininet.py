@@ -51,8 +51,8 @@ NETWORK = '''
     try:
         net.start()
         switch, h1, h2 = net.get("s1", "h1", "h2")
-        from emulator.bmv2.thrift.client import Client
-        from emulator.bmv2.thrift.protocol import Record
+        from switchml.thrift.client import Client
+        from switchml.thrift.protocol import Record
         with Client("127.0.0.1", switch.thrift_port) as control:
             for n, host in ((1, h1), (2, h2)):
                 key = [Record(type=1, lpm=Record(key=bytes([10, 0, n, 0]), prefix_length=24))]

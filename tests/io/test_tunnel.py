@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total, until
 
 from host_agent import agent as agents_module
+from switchml.controller import v2_pb2
 from switchml.controller.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.io import libc, tunnel, udp
@@ -427,7 +428,7 @@ def test_an_agent_that_leaves_frees_its_tunnel(aggregator):
 
 
 def test_an_aggregator_without_a_tunnel(aggregator, monkeypatch):
-    monkeypatch.setattr("switchml.controller.client.tunnel_addresses", lambda *_, **__: ())
+    monkeypatch.setattr("switchml.controller.client.wait_for", lambda *_, **__: v2_pb2.StatusReply())
     with pytest.raises(JoinError, match="has no ZeroMQ tunnel"):
         join_all(aggregator.address, 1, job="none", transport="zmq")
 

@@ -13,7 +13,10 @@ from typing import Any
 
 from emulator.bmv2.device import Device
 from emulator.bmv2.thrift.multicast import SimplePreLag
-from emulator.bmv2.thrift.protocol import (
+from emulator.bmv2.thrift.simple_switch import SimpleSwitch
+from emulator.bmv2.thrift.standard import Standard
+from switchml.errors import ConfigError, ControlError, SwitchMLError
+from switchml.thrift.protocol import (
     APPLICATION_ERROR,
     BAD_MESSAGE_KIND,
     CALL,
@@ -30,10 +33,7 @@ from emulator.bmv2.thrift.protocol import (
     read_message,
     write_message,
 )
-from emulator.bmv2.thrift.services import interface
-from emulator.bmv2.thrift.simple_switch import SimpleSwitch
-from emulator.bmv2.thrift.standard import Standard
-from switchml.errors import ConfigError, ControlError, SwitchMLError
+from switchml.thrift.services import interface
 
 log = logging.getLogger("switchml.bmv2")
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.thrift.protocol import Record
 from switchml.errors import ControlError
+from switchml.thrift.protocol import Record
 
 
 class SimpleSwitch:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from emulator.bmv2.device import Device
-from emulator.bmv2.thrift.protocol import Record
 from emulator.bmv2.thrift.tables import TableCalls, counter_to_wire, rates_from_wire, rates_to_wire
 from emulator.bmv2.values import n_bytes
 from switchml.errors import ControlError
+from switchml.thrift.protocol import Record
 
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
 """Where the program keeps what each ResourceType names."""

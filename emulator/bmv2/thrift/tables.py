@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from emulator.bmv2 import ir
 from emulator.bmv2.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember, table_error
 from emulator.bmv2.tables import Entry, MatchTable
-from emulator.bmv2.thrift.protocol import Record
 from emulator.bmv2.values import n_bytes
 from switchml.errors import ControlError
+from switchml.thrift.protocol import Record
 
 if TYPE_CHECKING:
     from emulator.bmv2.device import Device

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from emulator.bmv2.ports.pcap import PcapReader
-from emulator.bmv2.thrift.client import Client
+from switchml.thrift.client import Client
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = ROOT / "tests" / "programs"

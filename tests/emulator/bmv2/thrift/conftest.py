@@ -7,8 +7,8 @@ import pytest
 from emulator.bmv2.device import Device
 from emulator.bmv2.ports.files import FilePorts
 from emulator.bmv2.switch import Switch
-from emulator.bmv2.thrift.client import Client
 from emulator.bmv2.thrift.server import ThriftServer
+from switchml.thrift.client import Client
 
 
 @pytest.fixture

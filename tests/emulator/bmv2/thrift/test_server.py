@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
-from emulator.bmv2.thrift.client import Client
-from emulator.bmv2.thrift.protocol import MAX_BYTES, VERSION_1, Record
-from emulator.bmv2.thrift.services import interface
 from switchml.errors import ConfigError, ControlError
+from switchml.thrift.client import Client
+from switchml.thrift.protocol import MAX_BYTES, VERSION_1, Record
+from switchml.thrift.services import interface
 
 
 def exact(*values: bytes) -> list[Record]:

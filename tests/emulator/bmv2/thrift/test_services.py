@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from emulator.bmv2.thrift.services import interface
+from switchml.thrift.services import interface
 
 STUBS = {
     "standard": "bm_runtime.standard.Standard",

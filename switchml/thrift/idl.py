@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from emulator.bmv2.thrift.protocol import BASE_TYPES, Field, ListOf, MapOf, Record, Struct
+from switchml.thrift.protocol import BASE_TYPES, Field, ListOf, MapOf, Record, Struct
 
 _CALL = re.compile(r"(\w+)\((.*)\)(?: -> (\S+))?(?: ! (\w+))?$")
 

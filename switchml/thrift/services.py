@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from emulator.bmv2.thrift.idl import Interface
+from switchml.thrift.idl import Interface
 
 STANDARD = """
 type Handle i32

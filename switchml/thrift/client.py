@@ -7,9 +7,12 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from typing import Any
 
-from emulator.bmv2.thrift.protocol import (
+from switchml.errors import ControlError
+from switchml.thrift.idl import Call
+from switchml.thrift.protocol import (
     APPLICATION_ERROR,
     CALL,
     EXCEPTION,
@@ -19,8 +22,10 @@ from emulator.bmv2.thrift.protocol import (
     read_message,
     write_message,
 )
-from emulator.bmv2.thrift.services import interface
-from switchml.errors import ControlError
+from switchml.thrift.services import interface
+
+MOST_AHEAD = 128
+"""Calls under way at once: few enough that neither side's socket buffer fills up while the other one writes."""
 
 
 class Client:
@@ -35,12 +40,34 @@ class Client:
 
     def call(self, service: str, name: str, /, **arguments: Any) -> Any:
         """Make a call; gives its result back. Structs are given and come as Records. Raises ControlError if the switch
-        refuses (its `operation` and `code` are BMv2's), EOFError if it goes away."""
+        refuses (its `operation` and `code` are BMv2's), EOFError if it goes away, ProtocolError if it sends nonsense.
+        """
+        return self.calls(service, name, [arguments])[0]
+
+    def calls(self, service: str, name: str, many: Sequence[dict[str, Any]]) -> list[Any]:
+        """Make the same call with different arguments, without waiting for one answer before the next question; the
+        results in order. Raises as `call` does, with the first refusal, once all answers have come."""
         call = self.interface.services[service][name]
-        self._sequence += 1
-        out = write_message(Message(CALL, f"{service}:{name}", self._sequence))
-        call.arguments.write(out, Record(**arguments))
-        self._socket.sendall(out)
+        results: list[Any] = []
+        refusal: ControlError | None = None
+        for start in range(0, len(many), MOST_AHEAD):
+            part = many[start : start + MOST_AHEAD]
+            out = bytearray()
+            for arguments in part:
+                self._sequence += 1
+                out += write_message(Message(CALL, f"{service}:{name}", self._sequence))
+                call.arguments.write(out, Record(**arguments))
+            self._socket.sendall(out)
+            for _ in part:
+                try:
+                    results.append(self._answer(call, name))
+                except ControlError as error:
+                    refusal = refusal or error
+            if refusal is not None:
+                raise refusal
+        return results
+
+    def _answer(self, call: Call, name: str) -> Any:
         reader = Reader(self._file.read)
         if read_message(reader).kind == EXCEPTION:
             raise ControlError("Thrift", "ERROR", APPLICATION_ERROR.read(reader).message)
