@@ -6,18 +6,22 @@ changes, but not when a function that it calls, in another file, does; so the ca
 state of all kernel sources, under the user's cache directory (SWITCHML_CACHE_DIR overrides).
 """
 
+import contextlib
 import functools
 import hashlib
 import os
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numba
 from filelock import FileLock
 
-_KEPT = 6
-"""States of the sources whose kernels stay on disk."""
+_CACHE_DIR_LOCK = threading.Lock()
+_KEPT_S = 14 * 86400
+"""How long kernels stay on disk that nobody uses. Nothing younger goes: another checkout may be at work with it."""
 
 
 def cache_root() -> Path:
@@ -38,18 +42,20 @@ def _directory(package: str) -> Path:
             if b"@kernel" in text or b"@intrinsic" in text:
                 digest.update(str(path.relative_to(here.parent)).encode() + text)
     directory = cache_root() / "kernels" / f"{package}-{digest.hexdigest()[:16]}"
-    if not directory.exists():
+    if directory.exists():
+        with contextlib.suppress(OSError):  # a cache that is not ours to write
+            os.utime(directory)
+    else:
         _prune(directory.parent)
     return directory
 
 
 def _prune(parent: Path) -> None:
-    try:
-        old = sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)[_KEPT:]
-    except OSError:
-        return  # nothing there yet, or another process is pruning too
-    for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+    """Remove what nobody has used for a while; `_directory` dates what is used."""
+    with contextlib.suppress(OSError):  # nothing there yet, or another process is pruning too
+        for path in parent.iterdir():
+            if path.stat().st_mtime < time.time() - _KEPT_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def kernel(function=None, *, inline=False, **options):
@@ -59,11 +65,12 @@ def kernel(function=None, *, inline=False, **options):
         return functools.partial(kernel, inline=inline, **options)
     if inline:
         return numba.njit(inline="always", **options)(function)
-    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_directory(function.__module__.partition(".")[0]))
-    try:
-        return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
-    finally:
-        numba.config.CACHE_DIR = before
+    with _CACHE_DIR_LOCK:  # modules may be imported by several threads
+        before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(_directory(function.__module__.partition(".")[0]))
+        try:
+            return numba.njit(nogil=True, cache=True, error_model="numpy", **options)(function)
+        finally:
+            numba.config.CACHE_DIR = before
 
 
 def compile_once(entry, *arguments) -> None:
