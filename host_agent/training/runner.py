@@ -58,6 +58,7 @@ class Comparison:
 
     @property
     def max_param_diff(self) -> float:
+        """Between the two phases, if there were two."""
         first, second = (self.outcomes[backend].parameters for backend in BACKENDS)
         return float(np.abs(first - second).max())
 
@@ -85,8 +86,8 @@ class Comparison:
 def compare(
     settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None], aggregator_kind: str
 ) -> Comparison:
-    """Train over Gloo and over an aggregator of our own, of a kind that `command_of` knows and started with
-    `aggregator_options`, and compare.
+    """Train over every backend of `settings`, `switchml` by an aggregator of our own, of a kind that `command_of` knows
+    and started with `aggregator_options`, and compare.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
     from host_agent.torch_aggregator import ChildAggregator, command_of
@@ -94,9 +95,7 @@ def compare(
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
-        aggregator = ChildAggregator(
-            options=aggregator_options, command=command_of(aggregator_kind, settings.workers)
-        )
+        aggregator = ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
         stack.callback(aggregator.stop)
         workers = Workers()
         stack.callback(workers.stop)
@@ -104,7 +103,7 @@ def compare(
         # The aggregator gets ready while the workers are at Gloo; who waits for it must not keep us from following
         # them.
         threading.Thread(target=workers.tell_address, args=(aggregator,), daemon=True).start()
-        results: dict[str, list[PhaseResult]] = {backend: [] for backend in BACKENDS}
+        results: dict[str, list[PhaseResult]] = {backend: [] for backend in settings.backends}
         seconds_to_first_step = 0.0
         for message in workers.messages(watch=lambda: _check_alive(aggregator)):
             if isinstance(message, Step):
@@ -112,7 +111,7 @@ def compare(
                 on_step(message)
             else:
                 results[message.backend].append(message)
-        outcomes = {backend: _combine(backend, results[backend]) for backend in BACKENDS}
+        outcomes = {backend: _combine(backend, results[backend]) for backend in settings.backends}
         return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
 
 

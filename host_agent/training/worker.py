@@ -42,6 +42,7 @@ class Settings:
     wire: str = "int32"
     codec: str | None = None
     memory: str | None = None
+    backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
 
@@ -129,7 +130,7 @@ def _train_both(
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # all workers run here; the host's own name need not even resolve
-    for backend in BACKENDS:
+    for backend in settings.backends:
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
             os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
