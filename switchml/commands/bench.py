@@ -9,6 +9,7 @@ from switchml.__main__ import LazyGroup
 COMMANDS: dict[str, tuple[str, str]] = {
     "allreduce": ("switchml.commands.bench_allreduce:allreduce", "Several ranks on this machine's cores."),
     "network": ("switchml.commands.bench_network:network", "Hosts on slow links, in network namespaces (root)."),
+    "codecs": ("switchml.commands.bench_codecs:codecs", "Gradient codecs, beside SZ3, ZFP and torch's."),
     "switch": ("switchml.commands.bench_switch:switch", "The P4 switch: packets a second on one core."),
 }
 

@@ -1,0 +1,191 @@
+"""`switchml bench codecs`, as a table, as one JSON object and as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+from host_agent.bench.codecs import Measured, Report
+from switchml.errors import ConfigError
+
+COLOURS = {
+    "sum": "#1b6ca8",
+    "vote": "#5aa469",
+    "sparse-sum": "#8e5ea2",
+    "gather": "#e0a030",
+    "theirs": "#888888",
+}
+
+
+def print_table(report: Report) -> None:
+    """The table for people, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=_title(report), title_justify="left", title_style="bold", pad_edge=False)
+    for name in ("codec", "aggregation"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror", "relative\nL2 error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(f"sent, received kB\n({report.workers} ranks)", justify="right", no_wrap=True)
+    table.add_column("pays below\nMbit/s", justify="right", no_wrap=True)
+    theirs = False
+    for each in report.measured:
+        if not each.ours and not theirs:
+            table.add_section()
+            theirs = True
+        table.add_row(*_cells(each))
+    for rival in report.missing:
+        table.add_row(rival.name, f"({rival.reason})")
+    console = Console(highlight=False)
+    # Wider than a narrow terminal, or none: a table whose figures are cut off would be of no use.
+    console.width = max(console.width, 120)
+    console.print(table)
+
+
+def _cells(each: Measured) -> list[str]:
+    compress, decompress = each.rate(each.compress_s), each.rate(each.decompress_s)
+    traffic = "" if each.sent_bytes is None else f"{each.sent_bytes / 1e3:,.0f}  {each.received_bytes / 1e3:,.0f}"
+    return [
+        each.name,
+        each.aggregation,
+        f"{each.ratio:.2f}",
+        f"{compress / 1e6:,.0f}" if compress else "",
+        f"{decompress / 1e6:,.0f}" if decompress else "(both)",
+        f"{each.max_error:.2g}",
+        f"{each.relative_error:.2g}",
+        traffic,
+        f"{each.pays_below_bps / 1e6:,.0f}",
+    ]
+
+
+def _title(report: Report) -> str:
+    n = report.tensor.values.size
+    return f"{report.tensor.told}: {n:,} float32, {4 * n / 1e6:.1f} MB; one core; bound {report.bound:g} of the range"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Rates in bytes of the float32 tensor a second; errors of one payload after decoding."""
+    return {
+        "tensor": report.tensor.told,
+        "elements": int(report.tensor.values.size),
+        "workers": report.workers,
+        "bound": report.bound,
+        "ratio": report.ratio,
+        "codecs": [
+            {
+                "name": each.name,
+                "ours": each.ours,
+                "aggregation": each.aggregation,
+                "ratio": each.ratio,
+                "payload_bytes": each.payload_bytes,
+                "compress_bytes_per_s": each.rate(each.compress_s),
+                "decompress_bytes_per_s": each.rate(each.decompress_s),
+                "max_error": each.max_error,
+                "relative_l2_error": each.relative_error,
+                "sent_bytes": each.sent_bytes,
+                "received_bytes": each.received_bytes,
+                "pays_below_bps": each.pays_below_bps,
+                "note": each.note,
+            }
+            for each in report.measured
+        ],
+        "missing": [{"name": rival.name, "reason": rival.reason} for rival in report.missing],
+    }
+
+
+def require_plot() -> None:
+    """Raises ConfigError if no picture can be drawn here."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'switchml[plot]'")
+
+
+def draw(report: Report, path: Path) -> None:
+    """Ratio against error, and speed: a picture (.png), or a page that holds it as SVG (.html)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 7.5), width_ratios=(3, 2))
+    _draw_errors(left, report.measured)
+    _draw_speeds(right, report.measured)
+    figure.suptitle(_title(report), fontsize=10)
+    figure.tight_layout()
+    try:
+        if path.suffix == ".png":
+            figure.savefig(path, dpi=110)
+        else:
+            picture = io.StringIO()
+            figure.savefig(picture, format="svg")
+            svg = picture.getvalue()
+            path.write_text(_PAGE.format(svg=svg[svg.index("<svg") :]), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><title>switchml bench codecs</title>
+<style>body {{ font: 14px sans-serif; margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
+</head><body><h1>switchml bench codecs</h1>
+{svg}
+</body></html>
+"""
+
+
+def _kind(each: Measured) -> str:
+    return each.aggregation if each.ours else "theirs"
+
+
+def _short(each: Measured) -> str:
+    return each.name.partition(":")[0]
+
+
+def _draw_errors(axes, measured: list[Measured]) -> None:
+    """Sign codecs, which decode to a direction, and what changes nothing are left away."""
+    shown = [each for each in measured if each.aggregation != "vote" and each.relative_error > 0]
+    for kind, colour in COLOURS.items():
+        some = [each for each in shown if _kind(each) == kind]
+        if some:
+            axes.scatter([e.ratio for e in some], [e.relative_error for e in some], color=colour, s=36, label=kind)
+    left = sorted(shown, key=lambda each: each.relative_error)
+    for place, each in enumerate(left):
+        up = place % 2 == 0
+        axes.annotate(
+            _short(each),
+            (each.ratio, each.relative_error),
+            textcoords="offset points",
+            xytext=(6, 4 if up else -10),
+            fontsize=8,
+        )
+    axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
+    axes.set_title("size and error")
+    axes.grid(alpha=0.3)
+    axes.legend(title="how ranks' payloads meet")
+
+
+def _draw_speeds(axes, measured: list[Measured]) -> None:
+    shown = measured[::-1]
+    places = range(len(shown))
+    axes.barh(
+        [p + 0.2 for p in places],
+        [(e.rate(e.compress_s) or 0) / 1e6 for e in shown],
+        0.38,
+        color="#1b6ca8",
+        label="compress",
+    )
+    axes.barh(
+        [p - 0.2 for p in places],
+        [(e.rate(e.decompress_s) or 0) / 1e6 for e in shown],
+        0.38,
+        color="#d1603d",
+        label="decompress (hooks: both in one)",
+    )
+    axes.set_yticks(list(places), [_short(each) for each in shown], fontsize=8)
+    axes.set(xscale="log", xlabel="MB of float32 a second, one core", title="speed")
+    axes.grid(alpha=0.3, axis="x")
+    axes.legend(fontsize=8, loc="lower right")
