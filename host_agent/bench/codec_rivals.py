@@ -1,4 +1,4 @@
-"""What people use where `switchml bench codecs` puts ours beside: SZ3 (pysz), ZFP (zfpy), torch.topk, torch's own DDP hooks.
+"""What `switchml bench codecs` puts beside ours: SZ3 (pysz), ZFP (zfpy), torch.topk, and torch's own DDP hooks.
 
 Each rival is a pair of functions, or, for the hooks, one that does both; a rival whose package is missing says so.
 """
@@ -135,10 +135,10 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         seconds = []
 
         def timed(state, bucket):
-            start = time.perf_counter()
+            start = time.process_time()
             future = hook(state, bucket)
             future.wait()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(time.process_time() - start)
             return future
 
         model.register_comm_hook(state, timed)

@@ -152,40 +152,52 @@ def _draw_errors(axes, measured: list[Measured]) -> None:
         some = [each for each in shown if _kind(each) == kind]
         if some:
             axes.scatter([e.ratio for e in some], [e.relative_error for e in some], color=colour, s=36, label=kind)
-    left = sorted(shown, key=lambda each: each.relative_error)
-    for place, each in enumerate(left):
-        up = place % 2 == 0
-        axes.annotate(
-            _short(each),
-            (each.ratio, each.relative_error),
-            textcoords="offset points",
-            xytext=(6, 4 if up else -10),
-            fontsize=8,
-        )
     axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
     axes.set_title("size and error")
     axes.grid(alpha=0.3)
     axes.legend(title="how ranks' payloads meet")
+    _label(axes, [(_short(each), each.ratio, each.relative_error) for each in shown])
+
+
+def _label(axes, points: list[tuple[str, float, float]]) -> None:
+    """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
+    axes.margins(0.08)
+    axes.figure.tight_layout()
+    places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    around = [(dx, dy) for dy in range(-150, 151, 5) for dx in (7, -7, 30, -30)]
+    around.sort(key=lambda offset: offset[0] ** 2 + offset[1] ** 2 + (60 if offset[0] < 0 else 0))
+    for (name, x, y), (left, base) in zip(points, places, strict=True):
+        width, height = 4.6 * len(name), 9
+        for dx, dy in around:
+            start = left + dx - (width if dx < 0 else 0)
+            box = (start, base + dy - height / 2, start + width, base + dy + height / 2)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                break
+        taken.append(box)
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(dx, dy),
+            fontsize=8,
+            va="center",
+            ha="right" if dx < 0 else "left",
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if abs(dy) > 8 or abs(dx) > 8 else None,
+        )
 
 
 def _draw_speeds(axes, measured: list[Measured]) -> None:
     shown = measured[::-1]
     places = range(len(shown))
-    axes.barh(
-        [p + 0.2 for p in places],
-        [(e.rate(e.compress_s) or 0) / 1e6 for e in shown],
-        0.38,
-        color="#1b6ca8",
-        label="compress",
-    )
-    axes.barh(
-        [p - 0.2 for p in places],
-        [(e.rate(e.decompress_s) or 0) / 1e6 for e in shown],
-        0.38,
-        color="#d1603d",
-        label="decompress (hooks: both in one)",
-    )
+    for attribute, colour, name in (
+        ("compress_s", "#1b6ca8", "compress (hooks: both ways)"),
+        ("decompress_s", "#d1603d", "decompress"),
+    ):
+        rates = [(place, each.rate(getattr(each, attribute))) for place, each in zip(places, shown, strict=True)]
+        rates = [(place, rate / 1e6) for place, rate in rates if rate]
+        axes.plot([rate for _, rate in rates], [place for place, _ in rates], "o", color=colour, label=name)
     axes.set_yticks(list(places), [_short(each) for each in shown], fontsize=8)
     axes.set(xscale="log", xlabel="MB of float32 a second, one core", title="speed")
-    axes.grid(alpha=0.3, axis="x")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)

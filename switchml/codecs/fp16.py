@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..jit import kernel
 from .base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
 
 
@@ -30,14 +31,62 @@ class Fp16(Codec):
 
     def decode(self, body, n):
         expect_size(self, body, 2 * n)
-        return np.frombuffer(body, "<f2").astype(np.float32)
+        return _wide(body.view(np.uint16))
 
     def exchange(self, state, x, turn):
-        own = _halves(x).astype(np.float32)
+        own = _wide(_halves(x))
         total = yield Sum(own, "float16")
         return Outcome(total / np.float32(turn.world), own)
 
 
 def _halves(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return x.astype("<f2")
+    halves = np.empty(x.size, np.uint16)
+    _narrow(x.view(np.uint32), halves)
+    return halves
+
+
+def _wide(halves: np.ndarray) -> np.ndarray:
+    x = np.empty(halves.size, np.float32)
+    _widen(halves, x.view(np.uint32))
+    return x
+
+
+@kernel
+def _narrow(floats, halves):
+    """float32 bits (uint32[n]) to float16 bits (uint16[n]), to nearest even."""
+    for i in range(floats.size):
+        sign = np.uint32((floats[i] >> np.uint32(16)) & np.uint32(0x8000))
+        magnitude = np.uint32(floats[i] & np.uint32(0x7FFFFFFF))
+        # Normal: move the exponent's origin from 127 to 15, and round at bit 13; too large numbers become infinity.
+        odd = np.uint32((magnitude >> np.uint32(13)) & np.uint32(1))
+        normal = np.uint32(np.uint32(magnitude - np.uint32(0x38000000) + np.uint32(0xFFF) + odd) >> np.uint32(13))
+        normal = min(normal, np.uint32(0x7C00))
+        # Denormal: shift the mantissa, with its hidden bit, to multiples of 2^-24, and round there.
+        shift = np.uint32(min(np.uint32(126) - min(magnitude >> np.uint32(23), np.uint32(113)), np.uint32(31)))
+        mantissa = np.uint32((magnitude & np.uint32(0x7FFFFF)) | np.uint32(0x800000))
+        half = np.uint32(np.uint32(1) << np.uint32(shift - np.uint32(1)))
+        odd = np.uint32((mantissa >> shift) & np.uint32(1))
+        denormal = np.uint32(np.uint32(mantissa + half - np.uint32(1) + odd) >> shift)
+        result = normal if magnitude >= np.uint32(0x38800000) else denormal
+        if magnitude > np.uint32(0x7F800000):
+            result = np.uint32(0x7E00)
+        halves[i] = np.uint16(sign | result)
+
+
+@kernel
+def _widen(halves, bits):
+    """float16 bits (uint16[n]) to float32 bits (uint32[n]), exactly."""
+    small = np.empty(256, np.float32)
+    small_bits = small.view(np.uint32)
+    for start in range(0, halves.size, small.size):
+        count = min(small.size, halves.size - start)
+        for i in range(count):  # what a denormal is worth: its mantissa times 2^-24
+            small[i] = np.float32(halves[start + i] & np.uint16(0x3FF)) * np.float32(2.0**-24)
+        for i in range(count):
+            half = np.uint32(halves[start + i])
+            magnitude = np.uint32(half & np.uint32(0x7FFF))
+            # The exponent's origin from 15 to 127; once more for infinities and NaN.
+            moved = np.uint32((magnitude << np.uint32(13)) + np.uint32(0x38000000))
+            moved = np.uint32(moved + np.uint32(0x38000000)) if magnitude >= np.uint32(0x7C00) else moved
+            moved = small_bits[i] if magnitude < np.uint32(0x400) else moved
+            bits[start + i] = moved | np.uint32((half & np.uint32(0x8000)) << np.uint32(16))

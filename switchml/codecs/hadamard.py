@@ -40,14 +40,21 @@ def _signs(low, high, y):
 
 @kernel
 def _transform(y, block, scale):
+    """All blocks; the first three stages at once, in registers."""
     for start in range(0, y.size, block):
-        half = 1
+        for i in range(start, start + block, 8):
+            a, b, c, d = y[i] + y[i + 1], y[i] - y[i + 1], y[i + 2] + y[i + 3], y[i + 2] - y[i + 3]
+            e, f, g, h = y[i + 4] + y[i + 5], y[i + 4] - y[i + 5], y[i + 6] + y[i + 7], y[i + 6] - y[i + 7]
+            a, b, c, d = (a + c) * scale, (b + d) * scale, (a - c) * scale, (b - d) * scale
+            e, f, g, h = (e + g) * scale, (f + h) * scale, (e - g) * scale, (f - h) * scale
+            y[i], y[i + 1], y[i + 2], y[i + 3] = a + e, b + f, c + g, d + h
+            y[i + 4], y[i + 5], y[i + 6], y[i + 7] = a - e, b - f, c - g, d - h
+        half = 8
         while half < block:
             for first in range(start, start + block, 2 * half):
-                for i in range(first, first + half):
-                    a, b = y[i], y[i + half]
-                    y[i] = a + b
-                    y[i + half] = a - b
+                upper, lower = y[first : first + half], y[first + half : first + 2 * half]
+                for i in range(half):
+                    a, b = upper[i], lower[i]
+                    upper[i] = a + b
+                    lower[i] = a - b
             half *= 2
-        for i in range(start, start + block):
-            y[i] *= scale

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..jit import kernel
 from .base import GATHER, HEADER_BYTES, Codec, expect_size
 from .signs import pack, unpack
 
@@ -32,12 +33,23 @@ class OneBit(Codec):
     def encode(self, state, x, turn):
         is_negative = x < 0
         negatives = np.count_nonzero(is_negative)
+        above, below = _sums(x)
         with np.errstate(invalid="ignore", over="ignore"):
-            below = np.sum(x, where=is_negative, dtype=np.float64)
-            above = np.sum(x, where=~is_negative, dtype=np.float64)
             means = np.array([above / max(x.size - negatives, 1), below / max(negatives, 1)], np.float32)
         return np.concatenate([means.view(np.uint8), pack(is_negative)])
 
     def decode(self, body, n):
         expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
         return np.frombuffer(body[:8].tobytes(), np.float32)[unpack(body[8:], n)]
+
+
+@kernel
+def _sums(x):
+    """The sum of the elements that are not negative, and that of the others."""
+    above, below = np.zeros(8), np.zeros(8)  # eight sums side by side: one would wait for itself at every element
+    for i in range(x.size):
+        value = np.float64(x[i])
+        is_negative = value < 0
+        above[i & 7] += 0.0 if is_negative else value
+        below[i & 7] += value if is_negative else 0.0
+    return above.sum(), below.sum()

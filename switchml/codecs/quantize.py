@@ -66,14 +66,15 @@ def dither(x, norms, bucket, levels, low, high, out):
             continue
         for i in range(start, end):
             exact = min(abs(x[i]) / norm, np.float32(1)) * np.float32(levels)
-            below = np.floor(exact)
-            level = np.int16(below) + (uniform(i, low, high) < exact - below)
-            out[i] = -level if x[i] < 0 else level
+            below = np.int32(exact)
+            level = below + (uniform(i, low, high) < exact - np.float32(below))
+            out[i] = np.int16(-level if x[i] < 0 else level)
 
 
 @kernel
 def undither(levels, norms, bucket, count, x):
-    """x, float32[n], of signed levels (int16[n]): level / count * norm."""
+    """x, float32[n], of signed levels (int16[n], or the lanes of a sum): level / count * norm."""
+    inverse = np.float32(1 / count)
     for b in range(norms.size):
         for i in range(b * bucket, min((b + 1) * bucket, x.size)):
-            x[i] = np.float32(levels[i]) / np.float32(count) * norms[b]
+            x[i] = np.float32(levels[i]) * inverse * norms[b]

@@ -189,6 +189,7 @@ def decode(body, block, constants, x):
     words = np.empty(MAX_BLOCK + 1, np.uint32)
     values = words.view(np.float32)
     leads = np.empty(MAX_BLOCK + 1, np.uint8)
+    lead_words = leads.view(np.uint32)
     fresh = np.empty(MAX_BLOCK + 1, np.uint32)
     counts = np.empty(MAX_BLOCK + 1, np.uint8)
     for b in range(blocks):
@@ -197,25 +198,24 @@ def decode(body, block, constants, x):
         if not (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1:
             words[0] = _median_bits(body, constant_at)
             constant_at += 4
-            x[start : start + count] = values[0]
+            median = values[0]
+            for i in range(start, start + count):
+                x[i] = median
             continue
         data_at = at + 5 + (count + 3) // 4
         if data_at > body.size or not 9 <= body[at] <= 32:
             return False
         size = np.uint32((body[at] + 7) // 8)
-        shift = np.uint32(8 * size - body[at])
-        unused = np.uint32(32 - 8 * size)
+        unused, cut = np.uint32(32 - 8 * size), np.uint32(32 - body[at])
         words[0] = _median_bits(body, at + 1)
         median, is_plain = values[0], words[0] == 0
         for i in range((count + 3) // 4):
-            four = body[at + 5 + i]
-            leads[4 * i] = four >> 6
-            leads[4 * i + 1] = (four >> 4) & 3
-            leads[4 * i + 2] = (four >> 2) & 3
-            leads[4 * i + 3] = four & 3
+            four = np.uint32(body[at + 5 + i])
+            spread = four >> np.uint32(6) | four << np.uint32(4) | four << np.uint32(14) | four << np.uint32(24)
+            lead_words[i] = spread & np.uint32(0x03030303)
         for i in range(count):
             lead = np.uint32(leads[i])
-            fresh[i] = np.uint32(0xFFFFFFFF) >> (lead * np.uint32(8))
+            fresh[i] = np.uint32(0xFFFFFFFF) >> (lead * np.uint32(8)) >> unused
             counts[i] = size - lead if size > lead else np.uint32(0)
         at = data_at
         # The upper bytes that equal the previous value's come from there, the others from the stream: of the four bytes
@@ -223,9 +223,9 @@ def decode(body, block, constants, x):
         previous = np.uint32(0)
         if at + 4 * count <= body.size:
             for i in range(count):
-                new = u32_at(base + at, 1)[0] << unused
-                previous ^= (previous ^ new) & fresh[i]
-                words[i] = previous << shift
+                new = u32_at(base + at, 1)[0]
+                previous = (previous & ~fresh[i]) | (new & fresh[i])
+                words[i] = previous
                 at += counts[i]
         else:
             for i in range(count):
@@ -234,9 +234,11 @@ def decode(body, block, constants, x):
                 new = np.uint32(0)
                 for k in range(counts[i]):
                     new |= np.uint32(body[at + k]) << np.uint32(8 * k)
-                previous ^= (previous ^ (new << unused)) & fresh[i]
-                words[i] = previous << shift
+                previous = (previous & ~fresh[i]) | (new & fresh[i])
+                words[i] = previous
                 at += counts[i]
+        for i in range(count):
+            words[i] = words[i] << cut
         if is_plain:
             for i in range(count):
                 x[start + i] = values[i]

@@ -9,7 +9,7 @@ import click
 
 @click.command()
 @click.option("--tensor", default="gradient", show_default=True, metavar="gradient|activation|smooth|FILE.npy",
-              help="What to compress: of a real training step of the digits model, a made-up field, or a file.")  # fmt: skip
+              help="Real gradients or activations of the digits model, a made-up smooth field, or a file.")  # fmt: skip
 @click.option("--elements", type=click.IntRange(1000), default=1 << 20, show_default=True,
               help="Length of the tensor (a file has its own).")  # fmt: skip
 @click.option("--codec", "specs", multiple=True, metavar="NAME[:KEY=VALUE,…]",
