@@ -36,7 +36,7 @@ def _directory(package: str) -> Path:
     version."""
     here = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {sys.version}".encode())
-    for root in {here, here.parent / package}:
+    for root in dict.fromkeys((here, here.parent / package)):  # in the same order in every process
         for path in sorted(root.rglob("*.py")):
             text = path.read_bytes()
             if b"@kernel" in text or b"@intrinsic" in text:
