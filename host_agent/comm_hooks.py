@@ -30,6 +30,8 @@ class CodecState:
     `codec`, `memory`: texts as in docs/codecs.md; `memory` None for the one that suits the codec. `process_group`: the
     module's (None: the default one). `seed`: of codecs that draw random numbers. Raises ConfigError.
 
+    `compressor.lr`: the learning rate, for memories that ask for it (EF-signSGD's); set it where it changes.
+
     `bytes_sent`, `bytes_dense`: what this rank sent so far, and what it would have sent of float32; `compress_s`,
     `exchange_s`: seconds spent computing, and waiting for collectives.
     """
@@ -95,7 +97,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     buffer = bucket.buffer()
     if not buffer.is_floating_point():
         raise UnsupportedTensor(f"bucket of {buffer.dtype}: codecs take floating-point gradients")
-    if getattr(state.compressor.codec, "by_matrix", False):
+    if state.compressor.codec.by_matrix:
         pieces = [gradient.view(-1) for gradient in bucket.gradients()]
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
     else:

@@ -41,6 +41,8 @@ class Compressor:
 
     def __init__(self, reducer: Reducer, codec: str | Codec, memory: str | Memory | None = None, *, seed: int = 0):
         self.reducer, self.seed = reducer, seed
+        self.lr = 1.0
+        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
         self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
         memory = self.codec.memory if memory is None else memory
         self.memory = codecs.parse_memory(memory) if isinstance(memory, str) else memory
@@ -61,7 +63,15 @@ class Compressor:
             self._states[key] = self.codec.new_state(), self.memory.new_state()
         codec_state, memory_state = self._states[key]
         step = self._steps[key] = self._steps.get(key, -1) + 1
-        turn = Turn(name, step, self.seed, self.reducer.rank, self.reducer.world, shape)
+        turn = Turn(
+            name=name,
+            step=step,
+            seed=self.seed,
+            rank=self.reducer.rank,
+            world=self.reducer.world,
+            lr=self.lr,
+            shape=shape,
+        )
         exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, turn)
         return drive(exchange, self.reducer, turn)
 
@@ -82,7 +92,7 @@ def agree(reducer: Reducer, what: str) -> None:
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
     places = np.zeros(reducer.world, np.int32)
     places.view(np.uint32)[reducer.rank] = digest
-    told = reducer.reduce(Sum(places, "int32"), Turn("agree", 0, 0, reducer.rank, reducer.world))
+    told = reducer.reduce(Sum(places, "int32"), Turn("agree", rank=reducer.rank, world=reducer.world))
     others = [rank for rank in range(reducer.world) if told[rank] != told[reducer.rank]]
     if others:
         raise RanksDisagree(f"rank {reducer.rank} has {what}, but ranks {others} have something else: all must agree")
