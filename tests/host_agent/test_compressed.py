@@ -36,7 +36,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
     return [
         codecs.together(
             [
-                codecs.allreduce(coder, keeper, *states[rank], gradient(step, rank), Turn(name, step, rank=rank, world=3))
+                codecs.allreduce(coder, keeper, *states[rank], gradient(step, rank), Turn(name, step, rank=rank, world=3, shape=(5000,)))
                 for rank in range(3)
             ]
         )[0]
@@ -46,7 +46,7 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("codec", sorted(codecs.CODECS))
 def test_every_codec_gives_the_mean_it_gives_in_one_process(trio, codec):
-    memory = codecs.CODECS[codec].memory
+    memory = codecs.parse(codec).memory
     expected = in_one_process(codec, memory, codec)
     for step in range(STEPS):
         results = good(
