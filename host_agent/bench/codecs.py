@@ -1,7 +1,7 @@
 """Measuring codecs: size, speed both ways, error, and what an all-reduce would send; ours and others' in turn.
 
-All run on one core in this process, and times are processor time, so that it matters little what else the machine does;
-they are medians over rounds that go through all codecs. The allocator is told to keep what is freed: fresh pages cost
+All run on one core in this process. Times are processor time, of the fastest of several rounds that go through all
+codecs: what else the machine does can only add to it. The allocator is told to keep what is freed: fresh pages cost
 more than some codecs, and a training process that has run for a while needs none either.
 """
 
@@ -12,7 +12,6 @@ import ctypes
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -52,13 +51,13 @@ class Measured:
 
     def rate(self, seconds: list[float]) -> float | None:
         """Bytes of the float32 tensor a second; None if that was not measured apart."""
-        return 4 * self.elements / median(seconds) if seconds else None
+        return 4 * self.elements / min(seconds) if seconds else None
 
     @property
     def pays_below_bps(self) -> float:
         """The rate of a link (bits a second) below which compressing, sending and decompressing takes less time than
         sending the tensor: 1 / B = 1 / (ratio B) + 1 / compress rate + 1 / decompress rate."""
-        work_s = median(self.compress_s) + (median(self.decompress_s) if self.decompress_s else 0)
+        work_s = min(self.compress_s) + (min(self.decompress_s) if self.decompress_s else 0)
         return max(0.0, 8 * (4 * self.elements - self.payload_bytes) / work_s)
 
 

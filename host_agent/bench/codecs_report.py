@@ -161,7 +161,7 @@ def _draw_errors(axes, measured: list[Measured]) -> None:
 
 def _label(axes, points: list[tuple[str, float, float]]) -> None:
     """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
-    axes.margins(0.08)
+    axes.margins(0.14, 0.08)
     axes.figure.tight_layout()
     places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]

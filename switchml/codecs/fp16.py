@@ -79,14 +79,13 @@ def _widen(halves, bits):
     small = np.empty(256, np.float32)
     small_bits = small.view(np.uint32)
     for start in range(0, halves.size, small.size):
-        count = min(small.size, halves.size - start)
-        for i in range(count):  # what a denormal is worth: its mantissa times 2^-24
-            small[i] = np.float32(halves[start + i] & np.uint16(0x3FF)) * np.float32(2.0**-24)
-        for i in range(count):
-            half = np.uint32(halves[start + i])
-            magnitude = np.uint32(half & np.uint32(0x7FFF))
+        some, out = halves[start : start + small.size], bits[start : start + small.size]
+        for i in range(some.size):  # what a denormal is worth: its mantissa times 2^-24
+            small[i] = np.float32(np.int32(some[i]) & np.int32(0x3FF)) * np.float32(2.0**-24)
+        for i in range(some.size):
+            magnitude = np.uint32(some[i]) & np.uint32(0x7FFF)
             # The exponent's origin from 15 to 127; once more for infinities and NaN.
             moved = np.uint32((magnitude << np.uint32(13)) + np.uint32(0x38000000))
             moved = np.uint32(moved + np.uint32(0x38000000)) if magnitude >= np.uint32(0x7C00) else moved
             moved = small_bits[i] if magnitude < np.uint32(0x400) else moved
-            bits[start + i] = moved | np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
+            out[i] = moved | np.uint32((np.uint32(some[i]) & np.uint32(0x8000)) << np.uint32(16))

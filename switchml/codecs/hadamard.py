@@ -42,17 +42,20 @@ def _signs(low, high, y):
 def _transform(y, block, scale):
     """All blocks; the first three stages at once, in registers."""
     for start in range(0, y.size, block):
-        for i in range(start, start + block, 8):
-            a, b, c, d = y[i] + y[i + 1], y[i] - y[i + 1], y[i + 2] + y[i + 3], y[i + 2] - y[i + 3]
-            e, f, g, h = y[i + 4] + y[i + 5], y[i + 4] - y[i + 5], y[i + 6] + y[i + 7], y[i + 6] - y[i + 7]
+        some = y[start : start + block]
+        for j in range(block // 8):
+            x = some[8 * j : 8 * j + 8]
+            a, b, c, d = x[0] + x[1], x[0] - x[1], x[2] + x[3], x[2] - x[3]
+            e, f, g, h = x[4] + x[5], x[4] - x[5], x[6] + x[7], x[6] - x[7]
             a, b, c, d = (a + c) * scale, (b + d) * scale, (a - c) * scale, (b - d) * scale
             e, f, g, h = (e + g) * scale, (f + h) * scale, (e - g) * scale, (f - h) * scale
-            y[i], y[i + 1], y[i + 2], y[i + 3] = a + e, b + f, c + g, d + h
-            y[i + 4], y[i + 5], y[i + 6], y[i + 7] = a - e, b - f, c - g, d - h
+            x[0], x[1], x[2], x[3] = a + e, b + f, c + g, d + h
+            x[4], x[5], x[6], x[7] = a - e, b - f, c - g, d - h
         half = 8
         while half < block:
-            for first in range(start, start + block, 2 * half):
-                upper, lower = y[first : first + half], y[first + half : first + 2 * half]
+            for j in range(block // (2 * half)):
+                upper = some[2 * half * j : 2 * half * j + half]
+                lower = some[2 * half * j + half : 2 * half * (j + 1)]
                 for i in range(half):
                     a, b = upper[i], lower[i]
                     upper[i] = a + b

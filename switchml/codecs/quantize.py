@@ -37,19 +37,22 @@ def _largest(bits):
 @kernel
 def bucket_norms(x, bucket, is_l2, norms):
     """The Euclidean norm (or the largest magnitude) of each `bucket` elements of x, float32[n], to norms, float32."""
+    largest_value = np.empty(1, np.float32)
+    largest_bits = largest_value.view(np.uint32)
     for b in range(norms.size):
-        end = min((b + 1) * bucket, x.size)
+        some = x[b * bucket : (b + 1) * bucket]
         if is_l2:
             total = 0.0
-            for i in range(b * bucket, end):
-                total += np.float64(x[i]) * np.float64(x[i])
+            for i in range(some.size):
+                total += np.float64(some[i]) * np.float64(some[i])
             norms[b] = math.sqrt(total)
         else:
-            most = np.float32(0)
-            for i in range(b * bucket, end):
-                magnitude = abs(x[i])
-                most = magnitude if magnitude > most or magnitude != magnitude else most
-            norms[b] = most
+            bits = some.view(np.uint32)
+            most = np.uint32(0)
+            for i in range(some.size):
+                most = max(most, bits[i] & np.uint32(0x7FFFFFFF))
+            largest_bits[0] = most
+            norms[b] = largest_value[0]
 
 
 @kernel
@@ -59,16 +62,17 @@ def dither(x, norms, bucket, levels, low, high, out):
     The level of a magnitude m is m / norm * levels, rounded up with the probability of its fraction.
     """
     for b in range(norms.size):
-        norm = norms[b]
-        start, end = b * bucket, min((b + 1) * bucket, x.size)
+        some, some_out = x[b * bucket : (b + 1) * bucket], out[b * bucket : (b + 1) * bucket]
+        norm, first = norms[b], np.uint32(b * bucket)
         if not (norm > 0 and norm <= np.float32(3.4028235e38)):
-            out[start:end] = 0
+            some_out[:] = 0
             continue
-        for i in range(start, end):
-            exact = min(abs(x[i]) / norm, np.float32(1)) * np.float32(levels)
+        for i in range(some.size):
+            exact = min(abs(some[i]) / norm, np.float32(1)) * np.float32(levels)
             below = np.int32(exact)
-            level = below + (uniform(i, low, high) < exact - np.float32(below))
-            out[i] = np.int16(-level if x[i] < 0 else level)
+            chance = uniform(np.uint32(first + np.uint32(i)), low, high)
+            level = np.int32(below + np.int32(chance < exact - np.float32(below)))
+            some_out[i] = np.int16(-level if some[i] < 0 else level)
 
 
 @kernel
@@ -76,5 +80,7 @@ def undither(levels, norms, bucket, count, x):
     """x, float32[n], of signed levels (int16[n], or the lanes of a sum): level / count * norm."""
     inverse = np.float32(1 / count)
     for b in range(norms.size):
-        for i in range(b * bucket, min((b + 1) * bucket, x.size)):
-            x[i] = np.float32(levels[i]) * inverse * norms[b]
+        some, some_levels = x[b * bucket : (b + 1) * bucket], levels[b * bucket : (b + 1) * bucket]
+        norm = norms[b]
+        for i in range(some.size):
+            some[i] = np.float32(some_levels[i]) * inverse * norm

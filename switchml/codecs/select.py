@@ -96,17 +96,16 @@ def _collect(bits, threshold, indices):
     found, room = 0, indices.size - _GROUP
     whole = bits.size - bits.size % _GROUP
     for start in range(0, whole, _GROUP):
+        some = bits[start : start + _GROUP]
         most = np.uint32(0)
-        for i in range(start, start + _GROUP):
-            magnitude = bits[i] & np.uint32(0x7FFFFFFF)
-            most = max(most, magnitude)
+        for i in range(_GROUP):
+            most = max(most, some[i] & np.uint32(0x7FFFFFFF))
         if most >= threshold:
             if found > room:
                 return found
-            for i in range(start, start + _GROUP):
-                if found < indices.size:
-                    indices[found] = i
-                found += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
+            for i in range(_GROUP):
+                indices[found] = start + i
+                found += (some[i] & np.uint32(0x7FFFFFFF)) >= threshold
     for i in range(whole, bits.size):
         if (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold:
             if found < indices.size:

@@ -1,7 +1,8 @@
 """SZx's compiled loops: block extremes, encoding and decoding, over plain arrays. `szx.py` explains the stream.
 
 Floats are compared and truncated as the integers that their bits are. Loops without a branch are kept apart from the
-one loop of each direction that must go element by element, so that all others become vector instructions.
+one loop of each direction that must go element by element, and run over slices from 0 on (a sum of signed indices might
+be negative for all the compiler knows), so that all others become vector instructions.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ def floats(ordered: np.ndarray) -> np.ndarray:
 def extremes(bits, block, low, high):
     """For each block of float32 bits (int32[n]) its least and largest element, as integers in the floats' order."""
     for b in range(low.size):
-        start = b * block
+        some = bits[b * block : (b + 1) * block]
         least, most = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-        for i in range(start, min(start + block, bits.size)):
-            ordered = bits[i] ^ ((bits[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+        for i in range(some.size):
+            ordered = some[i] ^ ((some[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
             least = min(least, ordered)
             most = max(most, ordered)
         low[b] = least
@@ -107,8 +108,8 @@ def encode(x, low, high, block, bound, lengths, medians, out):
     lead_words = leads.view(np.uint32)
     counts = np.empty(MAX_BLOCK + 1, np.uint8)
     for b in range(low.size):
-        start = b * block
-        count = min(block, x.size - start)
+        some, some_bits = x[b * block : (b + 1) * block], bits[b * block : (b + 1) * block]
+        count = some.size
         if lengths[b] == 0:
             _put_median(out, constant_at, median_bits[b])
             constant_at += 4
@@ -122,10 +123,10 @@ def encode(x, low, high, block, bound, lengths, medians, out):
         median = medians[b]
         if median_bits[b] == 0:
             for i in range(count):
-                cut[i] = bits[start + i] >> shift
+                cut[i] = some_bits[i] >> shift
         else:
             for i in range(count):
-                differences[i] = x[start + i] - median
+                differences[i] = some[i] - median
             for i in range(count):
                 cut[i] = difference_bits[i] >> shift
         leads[0] = _equal_bytes(cut[0])
@@ -137,10 +138,11 @@ def encode(x, low, high, block, bound, lengths, medians, out):
             counts[i] = max(size - leads[i], 0)
             kept[i] = cut[i] >> unused
         at += 5
-        for i in range((count + 3) // 4):
+        packed = out[at : at + (count + 3) // 4]
+        for i in range(packed.size):
             four = lead_words[i]
-            out[at + i] = np.uint8((four << 6 | four >> 4 | four >> 14 | four >> 24) & 0xFF)
-        at += (count + 3) // 4
+            packed[i] = np.uint8((four << 6 | four >> 4 | four >> 14 | four >> 24) & 0xFF)
+        at += packed.size
         for i in range(count):
             u32_at(base + at, 1)[0] = kept[i]
             at += counts[i]
@@ -193,14 +195,14 @@ def decode(body, block, constants, x):
     fresh = np.empty(MAX_BLOCK + 1, np.uint32)
     counts = np.empty(MAX_BLOCK + 1, np.uint8)
     for b in range(blocks):
-        start = b * block
-        count = min(block, x.size - start)
+        some = x[b * block : (b + 1) * block]
+        count = some.size
         if not (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1:
             words[0] = _median_bits(body, constant_at)
             constant_at += 4
             median = values[0]
-            for i in range(start, start + count):
-                x[i] = median
+            for i in range(count):
+                some[i] = median
             continue
         data_at = at + 5 + (count + 3) // 4
         if data_at > body.size or not 9 <= body[at] <= 32:
@@ -209,8 +211,9 @@ def decode(body, block, constants, x):
         unused, cut = np.uint32(32 - 8 * size), np.uint32(32 - body[at])
         words[0] = _median_bits(body, at + 1)
         median, is_plain = values[0], words[0] == 0
-        for i in range((count + 3) // 4):
-            four = np.uint32(body[at + 5 + i])
+        packed = body[at + 5 : data_at]
+        for i in range(packed.size):
+            four = np.uint32(packed[i])
             spread = four >> np.uint32(6) | four << np.uint32(4) | four << np.uint32(14) | four << np.uint32(24)
             lead_words[i] = spread & np.uint32(0x03030303)
         for i in range(count):
@@ -241,10 +244,10 @@ def decode(body, block, constants, x):
             words[i] = words[i] << cut
         if is_plain:
             for i in range(count):
-                x[start + i] = values[i]
+                some[i] = values[i]
         else:
             for i in range(count):
-                x[start + i] = values[i] + median
+                some[i] = values[i] + median
     return at == body.size
 
 

@@ -15,7 +15,7 @@ from . import bitpack
 from .base import HEADER_BYTES, SUM, Codec, Exchange, Max, Outcome, Sum, Turn, expect_size, setting
 from .hadamard import rotate, rotate_back
 from .noise import halves, uniform
-from .quantize import lanes
+from .quantize import bucket_norms, lanes
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ class Thc(Codec):
 
     def _rotated(self, x: np.ndarray, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
         """The rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            deviation = math.sqrt(np.dot(x.astype(np.float64), x.astype(np.float64)) / max(x.size, 1))
-            reach = np.array([deviation * NormalDist().inv_cdf(1 - self.clip / 2)], np.float32)
+        norm = np.empty(1, np.float32)
+        bucket_norms(x, max(x.size, 1), True, norm)
+        with np.errstate(invalid="ignore"):
+            reach = norm * np.float32(NormalDist().inv_cdf(1 - self.clip / 2) / math.sqrt(max(x.size, 1)))
         return rotate(x, self.block, turn.shared_key()), reach
 
     def _codes(self, rotated: np.ndarray, reach: np.ndarray, turn: Turn) -> np.ndarray:
@@ -135,9 +136,11 @@ def _quantize(y, reach, table, below, low, high, codes):
     if not (reach > 0 and reach <= np.float32(3.4028235e38)):
         codes[:] = 0
         return
-    steps = np.float32(below.size - 1)
+    steps = np.int32(below.size - 1)
     for i in range(y.size):
-        place = min(max((y[i] / reach + np.float32(1)) * np.float32(0.5) * steps, np.float32(0)), steps)
-        index = min(np.int64(below[np.int64(place)]), table.size - 2)
+        place = (y[i] / reach + np.float32(1)) * np.float32(0.5 * steps)
+        place = place if place > 0 else np.float32(0)  # NaN too, where the rotation left float32
+        place = min(place, np.float32(steps))
+        index = below[min(np.int32(place), steps - np.int32(1))]
         start, end = np.float32(table[index]), np.float32(table[index + 1])
         codes[i] = index + (uniform(i, low, high) * (end - start) < place - start)

@@ -21,7 +21,7 @@ import click
 @click.option("--rank", type=click.IntRange(1), default=2, show_default=True, help="PowerSGD's, ours and torch's.")
 @click.option("--workers", type=click.IntRange(1, 256), default=4, show_default=True,
               help="Ranks of the all-reduce whose traffic is counted.")  # fmt: skip
-@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Times are medians of so many.")
+@click.option("--rounds", type=click.IntRange(1), default=7, show_default=True, help="Times are the best of so many.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
               help="Draw it (.png or .html).")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
