@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from host_agent.adaptive.compressor import AutoCompressor, Health
+from host_agent.adaptive.policy import is_auto, parse_auto
 from host_agent.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
 from switchml import codecs
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
@@ -27,7 +29,8 @@ from switchml.errors import UnsupportedTensor
 class CodecState:
     """What `codec_hook` needs: one for each DDP module, made on every rank with the same arguments.
 
-    `codec`, `memory`: texts as in docs/codecs.md; `memory` None for the one that suits the codec. `process_group`: the
+    `codec`, `memory`: texts as in docs/codecs.md, or "auto" (host_agent/adaptive); `memory` None for the one that suits
+    the codec. `process_group`: the
     module's (None: the default one). `seed`: of codecs that draw random numbers. Raises ConfigError.
 
     `compressor.lr`: the learning rate, for memories that ask for it (EF-signSGD's); set it where it changes.
@@ -45,7 +48,13 @@ class CodecState:
         seed: int = 0,
     ):
         self.reducer = GroupReducer(process_group)
-        self.compressor = Compressor(self.reducer, codec, memory, seed=seed)
+        self.compressor: Compressor | AutoCompressor
+        if isinstance(codec, str) and is_auto(codec):
+            self.compressor = AutoCompressor(
+                self.reducer, parse_auto(codec), memory, seed=seed, health=self.reducer.health
+            )
+        else:
+            self.compressor = Compressor(self.reducer, codec, memory, seed=seed)
         self.bytes_dense = 0
         self.busy_s = 0.0
         self._tasks: queue.SimpleQueue = queue.SimpleQueue()
@@ -62,6 +71,16 @@ class CodecState:
     @property
     def compress_s(self) -> float:
         return self.busy_s - self.reducer.seconds
+
+    @property
+    def choices(self) -> list[str]:
+        """What the buckets go through at present, in their order; empty unless that is chosen (`auto`)."""
+        return self.compressor.choices if isinstance(self.compressor, AutoCompressor) else []
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """Every change that `auto` made (AutoCompressor.decisions)."""
+        return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
 
     def stats(self) -> dict[str, float]:
         """The figures above by name."""
@@ -97,7 +116,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     buffer = bucket.buffer()
     if not buffer.is_floating_point():
         raise UnsupportedTensor(f"bucket of {buffer.dtype}: codecs take floating-point gradients")
-    if state.compressor.codec.by_matrix:
+    if state.compressor.by_matrix:
         pieces = [gradient.view(-1) for gradient in bucket.gradients()]
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
     else:
@@ -144,7 +163,13 @@ class GroupReducer:
         self._backend = dist.get_backend(group)
         agent = getattr(group or dist.group.WORLD, "agent", None)
         self._agent = AgentReducer(agent) if agent is not None else None
+        self._stats = agent.stats if agent is not None else dict
         self._device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else "cpu"
+
+    def health(self) -> Health:
+        """What the backend's agent has counted."""
+        stats = self._stats()
+        return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
 
     def reduce(self, request: Request, turn: Turn) -> Any:
         start = time.perf_counter()
@@ -152,6 +177,13 @@ class GroupReducer:
             return self._reduce(request, turn)
         finally:
             self.seconds += time.perf_counter() - start
+
+    def wire_bytes(self, request: Request) -> int:
+        if isinstance(request, Sum | Max) and self._agent is not None:
+            return self._agent.wire_bytes(request)
+        if isinstance(request, Sum | Max):  # a ring sends, and receives, nearly twice the vector
+            return 2 * request.nbytes * (self.world - 1) // self.world
+        return (self.world - 1) * (request.payload.nbytes + 8)
 
     def _reduce(self, request: Request, turn: Turn) -> Any:
         if self._agent is not None and isinstance(request, Sum | Max):

@@ -9,6 +9,7 @@ is done.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,6 +31,10 @@ class Reducer(Protocol):
 
     def reduce(self, request: Request, turn: Turn) -> Any: ...
 
+    def wire_bytes(self, request: Request) -> int:
+        """What a request puts on the busier direction of this rank's link, headers of packets left out."""
+        ...
+
 
 class Compressor:
     """One rank's compressed all-reduces with one codec and one memory.
@@ -49,6 +54,10 @@ class Compressor:
         self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
         self._agreed = False
+
+    @property
+    def by_matrix(self) -> bool:
+        return self.codec.by_matrix
 
     def allreduce(self, name: str, x: Array, shape: tuple[int, ...] | None = None) -> Array:
         """The mean over the ranks of `x`, float32[n], as the codec sees it; the same bits on every rank.
@@ -131,17 +140,22 @@ def values_of(lanes: Array, dtype: np.dtype, n: int) -> Array:
 # Gathering by adding
 
 
-def gather_by_sum(payload: Payload, add: Callable[[Array], Array], rank: int, world: int) -> list[Payload]:
+def gather_by_sum(
+    payload: Payload, add: Callable[[Array], Array], rank: int, world: int, most_bytes: float = math.inf
+) -> list[Payload] | None:
     """All ranks' payloads, in the order of the ranks, with nothing but integer sums.
 
-    1. Add a vector in which every rank has put its size at its own place. 2. Add one in which every rank has put its
-    bytes at its own place, all places as large as the largest. `add`: int32[m] to int32[m] summed over the ranks.
+    1. Add a vector in which every rank has put its size at its own place. 2. Unless that makes more than `most_bytes`
+    (then None, on every rank): add one in which every rank has put its bytes at its own place, all places as large as
+    the largest. `add`: int32[m] to int32[m] summed over the ranks.
     """
     raw = np.frombuffer(payload.to_bytes(), np.uint8)
     sizes = np.zeros(world, np.int32)
     sizes[rank] = raw.size
     sizes = add(sizes)
     words = -(-int(sizes.max()) // 4)
+    if 4 * words * world > most_bytes:
+        return None
     places = np.zeros((world, words), np.int32)
     places[rank].view(np.uint8)[: raw.size] = raw
     places = add(places.reshape(-1)).reshape(world, words)
@@ -171,16 +185,31 @@ class AgentReducer:
         if isinstance(request, Gather):
             return gather_by_sum(request.payload, self._add, self.rank, self.world)
         assert isinstance(request, SparseSum)
+        payloads = gather_by_sum(request.payload, self._add, self.rank, self.world, most_bytes=4 * request.count)
+        if payloads is not None:
+            codec = codecs.by_number(request.payload.number)
+            assert codec is not None
+            return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
         dense = np.zeros(request.count, np.float32)
         dense[request.indices] = request.values
         return self._add(dense)
+
+    def wire_bytes(self, request: Request) -> int:
+        if isinstance(request, Sum):
+            return request.values.size * (2 if self._is_halved(request) else request.values.itemsize)
+        if isinstance(request, Max):
+            return 4 * self.world * request.values.size
+        gathered = self.world * (4 + -(-request.payload.nbytes // 4) * 4)
+        return gathered if isinstance(request, Gather) else min(gathered, 4 * (self.world + request.count))
+
+    def _is_halved(self, request: Sum) -> bool:
+        return request.wire in ("float16", "bfloat16") and self._agent.wire == "int16"
 
     def _sum(self, request: Sum) -> Array:
         values = request.values
         if values.dtype in (np.int8, np.int16):
             return values_of(self._add(lanes_of(values)), values.dtype, values.size)
-        half = request.wire in ("float16", "bfloat16") and self._agent.wire == "int16"
-        return self._add(values, "int16" if half else "int32")
+        return self._add(values, "int16" if self._is_halved(request) else "int32")
 
     def _add(self, values: Array, wire: str = "int32") -> Array:
         self.bytes += values.size * (2 if wire == "int16" else values.itemsize)

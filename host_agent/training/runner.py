@@ -46,6 +46,7 @@ class Outcome:
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
     codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
+    decisions: list[dict] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         parameters=first.parameters,
         agents=[result.agent for result in ranks],
         codecs=[result.codec for result in ranks if result.codec],
+        decisions=first.decisions,
     )
 
 

@@ -38,6 +38,7 @@ class Settings:
     batch_size: int
     learning_rate: float
     seed: int
+    momentum: float = 0.9
     transport: str = "auto"
     wire: str = "int32"
     codec: str | None = None
@@ -57,6 +58,8 @@ class Step:
     accuracy: float
     images_per_s: float
     """Of all workers together."""
+    choices: tuple[str, ...] = ()
+    """With the codec `auto`: what the buckets go through, in their order."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class PhaseResult:
     """`HostAgent.stats()`, if there was one."""
     codec: dict[str, float] = field(default_factory=dict)
     """Bytes and seconds of the codec, if there was one."""
+    decisions: list[dict] = field(default_factory=list)
+    """With the codec `auto`: its changes, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,9 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         from host_agent.comm_hooks import CodecState, codec_hook
 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
+        hook.compressor.lr = settings.learning_rate
         model.register_comm_hook(hook, codec_hook)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
     losses, step_seconds, accuracy = [], [], 0.0
@@ -185,7 +191,8 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         before = now
         if rank == 0:
             rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
-            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate))
+            choices = tuple(hook.choices) if hook is not None else ()
+            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
     agent = getattr(torch.distributed.group.WORLD, "agent", None)
     return PhaseResult(
@@ -199,6 +206,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         parameters=parameters if rank == 0 else None,
         agent=agent.stats() if agent is not None else {},
         codec=hook.stats() if hook is not None else {},
+        decisions=hook.decisions if hook is not None else [],
     )
 
 

@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from host_agent.adaptive.policy import is_auto
 from host_agent.training import runner
 from host_agent.training.worker import Settings
 from switchml import codecs
@@ -22,21 +23,26 @@ from switchml import codecs
 ALLOWED_LOSS = 0.01
 """Of accuracy: a point."""
 
-SETTINGS: dict[str, tuple[str, str | None, float]] = {
-    "efsignsgd": ("efsignsgd", None, 0.05),
-    "signsgd": ("signsgd", None, 0.001),
-    "signum": ("signum", None, 0.001),
+DEFAULT = (0.05, 0.9)
+"""Learning rate and momentum of training without compression."""
+SETTINGS: dict[str, tuple[str, float, float]] = {
+    "randomk": ("randomk:ratio=0.1", 0.05, 0.0),
+    "dgc": ("dgc", 0.05, 0.0),
+    "onebit": ("onebit", 0.02, 0.9),
+    "signsgd": ("signsgd", 0.002, 0.0),
+    "signum": ("signum", 0.0005, 0.0),
+    "efsignsgd": ("efsignsgd", 0.02, 0.9),
 }
-"""Codec → its text, its memory (None: the one of its paper) and the learning rate, where they are not the defaults:
-what sends bare signs moves every parameter by the learning rate in each step."""
-DEFAULT_LEARNING_RATE = 0.05
+"""Codec → its text, learning rate and momentum of the optimizer, where they are not the defaults. What sends bare signs
+moves every parameter by the learning rate in each step; DGC's memory and Signum have a momentum of their own; a random
+tenth is what a plain residual can make up for."""
 
 
 def settings_of(name: str, base: Settings) -> Settings:
     """`base` with the codec `name` at its documented settings."""
-    text, memory, learning_rate = SETTINGS.get(name, (name, None, DEFAULT_LEARNING_RATE))
-    wire = "int16" if name in ("fp16", "bf16") else "int32"
-    return replace(base, codec=text, memory=memory, learning_rate=learning_rate, wire=wire)
+    text, learning_rate, momentum = SETTINGS.get(name, (name, *DEFAULT))
+    wire = "int16" if name in ("fp16", "bf16", "auto") else "int32"
+    return replace(base, codec=text, learning_rate=learning_rate, momentum=momentum, wire=wire)
 
 
 def run(settings: Settings) -> dict:
@@ -46,8 +52,9 @@ def run(settings: Settings) -> dict:
     sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
     return {
         "codec": settings.codec,
-        "memory": str(codecs.parse_memory(settings.memory) if settings.memory else codecs.parse(settings.codec).memory),
+        "memory": "residual" if is_auto(settings.codec) else codecs.parse(settings.codec).memory,
         "learning_rate": settings.learning_rate,
+        "momentum": settings.momentum,
         "accuracy": outcome.accuracy,
         "final_loss": outcome.losses[-1],
         "bytes_sent": sent,
@@ -64,14 +71,15 @@ def run(settings: Settings) -> dict:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 def main(names: tuple[str, ...], workers: int, steps: int, seed: int, as_json: bool) -> None:
     """Train the digits with every codec (or those named) and compare with none."""
+    known = (*codecs.CODECS, "auto")
     for name in names:
-        codecs.parse(name)
+        if name not in known:
+            raise click.UsageError(f"unknown codec {name!r}: expected some of {', '.join(known)}")
     base = Settings(
-        workers=workers, steps=steps, batch_size=32, learning_rate=DEFAULT_LEARNING_RATE, seed=seed,
-        backends=("switchml",),
-    )  # fmt: skip
+        workers=workers, steps=steps, batch_size=32, learning_rate=DEFAULT[0], seed=seed, backends=("switchml",)
+    )
     rows = []
-    for name in dict.fromkeys(("none", *(names or codecs.CODECS))):
+    for name in dict.fromkeys(("none", *(names or known))):
         print(f"training with {name}", file=sys.stderr)
         rows.append(run(settings_of(name, base)))
     least = rows[0]["accuracy"] - ALLOWED_LOSS
@@ -89,13 +97,14 @@ def show(rows: list[dict], least: float, title: str) -> None:
     table = Table(title=title, title_justify="left")
     for heading in ("codec", "memory"):
         table.add_column(heading)
-    for heading in ("learning rate", "accuracy", "final loss", "MB sent", "of dense", "seconds"):
+    for heading in ("rate", "momentum", "accuracy", "final loss", "MB sent", "of dense", "seconds"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             row["codec"],
             row["memory"],
             f"{row['learning_rate']:g}",
+            f"{row['momentum']:g}",
             f"{row['accuracy']:.2%}" + ("" if row["accuracy"] >= least else " !"),
             f"{row['final_loss']:.4f}",
             f"{row['bytes_sent'] / 1e6:.2f}",

@@ -25,6 +25,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, show_default=True, help="Learning rate.")
 @click.option(
+    "--momentum",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="The optimizer's; 0 for what has a momentum of its own (--codec dgc, signum).",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0),
     default=1,
@@ -50,12 +57,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
     default=None,
-    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16 and bf16]",
+    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16 and auto]",
 )
 @click.option(
     "--codec",
     metavar="NAME[:KEY=VALUE,…]",
-    help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them).",
+    help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
+    "or auto[:error=0.97]: whatever is fastest for the network as it is (docs/compression.md).",
 )
 @click.option(
     "--memory",
@@ -89,6 +97,7 @@ def train(
     steps: int,
     batch_size: int,
     lr: float,
+    momentum: float,
     seed: int,
     aggregator: str,
     transport: str,
@@ -118,9 +127,13 @@ def train(
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
+        from host_agent.adaptive.policy import check_memory, is_auto, parse_auto
         from switchml import codecs
 
-        halves = codecs.parse(codec).name in ("fp16", "bf16")
+        if is_auto(codec):
+            parse_auto(codec)
+            check_memory(memory)
+        halves = is_auto(codec) or codecs.parse(codec).name in ("fp16", "bf16")
         codecs.parse_memory(memory or "none")
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
@@ -137,6 +150,7 @@ def train(
         steps=steps,
         batch_size=batch_size,
         learning_rate=lr,
+        momentum=momentum,
         seed=seed,
         transport=transport,
         wire=wire or ("int16" if halves else "int32"),
