@@ -11,6 +11,7 @@ address from the start: a lost ARP packet would cost a second, and three of them
 
 from __future__ import annotations
 
+import dataclasses
 import ipaddress
 import json
 import os
@@ -151,6 +152,13 @@ class Star:
             for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
         }
 
+    def set_rate(self, rate_bps: float) -> None:
+        """Give every link another rate, from now on, and queues to match; loss and delay stay. Raises ConfigError."""
+        self.link = dataclasses.replace(self.link, rate_bps=rate_bps)
+        for host in self.hosts:
+            host.tc(f"qdisc change dev {INTERFACE} root {self._shape()}")
+        self.switch.tc(*(f"qdisc change dev p{i} root {self._shape()}" for i in range(len(self.hosts))))
+
     def close(self) -> None:
         """End the process behind the links. The namespaces go with the lab."""
         if self._links_process is not None:
@@ -171,11 +179,12 @@ class Star:
             single = "" if has_udp_trains() else " gso_max_segs 1"
         host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
         self.switch.ip(f"link set p{i} master br0 up{single}")
-        shape = (
-            f"tbf rate {round(self.link.rate_bps)}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
-        )
-        host.tc(f"qdisc add dev {INTERFACE} root {shape}")
-        self.switch.tc(f"qdisc add dev p{i} root {shape}")
+        host.tc(f"qdisc add dev {INTERFACE} root {self._shape()}")
+        self.switch.tc(f"qdisc add dev p{i} root {self._shape()}")
+
+    def _shape(self) -> str:
+        rate = round(self.link.rate_bps)
+        return f"tbf rate {rate}bit burst {self.link.burst_bytes} limit {self.link.queue_limit_bytes}"
 
     def _introduce(self) -> None:
         known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from filelock import FileLock
 
 from switchml import codecs
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import RanksDisagree
+from switchml.jit import cache_root
 
 Array = np.ndarray
+WARM_UP_ELEMENTS = 1 << 12
 
 
 class Reducer(Protocol):
@@ -51,6 +55,7 @@ class Compressor:
         self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
         memory = self.codec.memory if memory is None else memory
         self.memory = codecs.parse_memory(memory) if isinstance(memory, str) else memory
+        warm_up([self.codec], reducer)
         self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
         self._agreed = False
@@ -214,3 +219,45 @@ class AgentReducer:
     def _add(self, values: Array, wire: str = "int32") -> Array:
         self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
         return self._agent.allreduce(values, wire=wire)
+
+
+# Without a network
+
+
+@dataclass
+class Echo:
+    """A Reducer that answers at once as if every rank had sent what this one does, with the work that this takes."""
+
+    inner: Reducer
+    requests: int = 0
+    wire_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.rank, self.world = self.inner.rank, self.inner.world
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        self.requests += 1
+        self.wire_bytes += self.inner.wire_bytes(request)
+        if isinstance(request, Sum):
+            return request.values * request.values.dtype.type(self.world)
+        if isinstance(request, Max):
+            return request.values
+        if isinstance(request, Gather):
+            return [request.payload] * self.world
+        assert isinstance(request, SparseSum)
+        codec = codecs.by_number(request.payload.number)
+        assert codec is not None
+        payloads = [request.payload] * self.world
+        return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
+
+
+def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
+    """Have all that these codecs run compiled: by one process of the machine, loaded from disk by the others (seconds a
+    codec the first time on a machine). So the first step measures, and lasts, what all others do."""
+    x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
+    turn = Turn("warm-up", rank=reducer.rank, world=reducer.world, shape=(x.size // 64, 64))
+    folder = cache_root()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "codecs.lock"):
+        for codec in chosen:
+            drive(codec.exchange(codec.new_state(), x, turn), Echo(reducer), turn)

@@ -18,9 +18,9 @@ import numpy as np
 
 from host_agent.adaptive.network import Network, Sample
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
-from host_agent.compressed import Reducer, agree, drive, sum_of_payloads
+from host_agent.compressed import Echo, Reducer, agree, drive, warm_up
 from switchml import codecs
-from switchml.codecs import Gather, Max, Request, SparseSum, Sum, Turn
+from switchml.codecs import Max, Request, Turn
 
 REHEARSAL_SHARE = 0.02
 """Of the time goes into measuring again what choices cost that are not in use."""
@@ -97,33 +97,6 @@ class _Meter:
         return answer
 
 
-@dataclass
-class _Echo:
-    """A Reducer that answers at once as if every rank had sent what this one does, with the work that this takes."""
-
-    inner: Reducer
-    requests: int = 0
-    wire_bytes: int = 0
-
-    def __post_init__(self) -> None:
-        self.rank, self.world = self.inner.rank, self.inner.world
-
-    def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += 1
-        self.wire_bytes += self.inner.wire_bytes(request)
-        if isinstance(request, Sum):
-            return request.values * request.values.dtype.type(self.world)
-        if isinstance(request, Max):
-            return request.values
-        if isinstance(request, Gather):
-            return [request.payload] * self.world
-        assert isinstance(request, SparseSum)
-        codec = codecs.by_number(request.payload.number)
-        assert codec is not None
-        payloads = [request.payload] * self.world
-        return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
-
-
 class AutoCompressor:
     """As `compressed.Compressor`, but for a codec that stays the same.
 
@@ -146,6 +119,7 @@ class AutoCompressor:
         self.reducer, self.settings, self.seed, self.lr = reducer, settings, seed, 1.0
         self.memory = check_memory(memory)
         self.codecs = [codecs.parse(text) for text in CHOICES]
+        warm_up(self.codecs, reducer)
         self.network = Network()
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
@@ -158,9 +132,9 @@ class AutoCompressor:
         self._decided_at = 0
         self._decision_s = math.inf
         self._elapsed_before = 0.0
-        self._started = time.perf_counter()
         self._rehearsed_s = 0.0
         self._agreed = False
+        self._started = time.perf_counter()
 
     @property
     def choices(self) -> list[str]:
@@ -237,7 +211,7 @@ class AutoCompressor:
         choice = bucket.rehearsed % len(self.codecs)
         bucket.rehearsed += 1
         start = time.perf_counter()
-        echo = _Echo(self.reducer)
+        echo = Echo(self.reducer)
         codec = self.codecs[choice]
         outcome = drive(codec.exchange(codec.new_state(), x, turn), echo, turn)
         rest = x - outcome.own  # what the memory would do

@@ -79,9 +79,15 @@ class Network:
             return
         bulk_s = max(sample.seconds - sample.requests * self.latency_s, LEAST_SHARE * sample.seconds)
         rate = bulk_s / sample.wire_bytes
+        self._share = bulk_s / max(sample.seconds, 1e-9)
         is_same = self._last_of == (sample.bucket, sample.choice)
         self._last_of = (sample.bucket, sample.choice)
-        self._share = bulk_s / max(sample.seconds, 1e-9)
+        if not self.is_rate_visible:
+            # The requests took the time: all that is known is that a byte takes no longer than this.
+            slowest = sample.seconds / sample.wire_bytes
+            if not self._rates or self.s_per_byte > slowest:
+                self._rates.append(slowest)
+            return
         if is_same and self._rates:
             factor = max(rate / self.s_per_byte, self.s_per_byte / rate)
             self._odd = [*self._odd, rate] if factor > JUMP else []

@@ -24,7 +24,6 @@ CHOICES = (
     "topk:ratio=0.03",
     "topk:ratio=0.01",
     "topk:ratio=0.003",
-    "topk:ratio=0.001",
 )
 """From exact to coarse. All get along with one residual memory, so that a bucket may go from any to any other."""
 
@@ -34,6 +33,8 @@ STAY = 1.08
 """A change must promise to be faster by this factor."""
 ALIKE = 1.03
 """Among choices that are as fast but for this factor, the most exact is taken."""
+NOISE = 0.5
+"""And but for this share of the network's latency, for both."""
 KEPT = 5
 PROBE_SHARE = 0.05
 """Of the time, at most, that goes into trying what should be slower but may not be."""
@@ -48,7 +49,7 @@ class Auto(Settings):
     name = "auto"
 
     error: float = setting(
-        0.97, "largest share of a bucket's norm that a step may leave for later ones", above=0, most=1
+        0.9, "largest share of a bucket's norm that a step may leave for later ones", above=0, most=1
     )
 
 
@@ -137,8 +138,9 @@ class BucketPolicy:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
-        best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest)
-        if self.current in expected and expected[self.current] <= STAY * expected[best]:
+        noise_s = NOISE * network.latency_s
+        best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
+        if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
             best = self.current
         probe = self._probe(best, expected, now_s, network)
         self.current = best if probe is None else probe

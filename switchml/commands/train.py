@@ -63,7 +63,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--codec",
     metavar="NAME[:KEY=VALUE,…]",
     help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
-    "or auto[:error=0.97]: whatever is fastest for the network as it is (docs/compression.md).",
+    "or auto[:error=0.9]: whatever is fastest for the network as it is (docs/compression.md).",
 )
 @click.option(
     "--memory",
