@@ -68,6 +68,7 @@ class _Bucket:
 class _Record:
     """What one call came to, on this rank."""
 
+    step: int
     bucket: int
     choice: int
     requests: int
@@ -172,7 +173,7 @@ class AutoCompressor:
         self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
         self._records.append(
-            _Record(bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
+            _Record(self.step, bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
         )
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
@@ -247,11 +248,20 @@ class AutoCompressor:
         times = worst[4 + costs.size :].reshape(-1, 3)
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
+        steps: dict[int, list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
+            steps.setdefault(record.step, []).append((record, -network_s, compute_s, wire_bytes))
+        for parts in steps.values():
             self.network.add(
-                Sample(record.bucket, record.choice, record.requests, int(wire_bytes), max(-network_s, 1e-9))
+                Sample(
+                    tuple((record.bucket, record.choice) for record, *_ in parts),
+                    sum(record.requests for record, *_ in parts),
+                    round(sum(wire_bytes for *_, wire_bytes in parts)),
+                    sum(network_s for _, network_s, *_ in parts),
+                )
             )
-            buckets[record.bucket].policy.took(self.step, record.choice, compute_s - network_s, self.network)
+            for record, network_s, compute_s, _ in parts:
+                buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
         for bucket, table in zip(buckets, costs, strict=True):
             self._decide_for(bucket, table, elapsed_s, {"rtt_s": rtt_s, "loss": loss})
         step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)

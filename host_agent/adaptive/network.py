@@ -22,11 +22,10 @@ VISIBLE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Sample:
-    """One bucket's exchange. `wire_bytes`: of the busier direction of a rank's link. `choice`: with which codec;
-    samples of different codecs are no sign of change."""
+    """The exchanges of one step together. `wire_bytes`: on the busier direction of a rank's link. `choices`: what its
+    buckets went through; a difference between steps with the same is a difference of the network."""
 
-    bucket: int
-    choice: int
+    choices: tuple[tuple[int, int], ...]
     requests: int
     wire_bytes: int
     seconds: float
@@ -37,9 +36,9 @@ class Network:
 
     def __init__(self) -> None:
         self.regime = 0
-        self._latencies: deque[float] = deque(maxlen=KEPT)
+        self._latencies: deque[float] = deque(maxlen=2 * KEPT)
         self._rates: deque[float] = deque(maxlen=KEPT)
-        self._last_of: tuple[int, int] | None = None
+        self._last_choices: tuple | None = None
         self._odd: list[float] = []
         self._share = 1.0
 
@@ -74,27 +73,26 @@ class Network:
         self._latencies.append(seconds)
 
     def add(self, sample: Sample) -> None:
-        """Learn from an exchange; starts afresh if it shows that the network has changed."""
+        """Learn from a step; starts afresh if it shows that the network has changed."""
         if sample.wire_bytes <= 0:
             return
         bulk_s = max(sample.seconds - sample.requests * self.latency_s, LEAST_SHARE * sample.seconds)
         rate = bulk_s / sample.wire_bytes
         self._share = bulk_s / max(sample.seconds, 1e-9)
-        is_same = self._last_of == (sample.bucket, sample.choice)
-        self._last_of = (sample.bucket, sample.choice)
+        is_same, self._last_choices = sample.choices == self._last_choices, sample.choices
         if not self.is_rate_visible:
             # The requests took the time: all that is known is that a byte takes no longer than this.
             slowest = sample.seconds / sample.wire_bytes
             if not self._rates or self.s_per_byte > slowest:
                 self._rates.append(slowest)
             return
-        if is_same and self._rates:
+        if self._rates:
             factor = max(rate / self.s_per_byte, self.s_per_byte / rate)
-            self._odd = [*self._odd, rate] if factor > JUMP else []
+            self._odd = [*self._odd, rate] if factor > JUMP and (is_same or not self._odd) else []
             if factor > LEAP or len(self._odd) > 1:
                 self.regime += 1
                 self._rates.clear()
-                self._rates.extend(self._odd if factor <= LEAP else [rate])
+                self._rates.append(rate)
                 self._odd = []
                 return
         self._rates.append(rate)

@@ -112,11 +112,11 @@ class BucketPolicy:
         seen.step = step
 
     def expected_s(self, choice: int, network: Network) -> float:
-        """What a step with `choice` should take: as measured if it was lately, else by the model."""
-        if choice in self._seen:
-            return median(self._seen[choice].times_s)
+        """What a step with `choice` should take: the median of what it took lately and what the model says, so that
+        the model counts for one measurement."""
         costs = self.costs[choice]
-        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes)
+        model_s = costs.compute_s + network.seconds(costs.requests, costs.wire_bytes)
+        return median([model_s, *(self._seen[choice].times_s if choice in self._seen else ())])
 
     def admissible(self) -> list[int]:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""

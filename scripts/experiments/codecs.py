@@ -26,7 +26,7 @@ ALLOWED_LOSS = 0.01
 DEFAULT = (0.05, 0.9)
 """Learning rate and momentum of training without compression."""
 SETTINGS: dict[str, tuple[str, float, float]] = {
-    "randomk": ("randomk:ratio=0.1", 0.05, 0.0),
+    "randomk": ("randomk:ratio=0.1", 0.2, 0.0),
     "dgc": ("dgc", 0.05, 0.0),
     "onebit": ("onebit", 0.02, 0.9),
     "signsgd": ("signsgd", 0.002, 0.0),
