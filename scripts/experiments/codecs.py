@@ -30,7 +30,7 @@ SETTINGS: dict[str, tuple[str, float, float]] = {
     "dgc": ("dgc", 0.05, 0.0),
     "onebit": ("onebit", 0.02, 0.9),
     "signsgd": ("signsgd", 0.002, 0.0),
-    "signum": ("signum", 0.0005, 0.0),
+    "signum": ("signum", 0.0003, 0.0),
     "efsignsgd": ("efsignsgd", 0.02, 0.9),
 }
 """Codec → its text, learning rate and momentum of the optimizer, where they are not the defaults. What sends bare signs
