@@ -1,8 +1,8 @@
 """Compressed all-to-all for embedding exchange: error-bounded, with bounds by table that decay over iterations.
 
-In a recommendation model (DLRM) the embedding tables are spread over the ranks: each rank looks up all ranks' batches in
-its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows travels as an SZx
-stream (switchml/codecs/szx.py) that no value leaves by more than the table's bound.
+In a recommendation model (DLRM) the embedding tables are spread over the ranks: each rank looks up all ranks' batches
+in its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows travels as an
+SZx stream (switchml/codecs/szx.py) that changes no value by more than the table's bound.
 
     exchange = EmbeddingExchange(tables_of_rank=[[0, 2], [1, 3]], bounds=BoundSchedule([0.03, 0.01, 0.05, 0.03]))
     rows = exchange(looked_up)              # differentiable: gradients go back by a plain all-to-all
@@ -46,8 +46,8 @@ class BoundSchedule:
             raise ConfigError(f"bounds {list(self.tables)}: expected one of at least 0 for each table")
         if not self.start >= 1 or self.iterations < 0 or self.steps < 1:
             raise ConfigError(
-                f"start {self.start}, iterations {self.iterations}, steps {self.steps}: expected a start of at least 1, "
-                "no negative iterations and at least one step"
+                f"start {self.start}, iterations {self.iterations}, steps {self.steps}: expected a start of at least "
+                "1, no negative iterations and at least one step"
             )
 
     def factor(self, iteration: int) -> float:

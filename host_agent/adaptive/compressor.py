@@ -101,8 +101,9 @@ class _Meter:
 class AutoCompressor:
     """As `compressed.Compressor`, but for a codec that stays the same.
 
-    `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change: the
-    step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and seconds.
+    `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
+    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it was
+    decided on, in bits and seconds.
     Raises ConfigError for a memory that does not suit every choice.
     """
 
@@ -262,21 +263,24 @@ class AutoCompressor:
             )
             for record, network_s, compute_s, _ in parts:
                 buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
-        for bucket, table in zip(buckets, costs, strict=True):
-            self._decide_for(bucket, table, elapsed_s, {"rtt_s": rtt_s, "loss": loss})
         step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)
         self._elapsed_before, self._decided_at = elapsed_s, self.step
+        for bucket, table in zip(buckets, costs, strict=True):
+            self._decide_for(bucket, table, elapsed_s, step_s, {"rtt_s": rtt_s, "loss": loss})
         share = self.network.latency_s / (DECISION_SHARE * step_s) if step_s > 0 else 1.0
-        self._decide_at = self.step + min(MOST_STEPS, max(1, math.ceil(share)))
+        pause = 1 if any(bucket.policy.is_probing for bucket in buckets) else min(MOST_STEPS, math.ceil(share))
+        self._decide_at = self.step + max(1, pause)
 
-    def _decide_for(self, bucket: _Bucket, table: np.ndarray, elapsed_s: float, seen: dict[str, float]) -> None:
+    def _decide_for(
+        self, bucket: _Bucket, table: np.ndarray, elapsed_s: float, step_s: float, seen: dict[str, float]
+    ) -> None:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
             Costs(measured.requests, measured.wire_bytes, *row)
             for measured, row in zip(bucket.measured, table.tolist(), strict=True)
         ]
-        after = policy.decide(self.step, elapsed_s, self.network)
+        after = policy.decide(self.step, elapsed_s, self.network, step_s)
         if after == before:
             return
         self.decisions.append(
@@ -286,6 +290,7 @@ class AutoCompressor:
                 "elements": bucket.elements,
                 "from": CHOICES[before],
                 "to": CHOICES[after],
+                "is_probe": policy.is_probing,
                 "error": policy.costs[after].error,
                 "wire_bytes": policy.costs[after].wire_bytes,
                 "compress_s": policy.costs[after].compute_s,

@@ -33,8 +33,8 @@ STAY = 1.08
 """A change must promise to be faster by this factor."""
 ALIKE = 1.03
 """Among choices that are as fast but for this factor, the most exact is taken."""
-NOISE = 0.5
-"""And but for this share of the network's latency, for both."""
+LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
+"""And but for these shares of the network's latency and of a whole step, for both."""
 KEPT = 5
 PROBE_SHARE = 0.05
 """Of the time, at most, that goes into trying what should be slower but may not be."""
@@ -94,7 +94,8 @@ class _Seen:
 
 
 class BucketPolicy:
-    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` its index in use."""
+    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use, which
+    `is_probing` says to be a try of one step."""
 
     def __init__(self, error: float, choices: int = len(CHOICES)):
         self.error = error
@@ -103,6 +104,7 @@ class BucketPolicy:
         self._seen: dict[int, _Seen] = {}
         self._regime = 0
         self._probed_at_s = 0.0
+        self.is_probing = False
 
     def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
         """A step with `choice` took `seconds`, computing and exchanging."""
@@ -122,8 +124,8 @@ class BucketPolicy:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
-    def decide(self, step: int, now_s: float, network: Network) -> int:
-        """The choice from `step` on. `now_s`: agreed seconds of training so far.
+    def decide(self, step: int, now_s: float, network: Network, step_s: float = 0.0) -> int:
+        """The choice from `step` on. `now_s`: agreed seconds of training so far; `step_s`: of a whole step.
 
         1. Expect of each admissible choice what it took, or what costs and network make of it.
         2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
@@ -133,16 +135,18 @@ class BucketPolicy:
         self._follow(network)
         for choice in [c for c, seen in self._seen.items() if step - seen.step > FORGET_STEPS and c != self.current]:
             del self._seen[choice]
+        self.is_probing = False
         allowed = self.admissible()
         if not allowed or not network.is_known:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
-        noise_s = NOISE * network.latency_s
+        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
         best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
         if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
             best = self.current
         probe = self._probe(best, expected, now_s, network)
+        self.is_probing = probe is not None
         self.current = best if probe is None else probe
         return self.current
 

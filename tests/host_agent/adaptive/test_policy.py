@@ -134,6 +134,7 @@ def test_the_rate_is_not_lost_where_little_is_sent():
 def test_texts():
     assert is_auto("auto") and is_auto("auto:error=0.5") and not is_auto("topk:ratio=0.01")
     assert parse_auto("auto:error=0.5").error == 0.5
-    for text, says in (("auto:error=2", "at most 1"), ("auto:ratio=1", "no setting 'ratio'"), ("auto:error=x", "number")):
+    wrong = {"auto:error=2": "at most 1", "auto:ratio=1": "no setting 'ratio'", "auto:error=x": "number"}
+    for text, says in wrong.items():
         with pytest.raises(ConfigError, match=says):
             parse_auto(text)
