@@ -149,16 +149,12 @@ class Star:
         return self._wires.counts() if self._wires else {}
 
     def set_rate(self, rate_bps: float) -> None:
-        """Give all links another rate, and the queue and burst that go with it by LinkOptions' rules."""
+        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay. Raises
+        ConfigError."""
         self.link = replace(self.link, rate_bps=rate_bps)
-        for i, host in enumerate(self.hosts):
-            host.tc(f"qdisc replace dev {INTERFACE} root {self._shape}")
-            self.switch.tc(f"qdisc replace dev p{i} root {self._shape}")
-
-    @property
-    def _shape(self) -> str:
-        link = self.link
-        return f"tbf rate {round(link.rate_bps)}bit burst {link.burst_bytes} limit {link.queue_limit_bytes}"
+        for host in self.hosts:
+            host.tc(f"qdisc change dev {INTERFACE} root {_shape(self.link)}")
+        self.switch.tc(*(f"qdisc change dev p{i} root {_shape(self.link)}" for i in range(len(self.hosts))))
 
     def close(self) -> None:
         """End the process behind the links. The namespaces go with the lab."""
@@ -238,8 +234,11 @@ class Wires:
 
 def shape_interface(space: Namespace, interface: str, link: LinkOptions) -> None:
     """What leaves by an interface leaves at the link's rate."""
-    shape = f"tbf rate {round(link.rate_bps)}bit burst {link.burst_bytes} limit {link.queue_limit_bytes}"
-    space.tc(f"qdisc add dev {interface} root {shape}")
+    space.tc(f"qdisc add dev {interface} root {_shape(link)}")
+
+
+def _shape(link: LinkOptions) -> str:
+    return f"tbf rate {round(link.rate_bps)}bit burst {link.burst_bytes} limit {link.queue_limit_bytes}"
 
 
 def _mac(number: int) -> str:

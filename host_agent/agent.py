@@ -37,6 +37,7 @@ from switchml.errors import (
 )
 from switchml.io import shm
 from switchml.io.tunnel import TunnelClient, choose_address
+from switchml.memory import f32_at
 from switchml.sparse import Sparse
 
 from . import density, reach, tensors
@@ -148,6 +149,7 @@ class HostAgent:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._impaired = impaired
         self._densities = density.Memory()
+        self._compressors: dict = {}
         self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
         self._queue: collections.deque[_Call] = collections.deque()
         self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
@@ -404,6 +406,11 @@ class HostAgent:
         out=None,
         timeout_s: float | None = None,
         sparse: density.Choice | Sparse | bool | str | None = None,
+        *,
+        wire: str | None = None,
+        codec: str | None = None,
+        memory: str | None = None,
+        name: str = "",
     ):
         """Sum or mean of `x` over all ranks, with the same bits on each.
 
@@ -414,9 +421,20 @@ class HostAgent:
         all ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
         RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the result, and then the job is over for this
         rank.
+
+        `wire`: "int32" in place of the job's narrow lanes. `codec`: compresses float32 ("topk:ratio=0.01", see
+        docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of
+        one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
+        all ranks, so it can't be `async_op`.
         """
         if op not in ("sum", "mean"):
             raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
+        if codec is not None:
+            if async_op or timeout_s is not None or wire is not None:
+                raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s and wire")
+            return self._compressed(x, op, out, codec, memory, name)
+        if memory is not None:
+            raise ConfigError(f"memory {memory!r} needs a codec")
         call = tensors.prepare(x, out)
         handle = Handle()
 
@@ -430,9 +448,33 @@ class HostAgent:
             handle._done.set()
 
         self.allreduce_address(
-            call.source, call.target, call.numel, call.dtype, op, done, timeout_s=timeout_s, keep=call, sparse=sparse
+            call.source,
+            call.target,
+            call.numel,
+            call.dtype,
+            op,
+            done,
+            timeout_s=timeout_s,
+            keep=call,
+            sparse=sparse,
+            wire=wire,
         )
         return handle if async_op else handle.wait()
+
+    def _compressed(self, x, op: str, out, codec: str, memory: str | None, name: str):
+        """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
+        from .compressed import AgentReducer, Compressor
+
+        call = tensors.prepare(x, out)
+        if call.dtype != "float32":
+            raise UnsupportedTensor(f"dtype {call.dtype}: codecs take float32")
+        key = (codec, memory)
+        if key not in self._compressors:
+            self._compressors[key] = Compressor(AgentReducer(self), codec, memory)
+        # A copy: `out` may be `x`, and an exchange reads it to its end.
+        mean = self._compressors[key].allreduce(name, f32_at(call.source, call.numel).copy(), tuple(x.shape))
+        f32_at(call.target, call.numel)[:] = mean if op == "mean" else mean * np.float32(self.world_size)
+        return call.finish()
 
     def allreduce_address(
         self,
@@ -446,10 +488,11 @@ class HostAgent:
         timeout_s: float | None = None,
         keep: object = None,
         sparse: density.Choice | Sparse | bool | str | None = None,
+        wire: str | None = None,
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
-        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `on_done(None or error)` is called once, from the
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own. `on_done(None or error)` is called once, from the
         agent's thread, and must not wait for another call of this agent. The memory must stay alive until then (`keep`
         is held). `sparse`: as in `join`, whose word it overrides.
         """
@@ -461,7 +504,9 @@ class HostAgent:
             dtype, keep = "float32", (keep, widened)
         elif dtype not in tensors.NATIVE:
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join([*tensors.NATIVE, *tensors.HALVES])}")
-        if dtype == "float32" and self.wire != "int32":
+        if wire not in (None, "int32", self.wire):
+            raise ConfigError(f"wire {wire!r}: this job has {self.wire}, and any job has int32")
+        if dtype == "float32" and (wire or self.wire) != "int32":
             dtype = f"float32/{self.wire}"
         if numel == 0:
             on_done(self._error)

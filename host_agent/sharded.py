@@ -60,6 +60,7 @@ class ShardedAgent(HostAgent):
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._calls = self._dealt = 0
+        self._compressors: dict = {}
         for shard, agent in enumerate(agents):
             agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
 
@@ -111,6 +112,7 @@ class ShardedAgent(HostAgent):
         timeout_s: float | None = None,
         keep: object = None,
         sparse: Choice | Sparse | bool | str | None = None,
+        wire: str | None = None,
     ) -> None:
         """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
         job, else that of the lowest part.
@@ -119,7 +121,8 @@ class ShardedAgent(HostAgent):
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(_ITEM_BYTES)}")
         sparse = None if sparse is None else choice(sparse)
         lanes = "float32" if dtype in HALVES else dtype
-        fmt = FORMATS[f"float32/{self.wire}" if lanes == "float32" and self.wire != "int32" else lanes]
+        narrow = lanes == "float32" and (wire or self.wire) != "int32"
+        fmt = FORMATS[f"float32/{self.wire}" if narrow else lanes]
         parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
         with self._order:
             self._calls += numel > 0
@@ -142,6 +145,7 @@ class ShardedAgent(HostAgent):
                         timeout_s=timeout_s,
                         keep=keep,
                         sparse=sparse,
+                        wire=wire,
                     )
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
                 self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))

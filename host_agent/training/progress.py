@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from types import TracebackType
@@ -24,12 +25,12 @@ class TerminalProgress:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn(
-                "loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>7}  {task.fields[rate]:>7} img/s"
+                "loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>7}  {task.fields[rate]:>7} img/s  {task.fields[choices]}"
             ),
             console=Console(stderr=True),
         )
         self._tasks = {
-            backend: self._progress.add_task(TITLES[backend], total=steps, loss="–", accuracy="–", rate="–")
+            backend: self._progress.add_task(TITLES[backend], total=steps, loss="–", accuracy="–", rate="–", choices="")
             for backend in BACKENDS
         }
 
@@ -47,6 +48,7 @@ class TerminalProgress:
             loss=f"{step.loss:.4f}",
             accuracy=f"{step.accuracy:.2%}",
             rate=f"{step.images_per_s:.0f}",
+            choices=listed(step.choices),
         )
 
 
@@ -69,10 +71,16 @@ class PlainProgress:
             self._next_line = now + PLAIN_LINE_EVERY_S
             print(
                 f"{TITLES[step.backend]}: step {step.step}/{self._steps}, loss {step.loss:.4f}, "
-                f"accuracy {step.accuracy:.2%}, {step.images_per_s:.0f} img/s",
+                f"accuracy {step.accuracy:.2%}, {step.images_per_s:.0f} img/s" + (f", {listed(step.choices)}" if step.choices else ""),
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def listed(choices: tuple[str, ...]) -> str:
+    """What buckets go through, neighbours that are alike together: "2 x none, topk:ratio=0.01"."""
+    runs = [(choice, len(list(group))) for choice, group in itertools.groupby(choices)]
+    return ", ".join(f"{count} x {choice}" if count > 1 else choice for choice, count in runs)
 
 
 def progress(steps: int) -> TerminalProgress | PlainProgress:

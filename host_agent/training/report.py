@@ -12,6 +12,8 @@ from host_agent.training.worker import Settings
 from switchml.errors import ConfigError
 
 SHOWN = ("gloo", "switchml")
+SHOWN_DECISIONS = 8
+"""Changes of codec in the table, the latest; all are in the JSON."""
 
 
 def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:
@@ -32,9 +34,19 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "seconds_to_first_step": comparison.seconds_to_first_step,
         "goodput_bps": comparison.goodput_bps,
         "packets": comparison.packets,
+        "codec": settings.codec,
+        "memory": settings.memory,
+        "codec_totals": _codec_totals(comparison),
+        "codec_decisions": outcomes["switchml"].decisions,
         "params_sha256": outcomes["switchml"].params_sha256,
         "loss": {name: outcome.losses for name, outcome in outcomes.items()},
     }
+
+
+def _codec_totals(comparison: Comparison) -> dict[str, float]:
+    """Bytes of all ranks, seconds of the slowest; empty without a codec."""
+    each = comparison.outcomes["switchml"].codecs
+    return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in each[0]} if each else {}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -56,6 +68,16 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     table.add_row("time", *(f"{outcome.seconds:.2f} s" for outcome in outcomes))
     table.add_row("time a step (median)", *(f"{outcome.median_step_s * 1e3:.1f} ms" for outcome in outcomes))
     table.add_row("gradients through all-reduce", "", f"{comparison.goodput_bps / 8e6:.1f} MB/s a worker")
+    if codec := _codec_totals(comparison):
+        share = codec["bytes_sent"] / codec["bytes_dense"]
+        table.add_row(f"sent after {settings.codec}", "", f"{codec['bytes_sent'] / 1e6:.2f} MB ({share:.1%})")
+        table.add_row("compressing", "", f"{codec['compress_s'] / settings.steps * 1e3:.1f} ms a step")
+    decisions = comparison.outcomes["switchml"].decisions
+    for each in decisions[-SHOWN_DECISIONS:]:
+        where = f"step {each['step']}, bucket {each['bucket']}"
+        table.add_row(f"{where}: {each['from']} → {each['to']}", "", f"at {each['goodput_bps'] / 1e6:.0f} Mbit/s")
+    if len(decisions) > SHOWN_DECISIONS:
+        table.add_row("earlier changes of codec", "", str(len(decisions) - SHOWN_DECISIONS))
     for name, count in comparison.packets.items():
         table.add_row(f"packets {name}", "", f"{count:,}")
     table.add_row("parameters (SHA-256)", "", comparison.outcomes["switchml"].params_sha256[:16] + "…")

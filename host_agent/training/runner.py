@@ -45,6 +45,8 @@ class Outcome:
     params_sha256: str
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
+    codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
+    decisions: list[dict] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Comparison:
 
     @property
     def max_param_diff(self) -> float:
+        """Between the two phases, if there were two."""
         first, second = (self.outcomes[backend].parameters for backend in BACKENDS)
         return float(np.abs(first - second).max())
 
@@ -84,8 +87,8 @@ class Comparison:
 def compare(
     settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None], aggregator_kind: str
 ) -> Comparison:
-    """Train over Gloo and over an aggregator of our own, of a kind that `command_of` knows and started with
-    `aggregator_options`, and compare.
+    """Train over every backend of `settings`, `switchml` by an aggregator of our own, of a kind that `command_of` knows
+    and started with `aggregator_options`, and compare.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
     from host_agent.torch_aggregator import ChildAggregator, command_of
@@ -109,7 +112,7 @@ def compare_with(
         # The aggregator gets ready while the workers are at Gloo; who waits for it must not keep us from following
         # them.
         threading.Thread(target=workers.tell_address, args=(aggregator,), daemon=True).start()
-        results: dict[str, list[PhaseResult]] = {backend: [] for backend in BACKENDS}
+        results: dict[str, list[PhaseResult]] = {backend: [] for backend in settings.backends}
         seconds_to_first_step = 0.0
         for message in workers.messages(watch=lambda: _check_alive(aggregator)):
             if isinstance(message, Step):
@@ -117,7 +120,7 @@ def compare_with(
                 on_step(message)
             else:
                 results[message.backend].append(message)
-        outcomes = {backend: _combine(backend, results[backend]) for backend in BACKENDS}
+        outcomes = {backend: _combine(backend, results[backend]) for backend in settings.backends}
         return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
 
 
@@ -237,6 +240,8 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
         params_sha256=first.params_sha256,
         parameters=first.parameters,
         agents=[result.agent for result in ranks],
+        codecs=[result.codec for result in ranks if result.codec],
+        decisions=first.decisions,
     )
 
 

@@ -38,10 +38,14 @@ class Settings:
     batch_size: int
     learning_rate: float
     seed: int
+    momentum: float = 0.9
     transport: str = "auto"
     wire: str = "int32"
     interface: str = "lo"
     """Where Gloo's ranks find each other."""
+    codec: str | None = None
+    memory: str | None = None
+    backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
     sparse: str = "off"
@@ -58,6 +62,8 @@ class Step:
     accuracy: float
     images_per_s: float
     """Of all workers together."""
+    choices: tuple[str, ...] = ()
+    """With the codec `auto`: what the buckets go through, in their order."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,10 @@ class PhaseResult:
     parameters: np.ndarray | None = field(default=None, repr=False)
     agent: dict[str, float] = field(default_factory=dict)
     """`HostAgent.stats()`, if there was one."""
+    codec: dict[str, float] = field(default_factory=dict)
+    """Bytes and seconds of the codec, if there was one."""
+    decisions: list[dict] = field(default_factory=list)
+    """With the codec `auto`: its changes, the same on all ranks."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +139,7 @@ def _train_both(
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name need not even resolve
-    for backend in BACKENDS:
+    for backend in settings.backends:
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
             os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
@@ -159,7 +169,14 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)
     model = DistributedDataParallel(DigitsNet())
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=0.9)
+    hook = None
+    if backend == "switchml" and settings.codec is not None:
+        from host_agent.comm_hooks import CodecState, codec_hook
+
+        hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
+        hook.compressor.lr = settings.learning_rate
+        model.register_comm_hook(hook, codec_hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, momentum=settings.momentum)
     order = BatchOrder(rank=rank, workers=settings.workers, batch_size=settings.batch_size, seed=settings.seed)
     evaluate_every = max(1, settings.steps // EVALUATIONS)
     losses, step_seconds, accuracy = [], [], 0.0
@@ -179,7 +196,8 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         before = now
         if rank == 0:
             rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
-            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate))
+            choices = tuple(hook.choices) if hook is not None else ()
+            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
     agent = getattr(torch.distributed.group.WORLD, "agent", None)
     return PhaseResult(
@@ -192,6 +210,8 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         accuracy=_accuracy(model.module, digits) if rank == 0 else None,
         parameters=parameters if rank == 0 else None,
         agent=agent.stats() if agent is not None else {},
+        codec=hook.stats() if hook is not None else {},
+        decisions=hook.decisions if hook is not None else [],
     )
 
 

@@ -253,6 +253,8 @@ class Codec(Settings):
     aggregation: ClassVar[str]
     is_unbiased: ClassVar[bool] = False
     memory: ClassVar[str] = "none"
+    by_matrix: ClassVar[bool] = False
+    """Whether it works better on one tensor at a time, with its shape, than on a bucket of them."""
 
     def new_state(self) -> Any:
         """What the codec remembers of one tensor from step to step; None if nothing."""

@@ -24,6 +24,7 @@ class EfSignSgd(Codec):
     number = 22
     aggregation = GATHER
     memory = "efsignsgd"
+    by_matrix = True
 
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + 4 + (n + 7) // 8

@@ -26,6 +26,7 @@ class OneBit(Codec):
     number = 19
     aggregation = GATHER
     memory = "residual"
+    by_matrix = True
 
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + 8 + (n + 7) // 8

@@ -37,6 +37,7 @@ class PowerSgd(Codec):
     """
 
     name = "powersgd"
+    by_matrix = True
     number = 23
     aggregation = SUM
     memory = "powersgd"

@@ -73,12 +73,12 @@ _Settings = TypeVar("_Settings", bound=Settings)
 
 def parse(text: str) -> Codec:
     """The codec that `text` names: "NAME" or "NAME:key=value,key=value". Raises ConfigError."""
-    return _parse("codec", CODECS, text)
+    return parse_settings("codec", CODECS, text)
 
 
 def parse_memory(text: str) -> Memory:
     """The memory that `text` names, written in the same way. Raises ConfigError."""
-    return _parse("memory", MEMORIES, text)
+    return parse_settings("memory", MEMORIES, text)
 
 
 def by_number(number: int) -> type[Codec] | None:
@@ -86,7 +86,8 @@ def by_number(number: int) -> type[Codec] | None:
     return next((codec for codec in CODECS.values() if codec.number == number), None)
 
 
-def _parse(kind: str, table: dict[str, type[_Settings]], text: str) -> _Settings:
+def parse_settings(kind: str, table: dict[str, type[_Settings]], text: str) -> _Settings:
+    """The settings that `text` names in `table`; `kind` is what errors call it. Raises ConfigError."""
     name, colon, rest = text.strip().partition(":")
     if name not in table:
         raise ConfigError(f"unknown {kind} {name!r}: expected one of {', '.join(sorted(table))}")

@@ -25,6 +25,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 )
 @click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, show_default=True, help="Learning rate.")
 @click.option(
+    "--momentum",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="The optimizer's; 0 for what has a momentum of its own (--codec dgc, signum).",
+)
+@click.option(
     "--seed",
     type=click.IntRange(0),
     default=1,
@@ -49,9 +56,19 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.option(
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
-    default="int32",
-    show_default=True,
-    help="Integers that gradients travel as: narrower is faster and coarser.",
+    default=None,
+    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16 and auto]",
+)
+@click.option(
+    "--codec",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
+    "or auto[:error=0.9]: whatever is fastest for the network as it is (docs/compression.md).",
+)
+@click.option(
+    "--memory",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
 )
 @click.option(
     "--sparse",
@@ -88,11 +105,14 @@ def train(
     steps: int,
     batch_size: int,
     lr: float,
+    momentum: float,
     seed: int,
     aggregator: str,
     transport: str,
-    wire: str,
+    wire: str | None,
     sparse: str,
+    codec: str | None,
+    memory: str | None,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
@@ -114,6 +134,18 @@ def train(
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     if plot_file is not None:
         report.require_plotting(plot_file)
+    halves = False
+    if memory is not None and codec is None:
+        raise click.UsageError("--memory needs --codec")
+    if codec is not None:
+        from host_agent.adaptive.policy import check_memory, is_auto, parse_auto
+        from switchml import codecs
+
+        if is_auto(codec):
+            parse_auto(codec)
+            check_memory(memory)
+        halves = is_auto(codec) or codecs.parse(codec).name in ("fp16", "bf16")
+        codecs.parse_memory(memory or "none")
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:
         raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
@@ -129,9 +161,12 @@ def train(
         steps=steps,
         batch_size=batch_size,
         learning_rate=lr,
+        momentum=momentum,
         seed=seed,
         transport=transport,
-        wire=wire,
+        wire=wire or ("int16" if halves else "int32"),
+        codec=codec,
+        memory=memory,
         sparse=sparse,
         reorder_rate=0.0 if is_software else reorder_rate,
     )

@@ -1,0 +1,326 @@
+"""Compressed all-reduces whose codec is chosen as training goes on; what a CodecState drives for `--codec auto`.
+
+Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks tell each other what
+they have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from host_agent.adaptive.network import Network, Sample
+from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
+from host_agent.compressed import Echo, Reducer, agree, drive, warm_up
+from switchml import codecs
+from switchml.codecs import Max, Request, Turn
+
+REHEARSAL_SHARE = 0.02
+"""Of the time goes into measuring again what choices cost that are not in use."""
+DECISION_SHARE = 0.03
+"""Of the time goes into agreeing, at most, unless steps are so long that one decision a step is less."""
+MOST_STEPS = 16
+"""Between two decisions."""
+KEPT = 5
+"""Measurements that count: their median does."""
+
+
+@dataclass
+class Health:
+    """What the agent has counted since joining; all zero where there is none."""
+
+    rtt_s: float = 0.0
+    sent: int = 0
+    retransmitted: int = 0
+
+
+@dataclass
+class _Measured:
+    """What this rank knows of a choice for a bucket, from rehearsals and use."""
+
+    requests: int = 0
+    wire_bytes: int = 0
+    compute_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    errors: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+@dataclass
+class _Bucket:
+    number: int
+    name: str
+    elements: int
+    policy: BucketPolicy
+    memory_state: Any
+    codec_states: list[Any]
+    measured: list[_Measured] = field(default_factory=lambda: [_Measured() for _ in CHOICES])
+    calls: int = 0
+    rehearsed: int = 0
+
+
+@dataclass
+class _Record:
+    """What one call came to, on this rank."""
+
+    step: int
+    bucket: int
+    choice: int
+    requests: int
+    wire_bytes: int
+    network_s: float
+    compute_s: float
+
+
+@dataclass
+class _Meter:
+    """A Reducer that counts and times what passes through it."""
+
+    inner: Reducer
+    requests: int = 0
+    wire_bytes: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rank, self.world = self.inner.rank, self.inner.world
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        self.requests += 1
+        self.wire_bytes += self.inner.wire_bytes(request)
+        start = time.perf_counter()
+        answer = self.inner.reduce(request, turn)
+        self.seconds += time.perf_counter() - start
+        return answer
+
+
+class AutoCompressor:
+    """As `compressed.Compressor`, but for a codec that stays the same.
+
+    `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
+    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it was
+    decided on, in bits and seconds.
+    Raises ConfigError for a memory that does not suit every choice.
+    """
+
+    by_matrix = False
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        settings: Auto,
+        memory: str | None = None,
+        *,
+        seed: int = 0,
+        health: Callable[[], Health] = Health,
+    ):
+        self.reducer, self.settings, self.seed, self.lr = reducer, settings, seed, 1.0
+        self.memory = check_memory(memory)
+        self.codecs = [codecs.parse(text) for text in CHOICES]
+        warm_up(self.codecs, reducer)
+        self.network = Network()
+        self.decisions: list[dict[str, Any]] = []
+        self.step = 0
+        self._health = health
+        self._health_before = Health()
+        self._buckets: dict[tuple[str, int], _Bucket] = {}
+        self._done: set[str] = set()
+        self._records: list[_Record] = []
+        self._decide_at = 1
+        self._decided_at = 0
+        self._decision_s = math.inf
+        self._elapsed_before = 0.0
+        self._rehearsed_s = 0.0
+        self._agreed = False
+        self._started = time.perf_counter()
+
+    @property
+    def choices(self) -> list[str]:
+        """What the buckets of the latest step take, in their order."""
+        return [CHOICES[bucket.policy.current] for bucket in self._buckets.values() if bucket.name in self._done]
+
+    def allreduce(self, name: str, x: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """The mean over the ranks of `x`, float32[n]; the same bits on every rank. `name`: the bucket's; one that comes
+        again begins a new step."""
+        if not self._agreed:
+            agree(self.reducer, f"codec {self.settings}, memory {self.memory}, seed {self.seed}")
+            self._agreed = True
+        if name in self._done:
+            self._done.clear()
+            self.step += 1
+            if self.step >= self._decide_at:
+                self._decide()
+        self._done.add(name)
+        bucket = self._bucket(name, x.size)
+        choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
+        turn = Turn(
+            name=name,
+            step=self.step,
+            seed=self.seed,
+            rank=self.reducer.rank,
+            world=self.reducer.world,
+            lr=self.lr,
+            shape=shape,
+        )
+        start = time.perf_counter()
+        compensated = self.memory.compensate(bucket.memory_state, x, turn)
+        rehearsed_s = self._rehearse_one(bucket, compensated, turn)
+        meter = _Meter(self.reducer)
+        outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
+        self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
+        compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
+        self._records.append(
+            _Record(self.step, bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
+        )
+        if bucket.calls:  # the first one reads memory that was never touched before
+            bucket.measured[choice].compute_s.append(compute_s)
+        bucket.calls += 1
+        return outcome.mean
+
+    def _bucket(self, name: str, elements: int) -> _Bucket:
+        key = (name, elements)
+        if key not in self._buckets:
+            # DDP forms its buckets anew after the first step: what had this name is gone.
+            for other in [k for k in self._buckets if k[0] == name]:
+                del self._buckets[other]
+            self._buckets[key] = _Bucket(
+                number=len(self._buckets),
+                name=name,
+                elements=elements,
+                policy=BucketPolicy(self.settings.error),
+                memory_state=self.memory.new_state(),
+                codec_states=[codec.new_state() for codec in self.codecs],
+            )
+            for number, bucket in enumerate(self._buckets.values()):
+                bucket.number = number
+            self._records.clear()
+        return self._buckets[key]
+
+    # -- what choices cost --
+
+    def _rehearse_one(self, bucket: _Bucket, x: np.ndarray, turn: Turn) -> float:
+        """Measure one choice with this vector, if it is time for it; seconds spent."""
+        if bucket.calls == 0:
+            return 0.0
+        elapsed_s = time.perf_counter() - self._started
+        is_first_round = bucket.rehearsed < len(self.codecs)
+        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * elapsed_s:
+            return 0.0
+        choice = bucket.rehearsed % len(self.codecs)
+        bucket.rehearsed += 1
+        start = time.perf_counter()
+        echo = Echo(self.reducer)
+        codec = self.codecs[choice]
+        outcome = drive(codec.exchange(codec.new_state(), x, turn), echo, turn)
+        rest = x - outcome.own  # what the memory would do
+        spent_s = time.perf_counter() - start
+        measured = bucket.measured[choice]
+        measured.requests, measured.wire_bytes = echo.requests, echo.wire_bytes
+        measured.compute_s.append(spent_s)
+        measured.errors.append(_share(rest, x))
+        spent_s = time.perf_counter() - start
+        self._rehearsed_s += spent_s
+        return spent_s
+
+    # -- agreeing and deciding --
+
+    def _decide(self) -> None:
+        """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
+        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
+        buckets = list(self._buckets.values())
+        records = self._records[-4 * len(buckets) :]
+        health, elapsed_s = self._health(), time.perf_counter() - self._started
+        sent = health.sent - self._health_before.sent
+        loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
+        mine = np.array(
+            [-self._decision_s, elapsed_s, health.rtt_s, loss, *_costs_of(buckets), *_times_of(records)], np.float32
+        )
+        start = time.perf_counter()
+        worst = self.reducer.reduce(Max(mine), Turn("auto", rank=self.reducer.rank, world=self.reducer.world))
+        self._decision_s = time.perf_counter() - start
+        self._health_before = health
+        self._records = []
+        latency_s, elapsed_s, rtt_s, loss = -float(worst[0]), *(float(value) for value in worst[1:4])
+        costs = worst[4 : 4 + 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
+        times = worst[4 + costs.size :].reshape(-1, 3)
+        if latency_s < math.inf:
+            self.network.add_latency(latency_s)
+        steps: dict[int, list[tuple[_Record, float, float, float]]] = {}
+        for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
+            steps.setdefault(record.step, []).append((record, -network_s, compute_s, wire_bytes))
+        for parts in steps.values():
+            self.network.add(
+                Sample(
+                    tuple((record.bucket, record.choice) for record, *_ in parts),
+                    sum(record.requests for record, *_ in parts),
+                    round(sum(wire_bytes for *_, wire_bytes in parts)),
+                    sum(network_s for _, network_s, *_ in parts),
+                )
+            )
+            for record, network_s, compute_s, _ in parts:
+                buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
+        step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)
+        self._elapsed_before, self._decided_at = elapsed_s, self.step
+        for bucket, table in zip(buckets, costs, strict=True):
+            self._decide_for(bucket, table, elapsed_s, step_s, {"rtt_s": rtt_s, "loss": loss})
+        share = self.network.latency_s / (DECISION_SHARE * step_s) if step_s > 0 else 1.0
+        pause = 1 if any(bucket.policy.is_probing for bucket in buckets) else min(MOST_STEPS, math.ceil(share))
+        self._decide_at = self.step + max(1, pause)
+
+    def _decide_for(
+        self, bucket: _Bucket, table: np.ndarray, elapsed_s: float, step_s: float, seen: dict[str, float]
+    ) -> None:
+        """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
+        policy, before = bucket.policy, bucket.policy.current
+        policy.costs = [
+            Costs(measured.requests, measured.wire_bytes, *row)
+            for measured, row in zip(bucket.measured, table.tolist(), strict=True)
+        ]
+        after = policy.decide(self.step, elapsed_s, self.network, step_s)
+        if after == before:
+            return
+        self.decisions.append(
+            {
+                "step": self.step + 1,
+                "bucket": bucket.number,
+                "elements": bucket.elements,
+                "from": CHOICES[before],
+                "to": CHOICES[after],
+                "is_probe": policy.is_probing,
+                "error": policy.costs[after].error,
+                "wire_bytes": policy.costs[after].wire_bytes,
+                "compress_s": policy.costs[after].compute_s,
+                "expected_s": policy.expected_s(after, self.network),
+                "goodput_bps": self.network.goodput_bps,
+                "latency_s": self.network.latency_s,
+                **seen,
+            }
+        )
+
+
+def _costs_of(buckets: list[_Bucket]) -> list[float]:
+    """Seconds of computing and error for each bucket and choice; infinite where this rank knows none."""
+    return [
+        value
+        for bucket in buckets
+        for measured in bucket.measured
+        for value in (
+            (median(measured.compute_s), median(measured.errors)) if measured.errors else (math.inf, math.inf)
+        )
+    ]
+
+
+def _times_of(records: list[_Record]) -> list[float]:
+    return [value for record in records for value in (-record.network_s, record.compute_s, record.wire_bytes)]
+
+
+def _share(rest: np.ndarray, x: np.ndarray) -> float:
+    """|rest| / |x|, 0 for a vector of zeros; infinite if it has anything that is not finite."""
+    whole, left = (float(np.einsum("i,i", v, v)) for v in (x, rest))
+    if not math.isfinite(whole + left):
+        return math.inf
+    return math.sqrt(left / whole) if whole > 0 else 0.0

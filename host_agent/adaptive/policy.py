@@ -1,0 +1,172 @@
+"""Which choice a bucket takes: the shortest expected time among those within the bound on the error.
+
+Pure arithmetic over numbers that all ranks have agreed on: no clock, no network, no randomness, so that every rank
+comes to the same decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+
+from host_agent.adaptive.network import Network
+from switchml.codecs.base import Memory, Settings, setting
+from switchml.codecs.registry import parse_memory, parse_settings
+from switchml.errors import ConfigError
+
+CHOICES = (
+    "none",
+    "fp16",
+    "thc",
+    "topk:ratio=0.1",
+    "topk:ratio=0.03",
+    "topk:ratio=0.01",
+    "topk:ratio=0.003",
+)
+"""From exact to coarse. All get along with one residual memory, so that a bucket may go from any to any other."""
+
+MEMORIES = ("residual", "none")
+"""What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
+STAY = 1.08
+"""A change must promise to be faster by this factor."""
+ALIKE = 1.03
+"""Among choices that are as fast but for this factor, the most exact is taken."""
+LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
+"""And but for these shares of the network's latency and of a whole step, for both."""
+KEPT = 5
+PROBE_SHARE = 0.05
+"""Of the time, at most, that goes into trying what should be slower but may not be."""
+FORGET_STEPS = 200
+"""A time that was measured is believed for so many steps; then the estimate counts again."""
+
+
+@dataclass(frozen=True)
+class Auto(Settings):
+    """`--codec auto`: what may be chosen."""
+
+    name = "auto"
+
+    error: float = setting(
+        0.9, "largest share of a bucket's norm that a step may leave for later ones", above=0, most=1
+    )
+
+
+def is_auto(text: str) -> bool:
+    """Whether the text of a codec means that it is to be chosen."""
+    return text.strip().partition(":")[0] == Auto.name
+
+
+def parse_auto(text: str) -> Auto:
+    """The settings in "auto" or "auto:error=0.9". Raises ConfigError."""
+    return parse_settings("codec", {Auto.name: Auto}, text)
+
+
+def check_memory(text: str | None) -> Memory:
+    """The memory that `text` names, by default residual. Raises ConfigError if it does not suit every choice."""
+    memory = parse_memory(text or "residual")
+    if memory.name not in MEMORIES:
+        raise ConfigError(f"memory {memory.name} with codec auto: expected one of {', '.join(MEMORIES)}")
+    return memory
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange."""
+
+    requests: int = 0
+    wire_bytes: int = 0
+    compute_s: float = math.inf
+    error: float = math.inf
+
+    @property
+    def is_known(self) -> bool:
+        return math.isfinite(self.compute_s)
+
+
+@dataclass
+class _Seen:
+    """What a choice really took, in this regime."""
+
+    times_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    step: int = 0
+
+
+class BucketPolicy:
+    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use, which
+    `is_probing` says to be a try of one step."""
+
+    def __init__(self, error: float, choices: int = len(CHOICES)):
+        self.error = error
+        self.costs = [Costs() for _ in range(choices)]
+        self.current = 0
+        self._seen: dict[int, _Seen] = {}
+        self._regime = 0
+        self._probed_at_s = 0.0
+        self.is_probing = False
+
+    def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
+        """A step with `choice` took `seconds`, computing and exchanging."""
+        self._follow(network)
+        seen = self._seen.setdefault(choice, _Seen())
+        seen.times_s.append(seconds)
+        seen.step = step
+
+    def expected_s(self, choice: int, network: Network) -> float:
+        """What a step with `choice` should take: the median of what it took lately and what the model says, so that
+        the model counts for one measurement."""
+        costs = self.costs[choice]
+        model_s = costs.compute_s + network.seconds(costs.requests, costs.wire_bytes)
+        return median([model_s, *(self._seen[choice].times_s if choice in self._seen else ())])
+
+    def admissible(self) -> list[int]:
+        """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
+        return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
+
+    def decide(self, step: int, now_s: float, network: Network, step_s: float = 0.0) -> int:
+        """The choice from `step` on. `now_s`: agreed seconds of training so far; `step_s`: of a whole step.
+
+        1. Expect of each admissible choice what it took, or what costs and network make of it.
+        2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
+        3. If that one sends so little that nobody knows how fast the network is, try the next that sends more, once in
+           a while.
+        """
+        self._follow(network)
+        for choice in [c for c, seen in self._seen.items() if step - seen.step > FORGET_STEPS and c != self.current]:
+            del self._seen[choice]
+        self.is_probing = False
+        allowed = self.admissible()
+        if not allowed or not network.is_known:
+            return self.current
+        expected = {choice: self.expected_s(choice, network) for choice in allowed}
+        shortest = min(expected.values())
+        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
+        best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
+        if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
+            best = self.current
+        probe = self._probe(best, expected, now_s, network)
+        self.is_probing = probe is not None
+        self.current = best if probe is None else probe
+        return self.current
+
+    def _probe(self, best: int, expected: dict[int, float], now_s: float, network: Network) -> int | None:
+        """A choice worth a try: it sends more than `best`, and would be faster if bytes cost nothing."""
+        if network.is_rate_visible:
+            return None
+        least_s = {
+            c: self.costs[c].compute_s + self.costs[c].requests * network.latency_s
+            for c in expected
+            if c not in self._seen and self.costs[c].wire_bytes > self.costs[best].wire_bytes
+        }
+        for choice in sorted(least_s, key=lambda c: self.costs[c].wire_bytes):
+            extra_s = max(expected[choice] - expected[best], 0.0)
+            if least_s[choice] < expected[best] and extra_s <= PROBE_SHARE * (now_s - self._probed_at_s):
+                self._probed_at_s = now_s
+                return choice
+        return None
+
+    def _follow(self, network: Network) -> None:
+        if network.regime != self._regime:
+            self._regime = network.regime
+            self._seen.clear()

@@ -1,0 +1,213 @@
+"""Compressed all-to-all for embedding exchange: error-bounded, with bounds by table that decay over iterations.
+
+In a recommendation model (DLRM) the embedding tables are spread over the ranks: each rank looks up all ranks' batches
+in its own tables, and an all-to-all brings every rank the rows of its own batch. Here every block of rows travels as an
+SZx stream (switchml/codecs/szx.py) that changes no value by more than the table's bound.
+
+    exchange = EmbeddingExchange(tables_of_rank=[[0, 2], [1, 3]], bounds=BoundSchedule([0.03, 0.01, 0.05, 0.03]))
+    rows = exchange(looked_up)              # differentiable: gradients go back by a plain all-to-all
+
+H. Feng, B. Zhang, F. Ye et al., "Accelerating Communication in Deep Learning Recommendation Model Training with
+Dual-Level Adaptive Lossy Compression", SC 2024 (arXiv:2407.04272): bounds by table, the decay, and one buffer are
+theirs; their codecs (vector-based LZ, Huffman) are not here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from switchml.codecs import Payload
+from switchml.codecs.szx import Szx
+from switchml.errors import ConfigError, PayloadError
+
+
+@dataclass(frozen=True)
+class BoundSchedule:
+    """The largest error of a value, by table and iteration (from 0).
+
+    `tables`: the final bound of each table, in the units of its values; 0 is lossless. A bound starts at `start` times
+    that and decays to it in `steps` equal steps, all `iterations` long (then: 65,536 iterations, start 2). Raises
+    ConfigError.
+    """
+
+    tables: Sequence[float]
+    start: float = 2.0
+    iterations: int = 65_536
+    steps: int = 4
+
+    def __post_init__(self) -> None:
+        if not self.tables or not all(np.isfinite(bound) and bound >= 0 for bound in self.tables):
+            raise ConfigError(f"bounds {list(self.tables)}: expected one of at least 0 for each table")
+        if not self.start >= 1 or self.iterations < 0 or self.steps < 1:
+            raise ConfigError(
+                f"start {self.start}, iterations {self.iterations}, steps {self.steps}: expected a start of at least "
+                "1, no negative iterations and at least one step"
+            )
+
+    def factor(self, iteration: int) -> float:
+        """What the final bounds are multiplied by: start at first, 1 from `iterations` on, going down in `steps`."""
+        if iteration >= self.iterations:
+            return 1.0
+        stair = iteration * self.steps // self.iterations
+        return self.start - (self.start - 1) * stair / self.steps
+
+    def bound(self, table: int, iteration: int) -> float:
+        return self.tables[table] * self.factor(iteration)
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent since the start, what it would have sent as it was, and seconds of (de)compressing.
+    `largest_error`: of any value, as the sender knows it; measured where an exchange is told to `check`."""
+
+    bytes_sent: int = 0
+    bytes_plain: int = 0
+    compress_s: float = 0.0
+    largest_error: float = 0.0
+
+
+class EmbeddingExchange:
+    """All-to-all of looked-up rows over torch.distributed; make it alike on all ranks.
+
+    `tables_of_rank[r]`: numbers of the tables that rank r holds. `bounds` None: nothing is compressed. `check`: also
+    decompress what is sent, for `traffic.largest_error` (costs time). Raises ConfigError unless every table has one
+    rank and a bound.
+    """
+
+    def __init__(
+        self,
+        tables_of_rank: Sequence[Sequence[int]],
+        bounds: BoundSchedule | None = None,
+        *,
+        group: dist.ProcessGroup | None = None,
+        check: bool = False,
+    ):
+        self._group, self._check = group, check
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self._tables = [list(tables) for tables in tables_of_rank]
+        self.tables = sum(map(len, self._tables))
+        if sorted(table for tables in self._tables for table in tables) != list(range(self.tables)):
+            raise ConfigError(f"tables_of_rank {self._tables}: expected every table from 0 on exactly once")
+        if len(self._tables) != self.world:
+            raise ConfigError(f"tables_of_rank has {len(self._tables)} ranks: the group has {self.world}")
+        if bounds is not None and len(bounds.tables) != self.tables:
+            raise ConfigError(f"{len(bounds.tables)} bounds for {self.tables} tables")
+        self.bounds, self.iteration, self.traffic = bounds, 0, Traffic()
+
+    def __call__(self, looked_up: torch.Tensor) -> torch.Tensor:
+        """`looked_up`: float32[ranks, own tables, batch, width], what the other ranks' batches find in this rank's
+        tables; `batch` and `width` are the same on all ranks. Returns float32[batch, tables, width], what this rank's
+        batch finds in all tables, in the order of their numbers. Counts one iteration.
+        """
+        expected = (self.world, len(self._tables[self.rank]))
+        if looked_up.dtype != torch.float32 or looked_up.ndim != 4 or looked_up.shape[:2] != expected:
+            raise ConfigError(
+                f"looked up: {looked_up.dtype} of shape {tuple(looked_up.shape)}; expected float32 "
+                f"[{expected[0]} ranks, {expected[1]} tables, batch, width]"
+            )
+        rows = _AllToAll.apply(looked_up, self)
+        self.iteration += 1
+        return rows
+
+    # Both directions
+
+    def forward(self, looked_up: torch.Tensor) -> torch.Tensor:
+        """float32[batch, tables, width].
+
+        1. Compress each table's rows for each rank with the bound of the table and the iteration; put all streams for a
+           rank one after the other, and all ranks' into one buffer.
+        2. Exchange the sizes of all streams. 3. Exchange the buffer. 4. Decompress.
+        """
+        _, _, batch, width = looked_up.shape
+        values = looked_up.detach().cpu().numpy()
+        self.traffic.bytes_plain += 4 * values[0].size * (self.world - 1)
+        if self.bounds is None:
+            self.traffic.bytes_sent += 4 * values[0].size * (self.world - 1)
+            return self._plain(looked_up, batch, width)
+        start = time.perf_counter()
+        streams = [
+            [self._compress(table, values[to, i]) for i, table in enumerate(self._tables[self.rank])]
+            for to in range(self.world)
+        ]
+        self.traffic.compress_s += time.perf_counter() - start
+        mine = torch.tensor([len(stream) for row in streams for stream in row], dtype=torch.int64)
+        counts = [len(self._tables[self.rank])] * self.world
+        sizes = torch.empty(self.tables, dtype=torch.int64)
+        dist.all_to_all_single(sizes, mine, [len(tables) for tables in self._tables], counts, group=self._group)
+        buffer = torch.frombuffer(bytearray(b"".join(s for row in streams for s in row)), dtype=torch.uint8)
+        to_each = [sum(map(len, row)) for row in streams]
+        ends = np.cumsum([len(tables) for tables in self._tables])
+        from_each = [int(part.sum()) for part in np.split(sizes.numpy(), ends[:-1])]
+        received = torch.empty(sum(from_each), dtype=torch.uint8)
+        dist.all_to_all_single(received, buffer, from_each, to_each, group=self._group)
+        self.traffic.bytes_sent += sum(to_each) - to_each[self.rank] + 8 * (self.world - 1) * counts[0]
+        start = time.perf_counter()
+        rows = np.empty((batch, self.tables, width), np.float32)
+        at, raw = 0, received.numpy()
+        for table, size in zip((t for tables in self._tables for t in tables), sizes.tolist(), strict=True):
+            rows[:, table] = _decompress(table, raw[at : at + size], batch, width)
+            at += size
+        self.traffic.compress_s += time.perf_counter() - start
+        return torch.from_numpy(rows).to(looked_up.device)
+
+    def backward(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Gradients of `forward`'s rows back to the ranks that hold the tables, as they are: float32[ranks, own tables,
+        batch, width]."""
+        batch, _, width = gradient.shape
+        order = [table for tables in self._tables for table in tables]
+        outgoing = gradient.transpose(0, 1)[order].contiguous()
+        own = len(self._tables[self.rank])
+        incoming = torch.empty((self.world * own, batch, width), dtype=gradient.dtype, device=gradient.device)
+        dist.all_to_all_single(
+            incoming, outgoing, [own] * self.world, [len(tables) for tables in self._tables], group=self._group
+        )
+        return incoming.view(self.world, own, batch, width)
+
+    def _plain(self, looked_up: torch.Tensor, batch: int, width: int) -> torch.Tensor:
+        own = len(self._tables[self.rank])
+        incoming = torch.empty((self.tables, batch, width), dtype=looked_up.dtype, device=looked_up.device)
+        outgoing = looked_up.reshape(self.world * own, batch, width).contiguous()
+        dist.all_to_all_single(
+            incoming, outgoing, [len(tables) for tables in self._tables], [own] * self.world, group=self._group
+        )
+        order = torch.tensor([table for tables in self._tables for table in tables], device=looked_up.device)
+        rows = torch.empty_like(incoming)
+        rows[order] = incoming
+        return rows.transpose(0, 1).contiguous()
+
+    def _compress(self, table: int, values: np.ndarray) -> bytes:
+        assert self.bounds is not None
+        codec = Szx(bound=self.bounds.bound(table, self.iteration), mode="abs")
+        flat = np.ascontiguousarray(values).reshape(-1)
+        payload = codec.compress(None, flat)
+        if self._check and flat.size:
+            error = float(np.abs(codec.decompress(payload, flat.size) - flat).max())
+            self.traffic.largest_error = max(self.traffic.largest_error, error)
+        return payload.to_bytes()
+
+
+def _decompress(table: int, raw: np.ndarray, batch: int, width: int) -> np.ndarray:
+    """float32[batch, width]. Raises PayloadError that names the table."""
+    try:
+        return Szx().decompress(Payload.from_bytes(raw), batch * width).reshape(batch, width)
+    except PayloadError as error:
+        raise PayloadError(f"table {table}: {error}; every rank must exchange batches of one size") from None
+
+
+class _AllToAll(torch.autograd.Function):
+    """`EmbeddingExchange.forward` and `.backward` for autograd: the error of compression is taken for a constant."""
+
+    @staticmethod
+    def forward(ctx, looked_up, exchange):
+        ctx.exchange = exchange
+        return exchange.forward(looked_up)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.exchange.backward(gradient.contiguous()), None

@@ -1,0 +1,326 @@
+"""Change the links' rate while a model trains, and compare `auto` with every fixed choice.
+
+    sudo python scripts/experiments/adaptive.py [--rates 1000,20,200] [--steps 200] [--plot FILE.png] [--json]
+
+Hosts are network namespaces around a switch, their links shaped by tc (emulator/star.py), one rank in each; the
+software aggregator sits in the switch. All choices train models of their own in the same processes, and take turns of
+TURN_STEPS steps, so that whatever else the machine does meets them all alike. The digits' network has its hidden layer
+widened (2048 units: 1.08 million parameters, 4.3 MB of gradients), as the small one would hardly notice its network.
+A fixed choice does the same in each step of a phase: one that has had its `--patience` in a phase is not run further,
+and its remaining steps count as its median.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from multiprocessing import connection, forkserver, get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+
+from emulator import star as stars
+from emulator.namespaces import Lab, die_with_parent, enter
+from host_agent.bench.network import SwitchAggregator
+from host_agent.training.data import BatchOrder, Digits, load
+
+FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio=0.003")
+AUTO = "auto"
+TURN_STEPS = 10
+WARM_UP_STEPS = 20
+"""Uncounted, at the first rate: DDP forms its buckets, kernels and memory are touched, auto rehearses."""
+STORE_PORT = 29500
+BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a rank needs to know."""
+
+    rank: int
+    workers: int
+    namespace: str
+    store: str
+    aggregator: str
+    digits: str
+    hidden: int
+    choices: tuple[str, ...]
+
+
+@dataclass
+class Line:
+    """One choice's whole run."""
+
+    phases: list[list[float]] = field(default_factory=list)
+    """Seconds of each step that was run, of the slowest rank."""
+    codecs: list[list[str]] = field(default_factory=list)
+    """Of the first bucket, in each of these steps."""
+    losses: list[float] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+
+# A rank
+
+
+def main_of_rank(task: Task, pipe: connection.Connection) -> None:
+    """Entry point of a rank's process: runs the steps that it is told to, and answers with what they took."""
+    die_with_parent(os.getppid())
+    enter(task.namespace)
+    os.environ |= {
+        "GLOO_SOCKET_IFNAME": stars.INTERFACE,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of hosts without a name, and all of ours are
+        "SWITCHML_AGGREGATOR": task.aggregator,
+        "SWITCHML_TRANSPORT": "udp",
+        "SWITCHML_WIRE": "int16",
+    }
+    import torch
+    import torch.distributed as dist
+
+    from host_agent import torch_backend  # noqa: F401
+
+    torch.set_num_threads(1)
+    store = f"tcp://{task.store}:{STORE_PORT}"
+    dist.init_process_group("switchml", init_method=store, rank=task.rank, world_size=task.workers)
+    trainers = [Trainer(task, choice) for choice in task.choices]
+    pipe.send(None)
+    while (order := pipe.recv()) is not None:
+        number, steps = order
+        pipe.send(trainers[number].run(steps))
+    dist.destroy_process_group()
+
+
+class Trainer:
+    """One choice's model on one rank."""
+
+    def __init__(self, task: Task, choice: str):
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        from host_agent.comm_hooks import CodecState, codec_hook
+        from host_agent.training.model import DigitsNet
+
+        digits = Digits.restore(Path(task.digits))
+        self._images, self._labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
+        torch.manual_seed(SEED)
+        self._model = DistributedDataParallel(DigitsNet(task.hidden))
+        self._state = CodecState(choice, "residual" if choice.startswith("topk") else None, seed=SEED)
+        self._model.register_comm_hook(self._state, codec_hook)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+        self._order = BatchOrder(rank=task.rank, workers=task.workers, batch_size=BATCH, seed=SEED)
+        self._choice, self._step = choice, 0
+
+    def run(self, steps: int) -> dict[str, Any]:
+        """Train; seconds, codec of the first bucket and loss of each step, and the decisions so far."""
+        import torch
+        from torch.nn import functional
+
+        seconds, names, losses = [], [], []
+        for _ in range(steps):
+            start = time.perf_counter()
+            chosen = torch.from_numpy(self._order.indices(self._step))
+            self._optimizer.zero_grad()
+            loss = functional.cross_entropy(self._model(self._images[chosen]), self._labels[chosen])
+            loss.backward()
+            self._optimizer.step()
+            losses.append(loss.item())
+            seconds.append(time.perf_counter() - start)
+            names.append((self._state.choices or [self._choice])[0])
+            self._step += 1
+        return {"seconds": seconds, "codecs": names, "losses": losses, "decisions": self._state.decisions}
+
+
+# The parent
+
+
+def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hidden: int, choices: tuple[str, ...]):
+    """`Line` by choice."""
+    lines = {choice: Line() for choice in choices}
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab())
+        context = get_context("forkserver")
+        context.set_forkserver_preload(["host_agent.training.preload"])
+        forkserver.ensure_running()
+        star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0]))
+        stack.callback(star.close)
+        aggregator = SwitchAggregator(star)
+        stack.callback(aggregator.stop)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-adaptive-"))
+        load().save(Path(folder) / "digits.npz")
+        pipes = []
+        for rank, host in enumerate(star.hosts):
+            ours, theirs = context.Pipe()
+            task = Task(
+                rank, workers, host.name, star.address(0), aggregator.address, f"{folder}/digits.npz", hidden, choices
+            )
+            process = context.Process(target=main_of_rank, args=(task, theirs), name=f"rank {rank}", daemon=True)
+            process.start()
+            theirs.close()
+            stack.callback(process.kill)
+            pipes.append(ours)
+        for pipe in pipes:
+            pipe.recv()
+
+        def turn(choice: str, count: int) -> None:
+            for pipe in pipes:
+                pipe.send((choices.index(choice), count))
+            answers = [pipe.recv() for pipe in pipes]
+            line = lines[choice]
+            line.phases[-1] += [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
+            line.codecs[-1] += answers[0]["codecs"]
+            line.losses += answers[0]["losses"]
+            line.decisions = answers[0]["decisions"]
+
+        for phase, rate_bps in enumerate([rates_bps[0], *rates_bps]):
+            say(f"warm-up at {rate_bps / 1e6:g} Mbit/s" if phase == 0 else f"{rate_bps / 1e6:g} Mbit/s")
+            star.set_rate(rate_bps)
+            for line in lines.values():
+                line.phases.append([])
+                line.codecs.append([])
+            for _ in range(0, steps if phase else WARM_UP_STEPS, TURN_STEPS):
+                for choice, line in lines.items():
+                    if choice.startswith(AUTO) or sum(line.phases[-1]) < patience_s:
+                        turn(choice, TURN_STEPS)
+            for choice, line in lines.items():
+                say(f"  {choice}: {1e3 * median(line.phases[-1]):.1f} ms a step (median of {len(line.phases[-1])})")
+        for pipe in pipes:
+            pipe.send(None)
+    for line in lines.values():
+        del line.phases[0], line.codecs[0]
+    return lines
+
+
+def seconds_of(line: Line, phase: int, steps: int) -> float:
+    """A phase's time: what was measured, and the median for each step that was not run."""
+    times = line.phases[phase]
+    return sum(times) + (steps - len(times)) * median(times)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def summary(lines: dict[str, Line], rates_bps: list[float], steps: int) -> dict[str, Any]:
+    """Seconds of phases and in all, how auto compares, its changes; for the JSON."""
+    phases = {choice: [seconds_of(line, i, steps) for i in range(len(rates_bps))] for choice, line in lines.items()}
+    medians = {choice: [median(times) for times in line.phases] for choice, line in lines.items()}
+    fixed = [choice for choice in lines if choice != AUTO]
+    best = [min(fixed, key=lambda choice: medians[choice][i]) for i in range(len(rates_bps))]
+    totals = {choice: sum(times) for choice, times in phases.items()}
+    return {
+        "rates_bps": rates_bps,
+        "steps": steps,
+        "steps_measured": {choice: [len(times) for times in line.phases] for choice, line in lines.items()},
+        "phase_seconds": phases,
+        "median_step_seconds": medians,
+        "total_seconds": totals,
+        "best_fixed": best,
+        "auto_to_best_fixed": [phases[AUTO][i] / phases[choice][i] for i, choice in enumerate(best)],
+        "auto_to_best_fixed_median_step": [medians[AUTO][i] / medians[choice][i] for i, choice in enumerate(best)],
+        "auto_to_best_single": totals[AUTO] / min(totals[choice] for choice in fixed),
+        "final_loss": {choice: sum(line.losses[-TURN_STEPS:]) / TURN_STEPS for choice, line in lines.items()},
+        "decisions": lines[AUTO].decisions,
+    }
+
+
+def show(result: dict[str, Any], workers: int, hidden: int) -> None:
+    """The table on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    title = f"{workers} workers, hidden layer of {hidden}, {result['steps']} steps a phase: median step, phase"
+    table = Table(title=title, title_justify="left")
+    table.add_column("codec")
+    for rate_bps in result["rates_bps"]:
+        table.add_column(f"{rate_bps / 1e6:g} Mbit/s", justify="right")
+    table.add_column("in all", justify="right")
+    for choice, phases in result["phase_seconds"].items():
+        cells = []
+        for i, seconds in enumerate(phases):
+            mark = "*" if result["best_fixed"][i] == choice else ""
+            cells.append(f"{1e3 * result['median_step_seconds'][choice][i]:.1f} ms, {seconds:.1f} s{mark}")
+        table.add_row(choice, *cells, f"{result['total_seconds'][choice]:.1f} s")
+    for name, text in (
+        ("auto_to_best_fixed_median_step", "auto / best (*), median step"),
+        ("auto_to_best_fixed", "auto / best (*), phase"),
+    ):
+        table.add_row(text, *(f"{ratio:.2f}" for ratio in result[name]), "")
+    table.add_row("auto / best single choice", *[""] * len(result["rates_bps"]), f"{result['auto_to_best_single']:.2f}")
+    Console().print(table)
+
+
+def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path) -> None:
+    """Step times of all choices, and below them what auto took; the file's ending decides the format."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(10, 7), height_ratios=(3, 1), layout="constrained"
+    )
+    colors = pyplot.get_cmap("tab10").colors
+    for number, (choice, line) in enumerate(lines.items()):
+        for phase, times in enumerate(line.phases):
+            style = dict(color="black", lw=1.8, zorder=3) if choice == AUTO else dict(color=colors[number], lw=0.8)
+            first = phase * steps + 1
+            label = choice if phase == 0 else None
+            above.plot(range(first, first + len(times)), [1e3 * t for t in times], label=label, **style)
+    names = list(dict.fromkeys(name for phase in lines[AUTO].codecs for name in phase))
+    taken = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
+    below.step(range(1, len(taken) + 1), taken, where="mid", color="black")
+    below.set_yticks(range(len(names)), names)
+    below.set(xlabel="step", ylabel="auto takes", ylim=(-0.5, len(names) - 0.5))
+    for phase, rate_bps in enumerate(rates_bps):
+        for axes in (above, below):
+            axes.axvline(phase * steps + 0.5, color="grey", ls=":")
+        where = (phase * steps + 0.5 * steps, 1.01)
+        above.annotate(f"{rate_bps / 1e6:g} Mbit/s", where, xycoords=("data", "axes fraction"), ha="center")
+    above.set(ylabel="time of a step (ms)", yscale="log", xlim=(0, len(rates_bps) * steps))
+    above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=110)
+
+
+@click.command()
+@click.option("--workers", default=4, show_default=True)
+@click.option("--rates", default="1000,20,200", show_default=True, help="Mbit/s of the links, phase by phase.")
+@click.option("--steps", default=200, show_default=True, help="Steps of each phase.")
+@click.option("--patience", default=20.0, show_default=True, help="Seconds that a fixed choice gets in a phase.")
+@click.option("--hidden", default=2048, show_default=True, help="Units of the model's hidden layer.")
+@click.option("--error", default=0.9, show_default=True, help="The bound of auto.")
+@click.option("--choices", default=" ".join(FIXED), show_default=True, help="Fixed choices, separated by spaces.")
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def main(
+    workers: int,
+    rates: str,
+    steps: int,
+    patience: float,
+    hidden: int,
+    error: float,
+    choices: str,
+    plot_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Train over links whose rate changes, with codecs chosen on the way (auto) and with every fixed choice."""
+    rates_bps = [1e6 * float(rate) for rate in rates.split(",")]
+    fixed = tuple(choices.split())
+    lines = run(workers, rates_bps, steps, patience, hidden, (*fixed, f"{AUTO}:error={error}"))
+    lines = {(AUTO if choice.startswith(AUTO) else choice): line for choice, line in lines.items()}
+    result = summary(lines, rates_bps, steps)
+    if plot_file is not None:
+        plot(lines, rates_bps, steps, plot_file)
+    if as_json:
+        click.echo(json.dumps(result | {"workers": workers, "hidden": hidden}))
+    else:
+        show(result, workers, hidden)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Train the digits with every codec, at the settings that docs/codecs.md gives, and show accuracy beside bytes sent.
+
+    python scripts/experiments/codecs.py [CODEC …] [--workers 4] [--steps 300] [--json]
+
+Exits with 1 if a codec ends more than a point below training without compression.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from host_agent.adaptive.policy import is_auto
+from host_agent.training import runner
+from host_agent.training.worker import Settings
+from switchml import codecs
+
+ALLOWED_LOSS = 0.01
+"""Of accuracy: a point."""
+
+DEFAULT = (0.05, 0.9)
+"""Learning rate and momentum of training without compression."""
+SETTINGS: dict[str, tuple[str, float, float]] = {
+    "randomk": ("randomk:ratio=0.1", 0.2, 0.0),
+    "dgc": ("dgc", 0.05, 0.0),
+    "onebit": ("onebit", 0.02, 0.9),
+    "signsgd": ("signsgd", 0.002, 0.0),
+    "signum": ("signum", 0.0003, 0.0),
+    "efsignsgd": ("efsignsgd", 0.02, 0.9),
+}
+"""Codec → its text, learning rate and momentum of the optimizer, where they are not the defaults. What sends bare signs
+moves every parameter by the learning rate in each step; DGC's memory and Signum have a momentum of their own; a random
+tenth is what a plain residual can make up for."""
+
+
+def settings_of(name: str, base: Settings) -> Settings:
+    """`base` with the codec `name` at its documented settings."""
+    text, learning_rate, momentum = SETTINGS.get(name, (name, *DEFAULT))
+    wire = "int16" if name in ("fp16", "bf16", "auto") else "int32"
+    return replace(base, codec=text, learning_rate=learning_rate, momentum=momentum, wire=wire)
+
+
+def run(settings: Settings) -> dict:
+    """One training through the aggregator: accuracy, bytes of all ranks, seconds."""
+    comparison = runner.compare(settings, (), lambda step: None, "software")
+    outcome = comparison.outcomes["switchml"]
+    sent, dense = (sum(each[key] for each in outcome.codecs) for key in ("bytes_sent", "bytes_dense"))
+    return {
+        "codec": settings.codec,
+        "memory": "residual" if is_auto(settings.codec) else codecs.parse(settings.codec).memory,
+        "learning_rate": settings.learning_rate,
+        "momentum": settings.momentum,
+        "accuracy": outcome.accuracy,
+        "final_loss": outcome.losses[-1],
+        "bytes_sent": sent,
+        "share_of_dense": sent / dense,
+        "seconds": outcome.seconds,
+    }
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[CODEC …]")
+@click.option("--workers", default=4, show_default=True)
+@click.option("--steps", default=300, show_default=True)
+@click.option("--seed", default=1, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def main(names: tuple[str, ...], workers: int, steps: int, seed: int, as_json: bool) -> None:
+    """Train the digits with every codec (or those named) and compare with none."""
+    known = (*codecs.CODECS, "auto")
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"unknown codec {name!r}: expected some of {', '.join(known)}")
+    base = Settings(
+        workers=workers, steps=steps, batch_size=32, learning_rate=DEFAULT[0], seed=seed, backends=("switchml",)
+    )
+    rows = []
+    for name in dict.fromkeys(("none", *(names or known))):
+        print(f"training with {name}", file=sys.stderr)
+        rows.append(run(settings_of(name, base)))
+    least = rows[0]["accuracy"] - ALLOWED_LOSS
+    failed = [row["codec"] for row in rows if row["accuracy"] < least]
+    if as_json:
+        print(json.dumps({"workers": workers, "steps": steps, "rows": rows, "failed": failed}))
+    else:
+        show(rows, least, f"{workers} workers, {steps} steps")
+    if failed:
+        sys.exit(f"more than a point below training without compression: {', '.join(failed)}")
+
+
+def show(rows: list[dict], least: float, title: str) -> None:
+    """The table on stdout."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("codec", "memory"):
+        table.add_column(heading)
+    for heading in ("rate", "momentum", "accuracy", "final loss", "MB sent", "of dense", "seconds"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row["codec"],
+            row["memory"],
+            f"{row['learning_rate']:g}",
+            f"{row['momentum']:g}",
+            f"{row['accuracy']:.2%}" + ("" if row["accuracy"] >= least else " !"),
+            f"{row['final_loss']:.4f}",
+            f"{row['bytes_sent'] / 1e6:.2f}",
+            f"{row['share_of_dense']:.1%}",
+            f"{row['seconds']:.1f}",
+        )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

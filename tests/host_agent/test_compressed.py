@@ -1,0 +1,145 @@
+"""Codecs over an aggregator: the same means as when all ranks sit in one process, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
+
+from host_agent.compressed import gather_by_sum, lanes_of, values_of
+from switchml import codecs
+from switchml.codecs import Payload, Turn
+from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def trio():
+    running = LocalAggregator()
+    agents = join_all(running.address, 3, job="compressed", wire="int16")
+    yield agents
+    leave_all(agents)
+    running.stop()
+
+
+def gradient(step: int, rank: int, numel: int = 5000) -> np.ndarray:
+    return np.random.default_rng((7, step, rank)).standard_normal(numel).astype(np.float32) * np.float32(1e-2)
+
+
+def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
+    """The means of STEPS steps, all three ranks' exchanges driven side by side."""
+    coder, keeper = codecs.parse(codec), codecs.parse_memory(memory)
+    states = [(coder.new_state(), keeper.new_state()) for _ in range(3)]
+    return [
+        codecs.together(
+            [
+                codecs.allreduce(coder, keeper, *states[rank], gradient(step, rank), Turn(name, step, rank=rank, world=3, shape=(5000,)))
+                for rank in range(3)
+            ]
+        )[0]
+        for step in range(STEPS)
+    ]
+
+
+@pytest.mark.parametrize("codec", sorted(codecs.CODECS))
+def test_every_codec_gives_the_mean_it_gives_in_one_process(trio, codec):
+    memory = codecs.parse(codec).memory
+    expected = in_one_process(codec, memory, codec)
+    for step in range(STEPS):
+        results = good(
+            on_all(
+                trio,
+                lambda agent, step=step: agent.allreduce(
+                    gradient(step, agent.rank), "mean", codec=codec, memory=memory, name=codec
+                ),
+            )
+        )
+        assert len({digest([result]) for result in results}) == 1
+        # Sums in fixed point differ in the last bits, and halves in 16-bit lanes in a few more.
+        np.testing.assert_allclose(results[0], expected[step], atol=2e-3 * np.abs(expected[step]).max())
+
+
+def test_sum_is_the_mean_times_the_ranks_and_shapes_stay(trio):
+    arrays = [gradient(0, rank, 600).reshape(20, 30) for rank in range(3)]
+    means = good(on_all(trio, lambda a: a.allreduce(arrays[a.rank], "mean", codec="none", name="m")))
+    sums = good(on_all(trio, lambda a: a.allreduce(arrays[a.rank], codec="none", name="s")))
+    assert sums[0].shape == (20, 30)
+    np.testing.assert_allclose(sums[0], 3 * means[0], rtol=1e-6)
+
+
+def test_ranks_that_differ_in_their_codec_are_told_so(trio):
+    texts = ["topk:ratio=0.5", "topk:ratio=0.5", "topk:ratio=0.25"]
+    results = on_all(trio, lambda a: a.allreduce(gradient(0, a.rank, 300), codec=texts[a.rank], memory="none"))
+    assert [type(result) for result in results] == [RanksDisagree] * 3
+    assert "ranks [2]" in str(results[0]) and "ranks [0, 1]" in str(results[2])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "says"),
+    [
+        (dict(codec="zip"), ConfigError, "unknown codec 'zip'"),
+        (dict(codec="topk:ratio=2"), ConfigError, "at most 1"),
+        (dict(codec="topk", memory="elephant"), ConfigError, "unknown memory"),
+        (dict(memory="residual"), ConfigError, "needs a codec"),
+        (dict(codec="topk", async_op=True), ConfigError, "async_op"),
+        (dict(wire="int8"), ConfigError, "this job has int16"),
+    ],
+)
+def test_options_that_make_no_sense(trio, options, error, says):
+    with pytest.raises(error, match=says):
+        trio[0].allreduce(np.ones(10, np.float32), **options)
+
+
+def test_codecs_take_float32_only(trio):
+    with pytest.raises(UnsupportedTensor, match="float64"):
+        trio[0].allreduce(np.ones(10), codec="fp16")
+
+
+@given(
+    st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1)
+)
+def test_small_integers_add_up_in_int32_lanes(dtype, ranks, n, seed):
+    most = np.iinfo(dtype).max // ranks
+    values = np.random.default_rng(seed).integers(-most, most + 1, (ranks, n)).astype(dtype)
+    lanes = sum((lanes_of(row).astype(np.int64) for row in values), np.zeros(lanes_of(values[0]).size, np.int64))
+    assert n == 0 or np.abs(lanes).max() < 2**31
+    np.testing.assert_array_equal(values_of(lanes.astype(np.int32), np.dtype(dtype), n), values.sum(axis=0))
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))
+def test_gathering_by_adding(bodies):
+    """Two rounds: in the first, each rank's sums are those of its own vector, as the others' are not known yet."""
+    payloads = [Payload(1, 9, np.frombuffer(body, np.uint8)) for body in bodies]
+    world = len(payloads)
+    told: list[list[np.ndarray]] = [[] for _ in range(world)]
+
+    class Ask(Exception):
+        pass
+
+    def gather(rank: int, totals: list[np.ndarray]):
+        answers = iter(totals)
+
+        def add(vector):
+            told[rank].append(vector)
+            answer = next(answers, None)
+            if answer is None:
+                raise Ask
+            return answer
+
+        try:
+            return gather_by_sum(payloads[rank], add, rank, world)
+        except Ask:
+            return None
+
+    totals: list[np.ndarray] = []
+    for _ in range(2):
+        for each in told:
+            each.clear()
+        for rank in range(world):
+            assert gather(rank, totals) is None
+        totals.append(np.sum([each[-1] for each in told], axis=0, dtype=np.int32))
+    for rank in range(world):
+        assert [p.to_bytes() for p in gather(rank, totals)] == [p.to_bytes() for p in payloads]
