@@ -24,6 +24,7 @@ class ThreadedDataplane:
     kind = "software"
     buffer_a_rank = False
     transports = ("shm", "udp", "zmq")
+    padded = False
     mac = 0
 
     def __init__(

@@ -108,6 +108,7 @@ class P4TreeDataplane:
     kind = "p4"
     buffer_a_rank = True
     transports = ("udp", "raw")
+    padded = False
 
     def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
         root = switches[0]
