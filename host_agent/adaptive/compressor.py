@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import Network, Sample
+from host_agent.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
 from host_agent.compressed import Echo, Reducer, agree, drive, warm_up
 from switchml import codecs
-from switchml.codecs import Max, Request, Turn
+from switchml.codecs import Codec, Max, Request, Turn
 
 REHEARSAL_SHARE = 0.02
 """Of the time goes into measuring again what choices cost that are not in use."""
@@ -102,9 +102,8 @@ class AutoCompressor:
     """As `compressed.Compressor`, but for a codec that stays the same.
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
-    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it was
-    decided on, in bits and seconds.
-    Raises ConfigError for a memory that does not suit every choice.
+    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it
+    was decided on, in bits and seconds. Raises ConfigError for a memory that does not suit every choice.
     """
 
     by_matrix = False
@@ -249,16 +248,17 @@ class AutoCompressor:
         times = worst[4 + costs.size :].reshape(-1, 3)
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
-        steps: dict[int, list[tuple[_Record, float, float, float]]] = {}
+        steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            steps.setdefault(record.step, []).append((record, -network_s, compute_s, wire_bytes))
-        for parts in steps.values():
+            steps.setdefault((record.step, _way(self.codecs[record.choice])), []).append((record, -network_s, compute_s, wire_bytes))
+        for (_, way), parts in steps.items():
             self.network.add(
                 Sample(
                     tuple((record.bucket, record.choice) for record, *_ in parts),
                     sum(record.requests for record, *_ in parts),
                     round(sum(wire_bytes for *_, wire_bytes in parts)),
                     sum(network_s for _, network_s, *_ in parts),
+                    way,
                 )
             )
             for record, network_s, compute_s, _ in parts:
@@ -277,8 +277,8 @@ class AutoCompressor:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
-            Costs(measured.requests, measured.wire_bytes, *row)
-            for measured, row in zip(bucket.measured, table.tolist(), strict=True)
+            Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
+            for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
         ]
         after = policy.decide(self.step, elapsed_s, self.network, step_s)
         if after == before:
@@ -300,6 +300,10 @@ class AutoCompressor:
                 **seen,
             }
         )
+
+
+def _way(codec: Codec) -> int:
+    return GATHER if codec.aggregation in ("gather", "sparse-sum") else SUM
 
 
 def _costs_of(buckets: list[_Bucket]) -> list[float]:
