@@ -135,7 +135,7 @@ class AutoCompressor:
         self._elapsed_before = 0.0
         self._rehearsed_s = 0.0
         self._agreed = False
-        self._started = time.perf_counter()
+        self._busy_s = 0.0
 
     @property
     def choices(self) -> list[str]:
@@ -172,6 +172,7 @@ class AutoCompressor:
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
         self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
+        self._busy_s += compute_s + meter.seconds
         self._records.append(
             _Record(self.step, bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
         )
@@ -205,9 +206,8 @@ class AutoCompressor:
         """Measure one choice with this vector, if it is time for it; seconds spent."""
         if bucket.calls == 0:
             return 0.0
-        elapsed_s = time.perf_counter() - self._started
         is_first_round = bucket.rehearsed < len(self.codecs)
-        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * elapsed_s:
+        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * self._busy_s:
             return 0.0
         choice = bucket.rehearsed % len(self.codecs)
         bucket.rehearsed += 1
@@ -232,7 +232,7 @@ class AutoCompressor:
         in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
         buckets = list(self._buckets.values())
         records = self._records[-4 * len(buckets) :]
-        health, elapsed_s = self._health(), time.perf_counter() - self._started
+        health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
         mine = np.array(
@@ -250,7 +250,8 @@ class AutoCompressor:
             self.network.add_latency(latency_s)
         steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            steps.setdefault((record.step, _way(self.codecs[record.choice])), []).append((record, -network_s, compute_s, wire_bytes))
+            parts = steps.setdefault((record.step, _way(self.codecs[record.choice])), [])
+            parts.append((record, -network_s, compute_s, wire_bytes))
         for (_, way), parts in steps.items():
             self.network.add(
                 Sample(

@@ -36,7 +36,7 @@ ALIKE = 1.03
 LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
 KEPT = 5
-PROBE_SHARE = 0.05
+PROBE_SHARE = 0.03
 """Of the time, at most, that goes into trying what should be slower but may not be."""
 FORGET_STEPS = 25
 """What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
@@ -128,7 +128,8 @@ class BucketPolicy:
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
     def decide(self, step: int, now_s: float, network: Network, step_s: float = 0.0) -> int:
-        """The choice from `step` on. `now_s`: agreed seconds of training so far; `step_s`: of a whole step.
+        """The choice from `step` on. `now_s`: agreed seconds spent on exchanges so far; `step_s`: on those of
+        a step, all buckets together.
 
         1. Expect of each admissible choice what it took, or what costs and network make of it.
         2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
