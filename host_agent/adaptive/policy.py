@@ -36,7 +36,7 @@ ALIKE = 1.03
 LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
 KEPT = 5
-PROBE_SHARE = 0.03
+PROBE_SHARE = 0.05
 """Of the time, at most, that goes into trying what should be slower but may not be."""
 FORGET_STEPS = 25
 """What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
