@@ -28,6 +28,7 @@ import click
 
 from emulator import star as stars
 from emulator.namespaces import Lab, die_with_parent, enter
+from host_agent.adaptive.policy import CHOICES
 from host_agent.bench.network import SwitchAggregator
 from host_agent.training.data import BatchOrder, Digits, load
 
@@ -282,7 +283,7 @@ def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path)
             first = phase * steps + 1
             label = choice if phase == 0 else None
             above.plot(range(first, first + len(times)), [1e3 * t for t in times], label=label, **style)
-    names = list(dict.fromkeys(name for phase in lines[AUTO].codecs for name in phase))
+    names = sorted({name for phase in lines[AUTO].codecs for name in phase}, key=CHOICES.index)
     taken = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
     below.step(range(1, len(taken) + 1), taken, where="mid", color="black")
     below.set_yticks(range(len(names)), names)
