@@ -112,7 +112,8 @@ def test_the_rate_can_change(iproute2):
     with Lab() as lab:
         net = Star(lab, 2, LinkOptions(rate_bps=50e6))
         net.set_rate(8e6)
-        for space, interface in ((net.hosts[0], "eth0"), (net.hosts[1], "eth0"), (net.switch, "p0"), (net.switch, "p1")):
+        ends = [(net.hosts[0], "eth0"), (net.hosts[1], "eth0"), (net.switch, "p0"), (net.switch, "p1")]
+        for space, interface in ends:
             shown = namespaces.run(["tc", "-n", space.name, "-j", "qdisc", "show", "dev", interface])
             assert json.loads(shown)[0]["options"]["rate"] == 1_000_000  # bytes a second
         with pytest.raises(ConfigError, match="rate of 1"):
