@@ -153,8 +153,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
 class GroupReducer:
     """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` were spent in its collectives.
 
-    With the backend `switchml` sums, sparse ones too, go to its agent straight, which knows more kinds of lanes than
-    torch has types.
+    With the backend `switchml` sums go to its agent straight, which knows more kinds of lanes than torch has types.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None):
@@ -180,14 +179,14 @@ class GroupReducer:
             self.seconds += time.perf_counter() - start
 
     def wire_bytes(self, request: Request) -> int:
-        if not isinstance(request, Gather) and self._agent is not None:
+        if isinstance(request, Sum | Max) and self._agent is not None:
             return self._agent.wire_bytes(request)
         if isinstance(request, Sum | Max):  # a ring sends, and receives, nearly twice the vector
             return 2 * request.nbytes * (self.world - 1) // self.world
         return (self.world - 1) * (request.payload.nbytes + 8)
 
     def _reduce(self, request: Request, turn: Turn) -> Any:
-        if self._agent is not None and not isinstance(request, Gather):
+        if self._agent is not None and isinstance(request, Sum | Max):
             before = self._agent.bytes
             answer = self._agent.reduce(request, turn)
             self.bytes += self._agent.bytes - before

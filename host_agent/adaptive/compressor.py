@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import Network, Sample
+from host_agent.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
 from host_agent.compressed import Echo, Reducer, agree, drive, warm_up
 from switchml import codecs
-from switchml.codecs import Max, Request, Turn
+from switchml.codecs import Codec, Max, Request, Turn
 
 REHEARSAL_SHARE = 0.02
 """Of the time goes into measuring again what choices cost that are not in use."""
@@ -102,9 +102,8 @@ class AutoCompressor:
     """As `compressed.Compressor`, but for a codec that stays the same.
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
-    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it was
-    decided on, in bits and seconds.
-    Raises ConfigError for a memory that does not suit every choice.
+    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it
+    was decided on, in bits and seconds. Raises ConfigError for a memory that does not suit every choice.
     """
 
     by_matrix = False
@@ -136,7 +135,7 @@ class AutoCompressor:
         self._elapsed_before = 0.0
         self._rehearsed_s = 0.0
         self._agreed = False
-        self._started = time.perf_counter()
+        self._busy_s = 0.0
 
     @property
     def choices(self) -> list[str]:
@@ -173,6 +172,7 @@ class AutoCompressor:
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
         self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
+        self._busy_s += compute_s + meter.seconds
         self._records.append(
             _Record(self.step, bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
         )
@@ -206,9 +206,8 @@ class AutoCompressor:
         """Measure one choice with this vector, if it is time for it; seconds spent."""
         if bucket.calls == 0:
             return 0.0
-        elapsed_s = time.perf_counter() - self._started
         is_first_round = bucket.rehearsed < len(self.codecs)
-        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * elapsed_s:
+        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * self._busy_s:
             return 0.0
         choice = bucket.rehearsed % len(self.codecs)
         bucket.rehearsed += 1
@@ -233,7 +232,7 @@ class AutoCompressor:
         in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
         buckets = list(self._buckets.values())
         records = self._records[-4 * len(buckets) :]
-        health, elapsed_s = self._health(), time.perf_counter() - self._started
+        health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
         mine = np.array(
@@ -249,16 +248,18 @@ class AutoCompressor:
         times = worst[4 + costs.size :].reshape(-1, 3)
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
-        steps: dict[int, list[tuple[_Record, float, float, float]]] = {}
+        steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            steps.setdefault(record.step, []).append((record, -network_s, compute_s, wire_bytes))
-        for parts in steps.values():
+            parts = steps.setdefault((record.step, _way(self.codecs[record.choice])), [])
+            parts.append((record, -network_s, compute_s, wire_bytes))
+        for (_, way), parts in steps.items():
             self.network.add(
                 Sample(
                     tuple((record.bucket, record.choice) for record, *_ in parts),
                     sum(record.requests for record, *_ in parts),
                     round(sum(wire_bytes for *_, wire_bytes in parts)),
                     sum(network_s for _, network_s, *_ in parts),
+                    way,
                 )
             )
             for record, network_s, compute_s, _ in parts:
@@ -277,8 +278,8 @@ class AutoCompressor:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
-            Costs(measured.requests, measured.wire_bytes, *row)
-            for measured, row in zip(bucket.measured, table.tolist(), strict=True)
+            Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
+            for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
         ]
         after = policy.decide(self.step, elapsed_s, self.network, step_s)
         if after == before:
@@ -300,6 +301,10 @@ class AutoCompressor:
                 **seen,
             }
         )
+
+
+def _way(codec: Codec) -> int:
+    return GATHER if codec.aggregation in ("gather", "sparse-sum") else SUM
 
 
 def _costs_of(buckets: list[_Bucket]) -> list[float]:

@@ -20,15 +20,39 @@ VISIBLE_SHARE = 0.3
 """From here on the time of the bytes stands out from the time of the requests."""
 
 
+SUM, GATHER = 0, 1
+"""Ways: sums go through the aggregator, gathers by whatever the backend has; their bytes differ in speed."""
+
+
 @dataclass(frozen=True)
 class Sample:
-    """The exchanges of one step together. `wire_bytes`: on the busier direction of a rank's link. `choices`: what its
-    buckets went through; a difference between steps with the same is a difference of the network."""
+    """The exchanges of one step together that went one `way`. `wire_bytes`: on the busier direction of a rank's link.
+    `choices`: what their buckets went through; a difference between steps with the same is one of the network."""
 
     choices: tuple[tuple[int, int], ...]
     requests: int
     wire_bytes: int
     seconds: float
+    way: int = SUM
+
+
+class _Rate:
+    """Seconds a byte, one way."""
+
+    def __init__(self) -> None:
+        self.samples: deque[float] = deque(maxlen=KEPT)
+        self.odd: list[float] = []
+        self.choices: tuple = ()
+
+    def has_changed(self, rate: float, choices: tuple) -> bool:
+        """Whether a sample shows another network than those before."""
+        is_same, self.choices = choices == self.choices, choices
+        if not self.samples:
+            return False
+        known = median(self.samples)
+        factor = max(rate / known, known / rate)
+        self.odd = [*self.odd, rate] if factor > JUMP and (is_same or not self.odd) else []
+        return factor > LEAP or len(self.odd) > 1
 
 
 class Network:
@@ -37,37 +61,37 @@ class Network:
     def __init__(self) -> None:
         self.regime = 0
         self._latencies: deque[float] = deque(maxlen=2 * KEPT)
-        self._rates: deque[float] = deque(maxlen=KEPT)
-        self._last_choices: tuple | None = None
-        self._odd: list[float] = []
+        self._rates = {SUM: _Rate(), GATHER: _Rate()}
         self._share = 1.0
 
     @property
     def is_known(self) -> bool:
-        return bool(self._latencies and self._rates)
+        return bool(self._latencies) and any(rate.samples for rate in self._rates.values())
 
     @property
     def latency_s(self) -> float:
         """Seconds of a request that hardly carries anything."""
         return median(self._latencies) if self._latencies else 0.0
 
-    @property
-    def s_per_byte(self) -> float:
-        return median(self._rates) if self._rates else 0.0
+    def s_per_byte(self, way: int = SUM) -> float:
+        """As seen that way; if nothing was since the network changed, as seen the other."""
+        known = self._rates[way].samples or self._rates[1 - way].samples
+        return median(known) if known else 0.0
 
     @property
     def goodput_bps(self) -> float:
         """Bits a second that a long collective gets; 0 if unknown."""
-        return 8 / self.s_per_byte if self.s_per_byte else 0.0
+        best = min((median(rate.samples) for rate in self._rates.values() if rate.samples), default=0.0)
+        return 8 / best if best else 0.0
 
     @property
     def is_rate_visible(self) -> bool:
         """Whether the latest samples say how fast bytes go, and not only that they go faster than could be seen."""
         return self._share >= VISIBLE_SHARE
 
-    def seconds(self, requests: int, wire_bytes: float) -> float:
+    def seconds(self, requests: int, wire_bytes: float, way: int = SUM) -> float:
         """What an exchange should take."""
-        return requests * self.latency_s + wire_bytes * self.s_per_byte
+        return requests * self.latency_s + wire_bytes * self.s_per_byte(way)
 
     def add_latency(self, seconds: float) -> None:
         self._latencies.append(seconds)
@@ -76,23 +100,18 @@ class Network:
         """Learn from a step; starts afresh if it shows that the network has changed."""
         if sample.wire_bytes <= 0:
             return
+        known = self._rates[sample.way]
         bulk_s = max(sample.seconds - sample.requests * self.latency_s, LEAST_SHARE * sample.seconds)
-        rate = bulk_s / sample.wire_bytes
         self._share = bulk_s / max(sample.seconds, 1e-9)
-        is_same, self._last_choices = sample.choices == self._last_choices, sample.choices
         if not self.is_rate_visible:
             # The requests took the time: all that is known is that a byte takes no longer than this.
             slowest = sample.seconds / sample.wire_bytes
-            if not self._rates or self.s_per_byte > slowest:
-                self._rates.append(slowest)
+            if not known.samples or median(known.samples) > slowest:
+                known.samples.append(slowest)
             return
-        if self._rates:
-            factor = max(rate / self.s_per_byte, self.s_per_byte / rate)
-            self._odd = [*self._odd, rate] if factor > JUMP and (is_same or not self._odd) else []
-            if factor > LEAP or len(self._odd) > 1:
-                self.regime += 1
-                self._rates.clear()
-                self._rates.append(rate)
-                self._odd = []
-                return
-        self._rates.append(rate)
+        rate = bulk_s / sample.wire_bytes
+        if known.has_changed(rate, sample.choices):
+            self.regime += 1
+            self._rates = {SUM: _Rate(), GATHER: _Rate()}
+            self._rates[sample.way].choices = sample.choices
+        self._rates[sample.way].samples.append(rate)

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from host_agent.adaptive.network import Network
+from host_agent.adaptive.network import SUM, Network
 from switchml.codecs.base import Memory, Settings, setting
 from switchml.codecs.registry import parse_memory, parse_settings
 from switchml.errors import ConfigError
@@ -38,8 +38,8 @@ LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
 KEPT = 5
 PROBE_SHARE = 0.05
 """Of the time, at most, that goes into trying what should be slower but may not be."""
-FORGET_STEPS = 200
-"""A time that was measured is believed for so many steps; then the estimate counts again."""
+FORGET_STEPS = 25
+"""What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,14 @@ def check_memory(text: str | None) -> Memory:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange."""
+    """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange,
+    which goes the network's `way`."""
 
     requests: int = 0
     wire_bytes: int = 0
     compute_s: float = math.inf
     error: float = math.inf
+    way: int = SUM
 
     @property
     def is_known(self) -> bool:
@@ -105,6 +107,7 @@ class BucketPolicy:
         self._regime = 0
         self._probed_at_s = 0.0
         self.is_probing = False
+        self._probes: dict[int, int] = {}
 
     def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
         """A step with `choice` took `seconds`, computing and exchanging."""
@@ -117,7 +120,7 @@ class BucketPolicy:
         """What a step with `choice` should take: the median of what it took lately and what the model says, so that
         the model counts for one measurement."""
         costs = self.costs[choice]
-        model_s = costs.compute_s + network.seconds(costs.requests, costs.wire_bytes)
+        model_s = costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
         return median([model_s, *(self._seen[choice].times_s if choice in self._seen else ())])
 
     def admissible(self) -> list[int]:
@@ -125,7 +128,8 @@ class BucketPolicy:
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
     def decide(self, step: int, now_s: float, network: Network, step_s: float = 0.0) -> int:
-        """The choice from `step` on. `now_s`: agreed seconds of training so far; `step_s`: of a whole step.
+        """The choice from `step` on. `now_s`: agreed seconds spent on exchanges so far; `step_s`: on those of
+        a step, all buckets together.
 
         1. Expect of each admissible choice what it took, or what costs and network make of it.
         2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
@@ -157,12 +161,13 @@ class BucketPolicy:
         least_s = {
             c: self.costs[c].compute_s + self.costs[c].requests * network.latency_s
             for c in expected
-            if c not in self._seen and self.costs[c].wire_bytes > self.costs[best].wire_bytes
+            if self._probes.get(c) != network.regime and self.costs[c].wire_bytes > self.costs[best].wire_bytes
         }
         for choice in sorted(least_s, key=lambda c: self.costs[c].wire_bytes):
             extra_s = max(expected[choice] - expected[best], 0.0)
             if least_s[choice] < expected[best] and extra_s <= PROBE_SHARE * (now_s - self._probed_at_s):
                 self._probed_at_s = now_s
+                self._probes[choice] = network.regime
                 return choice
         return None
 

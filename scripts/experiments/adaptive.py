@@ -28,6 +28,7 @@ import click
 
 from emulator import star as stars
 from emulator.namespaces import Lab, die_with_parent, enter
+from host_agent.adaptive.policy import CHOICES
 from host_agent.bench.network import SwitchAggregator
 from host_agent.training.data import BatchOrder, Digits, load
 
@@ -202,6 +203,14 @@ def seconds_of(line: Line, phase: int, steps: int) -> float:
     return sum(times) + (steps - len(times)) * median(times)
 
 
+def paired(line: Line, other: Line, phase: int) -> float:
+    """`line`'s time over `other`'s, the median of the turns that both took, one right after the other: what else the
+    machine did meanwhile met both."""
+    starts = range(0, min(len(line.phases[phase]), len(other.phases[phase])), TURN_STEPS)
+    turns = [[sum(each.phases[phase][at : at + TURN_STEPS]) for each in (line, other)] for at in starts]
+    return median(mine / theirs for mine, theirs in turns)
+
+
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -223,6 +232,7 @@ def summary(lines: dict[str, Line], rates_bps: list[float], steps: int) -> dict[
         "best_fixed": best,
         "auto_to_best_fixed": [phases[AUTO][i] / phases[choice][i] for i, choice in enumerate(best)],
         "auto_to_best_fixed_median_step": [medians[AUTO][i] / medians[choice][i] for i, choice in enumerate(best)],
+        "auto_to_best_fixed_paired": [paired(lines[AUTO], lines[choice], i) for i, choice in enumerate(best)],
         "auto_to_best_single": totals[AUTO] / min(totals[choice] for choice in fixed),
         "final_loss": {choice: sum(line.losses[-TURN_STEPS:]) / TURN_STEPS for choice, line in lines.items()},
         "decisions": lines[AUTO].decisions,
@@ -248,6 +258,7 @@ def show(result: dict[str, Any], workers: int, hidden: int) -> None:
         table.add_row(choice, *cells, f"{result['total_seconds'][choice]:.1f} s")
     for name, text in (
         ("auto_to_best_fixed_median_step", "auto / best (*), median step"),
+        ("auto_to_best_fixed_paired", "auto / best (*), turn by turn"),
         ("auto_to_best_fixed", "auto / best (*), phase"),
     ):
         table.add_row(text, *(f"{ratio:.2f}" for ratio in result[name]), "")
@@ -272,7 +283,7 @@ def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path)
             first = phase * steps + 1
             label = choice if phase == 0 else None
             above.plot(range(first, first + len(times)), [1e3 * t for t in times], label=label, **style)
-    names = list(dict.fromkeys(name for phase in lines[AUTO].codecs for name in phase))
+    names = sorted({name for phase in lines[AUTO].codecs for name in phase}, key=CHOICES.index)
     taken = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
     below.step(range(1, len(taken) + 1), taken, where="mid", color="black")
     below.set_yticks(range(len(names)), names)

@@ -1,5 +1,6 @@
 """Namespaces and the star of hosts in them: what they carry, and that nothing of them stays."""
 
+import json
 import os
 import signal
 import socket
@@ -107,6 +108,18 @@ def test_star_with_loss_and_delay(iproute2):
 
 
 @pytest.mark.root
+def test_the_rate_can_change(iproute2):
+    with Lab() as lab:
+        net = Star(lab, 2, LinkOptions(rate_bps=50e6))
+        net.set_rate(8e6)
+        ends = [(net.hosts[0], "eth0"), (net.hosts[1], "eth0"), (net.switch, "p0"), (net.switch, "p1")]
+        for space, interface in ends:
+            shown = namespaces.run(["tc", "-n", space.name, "-j", "qdisc", "show", "dev", interface])
+            assert json.loads(shown)[0]["options"]["rate"] == 1_000_000  # bytes a second
+        with pytest.raises(ConfigError, match="rate of 1"):
+            net.set_rate(1)
+
+
 def test_a_queue_too_short_drops(iproute2):
     with Lab() as lab:
         net = Star(lab, 2, LinkOptions(rate_bps=1e5, queue_bytes=8192))

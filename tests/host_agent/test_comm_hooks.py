@@ -22,7 +22,7 @@ def test_hooked_models_stay_equal_and_send_less(tmp_path, backend):
         dense = report["none"]["bytes_dense"]
         assert dense == 4 * 4 * (20 * 40 + 40 + 40 * 3 + 3)
         assert dense <= report["none"]["bytes_sent"] <= dense + 100  # and the words by which the ranks agree
-        assert report["topk:ratio=0.1"]["bytes_sent"] < dense / 2.5  # both ranks' elements
+        assert report["topk:ratio=0.1"]["bytes_sent"] < dense / 4
         # What is sent whole changes nothing, or next to it; what is not does.
         assert report["none"]["difference"] < 1e-6 and report["topk:ratio=1"]["difference"] < 1e-6
         assert 0 < report["bf16"]["difference"] < report["topk:ratio=0.1"]["difference"]

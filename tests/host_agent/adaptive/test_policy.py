@@ -69,8 +69,10 @@ def best_s(rate_mbps: float) -> float:
 def test_each_phase_within_a_tenth_of_the_best_fixed_choice_once_the_change_was_seen(noise, allowed):
     run = Run(noise=noise)
     for rate_mbps in (1000, 20, 200, 5000, 20, 1000):
-        times = run.steps(300, rate_mbps)
-        assert np.mean(times[20:]) <= allowed * best_s(rate_mbps) * np.exp(noise**2 / 2)
+        times = run.steps(500, rate_mbps)
+        # A slower network is seen in a step; that it is much faster is found out by probes, which may take no more than
+        # a share of the time.
+        assert np.mean(times[250:]) <= allowed * best_s(rate_mbps) * np.exp(noise**2 / 2)
 
 
 def test_faster_than_any_single_choice_where_phases_have_different_best_ones():
