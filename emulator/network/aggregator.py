@@ -9,7 +9,8 @@ import numpy as np
 from emulator.network.packets import Packet, Train, coupled
 from switchml import packet as wire_format
 from switchml.packet import BITMAP_BYTES, HEADER_BYTES
-from switchml.pool import MULTICAST, UNICAST, WAITING, Pool, receive_v2
+from switchml.memory import u8_at
+from switchml.pool import MULTICAST, UNICAST, WAITING, Pool, receive_v2, result_of
 
 
 class Aggregator:
@@ -18,7 +19,7 @@ class Aggregator:
     def __init__(self, send: Callable[[Packet | Train], object]):
         self._jobs: dict[int, tuple[Pool, tuple[int, ...], int]] = {}
         self._send = send
-        self._reply = np.zeros(wire_format.MAX_PACKET_BYTES, np.uint8)
+        self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
 
     def add(self, job: int, pool: Pool, hosts: tuple[int, ...], train_packets: int) -> None:
         """`hosts[rank]`: where results go; `train_packets`: how many of them may travel as one."""
@@ -47,16 +48,21 @@ class Aggregator:
             pool.slots,
             pool.seen,
             pool.rows,
+            pool.wide,
             pool.counters,
             self._reply,
             packet.rank,
             packet.address,
             packet.length,
         )
-        if action == MULTICAST:
-            result = pool.rows[row, -packet.length :]
-            return [Packet(result, packet.job, rank, host) for rank, host in enumerate(hosts)]
-        if action in (UNICAST, WAITING):
-            length = packet.length if action == UNICAST else HEADER_BYTES + BITMAP_BYTES
+        if action == WAITING:
+            return [
+                Packet(self._reply[: HEADER_BYTES + BITMAP_BYTES], packet.job, packet.rank, hosts[packet.rank])
+            ]
+        if action not in (MULTICAST, UNICAST):
+            return []
+        address, length = result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row)
+        if action == UNICAST:
             return [Packet(self._reply[:length], packet.job, packet.rank, hosts[packet.rank])]
-        return []
+        result = u8_at(address, length)
+        return [Packet(result, packet.job, rank, host) for rank, host in enumerate(hosts)]

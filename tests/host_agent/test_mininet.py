@@ -197,4 +197,5 @@ def test_links_that_there_are_not(mininet):
 
 def test_every_example_has_a_test():
     text = Path(__file__).read_text()
-    assert all(f'"{path.name}"' in text for path in EXAMPLES.iterdir())
+    mininets = [path for path in EXAMPLES.iterdir() if not path.suffix]  # those in Python have tests of their own
+    assert all(f'"{path.name}"' in text for path in mininets)
