@@ -8,8 +8,8 @@ import numpy as np
 
 from emulator.network.packets import Packet, Train, coupled
 from switchml import packet as wire_format
-from switchml.packet import BITMAP_BYTES, HEADER_BYTES
 from switchml.memory import u8_at
+from switchml.packet import BITMAP_BYTES, HEADER_BYTES
 from switchml.pool import MULTICAST, UNICAST, WAITING, Pool, receive_v2, result_of
 
 
