@@ -40,7 +40,8 @@ def call(function: Callable[[], Result]) -> Result:
     """Run `function` in a world of its own and return what it returns, or raise what it raises; both must pickle.
 
     Ctrl-C, SIGTERM and SIGHUP end that world, and then this process in the usual way. To be called from the main
-    thread. Raises ConfigError without root.
+    thread, before gRPC or another library is at work whose threads start again after a fork: they can't just then.
+    Raises ConfigError without root.
     """
     if os.geteuid() != 0:
         raise ConfigError("a network of one's own needs root: run this with sudo")
