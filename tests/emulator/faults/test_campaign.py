@@ -43,9 +43,10 @@ def test_an_unknown_bug_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["version-bit", "shadow-answer", "counted-twice", "early-end"])
+@pytest.mark.parametrize("name", ["version-bit", "shadow-answer"])
 def test_seeds_find_planted_bugs(name):
-    """Kernels of the changed copy are compiled by its own process, once on a machine."""
+    """Two of them, as each takes a minute: kernels of the changed copy are compiled by its own process, once on a
+    machine. `switchml simulate --plant NAME` does the same with the others."""
     done = campaign.run_planted(name, ["--seeds", "100", "--stop-after", "1", "--processes", "1", "--json"])
     assert done.returncode == 1, done.stderr
     (failure,) = json.loads(done.stdout)["failed"]
