@@ -1,4 +1,5 @@
-"""The experiment that trains the digits with every codec, on two of them and on auto."""
+"""The experiment that trains the digits with every codec, on three of them. (What auto takes depends on how fast the
+machine is while it runs: 200 steps are too few to promise an accuracy.)"""
 
 import json
 import subprocess
@@ -16,7 +17,7 @@ SCRIPT = ROOT / "scripts" / "experiments" / "codecs.py"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_codecs_train_the_digits_as_well_as_nothing_does():
-    command = [sys.executable, str(SCRIPT), "topk", "fp16", "auto", "--workers", "2", "--steps", "200", "--json"]
+    command = [sys.executable, str(SCRIPT), "topk", "fp16", "qsgd", "--workers", "2", "--steps", "200", "--json"]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -24,7 +25,7 @@ def test_codecs_train_the_digits_as_well_as_nothing_does():
     assert report["failed"] == [] and rows["none"]["accuracy"] > 0.95
     assert rows["fp16"]["share_of_dense"] == pytest.approx(0.5, abs=0.01)
     assert rows["topk"]["share_of_dense"] < 0.02
-    assert 0 < rows["auto"]["share_of_dense"] < 1
+    assert rows["qsgd"]["share_of_dense"] < 0.3
 
 
 def test_a_codec_that_is_none_is_refused():
