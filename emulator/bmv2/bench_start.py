@@ -21,8 +21,6 @@ from switchml.errors import ConfigError
 TIMEOUT_S = 300.0
 PAUSE_S = 0.005
 """Between two looks at what happened."""
-ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
-"""What the log says once each is at work."""
 
 
 @dataclass
@@ -109,7 +107,7 @@ def _free_port(kind: int) -> int:
 
 def _watch(process: subprocess.Popen, n_ports: int, began: float, ready: list[float]) -> None:
     """Note in `ready` when the log has told of the engine and of all ports."""
-    missing = [ENGINE_READY, *[PORT_READY] * n_ports]
+    missing = [bench_wire.ENGINE_READY, *[bench_wire.PORT_READY] * n_ports]
     for line in process.stdout:
         found = next((text for text in missing if text in line), None)
         if found is not None:

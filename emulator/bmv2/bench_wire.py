@@ -25,7 +25,9 @@ from switchml.thrift.protocol import Record
 from switchml.thrift.services import interface
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
-START_TIMEOUT_S = 90.0
+START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
+ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
+"""What the switch's log says once each is at work."""
 PORTS = 2
 MATCH_KINDS = interface().enums["MatchKind"]
 BATCH = 64
@@ -95,16 +97,32 @@ def pps(command: list[str], program: Path, entries: list[dict], frames: list[byt
         ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
         address = f"ipc://{folder}/notifications.ipc"
         options = ["--thrift-port", str(thrift_port), "--notifications-addr", address]
-        process = subprocess.Popen(
-            [*command, *ports, *options, str(program.resolve())],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        said = Path(folder) / "log"
+        if command == OURS:
+            options += ["--log-console", "-L", "info"]
+        with said.open("w") as log:
+            process = subprocess.Popen(
+                [*command, *ports, *options, str(program.resolve())], stdout=log, stderr=subprocess.DEVNULL
+            )
         try:
             add_entries(entries, thrift_port, process)
+            if command == OURS:
+                _await_compiled(said, process)
             return _offer(names, frames, seconds)
         finally:
             process.terminate()
             process.wait(20)
+
+
+def _await_compiled(said: Path, process: subprocess.Popen) -> None:
+    """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
+    deadline = time.monotonic() + COMPILE_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        log = said.read_text()
+        if ENGINE_READY in log and log.count(PORT_READY) >= PORTS:
+            return
+        time.sleep(0.05)
+    raise ConfigError("the switch never ran on compiled code; switchml switch's log says why")
 
 
 def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
