@@ -21,7 +21,6 @@ import torch.distributed as dist
 from host_agent.adaptive.compressor import AutoCompressor, Health
 from host_agent.adaptive.policy import is_auto, parse_auto
 from host_agent.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
-from switchml import codecs
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import UnsupportedTensor
 
@@ -199,9 +198,7 @@ class GroupReducer:
         if isinstance(request, Gather):
             return payloads
         assert isinstance(request, SparseSum)
-        codec = codecs.by_number(request.payload.number)
-        assert codec is not None
-        return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
+        return sum_of_payloads(payloads)
 
     def _sum(self, request: Sum) -> np.ndarray:
         values = request.values

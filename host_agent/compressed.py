@@ -167,11 +167,14 @@ def gather_by_sum(
     return [Payload.from_bytes(places[each].view(np.uint8)[: sizes[each]]) for each in range(world)]
 
 
-def sum_of_payloads(payloads: list[Payload], decode: Callable[[Payload], Array], n: int) -> Array:
-    """float32[n]: what gathered payloads decode to, added in the order of the ranks."""
+def sum_of_payloads(payloads: list[Payload]) -> Array:
+    """float32[n]: what payloads of one sparsifying codec decode to, added in the order of the ranks."""
+    codec = codecs.by_number(payloads[0].number)
+    assert codec is not None
+    decoder, n = codec(), payloads[0].count
     total = np.zeros(n, np.float32)
     for payload in payloads:
-        total += decode(payload)
+        total += decoder.decompress(payload, n)
     return total
 
 
@@ -192,9 +195,7 @@ class AgentReducer:
         assert isinstance(request, SparseSum)
         payloads = gather_by_sum(request.payload, self._add, self.rank, self.world, most_bytes=4 * request.count)
         if payloads is not None:
-            codec = codecs.by_number(request.payload.number)
-            assert codec is not None
-            return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
+            return sum_of_payloads(payloads)
         dense = np.zeros(request.count, np.float32)
         dense[request.indices] = request.values
         return self._add(dense)
@@ -245,10 +246,7 @@ class Echo:
         if isinstance(request, Gather):
             return [request.payload] * self.world
         assert isinstance(request, SparseSum)
-        codec = codecs.by_number(request.payload.number)
-        assert codec is not None
-        payloads = [request.payload] * self.world
-        return sum_of_payloads(payloads, lambda payload: codec().decompress(payload, request.count), request.count)
+        return sum_of_payloads([request.payload] * self.world)
 
 
 def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
