@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,16 +65,6 @@ def print_table(validation: Validation) -> None:
         f"{constants.cores} cores.",
         style="dim",
     )
-
-
-def require_plotting(path: Path) -> None:
-    """Raises ConfigError if `plot` could not work."""
-    if path.suffix != ".png":
-        raise ConfigError(f"--plot {path}: expected a name that ends in .png")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'switchml[plot]'")
 
 
 def plot(validation: Validation, path: Path) -> None:

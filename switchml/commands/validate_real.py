@@ -44,12 +44,13 @@ def real(
     that has nothing else to do: what others compute is measured too, and not predicted.
     """
     from emulator.namespaces import check_rights
+    from emulator.network.report import require_plotting
     from host_agent.bench import real as validation
     from host_agent.bench import real_report as report
 
     check_rights()
     if plot is not None:
-        report.require_plotting(plot)
+        require_plotting(plot)
     plan = validation.Plan(workers=workers, rates_bps=rates, steps=steps, batch_size=batch_size)
     found = validation.validate(plan, lambda line: click.echo(line, err=True))
     if plot is not None:
