@@ -116,6 +116,10 @@ ROOMS: list[tuple[str, str, str]] = [
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
     ("emulator.replay.*",        "switchml.jit switchml.memory emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
+    ("emulator.trace.*",         "switchml.jit emulator.workload emulator.replay emulator.trace", ANY_BUT_TORCH),
+    ("emulator.diagnosis.*",     "emulator.workload emulator.replay emulator.report emulator.trace emulator.diagnosis", ANY_BUT_TORCH),
+    ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
+    ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
 ]  # fmt: skip
 """The first row that matches a module decides; `a.*` matches `a` and all below it. Naming a package allows

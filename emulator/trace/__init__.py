@@ -1,0 +1,5 @@
+"""What a real job did, as its profilers saw it: read from files, joined into one graph of all ranks, replayed.
+
+`events.py` is what every reader delivers for one rank; `joined.py` what `join.py` makes of all of them, and what
+replay, diagnosis and optimization start from.
+"""

@@ -1,0 +1,174 @@
+"""One rank's trace as flat arrays, whichever program wrote it. An *event* is a span of time on a *lane*: a host thread,
+a stream of an accelerator, a transport. Times are seconds on the clock of the rank's machine; nothing here is aligned
+with other ranks, and nothing is dropped that a later step might need: nested host events keep their parents, and what a
+profiler knows about causes stands in `causes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+
+
+class What(IntEnum):
+    """What an event is."""
+
+    COMPUTE = 0
+    """A kernel on an accelerator, or an operator on a host thread."""
+    COLLECTIVE = 1
+    """A rank's part of a collective, from the moment it is ready to the moment it is done (NCCL's kernel, gloo's
+    work on its own thread, an all-reduce of ours)."""
+    SEND = 2
+    RECV = 3
+    LOAD = 4
+    """Fetching samples: `DataLoader.__next__`, reads."""
+    CODEC = 5
+    COPY = 6
+    """Between host and device memory."""
+    LAUNCH = 7
+    """A runtime call on a host thread that puts work on a stream; the cause of the event that it launched."""
+    SYNC = 8
+    """A host thread or stream waits: cudaStreamSynchronize, `Work.wait`; its causes are what it waits for."""
+    SCOPE = 9
+    """A span that only names what is inside: user annotations, Python functions, profiler steps, autograd nodes."""
+    CHECKPOINT = 10
+
+
+class LaneKind(IntEnum):
+    """What runs the events of a lane."""
+
+    HOST = 0
+    DEVICE = 1
+    TRANSPORT = 2
+
+
+NONE = -1
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Where events happen. Events of a DEVICE or TRANSPORT lane begin in the order of the lane; on a HOST lane they
+    nest."""
+
+    name: str
+    kind: LaneKind
+
+
+@dataclass(frozen=True)
+class Group:
+    """A communicator: its name where the trace has one, and its ranks in the job."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Events:
+    """All arrays (events,), sorted by lane, then start, a parent before its children."""
+
+    name: np.ndarray
+    """int32, into `RankTrace.names`."""
+    what: np.ndarray
+    """int8, `What`."""
+    lane: np.ndarray
+    """int32, into `RankTrace.lanes`."""
+    start_s: np.ndarray
+    """float64, seconds since `RankTrace.epoch_s`."""
+    duration_s: np.ndarray
+    """float64."""
+    parent: np.ndarray
+    """int32: the event that encloses it on its lane, NONE at the top."""
+    collective: np.ndarray
+    """int8, `emulator.workload.graph.Collective` (P2P for SEND and RECV), 0 for all else."""
+    group: np.ndarray
+    """int32, into `RankTrace.groups`, NONE for what is no communication."""
+    sequence: np.ndarray
+    """int64: the how-many-eth communication of its group it is on this rank, from 0; of SEND and RECV, between this
+    rank and `peer` in that direction. NONE for what is no communication. The same number on all members is the same
+    meeting."""
+    peer: np.ndarray
+    """int32: the other rank of a SEND or RECV, NONE for all else."""
+    bytes: np.ndarray
+    """float64: message size as `Collective` counts it, of a COPY what is copied, of a gradient's event its size;
+    else 0."""
+    gradient: np.ndarray
+    """bool: this host event made one parameter's gradient final (AccumulateGrad); `bytes` is the gradient's size. In
+    the order of their starts these are what DDP cuts into buckets."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def end_s(self) -> np.ndarray:
+        """float64 (events,)."""
+        return self.start_s + self.duration_s
+
+
+class WireWhat(IntEnum):
+    """What a transport's record says."""
+
+    SENT = 0
+    RESENT = 1
+    RECEIVED = 2
+    """A result that was new."""
+    REPEATED = 3
+    """A result that was known already."""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What our own transport did, packet by packet. All arrays (records,), sorted by time. (job, tensor, chunk,
+    version) is a record's transaction: the same on all ranks and at the aggregator."""
+
+    at_s: np.ndarray
+    """float64, seconds since `RankTrace.epoch_s`."""
+    what: np.ndarray
+    """int8, `WireWhat`."""
+    job: np.ndarray
+    """int32."""
+    tensor: np.ndarray
+    """int64: the how-many-eth all-reduce of this agent, from 0."""
+    chunk: np.ndarray
+    """int64: the packet's place in the tensor."""
+    version: np.ndarray
+    """int8: the slot's version bit."""
+    bytes: np.ndarray
+    """int32: of the datagram."""
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """What one rank did."""
+
+    rank: int
+    world_size: int
+    host: str
+    """Traces of one host share one clock. "" where the file does not say: then each trace has a clock of its own."""
+    source: Path
+    format: str
+    """ "kineto", "chakra", "dpro", "simai" or "switchml"."""
+    epoch_s: float
+    """What times count from: Unix seconds by the clock of this machine; 0 where the file does not say."""
+    names: list[str]
+    lanes: list[Lane]
+    groups: list[Group]
+    events: Events
+    causes: np.ndarray
+    """int32 (causes, 2): the first event had to end (a LAUNCH: to begin) before the second could begin. Order on a lane
+    is not repeated here."""
+    steps: np.ndarray
+    """float64 (steps, 2): start and end of each iteration, seconds since `epoch_s`; where no profiler step is in the
+    file, one for everything."""
+    backend: str = ""
+    """gloo, nccl, switchml…; "" where the file does not say."""
+    wire: Wire | None = None
+    gradient_names: dict[int, str] = field(default_factory=dict)
+    """Event → parameter, where known."""
+    about: dict[str, str] = field(default_factory=dict)
+    """What else the file says for people: device, versions, bucket_cap_mb, codec."""
