@@ -1,0 +1,14 @@
+"""`switchml trace`: what a real job did. Each thing that one can do with a trace is a subcommand of its own."""
+
+from __future__ import annotations
+
+import click
+
+from switchml.__main__ import LazyGroup
+
+COMMANDS: dict[str, tuple[str, str]] = {}
+
+
+@click.group(cls=LazyGroup, table=COMMANDS)
+def trace() -> None:
+    """Capture, read, replay, diagnose and optimize a real job."""
