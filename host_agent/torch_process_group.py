@@ -123,6 +123,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         )
         if self._is_default:
             _default_address = invitation.address
+        else:
+            self._agent.global_ranks = self._global_ranks
 
     # What torch asks about the group.
 
