@@ -41,6 +41,7 @@ from switchml.memory import f32_at
 from switchml.sparse import Sparse
 
 from . import density, reach, recording, tensors
+from . import tape as tapes
 from . import loop as compiled
 
 log = logging.getLogger("host_agent")
@@ -131,7 +132,7 @@ class HostAgent:
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size, self.sparse = job, rank, world_size, sparse
-        self.tag, self.slots = info.tag, info.slots
+        self.tag = info.tag
         self.global_ranks: tuple[int, ...] = tuple(range(world_size))
         self.notes: recording.Notes | None = None
         self._session, self._way = session, way
@@ -189,11 +190,13 @@ class HostAgent:
         self._thread.start()
         recording.enter(self)
 
+    def new_tape(self, packets: int) -> tapes.Tape:
+        return tapes.new_tape(packets, len(self._worker.state.slots))
+
     def take_notes(self, notes: recording.Notes | None) -> None:
         """Note calls and packets from now on, or no more. `recording` calls this."""
         self.notes = notes
-        tape = recording.new_tape(0, self.slots) if notes is None else notes.tape
-        self._loop = self._loop._replace(tape=tape)
+        self._loop = self._loop._replace(tape=self.new_tape(0) if notes is None else notes.tape)
         os.eventfd_write(self._wake, 1)  # the loop that runs still has the old tape
 
     # -- joining and leaving --

@@ -16,7 +16,7 @@ from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed
 
-from . import recording
+from . import tape as tapes
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
@@ -34,8 +34,8 @@ class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
     uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `way`
     int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
-    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `tape`: where
-    packets are noted, if it has any room."""
+    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `tape`:
+    where packets are noted, if it has any room."""
 
     worker: rules.State
     io: udp.UdpIO
@@ -51,7 +51,7 @@ class Loop(NamedTuple):
     uplink: impair.Impairment
     delayed: udp.Packets
     impaired: udp.Packets
-    tape: recording.Tape
+    tape: tapes.Tape
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def new_loop(
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
         udp.new_packets(2 * most_in + held if impaired else 1),
         udp.new_packets(2 * most_out + held if impaired else 1),
-        recording.new_tape(0, slots),
+        tapes.new_tape(0, slots),
     )
 
 
@@ -123,10 +123,10 @@ def run(loop, reported, tick_ns):
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         n = 0
         for i in range(count):
-            results, awaited = me.received, noting and recording.is_awaited(loop.worker, incoming.address[i])
+            results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
             if noting and me.received > results:
-                recording.note_received(
+                tapes.note_received(
                     loop.tape, loop.worker, incoming.address[i], incoming.length[i], awaited, now
                 )
             if n + 1 >= me.slots:
@@ -136,7 +136,7 @@ def run(loop, reported, tick_ns):
                 else:
                     _send(loop, n, now)
                 if noting:
-                    recording.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
+                    tapes.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
                 n = 0
             if me.error:
                 return FAILED
@@ -151,7 +151,7 @@ def run(loop, reported, tick_ns):
         elif n or bad:
             _send(loop, n, now)
         if noting and n:
-            recording.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
+            tapes.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
         if me.completed > reported:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:

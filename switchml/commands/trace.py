@@ -6,7 +6,9 @@ import click
 
 from switchml.__main__ import LazyGroup
 
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "capture": ("switchml.commands.trace_capture:capture", "Run a script and profile every rank of it."),
+}
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
