@@ -25,6 +25,7 @@ _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
 tried."""
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+_UNPAIRED = re.compile("[\udc80-\udcff]")
 _NOT_A_NUMBER = re.compile(rb"(?<=[:,\[])(\s*)[-+]?(?:nan|inf(?:inity)?)(?=\s*[,\]}])", re.IGNORECASE)
 
 
@@ -136,25 +137,26 @@ class ChromeFile:
         """The events in `text`, whose bytes then leave the buffer, and whether the array closes in it; None where
         `text` ends inside an event."""
         size, closed = len(text), False
-        for _ in range(3):
+        for _ in range(4):
+            inside = text.strip().removesuffix(b",")
             try:
-                batch = self._decoder.decode(b"[" + text.strip().removesuffix(b",") + b"]")
+                batch = self._decoder.decode(b"[" + inside + b"]")
             except msgspec.ValidationError as error:
-                first = self._offset
-                raise TraceError(f"{self.path}: an event after byte {first:,} is not as expected: {error}") from None
+                where = f"{self.path}, after byte {self._offset:,}"
+                raise TraceError(f"{where}: an event is not as expected: {error}") from None
             except msgspec.DecodeError as error:
                 if trailing := _TRAILING.search(str(error)):
-                    # The array closed, and something came after it: `[` and the stripped space move the position.
-                    end = int(trailing[1]) - 2 + len(text) - len(text.lstrip())
-                    text, size, closed = text[:end], end + 1, True
+                    array = inside[: int(trailing[1]) - 2].rstrip()  # without the [ and the first byte after the ]
+                    size, closed = len(text) - len(text.lstrip()) + len(array), True
+                    text = array.removesuffix(b"]")
                 elif "truncated" in str(error):
                     return None
-                elif (cleaned := _NOT_A_NUMBER.sub(rb"\1null", text)) != text:
-                    text = cleaned  # then `size` still counts the file's bytes
+                elif (cleaned := _NOT_A_NUMBER.sub(_zero, text)) != text:
+                    text = cleaned
                 else:
                     return None
             except UnicodeDecodeError:
-                text = text.decode(errors="replace").encode()
+                text = _UNPAIRED.sub("?", text.decode(errors="surrogateescape")).encode()
             else:
                 self._advance(size)
                 return batch, closed
@@ -163,7 +165,7 @@ class ChromeFile:
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
         if self.broken or not head:
             tail = b"}"
-        text = _NOT_A_NUMBER.sub(rb"\1null", (head or b"{") + b'"traceEvents": []' + tail)
+        text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"traceEvents": []' + tail)
         try:
             header = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -172,6 +174,11 @@ class ChromeFile:
             header = msgspec.json.decode(head + b'"traceEvents": []}')
         header.pop("traceEvents", None)
         return header
+
+
+def _zero(match: re.Match[bytes]) -> bytes:
+    """For a number that JSON can't say, such as the occupancy of a kernel on no processor; as long as before."""
+    return b"0".rjust(len(match[0]))
 
 
 def _last_boundaries(buffer: bytes) -> list[int]:
