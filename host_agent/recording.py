@@ -36,7 +36,7 @@ MOST_PACKETS = 1 << 20
 """What a tape holds if nobody says otherwise (32 MiB, of which what is not used is never touched)."""
 
 
-LAUNCH, WAIT = "switchml:all_reduce", "switchml:wait"
+LAUNCH, WAIT = "switchml.all_reduce", "switchml.wait"
 """Names of spans: submitting an all-reduce (the span's number follows after #), and waiting for one."""
 
 Span = Callable[[str], AbstractContextManager]
