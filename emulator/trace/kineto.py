@@ -137,7 +137,7 @@ class Reading:
         groups = communication.groups
         world_size = self.world_size or max((len(group.ranks) for group in groups), default=1)
         base_ns = int(self.header.get("baseTimeNanoseconds") or 0)
-        causes = kineto_causes.find(self, communication)
+        causes, inferred = kineto_causes.find(self, communication)
         events = Events(
             name=name,
             what=self.what,
@@ -166,7 +166,7 @@ class Reading:
             causes=causes,
             steps=self._steps(),
             backend=str(self.distributed.get("backend") or communication.backend),
-            about=self._about(),
+            about=self._about(inferred),
         )
 
     def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -194,7 +194,7 @@ class Reading:
             return np.array([[0.0, float((self.start_s + self.duration_s).max())]])
         return np.array([[self.start_s[at], self.start_s[at] + self.duration_s[at]] for at in found])
 
-    def _about(self) -> dict[str, str]:
+    def _about(self, inferred: int) -> dict[str, str]:
         about = {}
         devices = self.header.get("deviceProperties")
         if isinstance(devices, list) and devices and isinstance(devices[0], dict):
@@ -208,6 +208,8 @@ class Reading:
             about["nccl"] = str(self.distributed["nccl_version"])
         if self.table.skipped:
             about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(self.table.skipped.items()))
+        if inferred:
+            about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
         if self.file.broken:
             about["broken"] = self.file.broken
         return about

@@ -105,3 +105,42 @@ def test_gloo_work_is_numbered_by_its_calls(tmp_path):
     assert events.bytes[events.gradient].tolist() == [400.0]
     assert [lane.kind for lane in trace.lanes] == [LaneKind.HOST, LaneKind.TRANSPORT, LaneKind.TRANSPORT]
     assert trace.steps.tolist() == [[0, pytest.approx(1e-3)]]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_no_cause_contradicts_the_times(name):
+    trace = read(published(f"{name}.json.gz"))
+    events = trace.events
+    cause, effect = trace.causes.T
+    happened = np.where(events.what[cause] == What.LAUNCH, events.start_s[cause], events.end_s[cause])
+    needed = np.where(events.what[effect] == What.SYNC, events.end_s[effect], events.start_s[effect])
+    assert len(cause)
+    assert np.all(happened <= needed + 2e-6)
+
+
+def test_streams_wait_for_communication_and_communication_for_kernels():
+    trace = read(published("nccl_data.json.gz"))
+    what = trace.events.what
+    pairs = trace.causes[(what[trace.causes] == What.COLLECTIVE).any(axis=1)]
+    collectives = set(np.flatnonzero(what == What.COLLECTIVE).tolist())
+    after_a_kernel = {effect for cause, effect in pairs.tolist() if what[cause] == What.COMPUTE}
+    awaited = {cause for cause, effect in pairs.tolist() if what[effect] == What.COMPUTE}
+    assert after_a_kernel == collectives
+    # Streams keep their order, so waiting for a step's last all-reduce is waiting for all of them.
+    at = trace.events.start_s
+    for start, end in trace.steps:
+        in_step = [event for event in collectives if start < at[event] < end]
+        assert max(in_step, key=lambda event: at[event]) in awaited
+
+
+@pytest.mark.parametrize("name", ["alexnet", "simple_add"])
+def test_recorded_synchronization_names_the_stream(name):
+    """CUDA's own `Stream Sync` says which stream; the host waits for the last thing that was launched on it."""
+    trace = read(published(f"{name}.json.gz"))
+    events = trace.events
+    syncs = [i for i in np.flatnonzero(events.what == What.SYNC) if "Stream" in trace.names[events.name[i]]]
+    told = [e for e in plain(name)["traceEvents"] if e.get("cat") == "cuda_sync" and e["name"] == "Stream Sync"]
+    causes = {effect: cause for cause, effect in trace.causes.tolist()}
+    waited = {trace.lanes[events.lane[causes[sync]]].name.split()[-1] for sync in syncs if sync in causes}
+    assert waited <= {str(e["args"]["stream"]) for e in told}
+    assert sum(sync in causes for sync in syncs) >= len(syncs) // 2
