@@ -4,11 +4,12 @@ its cause. Three things tell:
 - packets: a result that a rank received holds what every rank had sent before, so each pair of hosts has, both ways, a
   least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905),
 - sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
-- collectives: nobody ends before the last one began; and all end at nearly the same time, so the median difference of
-  ends is the difference of clocks.
+- collectives: nobody ends before the last one began, again a middle between both ways, for each message size; and all
+  end at nearly the same time, so the median difference of ends is the difference of clocks. Each has an error that can
+  be told from its own samples; they are averaged accordingly.
 
-All of it is one linear program: causality as constraints, differences of medians and middles as a sum of absolute
-values. Clocks that drift get a rate of their own where the trace is long enough to tell.
+All of it is one linear program: causality as constraints, the differences told as a sum of absolute values, each over
+its error. Clocks that drift get a rate of their own where the trace is long enough to tell.
 """
 
 from __future__ import annotations
@@ -123,31 +124,51 @@ class _Told:
                 self.differences.append((int(hosts[i]), int(hosts[j]), at_s, (most_s - other_s) / 2, 1.0))
 
     def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray, weight: float) -> None:
-        met: dict[tuple, list[tuple[int, float, float]]] = {}
+        met: dict[tuple, list[tuple[int, float, float, float]]] = {}
         for i, trace in enumerate(traces):
             events = trace.events
             for event in np.flatnonzero(events.what == What.COLLECTIVE).tolist():
                 group = trace.groups[events.group[event]]
                 key = (tuple(group.ranks), group.name, int(events.sequence[event]))
                 start_s = float(events.start_s[event] + base_s[i])
-                met.setdefault(key, []).append((int(hosts[i]), start_s, start_s + float(events.duration_s[event])))
+                end_s = start_s + float(events.duration_s[event])
+                met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
             self._ends_of_sends(trace, i, hosts, base_s, met)
-        several = [members for members in met.values() if len({host for host, _, _ in members}) > 1]
+        several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
         every = max(1, len(several) // MOST_MEETINGS)
-        ends: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        pairs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         for members in several[::every]:
             begun, done = {}, {}
-            for host, start_s, end_s in members:
+            for host, start_s, end_s, _ in members:
                 begun[host] = max(begun.get(host, -np.inf), start_s)
                 done[host] = min(done.get(host, np.inf), end_s)
+            size = members[0][3]
             for a in begun:
                 for b in begun:
                     if a != b:  # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
                         self.bounds.append((a, b, begun[a], done[b] - begun[a]))
                     if a < b:
-                        ends.setdefault((a, b), []).append((done[a], done[b] - done[a]))
-        for (a, b), found in ends.items():
-            self.differences += [(a, b, at, value, weight) for at, value in found]
+                        pairs.setdefault((a, b), []).append((size, begun[a], done[a], begun[b], done[b]))
+        for (a, b), rows in pairs.items():
+            self._pair(a, b, np.array(rows), weight)
+
+    def _pair(self, a: int, b: int, rows: np.ndarray, weight: float) -> None:
+        """Differences that the common meetings of two hosts tell; rows of (size, begun at a, done at a, begun at b,
+        done at b)."""
+        size, begun_a, done_a, begun_b, done_b = rows.T
+        ends_s = done_b - done_a
+        if np.ptp(done_a) >= LEAST_DRIFT_S:
+            self.differences += [(a, b, at, value, weight) for at, value in zip(done_a, ends_s, strict=True)]
+            return
+        middle_s, error_s = float(np.median(ends_s)), _error_of_median_s(ends_s)
+        tightest = (np.inf, 0.0)
+        for one in np.unique(size):
+            there, back = (done_b - begun_a)[size == one].min(), (done_a - begun_b)[size == one].min()
+            tightest = min(tightest, (float(there + back), float(there - back) / 2))
+        both_s, between_s = tightest
+        shares = np.array([error_s, max(both_s, 1e-9) / 4]) ** -2.0
+        value_s = float(np.dot(shares, [middle_s, between_s]) / shares.sum())
+        self.differences.append((a, b, float(np.median(done_a)), value_s, weight))
 
     def _ends_of_sends(self, trace: RankTrace, i: int, hosts: np.ndarray, base_s: np.ndarray, met: dict) -> None:
         """Sends and receives meet in pairs."""
@@ -158,7 +179,16 @@ class _Told:
             group = trace.groups[events.group[event]]
             key = (*pair, group.name, int(events.sequence[event]), "p2p")
             start_s = float(events.start_s[event] + base_s[i])
-            met.setdefault(key, []).append((int(hosts[i]), start_s, start_s + float(events.duration_s[event])))
+            end_s = start_s + float(events.duration_s[event])
+            met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
+
+
+def _error_of_median_s(values_s: np.ndarray) -> float:
+    """Standard error, from the median deviation; with one value, that value could be anything."""
+    deviation_s = float(np.median(np.abs(values_s - np.median(values_s))))
+    if len(values_s) < 2:
+        return 1e-3
+    return max(1.86 * deviation_s / float(np.sqrt(len(values_s))), 1e-7)
 
 
 def _least(sent: dict[tuple, float], got: dict[tuple, float]) -> tuple[float, float] | None:
