@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from emulator.trace import captured
 from emulator.trace.events import RankTrace
 from switchml.errors import TraceError
 
@@ -20,6 +21,7 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     if not path.exists():
         raise TraceError(f"no trace at {path}: no such file or directory")
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    files = list(dict.fromkeys(captured.about_of(file) or file for file in files))
     if rank is not None and path.is_dir():
         raise TraceError(f"--rank names the rank of one file, but {path} is a directory")
     traces: list[RankTrace] = []
@@ -40,13 +42,17 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     return traces
 
 
-KNOWN = "a trace of PyTorch's profiler (JSON, may be gzipped), or one of our own (.npz)"
+KNOWN = (
+    "what switchml trace capture leaves, a trace of PyTorch's profiler (JSON, may be gzipped), or one of our own (.npz)"
+)
 
 
 def _reader(path: Path) -> Callable[..., RankTrace] | None:
     """Which reader understands `path`, or None."""
     from emulator.trace import chrome, kineto, native
 
+    if captured.about_of(path):
+        return captured.read
     if native.is_native(path):
         return native.read
     with chrome.open_plain(path) as file:

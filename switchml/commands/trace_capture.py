@@ -33,7 +33,7 @@ class Steps(click.ParamType):
         found = re.fullmatch(r"(\d+):(\d+)", value)
         skip, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= skip < stop:
-            self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, like 3:13 for iterations 3 to 12", param, ctx)
+            self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, as in 3:13 for iterations 3 to 12", param)
         return skip, stop
 
 
@@ -79,7 +79,7 @@ class RankSummary:
     show_default=True,
     help="Packets that each agent notes at most (32 bytes each).",
 )
-@click.option("--graph/--no-graph", default=True, help="torch's execution trace, of one iteration more. [default: graph]")
+@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace of one iteration.")
 @click.option("--overwrite", is_flag=True, help="Replace a capture that is in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
