@@ -11,7 +11,8 @@ import dataclasses
 import json
 import re
 import zipfile
-from collections.abc import Iterator
+from bisect import bisect_left
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _OF_RANK = re.compile(r"(rank-\d+)\.(json\.gz|wire\.npz|et\.json|about\.json)")
 LAUNCH = re.compile(r"switchml\.all_reduce#(\d+)")
 WAIT, WAIT_FOR_BUCKETS = "switchml.wait", "switchml.wait_for_buckets"
 ALL_REDUCE = "switchml:all_reduce"
+_COPY_BACK = "copy_bucket_to_grad"
 SLACK_S = 50e-6
 """A collective is noted as done by another thread than the one that waits for it, perhaps a little later."""
 
@@ -60,7 +62,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         for agent, own in zip(about["agents"], calls, strict=True):
             growing.add_calls(agent, own, clock)
         wire = _wire(about["agents"], packets, clock)
-    growing.add_waits()
+    ddp = about["ddp"]
+    growing.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
     trace = growing.trace()
     return dataclasses.replace(
         trace,
@@ -109,6 +112,16 @@ class _Clock:
         since = monotonic_ns + (self._ahead[0] - self._epoch_ns)
         slewed = np.interp(monotonic_ns, self._monotonic, [ahead - self._ahead[0] for ahead in self._ahead])
         return (since + slewed) * 1e-9
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A collective and its times."""
+
+    event: int
+    launched_s: float
+    start_s: float
+    end_s: float
 
 
 class _Growing:
@@ -173,63 +186,57 @@ class _Growing:
 
     # Waits
 
-    def add_waits(self) -> None:
-        """A SYNC for each piece of a waiting span in which nothing was done and some communication came to its end."""
-        waits = {name: at for at, name in enumerate(self._names) if name in (WAIT, WAIT_FOR_BUCKETS)}
-        if not waits:
-            return
-        over = self._communications()
+    def add_waits(self, buckets: list[int]) -> None:
+        """SYNC events for waiting spans. `buckets`: how many gradients DDP has in each, where it is known: at the end of
+        backward it waits for one bucket after the other, and copies each back before it waits for the next
+        (reducer.cpp, finalize_backward)."""
+        names = {name: at for at, name in enumerate(self._names) if name in (WAIT, WAIT_FOR_BUCKETS)}
         events = self._trace.events
-        spans = np.flatnonzero(np.isin(events.name, list(waits.values())))
-        children: dict[int, list[int]] = {}
+        spans = np.flatnonzero(np.isin(events.name, list(names.values())))
+        inside: dict[int, list[int]] = {span: [] for span in spans.tolist()}
         for event in np.flatnonzero(np.isin(events.parent, spans)).tolist():
-            children.setdefault(int(events.parent[event]), []).append(event)
-        waited: set[int] = set()
+            inside[int(events.parent[event])].append(event)
+        left = self._launched()
         for span in spans[np.argsort(events.start_s[spans], kind="stable")].tolist():
-            for_all = self._names[events.name[span]] == WAIT_FOR_BUCKETS
-            for from_s, until_s in self._idle(span, children.get(span, [])):
-                done = [
-                    (end_s, event)
-                    for event, (start_s, end_s) in over.items()
-                    if event not in waited and start_s < until_s and end_s <= until_s + SLACK_S
-                ]
-                if not for_all:
-                    done = sorted(one for one in done if one[0] >= from_s)[-1:]
-                if not done:
-                    continue
-                sync = self._add(
-                    name=int(events.name[span]),
-                    what=What.SYNC,
-                    lane=int(events.lane[span]),
-                    start_s=from_s,
-                    duration_s=until_s - from_s,
-                )
-                self._causes += [(event, sync) for _, event in done]
-                waited |= {event for _, event in done}
+            start_s, end_s = float(events.start_s[span]), float(events.end_s[span])
+            if events.name[span] == names.get(WAIT):
+                over = [one for one in left if one.start_s < end_s and start_s <= one.end_s <= end_s + SLACK_S]
+                last = sorted(over, key=lambda one: one.end_s)[-1:]
+                self._add_sync(span, start_s, end_s, last)
+                left = [one for one in left if one not in last]
+                continue
+            mine = [one for one in left if one.launched_s < start_s]
+            left = [one for one in left if one.launched_s >= start_s]
+            copied = [event for event in inside[span] if _COPY_BACK in self._names[self._name[event]]]
+            begins_s = [*events.start_s[inside[span]].tolist(), end_s]
+            if len(mine) != len(buckets) or sum(buckets) != len(copied):
+                # Views of buckets need no copies; what else there may be, it waits for all before it does anything.
+                self._add_sync(span, start_s, begins_s[0], mine)
+                continue
+            for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
+                from_s = float(events.end_s[copied[first - 1]]) if first else start_s
+                self._add_sync(span, from_s, begins_s[bisect_left(begins_s, from_s)], [one])
 
-    def _communications(self) -> dict[int, tuple[float, float]]:
-        """Collectives of transports that a host thread has launched, with start and end."""
-        launched = {caused for cause, caused in self._causes if cause < len(self._what) and self._is_launch(cause)}
-        events, found = self._trace.events, {}
-        for event in sorted(launched):
-            if event >= len(events):
-                row = self._rows[event - len(events)]
-                found[event] = (row["start_s"], row["start_s"] + row["duration_s"])
-            elif events.what[event] == What.COLLECTIVE:
-                found[event] = (float(events.start_s[event]), float(events.end_s[event]))
-        return found
+    def _add_sync(self, span: int, from_s: float, until_s: float, causes: list[_Launched]) -> None:
+        lane, name = int(self._trace.events.lane[span]), int(self._name[span])
+        sync = self._add(name=name, what=What.SYNC, lane=lane, start_s=from_s, duration_s=max(until_s - from_s, 0.0))
+        self._causes += [(one.event, sync) for one in causes]
 
-    def _is_launch(self, event: int) -> bool:
-        return self._what[event] == What.LAUNCH
-
-    def _idle(self, span: int, children: list[int]) -> Iterator[tuple[float, float]]:
-        """Pieces of a span that none of its children cover."""
-        events = self._trace.events
-        at_s = float(events.start_s[span])
-        for child in children:
-            yield at_s, float(events.start_s[child])
-            at_s = float(events.end_s[child])
-        yield at_s, max(at_s, float(events.end_s[span]))
+    def _launched(self) -> list[_Launched]:
+        """Collectives that a host thread has launched, in the order of the launches."""
+        events, found = self._trace.events, []
+        for cause, caused in self._causes:
+            if cause >= len(events) or self._what[cause] != What.LAUNCH:
+                continue
+            if caused >= len(events):
+                row = self._rows[caused - len(events)]
+                start_s, duration_s = row["start_s"], row["duration_s"]
+            elif events.what[caused] == What.COLLECTIVE:
+                start_s, duration_s = float(events.start_s[caused]), float(events.duration_s[caused])
+            else:
+                continue
+            found.append(_Launched(caused, float(events.start_s[cause]), start_s, start_s + duration_s))
+        return sorted(found, key=lambda one: (one.launched_s, one.event))
 
     # The whole
 
