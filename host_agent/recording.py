@@ -37,7 +37,7 @@ MOST_PACKETS = 1 << 20
 
 
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
-"""Names of spans: submitting an all-reduce (the span's number follows after #), waiting for one, and for all of DDP's."""
+"""Names of spans: submitting an all-reduce (its number follows after #), waiting for one, and for all of DDP's."""
 
 Span = Callable[[str], AbstractContextManager]
 

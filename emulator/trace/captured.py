@@ -187,8 +187,8 @@ class _Growing:
     # Waits
 
     def add_waits(self, buckets: list[int]) -> None:
-        """SYNC events for waiting spans. `buckets`: how many gradients DDP has in each, where it is known: at the end of
-        backward it waits for one bucket after the other, and copies each back before it waits for the next
+        """SYNC events for waiting spans. `buckets`: how many gradients DDP has in each, where it is known: at the end
+        of backward it waits for one bucket after the other, and copies each back before it waits for the next
         (reducer.cpp, finalize_backward)."""
         names = {name: at for at, name in enumerate(self._names) if name in (WAIT, WAIT_FOR_BUCKETS)}
         events = self._trace.events
