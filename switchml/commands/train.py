@@ -99,6 +99,12 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     metavar="FILE",
     help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
 )
+@click.option(
+    "--trace",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 def train(
     workers: int,
@@ -116,6 +122,7 @@ def train(
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
+    trace: Path | None,
     as_json: bool,
 ) -> None:
     """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
@@ -168,6 +175,7 @@ def train(
         codec=codec,
         memory=memory,
         sparse=sparse,
+        trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
     )
     with progress(steps) as show:
