@@ -60,8 +60,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     if about["agents"]:
         notes = path.with_name(f"{stem}.wire.npz")
         calls, packets = _read_notes(notes, len(about["agents"]))
-        for agent, own in zip(about["agents"], calls, strict=True):
-            growing.add_calls(agent, own, clock)
+        for k, (agent, own) in enumerate(zip(about["agents"], calls, strict=True)):
+            growing.add_calls(f"switchml {agent['tag']}" + (f" ({k})" if k else ""), agent["ranks"], own, clock)
         wire = _wire(about["agents"], packets, clock)
     ddp = about["ddp"]
     growing.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
@@ -160,10 +160,10 @@ class _Growing:
 
     # All-reduces of ours
 
-    def add_calls(self, agent: dict[str, Any], calls: np.ndarray, clock: _Clock) -> None:
+    def add_calls(self, job: str, ranks: list[int], calls: np.ndarray, clock: _Clock) -> None:
         """Each of an agent's all-reduces from its submission to its end. Those that failed tell no duration."""
-        self._lanes.append(Lane(f"switchml {agent['job']}", LaneKind.TRANSPORT))
-        self._groups.append(Group(agent["job"], tuple(agent["ranks"])))
+        self._lanes.append(Lane(job, LaneKind.TRANSPORT))
+        self._groups.append(Group(job, tuple(ranks)))
         name = self._number_of_name(ALL_REDUCE)
         start_s, end_s = clock.seconds(calls["submitted"]), clock.seconds(calls["done"])
         for call, from_s, until_s in zip(calls, start_s.tolist(), end_s.tolist(), strict=True):
