@@ -14,6 +14,7 @@ from emulator.trace import kineto_causes, kineto_communication
 from emulator.trace.chrome import ChromeFile
 from emulator.trace.communication import count, item_bytes
 from emulator.trace.events import Events, Lane, LaneKind, RankTrace, What
+from emulator.trace.execution_trace import writes_before_reads
 from emulator.trace.kineto_events import Args, Table
 from emulator.trace.nesting import parents
 from switchml.errors import TraceError
@@ -24,12 +25,16 @@ _LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
 
 
-def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
+def read(
+    path: Path, *, rank: int | None = None, salvage: bool = False, execution_trace: Path | None = None
+) -> RankTrace:
     """The trace in `path`. `rank`: whose it is, where the file does not say. `salvage`: of a truncated file, what is
-    there."""
+    there. `execution_trace`: torch's, of the same run; then what reads a tensor comes after what wrote it
+    (`execution_trace.py`)."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    return Reading(path, table, file, rank).trace()
+    reading = Reading(path, table, file, rank)
+    return reading.trace(writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
 
 
 class Reading:
@@ -133,7 +138,7 @@ class Reading:
                 self._launch_of = {}
         return self._launch_of
 
-    def trace(self) -> RankTrace:
+    def trace(self, more_causes: list[tuple[int, int]]) -> RankTrace:
         """All of it."""
         communication = kineto_communication.find(self)
         names = list(dict.fromkeys(str(name) for _, name in self.kinds))
@@ -144,7 +149,7 @@ class Reading:
         groups = communication.groups
         world_size = self.world_size or max((len(group.ranks) for group in groups), default=1)
         base_ns = int(self.header.get("baseTimeNanoseconds") or 0)
-        causes, inferred = kineto_causes.find(self, communication)
+        causes, inferred = kineto_causes.find(self, communication, more_causes)
         events = Events(
             name=name,
             what=self.what,

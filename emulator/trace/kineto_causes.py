@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from emulator.trace.kineto_communication import Communication
 
 
-def find(reading: Reading, communication: Communication) -> tuple[np.ndarray, int]:
+def find(reading: Reading, communication: Communication, more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
     """int32 (causes, 2), as `RankTrace.causes`, each pair once; and how many of them are inferred: the order between
-    streams in traces without CUDA's own records of it."""
+    streams in traces without CUDA's own records of it. `more`: (effect, cause) that others know of."""
     waits = Waits(reading, communication)
     known = waits.recorded()
     inferred = waits.inferred()
@@ -29,6 +29,7 @@ def find(reading: Reading, communication: Communication) -> tuple[np.ndarray, in
         *_forward_backward(reading),
         *_backward_calls(reading),
         *known,
+        *more,
         *inferred,
     ]
     causes = np.array(pairs, np.int64).reshape(-1, 2)[:, ::-1]  # (effect, cause) until here
