@@ -331,7 +331,9 @@ class _Plan:
                 size = float(trace.events.bytes[event])
                 work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
             elif trace.events.what[event] == What.RECV:
-                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event]))
+                work = builder.add_work(
+                    name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event])
+                )
             else:
                 work = works[met]
             if met != NO_MEETING and not after[one] and before >= 0:

@@ -122,11 +122,11 @@ def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[
     for event in np.flatnonzero(np.isin(reading.kind, kernels)).tolist():
         said = [_Said(_name(reading, event), reading.details.get(event))]
         around = []
-        if event in launches:
-            found.launch[event] = launches[event]
+        if launches[event] != NONE:
+            found.launch[event] = int(launches[event])
             around = [
                 _Said(_name(reading, outer), reading.details[outer])
-                for outer in _ancestors(reading, launches[event])
+                for outer in _ancestors(reading, found.launch[event])
                 if outer in reading.details
             ]
         if said[0].args.collective is None:
