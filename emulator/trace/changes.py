@@ -1,5 +1,5 @@
-"""What if: a traced iteration with one thing changed. Every function takes a `Joined` and returns another; they can follow
-one another in any order. What a change does not concern keeps its traced duration.
+"""What if: a traced iteration with one thing changed. Every function takes a `Joined` and returns another; they can
+follow one another in any order. What a change does not concern keeps its traced duration.
 
     faster = changes.bandwidth(joined, factor=2)
     replay(faster.graph, faster.costs).makespan_s
@@ -63,7 +63,7 @@ def ranks(joined: Joined, count: int) -> Joined:
     sizes = graph.groups.size.copy()
     whole = sizes == before
     if not whole.any():
-        raise ConfigError(f"no group of the trace has all {before} ranks, so it does not say what more of them would do")
+        raise ConfigError(f"no group of the trace has all {before} ranks: nothing says what more of them would do")
     sizes[whole] = count
     changed = networks.on(joined, networks.known(joined), sizes)
     weight = changed.graph.ranks.weight * (count / before)

@@ -2,9 +2,9 @@
 
 Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
 the same group and sequence number become meetings. What then separates a segment from the latest thing that it had to
-wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the graph
-replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked out
-anew.
+wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
+graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
+out anew.
 
 Of several iterations with the same sequence of operations, durations are means; else the iteration of median length
 stands for all.
@@ -163,15 +163,16 @@ class _Plan:
         what = f"{trace.names[trace.events.name[event]]!r} number {sequence} of group {name or 'of all ranks'!r}"
         if missing:
             raise TraceError(
-                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do the "
-                "traces cover the same iterations?"
+                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do "
+                "the traces cover the same iterations?"
             )
         kinds = {int(one.events.collective[number]) for one, number in events}
         sizes = {float(one.events.bytes[number]) for one, number in events} - {0.0}
         if len(kinds) > 1 or (len(sizes) > 1 and key[3] == NONE):
             raise TraceError(
                 f"ranks {sorted(there)} disagree about {what}: {len(kinds)} kinds of collectives, sizes of "
-                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same iterations?"
+                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same "
+                "iterations?"
             )
 
     # Times
@@ -331,7 +332,9 @@ class _Plan:
                 size = float(trace.events.bytes[event])
                 work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
             elif trace.events.what[event] == What.RECV:
-                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event]))
+                work = builder.add_work(
+                    name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event])
+                )
             else:
                 work = works[met]
             if met != NO_MEETING and not after[one] and before >= 0:

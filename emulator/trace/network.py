@@ -1,9 +1,9 @@
 """What communication would cost on another network: a model of few numbers, fitted to a trace's own all-reduces, and
 changed from there. A meeting keeps what it took beyond the model in the trace, so an unchanged network changes nothing.
 
-An all-reduce of S bytes among n ranks takes `steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`, with
-steps and volume by algorithm as in Thakur et al. (IJHPCA 2005), and for the switch as in SwitchML (NSDI 2021): S up and
-S down at the same time.
+An all-reduce of S bytes among n ranks takes `steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`,
+with steps and volume by algorithm as in Thakur et al. (IJHPCA 2005), and for the switch as in SwitchML (NSDI 2021): S
+up and S down at the same time.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
     host_s = 1.0 / told.bytes_per_s - wire_s
     if host_s < -0.25 * wire_s:
         raise ConfigError(
-            f"the trace's all-reduces moved {8e-6 * volume * told.bytes_per_s:.0f} Mbit/s over each link, which is said to "
-            f"carry {link_bps / 1e6:g} Mbit/s: was it traced on that network?"
+            f"the trace's all-reduces moved {8e-6 * volume * told.bytes_per_s:.0f} Mbit/s over each link, which is "
+            f"said to carry {link_bps / 1e6:g} Mbit/s: was it traced on that network?"
         )
     return dataclasses.replace(
         model, link_bytes_per_s=link_bps / 8, latency_s=latency_s, host_s_per_byte=host_s, assumptions=assumptions
@@ -174,9 +174,9 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
 
 
 def one_at_a_time(joined: Joined) -> Joined:
-    """All-reduces of a group on one stream of each rank, in the order in which the first rank launched them, each taking
-    its share of the time in which several were under way. What overlaps shares a link; one after the other they can be
-    given other prices, and the last one ends when it ended before."""
+    """All-reduces of a group on one stream of each rank, in the order of their starts, each taking its share of the
+    time in which several were under way. What overlaps shares a link; one after the other they can be given other
+    prices, and the last one ends when it ended before."""
     graph, ops = joined.graph, joined.graph.ops
     meetings = transfers.all_reduces(joined)
     member = np.isin(ops.meeting, meetings)
