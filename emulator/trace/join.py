@@ -192,15 +192,16 @@ class _Plan:
         starts = [segments.start_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         ends = [segments.end_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         count = len(self.keys)
-        came_s, done_s = np.full(count, -np.inf), np.full(count, np.inf)
+        came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
         for place, meeting in enumerate(self.meeting):
             members = np.flatnonzero(meeting != NO_MEETING)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
                 own_end_s[one] = min(own_end_s[one], starts[place][waiter])  # the record may come after the wake-up
             np.maximum.at(came_s, meeting[members], starts[place][members])
-            np.minimum.at(done_s, meeting[members], own_end_s[members])
-        done_s = np.maximum(done_s, came_s)
+            np.add.at(done_s, meeting[members], own_end_s[members])
+            np.add.at(members_of, meeting[members], 1.0)
+        done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
         gaps, lasted, tails = [], [], []
         for place, (causality, meeting) in enumerate(zip(self.causality, self.meeting, strict=True)):
             end_s = np.where(meeting != NO_MEETING, done_s[meeting] if count else 0.0, ends[place])
