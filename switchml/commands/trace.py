@@ -11,6 +11,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("switchml.commands.trace_info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
     "emulate": ("switchml.commands.trace_emulate:emulate", "Play a workload of Chakra's or SimAI's on a cluster."),
     "convert": ("switchml.commands.trace_convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
+    "replay": ("switchml.commands.trace_replay:replay", "Predicted against traced, and with something changed."),
 }
 
 
