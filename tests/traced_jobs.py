@@ -64,6 +64,9 @@ class Job:
     """(rank, op's name, iteration) → how many times longer it takes."""
     hosts: Sequence[str] = ()
     about: dict[str, str] = field(default_factory=dict)
+    metrics: int = 0
+    """So many all-reduces of 1 kB after the optimizer."""
+    metric_s: float = 0.001
     pipeline_bytes: float = 0.0
     """Each rank sends so much to the next after its forward pass."""
     links: Callable[[int, int], float] = lambda source, to: 1e9
@@ -76,14 +79,19 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
     for _ in range(job.ranks):
         builder.add_rank()
     world = builder.add_group(range(job.ranks), name="world")
-    meetings, sizes = [], []
+    works, meetings, sizes = [], [], []
     for number, layers in enumerate(job.buckets):
         sizes.append(layers * job.gradient_bytes / job.ratio)
         seconds = job.latency_s + sizes[-1] / job.bytes_per_s
         work = builder.add_work(
             f"all-reduce {number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes[-1], seconds=seconds
         )
+        works.append(work)
         meetings.append(builder.add_meetings(work, world))
+    metric = builder.add_work(
+        "metric", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=1000.0, seconds=job.metric_s
+    )
+    metrics = [builder.add_meetings(metric, world) for _ in range(job.metrics)]
     sends = {}
     if job.pipeline_bytes:
         for rank in range(job.ranks - 1):
@@ -124,10 +132,11 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
             at += layers
             if job.codec_s:
                 ready = builder.add_op(comm, work(f"quantize {number}", job.codec_s, Kind.CODEC), after=[ready])
-            kind = builder._meetings[meetings[number]][0][0]
-            reduced.append(builder.add_op(comm, int(kind), meeting=meetings[number], after=[ready]))
+            reduced.append(builder.add_op(comm, works[number], meeting=meetings[number], after=[ready]))
         stream = device if job.launch_s else host
-        builder.add_op(stream, work("optimizer", job.optimizer_s), after=reduced)
+        last = builder.add_op(stream, work("optimizer", job.optimizer_s), after=reduced)
+        for meeting in metrics:
+            builder.add_op(comm, metric, meeting=meeting, after=[last])
     graph = builder.build()
     return graph, Costs.of(graph, graph.works.seconds), gradients
 
@@ -184,7 +193,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
                     "duration_s": run.end_s[op] - run.start_s[op],
                     "collective": graph.works.collective[work],
                     "group": 0 if meeting != NO_MEETING else NONE,
-                    "sequence": number * len(job.buckets) + sequence if is_reduce else NONE,
+                    "sequence": number * (len(job.buckets) + job.metrics) + sequence if is_reduce else NONE,
                     "peer": NONE,
                     "bytes": graph.works.bytes[work],
                     "gradient": name.startswith("backward"),
@@ -220,7 +229,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
     return trace, {op: event for event, op in enumerate(ops) if op != NONE}
 
 
-def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 200) -> Wire:
+def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 1000) -> Wire:
     """Packets of each all-reduce of `rank` in the joined iteration, evenly spread; a share `loss` is sent again, after
     nothing was heard for `timeout_s`."""
     events = joined.traces[rank].events

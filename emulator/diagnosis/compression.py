@@ -47,16 +47,13 @@ def find(seen: Situation) -> list[Finding]:
 
 def ratios(seen: Situation) -> np.ndarray:
     """float64 (meetings,): how many times as many bytes the gradients of a bucket have as it sends; 1 where unknown."""
-    gradient_bytes = np.zeros(len(seen.graph.meetings))
-    for op, meeting, size in seen.joined.gradients:
-        if meeting >= 0:
-            gradient_bytes[meeting] += size / max(_members_tracked(seen, meeting), 1) if op >= 0 else 0.0
-    sent = seen.graph.works.bytes[seen.graph.meetings.work] if len(gradient_bytes) else gradient_bytes
-    return np.divide(
-        gradient_bytes, sent, out=np.ones(len(sent)), where=(sent > 0) & (gradient_bytes > 0)
-    )
-
-
-def _members_tracked(seen: Situation, meeting: int) -> int:
-    """Ranks whose gradients of this bucket the trace names."""
-    return len({int(seen.rank[op]) for op, other, _ in seen.joined.gradients if other == meeting})
+    count = len(seen.graph.meetings)
+    sent = seen.graph.works.bytes[seen.graph.meetings.work] if count else np.empty(0)
+    listed = [(op, meeting, size) for op, meeting, size in seen.joined.gradients if meeting >= 0]
+    if not listed:
+        return np.ones(count)
+    op, meeting, size = (np.array(column) for column in zip(*listed, strict=True))
+    of_all_ranks = np.bincount(meeting, size, minlength=count)
+    ranks = np.bincount(np.unique(np.stack([meeting, seen.rank[op]]), axis=1)[0], minlength=count)
+    gradient_bytes = of_all_ranks / np.maximum(ranks, 1)
+    return np.divide(gradient_bytes, sent, out=np.ones(count), where=(sent > 0) & (gradient_bytes > 0))

@@ -1,5 +1,5 @@
-"""Ranks that keep the others waiting because their own work takes longer than the same work elsewhere: always or now and
-then, in one operation or in all of them.
+"""Ranks that keep the others waiting because their own work takes longer than the same work elsewhere: always or now
+and then, in one operation or in all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,161 @@
+"""Time that the host loses: accelerators that wait for their kernels to be launched, an interpreter that takes long
+between operations, pauses such as garbage collection.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.diagnosis.finding import Finding
+from emulator.diagnosis.pauses import Pauses, pauses
+from emulator.diagnosis.situation import Situation
+from emulator.replay.parts import HOST
+from emulator.report.tables import time_text
+from emulator.trace.events import LaneKind, What
+from emulator.trace.joined import GAP
+from emulator.workload.graph import Kind
+
+REGULAR = 0.35
+"""Spread of the distances between pauses, over their mean, up to which they count as periodic."""
+MOST_REPLAYS = 10
+
+
+def find(seen: Situation) -> list[Finding]:
+    """At most one of each kind."""
+    return _starved(seen) + _gaps(seen) + _pauses(seen)
+
+
+def lane_kinds(seen: Situation) -> np.ndarray:
+    """int8 (ops,): the `LaneKind` of each op's stream, that of the events it has; gaps are the host's."""
+    of_stream = np.full(len(seen.graph.streams), LaneKind.HOST, np.int8)
+    for rank, trace in enumerate(seen.joined.traces):
+        ops = np.flatnonzero((seen.rank == rank) & (seen.joined.event != GAP))
+        kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
+        of_stream[seen.graph.ops.stream[ops]] = kinds[trace.events.lane[seen.joined.event[ops]]]
+    return of_stream[seen.graph.ops.stream]
+
+
+def events_of(seen: Situation, column: str) -> np.ndarray:
+    """(ops,): this column of each op's event, −1 for gaps."""
+    values = np.full(len(seen.graph.ops), -1, np.int64)
+    for rank, trace in enumerate(seen.joined.traces):
+        ops = np.flatnonzero((seen.rank == rank) & (seen.joined.event != GAP))
+        values[ops] = getattr(trace.events, column)[seen.joined.event[ops]]
+    return values
+
+
+def _starved(seen: Situation) -> list[Finding]:
+    """The host's work for accelerators taken away: what is left is what they need."""
+    lane = lane_kinds(seen)
+    kernels = (lane == LaneKind.DEVICE) & (seen.kind == Kind.COMPUTE)
+    ranks = np.unique(seen.rank[kernels])
+    work = (lane == LaneKind.HOST) & np.isin(seen.rank, ranks) & np.isin(seen.kind, (Kind.COMPUTE, Kind.DELAY))
+    if not len(ranks) or not work.any():
+        return []
+    gain_s = seen.iteration_s - seen.again(own_s=np.where(work, 0.0, seen.own_s))
+    if not seen.is_worth_it(gain_s):
+        return []
+    launches = events_of(seen, "what") == What.LAUNCH
+    busy_s = float(seen.own_s[kernels].sum()) / len(ranks)
+    launched_s = float(seen.own_s[launches].sum())
+    apart_s = seen.own_s[work].sum() / max(kernels.sum(), 1)
+    return [
+        seen.finding(
+            "starved accelerator",
+            "accelerators wait for the host to launch their kernels",
+            gain_s=gain_s,
+            evidence=[
+                f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
+                f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
+                f"average; the host needs {time_text(float(apart_s))} for each",
+                f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
+            ],
+            settings=[
+                'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels',
+                "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
+            ],
+            replayed="kernels launched by a host that takes no time",
+            sightings=seen.sightings(np.flatnonzero(work & seen.on_path)),
+            is_bound=True,
+        )
+    ]
+
+
+def _gaps(seen: Situation) -> list[Finding]:
+    """Time between the operations of jobs that compute on the host itself, pauses apart."""
+    lane = lane_kinds(seen)
+    with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
+    gaps = (seen.kind == Kind.DELAY) & ~np.isin(seen.rank, with_device)
+    if not gaps.any():
+        return []
+    without_s = pauses(seen).without(seen.own_s)
+    gain_s = seen.again(own_s=without_s) - seen.again(own_s=np.where(gaps, 0.0, without_s))
+    if not seen.is_worth_it(gain_s):
+        return []
+    lost_s = seen.causes.parts.by_rank[:, HOST]
+    return [
+        seen.finding(
+            "host gaps",
+            f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
+            gain_s=gain_s,
+            evidence=[
+                f"{gaps.sum()} gaps, {time_text(float(seen.own_s[gaps].mean()))} on average, the longest "
+                f"{time_text(float(seen.own_s[gaps].max()))}",
+                f"the worst rank is {seen.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
+            ],
+            settings=[
+                "torch.compile(model); less Python in the loop (logging, metrics, .item()); larger batches",
+                "gradient_as_bucket_view=True: DDP then copies no gradients into buckets",
+            ],
+            replayed="no time between operations",
+            sightings=seen.sightings(np.flatnonzero(gaps)),
+            is_bound=True,
+        )
+    ]
+
+
+def _pauses(seen: Situation) -> list[Finding]:
+    """Gaps that the same place in other iterations does not have."""
+    found = pauses(seen)
+    if not len(found.rank):
+        return []
+    clean_s = found.without(seen.own_s)
+    base_s = seen.again(own_s=clean_s)
+    hit = np.unique(found.iteration)
+    some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
+    lost_s = np.mean([seen.again(own_s=found.added(clean_s, int(number))) - base_s for number in some])
+    gain_s = float(lost_s) * len(hit) / found.iterations
+    if not seen.is_worth_it(gain_s):
+        return []
+    ranks = np.unique(found.rank)
+    every = _every(found)
+    names = ", ".join(seen.rank_name(int(rank)) for rank in ranks[:6]) + (", …" if len(ranks) > 6 else "")
+    first = zip(found.at_s[:5], found.iteration[:5], strict=True)
+    at = ", ".join(f"{time_text(s)} into iteration {number}" for s, number in first)
+    regular = f", about every {every:.3g} iterations" if every else ""
+    return [
+        seen.finding(
+            "pauses",
+            f"the host pauses now and then, {time_text(float(found.excess_s.mean()))} each{regular}",
+            gain_s=gain_s,
+            evidence=[
+                f"{len(found.rank)} pauses in {len(hit)} of {found.iterations} iterations, on {names}: {at}",
+                "at the same places other iterations have "
+                f"{time_text(float(found.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
+            ],
+            settings=[
+                "Python's garbage collector does this: gc.disable() after set-up (and gc.freeze()), then gc.collect() "
+                "on all ranks at once, every few hundred iterations",
+                "else what runs every so often: logging, checkpoints, evaluation",
+            ],
+            replayed="the iteration with each of these pauses and without, averaged over all iterations",
+        )
+    ]
+
+
+def _every(found: Pauses) -> float:
+    """Iterations from one pause to the next on the rank that has most; 0 where there is no rhythm in them."""
+    ranks, counts = np.unique(found.rank, return_counts=True)
+    when = np.sort(found.when[found.rank == ranks[np.argmax(counts)]])
+    apart = np.diff(when)
+    return float(apart.mean()) if len(apart) >= 2 and apart.std() <= REGULAR * apart.mean() else 0.0
