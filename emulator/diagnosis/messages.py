@@ -46,8 +46,8 @@ def find(seen: Situation) -> list[Finding]:
             evidence=[
                 f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
                 f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
-                f"in {len(runs)} runs without anything between that needs them; the longest, of {len(longest)}, begins "
-                f"with {name}",
+                f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with nothing between that needs one; the "
+                f"longest row has {len(longest)}, from {name} on",
             ],
             settings=[
                 "one flat tensor instead of many: torch.cat or _flatten_dense_tensors before the collective, or "

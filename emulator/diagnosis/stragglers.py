@@ -29,9 +29,7 @@ def find(seen: Situation) -> list[Finding]:
     took_s, should_s = (_by_rank(seen, values) for values in (np.where(_is_own(seen), seen.own_s, 0.0), usual_s))
     excess = np.divide(took_s, should_s, out=np.ones(len(took_s)), where=should_s > 0) - 1.0
     slow = np.flatnonzero(excess > LEAST_EXCESS)
-    found = []
-    for ranks in _by_host(seen, slow):
-        found += _persistent(seen, ranks, usual_s, took_s, should_s)
+    found = _persistent_ones(seen, _by_host(seen, slow), usual_s, took_s, should_s)
     blamed = {rank for rank in slow.tolist() if _slow_share(seen, rank)[0] >= PERSISTENT}
     for rank in range(len(seen.graph.ranks)):
         if rank not in blamed:
@@ -62,18 +60,38 @@ def usual(seen: Situation) -> np.ndarray:
     return usual_s
 
 
-def _persistent(
-    seen: Situation, ranks: list[int], usual_s: np.ndarray, took_s: np.ndarray, should_s: np.ndarray
+def _persistent_ones(
+    seen: Situation, machines: list[list[int]], usual_s: np.ndarray, took_s: np.ndarray, should_s: np.ndarray
 ) -> list[Finding]:
-    """Of ranks that were slow in the joined iteration."""
+    """The slowest machine first, then what the next gains once that is mended. Machines that gain nothing alone, since
+    others are as slow, are taken together."""
+    machines = [[rank for rank in ranks if _slow_share(seen, rank)[0] >= PERSISTENT] for ranks in machines]
+    machines = sorted(filter(None, machines), key=lambda ranks: -float(np.max(took_s[ranks] - should_s[ranks])))
+    found, mended, together = [], [], []
+    own_s, before_s = seen.own_s, seen.iteration_s
+    for ranks in machines:
+        together = together + ranks
+        own_s = np.where(np.isin(seen.rank, together) & _is_own(seen), usual_s, own_s)
+        gain_s = before_s - seen.again(own_s=own_s)
+        if seen.is_worth_it(gain_s):
+            after = f", once that of {_names(seen, mended)} is" if mended else ""
+            found.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
+            mended, together, before_s = mended + together, [], before_s - gain_s
+    return found
+
+
+def _persistent(
+    seen: Situation,
+    ranks: list[int],
+    gain_s: float,
+    after: str,
+    usual_s: np.ndarray,
+    took_s: np.ndarray,
+    should_s: np.ndarray,
+) -> Finding:
+    """Of ranks that are slow as a rule."""
     shares = [_slow_share(seen, rank) for rank in ranks]
-    ranks = [rank for rank, (share, _) in zip(ranks, shares, strict=True) if share >= PERSISTENT]
-    if not ranks:
-        return []
     mine = np.isin(seen.rank, ranks) & _is_own(seen)
-    gain_s = seen.iteration_s - seen.again(own_s=np.where(mine, usual_s, seen.own_s))
-    if not seen.is_worth_it(gain_s):
-        return []
     excess_s = np.where(mine, seen.own_s - usual_s, 0.0)
     by_work = np.bincount(seen.graph.ops.work, excess_s, minlength=len(seen.graph.works))
     by_name: dict[str, float] = {}
@@ -112,17 +130,15 @@ def _persistent(
         ]
     longest = np.flatnonzero(mine & (excess_s > 0))
     longest = longest[np.argsort(-excess_s[longest], kind="stable")][:20]
-    return [
-        seen.finding(
-            "straggler",
-            title,
-            gain_s=gain_s,
-            evidence=evidence,
-            settings=settings,
-            replayed=f"own work of {who} at the median pace of its peers",
-            sightings=seen.sightings(longest),
-        )
-    ]
+    return seen.finding(
+        "straggler",
+        title,
+        gain_s=gain_s,
+        evidence=evidence,
+        settings=settings,
+        replayed=f"own work of {who} at the median pace of its peers{after}",
+        sightings=seen.sightings(longest),
+    )
 
 
 def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding]:
@@ -202,6 +218,8 @@ def _by_host(seen: Situation, ranks: np.ndarray) -> list[list[int]]:
 def _names(seen: Situation, ranks: list[int]) -> str:
     if len(ranks) == 1:
         return seen.rank_name(ranks[0])
+    if len({seen.joined.traces[rank].host for rank in ranks}) > 1:
+        return ", ".join(seen.rank_name(rank) for rank in ranks)
     return f"{seen.joined.traces[ranks[0]].host} (ranks {', '.join(str(seen.joined.traces[r].rank) for r in ranks)})"
 
 

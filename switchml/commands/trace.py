@@ -6,7 +6,10 @@ import click
 
 from switchml.__main__ import LazyGroup
 
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "diagnose": ("switchml.commands.trace_diagnose:diagnose", "Say why a job is slow and what to change."),
+    "diff": ("switchml.commands.trace_diff:diff", "Compare two runs: what takes longer, what is new."),
+}
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)

@@ -62,6 +62,24 @@ def test_slow_machine_is_one_finding():
     assert found.gain_s == pytest.approx(makespan_s(job) - makespan_s(replace(job, slowness=HEALTHY.slowness)))
 
 
+def test_equally_slow_ranks_are_found_together():
+    """Mending one of them gains nothing."""
+    job = replace(HEALTHY, ranks=8, slowness=lambda rank, *_: 1.3 if rank in (2, 5) else 1.0)
+    found = only(traced(job), "straggler")
+    assert found.title.startswith("rank 2 on node 2, rank 5 on node 5: everything takes 1.30 times")
+    assert found.gain_s == pytest.approx(makespan_s(job) - makespan_s(replace(job, slowness=HEALTHY.slowness)))
+
+
+def test_next_straggler_gains_what_is_left():
+    job = replace(HEALTHY, ranks=8, slowness=lambda rank, *_: {2: 1.5, 5: 1.2}.get(rank, 1.0))
+    found = diagnose(traced(job)).findings
+    assert [finding.title.partition(":")[0] for finding in found] == ["rank 2 on node 2", "rank 5 on node 5"]
+    assert sum(finding.gain_s for finding in found) == pytest.approx(
+        makespan_s(job) - makespan_s(replace(job, slowness=HEALTHY.slowness))
+    )
+    assert "once that of rank 2 on node 2 is" in found[1].replayed
+
+
 def test_slow_op():
     job = replace(HEALTHY, slowness=lambda rank, name, iteration: 4.0 if (rank, name) == (1, "backward 3") else 1.0)
     found = only(traced(job, iterations=4), "straggler")
