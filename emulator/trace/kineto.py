@@ -39,7 +39,12 @@ class Reading:
         self.path, self.table, self.file, self.header = path, table, file, file.header
         columns = table.columns.arrays()
         if not len(columns["kind"]):
-            raise TraceError(f"{path} has no events: was the profiler's schedule ever active?")
+            others = ", ".join(sorted(category or "none" for category in table.skipped))
+            raise TraceError(
+                f"{path} is no trace of PyTorch's profiler: its events' categories are {others}"
+                if others
+                else f"{path} has no events: was the profiler's schedule ever active?"
+            )
         distributed = self.header.get("distributedInfo") or {}
         self.distributed: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
         self.kinds = list(table.kinds)
@@ -98,6 +103,8 @@ class Reading:
         told = self.distributed.get("rank")
         world = self.distributed.get("world_size")
         named = re.search(r"rank[-_]?(\d+)", self.path.name)
+        if rank is not None and told is not None and rank != told:
+            raise TraceError(f"{self.path} is of rank {told} by its own account, not of rank {rank}")
         if rank is None:
             rank = told if told is not None else int(named[1]) if named else None
         if rank is None:
@@ -201,7 +208,7 @@ class Reading:
             used = {pid for pid, _, on_device in self.lane_keys if on_device}
             names = [device.get("name") for device in devices if device.get("id") in used] or [devices[0].get("name")]
             about["device"] = str(names[0])
-        for key in ("cuda_runtime_version", "cuda_driver_version", "hip_runtime_version", "trace_id"):
+        for key in ("cuda_runtime_version", "cuda_driver_version", "hip_runtime_version"):
             if key in self.header:
                 about[key] = str(self.header[key])
         if "nccl_version" in self.distributed:

@@ -141,7 +141,8 @@ def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[
 
 def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
     """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
-    own number is drawn first, then, while it runs, its work's."""
+    own number is drawn first, then, while it runs, its work's. Without the execution trace's observer all numbers are
+    0: then the first call of a kind is the cause of its first work, and so on."""
     works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := _BY_HOST.match(str(name)))}
     events = np.flatnonzero(np.isin(reading.kind, list(works)))
     if not len(events):
@@ -151,11 +152,15 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
     callers = np.flatnonzero(np.isin(reading.kind, operators))
     callers = callers[np.argsort(reading.record[callers], kind="stable")]
     before = np.searchsorted(reading.record[callers], reading.record[events]) - 1
+    before = np.where(reading.record[events] >= 0, before, -1)
+    caller_of = {event: int(callers[at]) for event, at in zip(events.tolist(), before.tolist(), strict=True) if at >= 0}
+    if not np.any(reading.record[events] > 0):
+        caller_of = _in_order(reading, events, callers)
     result = []
-    for event, place in zip(events.tolist(), before.tolist(), strict=True):
+    for event in events.tolist():
         said = [_Said(_name(reading, event), reading.details.get(event))]
-        if place >= 0 and reading.record[event] >= 0:
-            caller = int(callers[place])
+        if event in caller_of:
+            caller = caller_of[event]
             call = _Said(_name(reading, caller), reading.details.get(caller))
             if call.collective == said[0].collective and reading.start_s[caller] <= reading.start_s[event] + 1e-6:
                 said.append(call)
@@ -164,6 +169,19 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
                     reading.what[caller] = What.LAUNCH
         result.append((event, said))
     return result
+
+
+def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:
+    """Event → caller, the first of each collective to the first."""
+    waiting: dict[Collective, list[int]] = {}
+    for caller in callers[np.argsort(reading.start_s[callers], kind="stable")][::-1].tolist():
+        waiting.setdefault(_Said(_name(reading, caller), None).collective, []).append(caller)
+    found = {}
+    for event in events[np.argsort(reading.start_s[events], kind="stable")].tolist():
+        calls = waiting.get(_Said(_name(reading, event), None).collective)
+        if calls and reading.start_s[calls[-1]] <= reading.start_s[event] + 1e-6:
+            found[event] = calls.pop()
+    return found
 
 
 def _name(reading: Reading, event: int) -> str:

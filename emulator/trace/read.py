@@ -40,13 +40,15 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     return traces
 
 
-KNOWN = "a trace of PyTorch's profiler (JSON, may be gzipped)"
+KNOWN = "a trace of PyTorch's profiler (JSON, may be gzipped), or one of our own (.npz)"
 
 
 def _reader(path: Path) -> Callable[..., RankTrace] | None:
     """Which reader understands `path`, or None."""
-    from emulator.trace import chrome, kineto
+    from emulator.trace import chrome, kineto, native
 
+    if native.is_native(path):
+        return native.read
     with chrome.open_plain(path) as file:
         try:
             start = file.read(4096)
