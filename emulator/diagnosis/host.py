@@ -17,6 +17,8 @@ from emulator.workload.graph import Kind
 
 REGULAR = 0.35
 """Spread of the distances between pauses, over their mean, up to which they count as periodic."""
+LEAST_HIT = 2
+"""Iterations with pauses; one says nothing about the next."""
 MOST_REPLAYS = 10
 
 
@@ -85,7 +87,7 @@ def _gaps(seen: Situation) -> list[Finding]:
     """Time between the operations of jobs that compute on the host itself, pauses apart."""
     lane = lane_kinds(seen)
     with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
-    gaps = (seen.kind == Kind.DELAY) & ~np.isin(seen.rank, with_device)
+    gaps = (lane == LaneKind.HOST) & (seen.joined.event == GAP) & ~np.isin(seen.rank, with_device)
     if not gaps.any():
         return []
     without_s = pauses(seen).without(seen.own_s)
@@ -117,7 +119,7 @@ def _gaps(seen: Situation) -> list[Finding]:
 def _pauses(seen: Situation) -> list[Finding]:
     """Gaps that the same place in other iterations does not have."""
     found = pauses(seen)
-    if not len(found.rank):
+    if len(np.unique(found.iteration)) < LEAST_HIT:
         return []
     clean_s = found.without(seen.own_s)
     base_s = seen.again(own_s=clean_s)

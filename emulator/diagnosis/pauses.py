@@ -12,6 +12,7 @@ import numpy as np
 from emulator.diagnosis.iterations import Iterations
 from emulator.diagnosis.situation import Situation
 from emulator.trace.events import NONE, LaneKind, What
+from emulator.trace.join import MEAN
 from emulator.trace.joined import GAP
 from emulator.workload.graph import Kind
 
@@ -41,8 +42,8 @@ class Pauses:
     usual_s: np.ndarray
     op: np.ndarray
     """The op of the joined iteration that follows at this place, −1 where there is none."""
-    is_shown: np.ndarray
-    """bool: it was in the joined iteration."""
+    shown: np.ndarray
+    """float64: how much of it is in the joined iteration: 1 where it is the one, a share where that is a mean."""
     iterations: int
     before: np.ndarray
     """int64 (ops,): the gap before each op on its stream, −1 where there is none."""
@@ -50,8 +51,8 @@ class Pauses:
     def without(self, own_s: np.ndarray) -> np.ndarray:
         """`own_s` (ops,) with the pauses of the joined iteration taken out of its gaps."""
         own_s = own_s.copy()
-        for op, excess_s in zip(self.op[self.is_shown], self.excess_s[self.is_shown], strict=True):
-            if op >= 0 and (gap := self.before[op]) >= 0:
+        for op, excess_s in zip(self.op, self.excess_s * self.shown, strict=True):
+            if op >= 0 and excess_s and (gap := self.before[op]) >= 0:
                 own_s[gap] = max(own_s[gap] - excess_s, 0.0)
         return own_s
 
@@ -68,7 +69,7 @@ def pauses(seen: Situation) -> Pauses:
     """Those of all ranks."""
     rows = [row for rank, each in enumerate(seen.iterations) for row in _of_rank(seen, rank, each)]
     columns = list(zip(*rows, strict=True)) if rows else [()] * 8
-    types = (np.int64, np.int64, float, float, float, float, np.int64, bool)
+    types = (np.int64, np.int64, float, float, float, float, np.int64, float)
     arrays = [np.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return Pauses(*arrays, max((each.count for each in seen.iterations), default=0), _gap_before(seen))
 
@@ -112,7 +113,7 @@ def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
             event = int(after[i])
             number = int(own.number[event])
             at_s = float(reach_s[i] - trace.steps[number, 0])
-            shown = number == seen.joined.iteration
+            shown = 1 / own.count if seen.joined.iteration == MEAN else float(number == seen.joined.iteration)
             op = _op_at(seen, rank, own, event)
             when = number + at_s / max(float(own.duration_s()[number]), 1e-12)
             rows.append((rank, number, at_s, when, float(excess_s[i]), float(usual_s[i]), op, shown))

@@ -106,7 +106,7 @@ def _persistent(
     evidence = [
         f"own work of {who}: {time_text(took_s[ranks].mean())} an iteration; at its peers' pace it would take "
         f"{time_text(should_s[ranks].mean())}",
-        _waited(seen, ranks),
+        *_waited(seen, ranks),
     ]
     known = [(share, count) for share, count in shares if count > 1]
     if known:
@@ -223,10 +223,13 @@ def _names(seen: Situation, ranks: list[int]) -> str:
     return f"{seen.joined.traces[ranks[0]].host} (ranks {', '.join(str(seen.joined.traces[r].rank) for r in ranks)})"
 
 
-def _waited(seen: Situation, ranks: list[int]) -> str:
+def _waited(seen: Situation, ranks: list[int]) -> list[str]:
     others = [rank for rank in range(len(seen.graph.ranks)) if rank not in ranks]
     waited_s = seen.causes.waiting_s[np.ix_(others, ranks)].sum(axis=1)
-    mean_s, most = waited_s.mean(), int(np.argmax(waited_s))
-    return f"the others wait {time_text(mean_s)} for it on average, {seen.rank_name(others[most])} " + time_text(
-        waited_s[most]
-    )
+    if not waited_s.any():
+        return []
+    most = int(np.argmax(waited_s))
+    return [
+        f"the others wait {time_text(waited_s.mean())} for it on average, {seen.rank_name(others[most])} most: "
+        f"{time_text(waited_s[most])}"
+    ]
