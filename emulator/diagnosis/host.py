@@ -131,6 +131,14 @@ def _pauses(seen: Situation) -> list[Finding]:
         return []
     ranks = np.unique(found.rank)
     every = _every(found)
+    regularly = [
+        "Python's garbage collector does this: gc.disable() after set-up (and gc.freeze()), then gc.collect() on all "
+        "ranks at once, every few hundred iterations",
+        "else what the script does every so often: logging, checkpoints, evaluation",
+    ]
+    rarely = [
+        "processes that share the cores: give each rank its own (taskset, numactl), fewer threads (OMP_NUM_THREADS)"
+    ]
     names = ", ".join(seen.rank_name(int(rank)) for rank in ranks[:6]) + (", …" if len(ranks) > 6 else "")
     first = zip(found.at_s[:5], found.iteration[:5], strict=True)
     at = ", ".join(f"{time_text(s)} into iteration {number}" for s, number in first)
@@ -141,15 +149,11 @@ def _pauses(seen: Situation) -> list[Finding]:
             f"the host pauses now and then, {time_text(float(found.excess_s.mean()))} each{regular}",
             gain_s=gain_s,
             evidence=[
-                f"{len(found.rank)} pauses in {len(hit)} of {found.iterations} iterations, on {names}: {at}",
+                f"{len(found.rank)} pauses, in {len(hit)} of {found.iterations} iterations, on {names}: {at}",
                 "at the same places other iterations have "
                 f"{time_text(float(found.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
             ],
-            settings=[
-                "Python's garbage collector does this: gc.disable() after set-up (and gc.freeze()), then gc.collect() "
-                "on all ranks at once, every few hundred iterations",
-                "else what runs every so often: logging, checkpoints, evaluation",
-            ],
+            settings=regularly + rarely if every else rarely + regularly,
             replayed="the iteration with each of these pauses and without, averaged over all iterations",
         )
     ]

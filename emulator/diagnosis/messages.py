@@ -8,7 +8,7 @@ from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
 from emulator.trace.transfers import fit
-from emulator.workload.graph import NO_MEETING, Collective
+from emulator.workload.graph import NO_MEETING, Collective, Kind
 from switchml.errors import GraphError
 
 FUSED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)
@@ -17,6 +17,8 @@ LATENCY_BOUND = 0.5
 SMALL_BYTES = 4096
 """Up to this size all is latency, on any network."""
 LEAST_RUN = 3
+MOST_BETWEEN = 0.5
+"""What may be computed between two collectives, in latencies, for the second to be taken as not needing the first."""
 
 
 def find(seen: Situation) -> list[Finding]:
@@ -46,7 +48,7 @@ def find(seen: Situation) -> list[Finding]:
             evidence=[
                 f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
                 f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
-                f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with nothing between that needs one; the "
+                f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with next to nothing between them; the "
                 f"longest row has {len(longest)}, from {name} on",
             ],
             settings=[
@@ -84,7 +86,7 @@ def _runs(seen: Situation) -> list[np.ndarray]:
     collective = graph.works.collective[graph.meetings.work]
     small = np.isin(collective, FUSED) & (_latency_s(seen) >= LATENCY_BOUND * seen.meeting_s) & (seen.meeting_s > 0)
     small[[meeting for _, meeting, _ in seen.joined.gradients if meeting >= 0]] = False
-    needed_s = _needed_s(seen)
+    latency_s, needed_s = _latency_s(seen), _needed_s(seen)
     runs = []
     for group in np.unique(graph.meetings.group[small]):
         for kind in np.unique(collective[small & (graph.meetings.group == group)]):
@@ -92,12 +94,20 @@ def _runs(seen: Situation) -> list[np.ndarray]:
             chosen = chosen[np.argsort(seen.played.meeting_start_s[chosen], kind="stable")]
             run = [chosen[0]]
             for meeting in chosen[1:]:
-                if needed_s[run].min() < seen.played.meeting_start_s[meeting] - 1e-12:
-                    runs.append(np.array(run))  # something waits for what is in it: it can't wait for more
+                until_s = seen.played.meeting_start_s[meeting]
+                if _computed_s(seen, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[meeting]:
+                    runs.append(np.array(run))  # something works on what is in it: it can't wait for more
                     run = []
                 run.append(meeting)
             runs.append(np.array(run))
     return [run for run in runs if len(run) >= LEAST_RUN]
+
+
+def _computed_s(seen: Situation, from_s: float, until_s: float) -> float:
+    """What the busiest rank computes between two moments."""
+    start_s = seen.played.start_s
+    chosen = (start_s >= from_s) & (start_s < until_s) & np.isin(seen.kind, (Kind.COMPUTE, Kind.CODEC, Kind.COPY))
+    return float(np.bincount(seen.rank[chosen], seen.own_s[chosen], minlength=1).max())
 
 
 def _needed_s(seen: Situation) -> np.ndarray:

@@ -22,6 +22,8 @@ from switchml.errors import GraphError
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
 """Bucket sizes that are tried."""
+FREE_BYTES_PER_S = 1e13
+"""A rate above this means that size made no difference."""
 LATE = 0.3
 """Share of the backward pass from which on a first bucket that becomes ready then is late."""
 
@@ -102,7 +104,7 @@ def _buckets(seen: Situation) -> list[Finding]:
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
     mib = ", ".join(f"{size / MIB:.3g}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
     evidence = [
-        f"{len(sizes)} buckets of {mib} MiB; an all-reduce takes {_price(transfer)}",
+        f"{len(sizes)} bucket{'s' * (len(sizes) > 1)} of {mib} MiB; an all-reduce takes {_price(transfer)}",
         f"after the last gradient, {time_text(max(reduced_s - end_s, 0.0))} until all are reduced",
     ]
     if late > LATE:
@@ -164,6 +166,8 @@ def _caps_text(caps: tuple[int, ...]) -> str:
 
 
 def _price(transfer: Transfer) -> str:
+    if transfer.bytes_per_s > FREE_BYTES_PER_S:
+        return f"{time_text(transfer.fixed_s)}, whatever its size"
     return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"
 
 

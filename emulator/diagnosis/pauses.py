@@ -41,12 +41,12 @@ class Pauses:
     excess_s: np.ndarray
     usual_s: np.ndarray
     op: np.ndarray
-    """The op of the joined iteration that follows at this place, −1 where there is none."""
+    """The op of the joined iteration that follows at this place, or the gap at the end; −1 where there is neither."""
     shown: np.ndarray
     """float64: how much of it is in the joined iteration: 1 where it is the one, a share where that is a mean."""
     iterations: int
     before: np.ndarray
-    """int64 (ops,): the gap before each op on its stream, −1 where there is none."""
+    """int64 (ops,): the gap before each op on its stream, of a gap itself; −1 where there is none."""
 
     def without(self, own_s: np.ndarray) -> np.ndarray:
         """`own_s` (ops,) with the pauses of the joined iteration taken out of its gaps."""
@@ -80,6 +80,8 @@ def _gap_before(seen: Situation) -> np.ndarray:
     follows = np.flatnonzero((stream[order[1:]] == stream[order[:-1]]) & (kind[order[:-1]] == Kind.DELAY))
     before = np.full(len(order), -1, np.int64)
     before[order[follows + 1]] = order[follows]
+    gaps = np.flatnonzero(kind == Kind.DELAY)
+    before[gaps] = gaps  # of a gap that ends an iteration, itself
     return before
 
 
@@ -112,9 +114,11 @@ def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
         for i in np.flatnonzero(is_long & (count[place] >= USUAL_FROM) & ~waits):
             event = int(after[i])
             number = int(own.number[event])
+            ends = own.number[chosen[i]] < number  # the pause was between two iterations: it is the earlier's
+            number -= ends
             at_s = float(reach_s[i] - trace.steps[number, 0])
             shown = 1 / own.count if seen.joined.iteration == MEAN else float(number == seen.joined.iteration)
-            op = _op_at(seen, rank, own, event)
+            op = _last_gap(seen, rank, own, int(chosen[i])) if ends else _op_at(seen, rank, own, event)
             when = number + at_s / max(float(own.duration_s()[number]), 1e-12)
             rows.append((rank, number, at_s, when, float(excess_s[i]), float(usual_s[i]), op, shown))
     return rows
@@ -136,6 +140,15 @@ def _medians(label: np.ndarray, values: np.ndarray, labels: int) -> np.ndarray:
     order = np.lexsort((values, label))
     first = np.searchsorted(label[order], np.arange(labels + 1))
     return values[order][(first[:-1] + first[1:] - 1) // 2]
+
+
+def _last_gap(seen: Situation, rank: int, own: Iterations, event: int) -> int:
+    """The gap after the op that `event` stands for, where its stream ends with one; else that op."""
+    op = _op_at(seen, rank, own, event)
+    if op < 0:
+        return op
+    last = int(np.flatnonzero(seen.graph.ops.stream == seen.graph.ops.stream[op])[-1])
+    return last if seen.joined.event[last] == GAP else op
 
 
 def _op_at(seen: Situation, rank: int, own: Iterations, event: int) -> int:

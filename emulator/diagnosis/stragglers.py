@@ -30,11 +30,58 @@ def find(seen: Situation) -> list[Finding]:
     excess = np.divide(took_s, should_s, out=np.ones(len(took_s)), where=should_s > 0) - 1.0
     slow = np.flatnonzero(excess > LEAST_EXCESS)
     found = _persistent_ones(seen, _by_host(seen, slow), usual_s, took_s, should_s)
+    found += _uneven(seen, usual_s)
     blamed = {rank for rank in slow.tolist() if _slow_share(seen, rank)[0] >= PERSISTENT}
     for rank in range(len(seen.graph.ranks)):
         if rank not in blamed:
             found += _occasional(seen, rank, usual_s)
     return found
+
+
+def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
+    """Ranks that have more to do than the others: not slower, but more often. Stages of a pipeline are expected to
+    differ."""
+    if np.any(np.isin(seen.kind, (Kind.SEND, Kind.RECV))):
+        return []
+    ranks = len(seen.graph.ranks)
+    own = np.flatnonzero(_is_own(seen))
+    names, name = np.unique(np.array(seen.graph.works.name)[seen.graph.ops.work[own]], return_inverse=True)
+    cell = name * ranks + seen.rank[own]
+    count = np.bincount(cell, minlength=len(names) * ranks).reshape(-1, ranks)
+    total_s = np.bincount(cell, usual_s[own], minlength=count.size).reshape(-1, ranks)
+    middle = np.quantile(count, 0.5, axis=1, method="lower")[:, None]
+    share = np.divide(middle, count, out=np.ones(count.shape), where=count > middle)
+    excess_s = total_s * (1 - share)
+    rank = int(np.argmax(excess_s.sum(axis=0)))
+    if excess_s[:, rank].sum() <= LEAST_EXCESS * total_s[:, rank].sum():
+        return []
+    even_s = seen.own_s.copy()
+    even_s[own] = np.where(seen.rank[own] == rank, seen.own_s[own] * share[name, seen.rank[own]], seen.own_s[own])
+    gain_s = seen.iteration_s - seen.again(own_s=even_s)
+    if not seen.is_worth_it(gain_s):
+        return []
+    most = np.argsort(-excess_s[:, rank], kind="stable")[:3]
+    who, top = _names(seen, [rank]), int(most[0])
+    more = [
+        f"{names[i]} {count[i, rank]} times where others do it {middle[i, 0]:.0f} times: "
+        f"{time_text(excess_s[i, rank])} more"
+        for i in most
+        if excess_s[i, rank] > 0
+    ]
+    return [
+        seen.finding(
+            "uneven work",
+            f"{who} has more to do than the others",
+            gain_s=gain_s,
+            evidence=[*more, *_waited(seen, [rank])],
+            settings=[
+                "what only this rank does (logging, evaluation, checkpoints): less often, or on all ranks in turn",
+                "samples of equal size, or sorted into batches of equal work, on all ranks",
+            ],
+            replayed=f"{who} doing each thing as often as the median rank",
+            sightings=seen.sightings(own[(name == top) & (seen.rank[own] == rank)]),
+        )
+    ]
 
 
 def usual(seen: Situation) -> np.ndarray:
