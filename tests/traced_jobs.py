@@ -197,7 +197,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
                     "peer": NONE,
                     "bytes": graph.works.bytes[work],
                     "gradient": name.startswith("backward"),
-                    "op": op if number == shown else NONE,
+                    "op": (number, op),
                 }
             )
             sequence += is_reduce
@@ -211,6 +211,13 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
     columns["parent"] = [NONE] * len(rows)
     arrays = {name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()}
     arrays["parent"] = arrays["parent"].astype(np.int32)
+    event_of = {place: event for event, place in enumerate(ops)}
+    causes = [
+        (event_of[number, before], event)
+        for (number, op), event in event_of.items()
+        for before in played[number].graph.ops.before(op).tolist()
+        if (number, before) in event_of
+    ]
     trace = RankTrace(
         rank=rank,
         world_size=job.ranks,
@@ -222,11 +229,11 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
         lanes=[Lane(*lane) for lane in LANES],
         groups=[Group("world", tuple(range(job.ranks)))],
         events=Events(**arrays),
-        causes=np.empty((0, 2), np.int32),
+        causes=np.array(causes, np.int32).reshape(-1, 2),
         steps=np.array(steps),
         about=dict(job.about),
     )
-    return trace, {op: event for event, op in enumerate(ops) if op != NONE}
+    return trace, {op: event for event, (number, op) in enumerate(ops) if number == shown}
 
 
 def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 1000) -> Wire:

@@ -18,7 +18,7 @@ from emulator.trace.buckets import MIB, Gradients, gradients, rebucket, regroup
 from emulator.trace.joined import Joined
 from emulator.trace.transfers import Transfer, fit, repriced
 from emulator.workload.graph import Graph, Kind, Ops
-from switchml.errors import GraphError
+from switchml.errors import Deadlock, GraphError
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
 """Bucket sizes that are tried."""
@@ -81,12 +81,12 @@ def _buckets(seen: Situation) -> list[Finding]:
         return []  # nothing that could be put into other buckets
     ratio = ratios(seen)[found.bucket]
     found = dataclasses.replace(found, bytes=found.bytes / ratio)
-    present = _as_they_are(seen, found, transfer)
-    present_s = replay(present.graph, present.costs).makespan_s
+    present_s = _lasts_s(_as_they_are(seen, found, transfer))
+    if present_s == np.inf:
+        return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        changed = rebucket(joined, [cap / ratio.mean() for cap in caps], transfer, found)
-        return replay(changed.graph, changed.costs).makespan_s
+        return _lasts_s(rebucket(joined, [cap / ratio.mean() for cap in caps], transfer, found))
 
     tried = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps = min(tried, key=lambda caps: (round(tried[caps], 9), caps))
@@ -132,6 +132,14 @@ def _buckets(seen: Situation) -> list[Finding]:
             sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, found.meetings))),
         )
     ]
+
+
+def _lasts_s(joined: Joined) -> float:
+    """Seconds; inf where something in the backward pass waits for a bucket that is full only later."""
+    try:
+        return replay(joined.graph, joined.costs).makespan_s
+    except Deadlock:
+        return np.inf
 
 
 def _as_they_are(seen: Situation, found: Gradients, transfer: Transfer) -> Joined:
