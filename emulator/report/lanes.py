@@ -123,6 +123,9 @@ def lanes(
             graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
         )
         computes = np.isin(PHASES, _COMPUTES)
+        host = PHASES.index("host")  # what it does beside a kernel is not what the rank is busy with
+        busy = filled[computes].sum(axis=0) - filled[host]
+        filled[host] = np.minimum(filled[host], np.maximum(1.0 - busy, 0.0))
         name = f"rank {graph.ranks.device[rank]}"
         if graph.stages() > 1:
             name = f"stage {graph.ranks.stage[rank]}, {name}"
