@@ -15,7 +15,7 @@ from emulator.replay.engine import replay
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
 from emulator.workload.costs import Costs
-from emulator.workload.fold import fold
+from emulator.replay.fold import fold
 from emulator.workload.graph import Collective, Kind, Order
 from emulator.workload.merge import merge
 
