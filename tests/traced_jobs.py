@@ -26,6 +26,7 @@ WHAT_OF_KIND = {
     Kind.COPY: What.COPY,
     Kind.CHECKPOINT: What.CHECKPOINT,
 }
+WHAT_OF_NAME = {"cudaLaunchKernel": What.LAUNCH, "cudaMalloc": What.LAUNCH, "cudaStreamSynchronize": What.SYNC}
 LANES = (("thread 1", LaneKind.HOST), ("stream 7", LaneKind.DEVICE), ("comm", LaneKind.TRANSPORT))
 
 
@@ -56,6 +57,10 @@ class Job:
     """The host loses before each layer."""
     launch_s: float = 0.0
     """Before each kernel, where kernels run on a device."""
+    allocate_s: float = 0.0
+    """The host allocates memory before it launches anything."""
+    waits: bool = False
+    """The host waits for its device before and after the backward pass."""
     codec_s: float = 0.0
     """Of each bucket, before it is reduced."""
     ratio: float = 1.0
@@ -117,6 +122,8 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
 
         if job.load_s:
             builder.add_op(host, work("DataLoader.__next__", job.load_s, Kind.LOAD))
+        if job.allocate_s:
+            builder.add_op(host, work("cudaMalloc", job.allocate_s))
         last = NONE
         for number in range(job.layers):
             last = layer(f"forward {number}", job.forward_s)
@@ -124,6 +131,8 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
             builder.add_op(comm, sends[rank][0], meeting=sends[rank][2], after=[last])
         if rank - 1 in sends:
             builder.add_op(comm, sends[rank - 1][1], meeting=sends[rank - 1][2], after=[last])
+        if job.waits:
+            builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
         finals = [layer(f"backward {number}", job.backward_s) for number in reversed(range(job.layers))]
         reduced, at = [], 0
         for number, layers in enumerate(job.buckets):
@@ -135,6 +144,8 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
             reduced.append(builder.add_op(comm, works[number], meeting=meetings[number], after=[ready]))
         stream = device if job.launch_s else host
         last = builder.add_op(stream, work("optimizer", job.optimizer_s), after=reduced)
+        if job.waits:
+            builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
         for meeting in metrics:
             builder.add_op(comm, metric, meeting=meeting, after=[last])
     graph = builder.build()
@@ -181,7 +192,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
             if kind == Kind.DELAY:
                 continue
             name = graph.works.name[work]
-            what = What.LAUNCH if name == "cudaLaunchKernel" else WHAT_OF_KIND[kind]
+            what = WHAT_OF_NAME.get(name, WHAT_OF_KIND[kind])
             lane = [name for name, _ in LANES].index(graph.streams.name[graph.ops.stream[op]])
             is_reduce = kind == Kind.COLLECTIVE
             rows.append(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from emulator.diagnosis import compression, host, loading, messages, overlap, stragglers, wire
+from emulator.diagnosis import compression, device, host, loading, messages, network, overlap, stragglers, wire
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import LEAST_SHARE, Situation
 from emulator.replay.whatif import what_if
@@ -16,6 +16,8 @@ CHECKS: list[Callable[[Situation], list[Finding]]] = [
     stragglers.find,
     overlap.find,
     messages.find,
+    network.find,
+    device.find,
     host.find,
     loading.find,
     compression.find,
@@ -83,8 +85,11 @@ class Diagnosis:
         }
 
 
-def diagnose(joined: Joined, least_share: float = LEAST_SHARE) -> Diagnosis:
-    """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out."""
-    seen = Situation.of(joined, least_share)
+def diagnose(
+    joined: Joined, least_share: float = LEAST_SHARE, codecs: dict[str, tuple[float, float]] | None = None
+) -> Diagnosis:
+    """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
+    `codecs`: those that may be advised, as in `Situation`."""
+    seen = Situation.of(joined, least_share=least_share, codecs=codecs or {})
     findings = [finding for check in CHECKS for finding in check(seen)]
     return Diagnosis(seen, sorted(findings, key=lambda finding: -finding.gain_s))

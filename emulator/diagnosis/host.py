@@ -1,6 +1,4 @@
-"""Time that the host loses: accelerators that wait for their kernels to be launched, an interpreter that takes long
-between operations, pauses such as garbage collection.
-"""
+"""Time that the host loses: an interpreter that takes long between operations, pauses such as garbage collection."""
 
 from __future__ import annotations
 
@@ -11,9 +9,8 @@ from emulator.diagnosis.pauses import Pauses, pauses
 from emulator.diagnosis.situation import Situation
 from emulator.replay.parts import HOST
 from emulator.report.tables import time_text
-from emulator.trace.events import LaneKind, What
+from emulator.trace.events import LaneKind
 from emulator.trace.joined import GAP
-from emulator.workload.graph import Kind
 
 REGULAR = 0.35
 """Spread of the distances between pauses, over their mean, up to which they count as periodic."""
@@ -24,68 +21,12 @@ MOST_REPLAYS = 10
 
 def find(seen: Situation) -> list[Finding]:
     """At most one of each kind."""
-    return _starved(seen) + _gaps(seen) + _pauses(seen)
-
-
-def lane_kinds(seen: Situation) -> np.ndarray:
-    """int8 (ops,): the `LaneKind` of each op's stream, that of the events it has; gaps are the host's."""
-    of_stream = np.full(len(seen.graph.streams), LaneKind.HOST, np.int8)
-    for rank, trace in enumerate(seen.joined.traces):
-        ops = np.flatnonzero((seen.rank == rank) & (seen.joined.event != GAP))
-        kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
-        of_stream[seen.graph.ops.stream[ops]] = kinds[trace.events.lane[seen.joined.event[ops]]]
-    return of_stream[seen.graph.ops.stream]
-
-
-def events_of(seen: Situation, column: str) -> np.ndarray:
-    """(ops,): this column of each op's event, −1 for gaps."""
-    values = np.full(len(seen.graph.ops), -1, np.int64)
-    for rank, trace in enumerate(seen.joined.traces):
-        ops = np.flatnonzero((seen.rank == rank) & (seen.joined.event != GAP))
-        values[ops] = getattr(trace.events, column)[seen.joined.event[ops]]
-    return values
-
-
-def _starved(seen: Situation) -> list[Finding]:
-    """The host's work for accelerators taken away: what is left is what they need."""
-    lane = lane_kinds(seen)
-    kernels = (lane == LaneKind.DEVICE) & (seen.kind == Kind.COMPUTE)
-    ranks = np.unique(seen.rank[kernels])
-    work = (lane == LaneKind.HOST) & np.isin(seen.rank, ranks) & np.isin(seen.kind, (Kind.COMPUTE, Kind.DELAY))
-    if not len(ranks) or not work.any():
-        return []
-    gain_s = seen.iteration_s - seen.again(own_s=np.where(work, 0.0, seen.own_s))
-    if not seen.is_worth_it(gain_s):
-        return []
-    launches = events_of(seen, "what") == What.LAUNCH
-    busy_s = float(seen.own_s[kernels].sum()) / len(ranks)
-    launched_s = float(seen.own_s[launches].sum())
-    apart_s = seen.own_s[work].sum() / max(kernels.sum(), 1)
-    return [
-        seen.finding(
-            "starved accelerator",
-            "accelerators wait for the host to launch their kernels",
-            gain_s=gain_s,
-            evidence=[
-                f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
-                f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
-                f"average; the host needs {time_text(float(apart_s))} for each",
-                f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
-            ],
-            settings=[
-                'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels',
-                "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
-            ],
-            replayed="kernels launched by a host that takes no time",
-            sightings=seen.sightings(np.flatnonzero(work & seen.on_path)),
-            is_bound=True,
-        )
-    ]
+    return _gaps(seen) + _pauses(seen)
 
 
 def _gaps(seen: Situation) -> list[Finding]:
     """Time between the operations of jobs that compute on the host itself, pauses apart."""
-    lane = lane_kinds(seen)
+    lane = seen.lane_kind
     with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
     gaps = (lane == LaneKind.HOST) & (seen.joined.event == GAP) & ~np.isin(seen.rank, with_device)
     if not gaps.any():

@@ -11,14 +11,14 @@ import numpy as np
 from emulator.diagnosis.compression import ratios
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
-from emulator.replay.engine import replay
 from emulator.replay.parts import COMMUNICATION
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace.buckets import MIB, Gradients, gradients, rebucket, regroup
-from emulator.trace.joined import Joined
-from emulator.trace.transfers import Transfer, fit, repriced
+from emulator.trace import changes
+from emulator.trace import network as networks
+from emulator.trace.buckets import MIB, Gradients, caps_of, gradients
+from emulator.trace.transfers import Transfer
 from emulator.workload.graph import Graph, Kind, Ops
-from switchml.errors import Deadlock, GraphError
+from switchml.errors import ConfigError, GraphError
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
 """Bucket sizes that are tried."""
@@ -72,21 +72,26 @@ def _serialized(seen: Situation) -> list[Finding]:
 
 
 def _buckets(seen: Situation) -> list[Finding]:
-    """The buckets that replay fastest, all of them priced as the trace's own."""
-    joined = seen.joined
+    """The buckets that replay fastest, the present ones made and priced as they are: only sizes differ."""
+    ratio = ratios(seen)
+    sent = [
+        (op, meeting, size / ratio[meeting] if meeting >= 0 else size) for op, meeting, size in seen.joined.gradients
+    ]
     try:
+        joined = changes.with_network(dataclasses.replace(seen.joined, gradients=sent))
         found = gradients(joined)
-        transfer = fit(joined, found.meetings)
-    except GraphError:
+    except (GraphError, ConfigError):
         return []  # nothing that could be put into other buckets
-    ratio = ratios(seen)[found.bucket]
-    found = dataclasses.replace(found, bytes=found.bytes / ratio)
-    present_s = _lasts_s(_as_they_are(seen, found, transfer))
+    network = joined.network
+    transfer = network.transfer(networks.world_size(joined))
+    ratio_of_all = float(ratio[found.bucket].mean())
+    order = np.concatenate([[0], np.cumsum(np.diff(found.bucket) != 0)])
+    present_s = seen.lasts_s(changes.buckets(joined, caps_of(found.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
-        return _lasts_s(rebucket(joined, [cap / ratio.mean() for cap in caps], transfer, found))
+        return seen.lasts_s(changes.buckets(joined, [cap / ratio_of_all for cap in caps]))
 
     tried = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
     caps = min(tried, key=lambda caps: (round(tried[caps], 9), caps))
@@ -98,7 +103,7 @@ def _buckets(seen: Situation) -> list[Finding]:
     gain_s = present_s - tried[caps]
     if not seen.is_worth_it(gain_s):
         return []
-    sizes = _sizes(found)
+    sizes = np.bincount(order, found.bytes)
     fewer = _makes_fewer(sizes, caps)
     start_s, end_s, first_s, reduced_s = _backward(seen, found)
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
@@ -114,7 +119,7 @@ def _buckets(seen: Situation) -> list[Finding]:
     evidence += [
         f"replayed with {_caps_text(each)}: {time_text(tried[each])}" for each in sorted(tried, key=tried.get)[:3]
     ]
-    evidence += [transfer.assumed] if transfer.assumed else []
+    evidence += network.assumptions[:-1] if network.assumptions else []
     name = "small buckets" if fewer else "late first bucket" if late > LATE and len(caps) > 1 else "large buckets"
     title = {
         "small buckets": f"{len(sizes)} buckets are too many: latency is paid for each",
@@ -132,23 +137,6 @@ def _buckets(seen: Situation) -> list[Finding]:
             sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, found.meetings))),
         )
     ]
-
-
-def _lasts_s(joined: Joined) -> float:
-    """Seconds; inf where something in the backward pass waits for a bucket that is full only later."""
-    try:
-        return replay(joined.graph, joined.costs).makespan_s
-    except Deadlock:
-        return np.inf
-
-
-def _as_they_are(seen: Situation, found: Gradients, transfer: Transfer) -> Joined:
-    """The present buckets, made and priced as others are: so that only their sizes differ."""
-    joined = seen.joined
-    numbers = np.concatenate([[0], np.cumsum(np.diff(found.bucket) != 0)])
-    if len(np.unique(found.bucket)) != numbers[-1] + 1:
-        return repriced(joined, transfer, found.meetings)  # gradients become final in another order than buckets have
-    return regroup(joined, numbers, transfer, found)
 
 
 def _makes_fewer(sizes: np.ndarray, caps: tuple[int, ...]) -> bool:
@@ -177,12 +165,6 @@ def _price(transfer: Transfer) -> str:
     if transfer.bytes_per_s > FREE_BYTES_PER_S:
         return f"{time_text(transfer.fixed_s)}, whatever its size"
     return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"
-
-
-def _sizes(found: Gradients) -> np.ndarray:
-    """float64 (buckets,): in the order in which they are reduced."""
-    order = list(dict.fromkeys(found.bucket.tolist()))
-    return np.array([found.bytes[found.bucket == bucket].sum() for bucket in order])
 
 
 def _backward(seen: Situation, found: Gradients) -> tuple[float, float, float, float]:

@@ -5,8 +5,9 @@ something changed. Gains come from nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,11 @@ from emulator.diagnosis.iterations import Iterations, iterations
 from emulator.replay.conditions import Conditions
 from emulator.replay.critical import CriticalPath, critical_path
 from emulator.replay.engine import Replayed, replay
-from emulator.trace.joined import Joined
-from emulator.workload.costs import Costs
+from emulator.trace.editing import op_seconds, with_meeting_seconds, with_seconds
+from emulator.trace.events import LaneKind
+from emulator.trace.joined import GAP, Joined
 from emulator.workload.graph import NO_MEETING, Graph, Kind
+from switchml.errors import Deadlock
 
 LEAST_SHARE = 0.01
 """Of the iteration: what gains less is not worth a reader's time."""
@@ -33,11 +36,14 @@ class Situation:
     joined: Joined
     played: Replayed
     least_share: float = LEAST_SHARE
+    codecs: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """What could compress gradients: the share of bytes that is sent, and bytes a second of compressing and
+    decompressing."""
 
     @classmethod
-    def of(cls, joined: Joined, least_share: float = LEAST_SHARE) -> Situation:
+    def of(cls, joined: Joined, **rest: Any) -> Situation:
         """Replay it as traced."""
-        return cls(joined, replay(joined.graph, joined.costs), least_share)
+        return cls(joined, replay(joined.graph, joined.costs), **rest)
 
     @property
     def graph(self) -> Graph:
@@ -62,7 +68,25 @@ class Situation:
     @cached_property
     def own_s(self) -> np.ndarray:
         """float64 (ops,): what each op takes by itself; 0 for a member of a meeting."""
-        return np.where(self.graph.ops.meeting == NO_MEETING, self.played.costs.work_s[self.graph.ops.work], 0.0)
+        return op_seconds(self.joined)
+
+    @cached_property
+    def lane_kind(self) -> np.ndarray:
+        """int8 (ops,): the `LaneKind` of each op's stream, that of the events it has; gaps are the host's."""
+        of_stream = np.full(len(self.graph.streams), LaneKind.HOST, np.int8)
+        for rank, trace in enumerate(self.joined.traces):
+            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
+            kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
+            of_stream[self.graph.ops.stream[ops]] = kinds[trace.events.lane[self.joined.event[ops]]]
+        return of_stream[self.graph.ops.stream]
+
+    def of_events(self, column: str) -> np.ndarray:
+        """int64 (ops,): this column of `Events` for each op, −1 for gaps."""
+        values = np.full(len(self.graph.ops), -1, np.int64)
+        for rank, trace in enumerate(self.joined.traces):
+            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
+            values[ops] = getattr(trace.events, column)[self.joined.event[ops]]
+        return values
 
     @cached_property
     def meeting_s(self) -> np.ndarray:
@@ -107,13 +131,22 @@ class Situation:
     ) -> float:
         """Seconds that the iteration takes with ops, meetings or the graph itself changed. `graph` may differ in its
         dependencies only."""
-        graph = graph or self.graph
-        costs = self.played.costs
+        joined = dataclasses.replace(self.joined, graph=graph or self.graph)
         if meeting_s is not None:
-            costs = _with_meetings(costs, self.meeting_s, meeting_s)
+            changed = np.flatnonzero(meeting_s != self.meeting_s)
+            joined = with_meeting_seconds(joined, changed, meeting_s[changed])
         if own_s is not None:
-            graph, costs = _with_ops(graph, costs, own_s)
-        return replay(graph, costs, conditions).makespan_s
+            changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.meeting == NO_MEETING))
+            joined = with_seconds(joined, changed, own_s[changed])
+        return self.lasts_s(joined, conditions)
+
+    def lasts_s(self, joined: Joined, conditions: Conditions | None = None) -> float:
+        """Seconds that a changed iteration takes; inf where something in it would wait for ever, such as a backward
+        pass for a bucket that is full only later."""
+        try:
+            return replay(joined.graph, joined.costs, conditions).makespan_s
+        except Deadlock:
+            return np.inf
 
     def is_worth_it(self, gain_s: float) -> bool:
         """Whether a gain of that much is to be reported."""
@@ -148,27 +181,3 @@ class Situation:
         if not len(self.graph.meetings):
             return np.zeros(0, bool)
         return np.isin(self.graph.works.kind[self.graph.meetings.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
-
-
-def _with_meetings(costs: Costs, before_s: np.ndarray, after_s: np.ndarray) -> Costs:
-    """`costs` with meetings that took `before_s` taking `after_s`."""
-    factor = np.divide(after_s, before_s, out=np.ones(len(before_s)), where=before_s > 0)
-    return dataclasses.replace(
-        costs,
-        meeting_fixed_s=np.where(before_s > 0, costs.meeting_fixed_s * factor, after_s),
-        meeting_bytes=costs.meeting_bytes * factor,
-    )
-
-
-def _with_ops(graph: Graph, costs: Costs, own_s: np.ndarray) -> tuple[Graph, Costs]:
-    """Each op gets a work of its own, so that each can have a duration of its own; meetings keep theirs, behind."""
-    works = np.concatenate([graph.ops.work, np.arange(len(graph.works), dtype=np.int32)])
-    table = {
-        field.name: [graph.works.name[work] for work in works] if field.name == "name" else column[works]
-        for field in dataclasses.fields(graph.works)
-        for column in (getattr(graph.works, field.name),)
-    }
-    ops = dataclasses.replace(graph.ops, work=np.arange(len(graph.ops), dtype=np.int32))
-    meetings = dataclasses.replace(graph.meetings, work=(graph.meetings.work + len(ops)).astype(np.int32))
-    changed = dataclasses.replace(graph, works=type(graph.works)(**table), ops=ops, meetings=meetings)
-    return changed, dataclasses.replace(costs, work_s=np.concatenate([own_s, costs.work_s]))

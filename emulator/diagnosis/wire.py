@@ -7,7 +7,6 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.host import events_of
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
 from emulator.trace.events import Wire, WireWhat
@@ -30,7 +29,7 @@ def find(seen: Situation) -> list[Finding]:
 def _resent(seen: Situation) -> list[Finding]:
     """All-reduces without the time in which they stood still until something was sent again."""
     counts, still_s = {}, np.zeros(len(seen.graph.meetings))
-    sequence = events_of(seen, "sequence")
+    sequence = seen.of_events("sequence")
     for rank, trace in enumerate(seen.joined.traces):
         if trace.wire is None or not len(trace.wire):
             continue
