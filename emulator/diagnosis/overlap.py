@@ -82,6 +82,8 @@ def _buckets(seen: Situation) -> list[Finding]:
         found = gradients(joined)
     except (GraphError, ConfigError):
         return []  # nothing that could be put into other buckets
+    if not np.all(np.bincount(np.unique(found.bucket, return_inverse=True)[1], found.bytes) > 0):
+        return []  # the trace does not say how large they are
     network = joined.network
     transfer = network.transfer(networks.world_size(joined))
     ratio_of_all = float(ratio[found.bucket].mean())
