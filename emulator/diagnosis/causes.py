@@ -13,6 +13,10 @@ from emulator.replay.engine import Replayed
 from emulator.replay.parts import IDLE, OFFLOAD, PART_OF_KIND, PART_OF_WAIT, PARTS, WAITING, Parts, parts
 from emulator.workload.graph import NO_MEETING, Kind
 
+_ACTIVE = np.array([PART_OF_KIND[kind] for kind in Kind])
+_WAITS_AS = np.array([PART_OF_WAIT.get(kind, IDLE) for kind in Kind])
+"""By `Kind`: the parts of an op that goes on, and of one that waits for its meeting."""
+
 
 @dataclass(frozen=True)
 class Causes:
@@ -53,9 +57,8 @@ def _blame(
 ) -> None:
     """Add to `waiting_s` (ranks,) what `rank`, whose ops are `ops`, waited for each."""
     graph = played.graph
-    kinds = [Kind(kind) for kind in graph.works.kind]
-    active = np.array([PART_OF_KIND[kind] for kind in kinds])[graph.ops.work[ops]]
-    waits_as = np.array([PART_OF_WAIT.get(kind, IDLE) for kind in kinds])[graph.ops.work[ops]]
+    kind = graph.works.kind[graph.ops.work[ops]]
+    active, waits_as = _ACTIVE[kind], _WAITS_AS[kind]
     meeting = graph.ops.meeting[ops]
     start_s, end_s = played.start_s[ops], played.end_s[ops]
     meets = meeting != NO_MEETING

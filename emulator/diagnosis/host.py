@@ -21,17 +21,18 @@ MOST_REPLAYS = 10
 
 def find(seen: Situation) -> list[Finding]:
     """At most one of each kind."""
-    return _gaps(seen) + _pauses(seen)
+    found = pauses(seen)
+    return _gaps(seen, found) + _pauses(seen, found)
 
 
-def _gaps(seen: Situation) -> list[Finding]:
+def _gaps(seen: Situation, found: Pauses) -> list[Finding]:
     """Time between the operations of jobs that compute on the host itself, pauses apart."""
     lane = seen.lane_kind
     with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
     gaps = (lane == LaneKind.HOST) & (seen.joined.event == GAP) & ~np.isin(seen.rank, with_device)
     if not gaps.any():
         return []
-    without_s = pauses(seen).without(seen.own_s)
+    without_s = found.without(seen.own_s)
     gain_s = seen.again(own_s=without_s) - seen.again(own_s=np.where(gaps, 0.0, without_s))
     if not seen.is_worth_it(gain_s):
         return []
@@ -57,9 +58,8 @@ def _gaps(seen: Situation) -> list[Finding]:
     ]
 
 
-def _pauses(seen: Situation) -> list[Finding]:
+def _pauses(seen: Situation, found: Pauses) -> list[Finding]:
     """Gaps that the same place in other iterations does not have."""
-    found = pauses(seen)
     if len(np.unique(found.iteration)) < LEAST_HIT:
         return []
     clean_s = found.without(seen.own_s)

@@ -99,11 +99,11 @@ def usual(seen: Situation) -> np.ndarray:
     count = np.bincount(cell, minlength=(what.max(initial=-1) + 1) * ranks).reshape(-1, ranks)
     total_s = np.bincount(cell, seen.own_s[own], minlength=count.size).reshape(-1, ranks)
     mean_s = np.divide(total_s, count, out=np.full(total_s.shape, np.nan), where=count > 0)
-    for row in range(len(mean_s)):
-        there = mean_s[row][count[row] > 0]
-        middle_s = np.quantile(there, 0.5, method="lower")
-        mean_s[row] = np.divide(middle_s, mean_s[row], out=np.ones(ranks), where=mean_s[row] > 0)
-    usual_s[own] = seen.own_s[own] * np.minimum(mean_s[what, seen.rank[own]], 1.0)
+    # NaN, for a rank that does no such thing, sorts last; of the others the lower median.
+    middle = np.maximum((count > 0).sum(axis=1) - 1, 0) // 2
+    middle_s = np.take_along_axis(np.sort(mean_s, axis=1), middle[:, None], axis=1)
+    share = np.divide(middle_s, mean_s, out=np.ones(mean_s.shape), where=mean_s > 0)
+    usual_s[own] = seen.own_s[own] * np.minimum(share[what, seen.rank[own]], 1.0)
     return usual_s
 
 
