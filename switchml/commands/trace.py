@@ -12,6 +12,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "emulate": ("switchml.commands.trace_emulate:emulate", "Play a workload of Chakra's or SimAI's on a cluster."),
     "convert": ("switchml.commands.trace_convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
     "replay": ("switchml.commands.trace_replay:replay", "Predicted against traced, and with something changed."),
+    "diagnose": ("switchml.commands.trace_diagnose:diagnose", "Say why a job is slow and what to change."),
+    "diff": ("switchml.commands.trace_diff:diff", "Compare two runs: what takes longer, what is new."),
 }
 
 
