@@ -16,8 +16,8 @@ class Clock:
     def __init__(self, *, is_virtual: bool, scale: float = 1.0, measure: str = "wall", origin_s: float | None = None):
         if scale < 1.0 and not is_virtual:
             raise ConfigError(
-                f"a rank that computes {scale:g} times as long as this machine: in wall-clock time nobody is faster than "
-                "the machine; use the virtual clock"
+                f"a rank that computes {scale:g} times as long as this machine: in wall-clock time nobody is faster "
+                "than the machine; use the virtual clock"
             )
         self.is_virtual = is_virtual
         self._scale = scale

@@ -22,7 +22,7 @@ from emulator.peers.values import Values
 from emulator.peers.work import PeersWork
 from emulator.peers.world import Communicator, World
 from host_agent.torch_work import CallbackThreads
-from switchml.errors import ConfigError, JobError, UnsupportedTensor
+from switchml.errors import ConfigError, UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
 """What goes between two real ranks for one send: tags 3t + these."""
@@ -376,7 +376,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
                 if whole is not tensor:
                     tensor.copy_(whole)
             else:
-                # What this rank last sent of that size is what a rank like it would send; else there is nothing to go by.
+                # What this rank last sent of that size is what a rank like it would send; else nobody knows.
                 like = self._sent.get((tensor.numel(), tensor.dtype), torch.zeros(0, dtype=tensor.dtype))
                 self._shared.values.instead_of(self._ranks[src], like, tensor, self._number)
 

@@ -58,15 +58,16 @@ def assumptions(world: World) -> list[str]:
     settings = world.settings
     said = []
     if len(world.real) < settings.world:
+        pace = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in settings.slow.items())
         said.append(
-            f"{settings.world - len(world.real)} absent ranks run the same program as the real ones: where these compute, "
-            "they compute as long" + (", but for " + ", ".join(
-                f"rank {rank}: {factor:g} times as long" for rank, factor in settings.slow.items()) if settings.slow else "")
-        )  # fmt: skip
+            f"{settings.world - len(world.real)} absent ranks run the same program as the real ones, and compute as long"
+            + (f", but {pace}" if pace else "")
+        )
+        same = "they contribute what this rank does"
         said.append(
             {
-                "own": "they contribute what this rank does",
-                "noise": f"they contribute what this rank does, with noise of {settings.noise:g} of its root mean square",
+                "own": same,
+                "noise": f"{same}, with noise of {settings.noise:g} of its root mean square",
                 "zeros": "they contribute zeros",
                 "recorded": f"they contribute what they did in the run recorded in {settings.recording}",
             }[settings.values]
@@ -78,8 +79,8 @@ def assumptions(world: World) -> list[str]:
     if settings.network == "switchml" and settings.loss:
         said.append(f"each link loses {settings.loss:g} of the packets to and from the aggregating switch")
     said.append(
-        "collectives cost what the cluster's closed forms say; those of one group follow one another, those of different "
-        "groups do not slow each other"
+        "collectives cost what the cluster's closed forms say; those of one group follow one another, those of "
+        "different groups do not slow each other"
     )
     return said
 

@@ -89,8 +89,8 @@ class Settings:
             raise ConfigError('values "recorded" need the folder of a recorded run (recording)')
         if self.network != "switchml" and (self.loss or self.slots or self.jobs != 1):
             raise ConfigError(
-                f"loss, slots and jobs concern the aggregating switch, but all-reduces go by {self.network!r}; expected "
-                'the network "switchml"'
+                f"loss, slots and jobs concern the aggregating switch, but all-reduces go by {self.network!r}; "
+                'expected the network "switchml"'
             )
         if self.slots < 0:
             raise ConfigError(f"{self.slots} slots; expected at least 1, or 0 for what the cluster says")
