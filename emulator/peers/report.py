@@ -60,7 +60,7 @@ def assumptions(world: World) -> list[str]:
     if len(world.real) < settings.world:
         pace = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in settings.slow.items())
         said.append(
-            f"{settings.world - len(world.real)} absent ranks run the same program as the real ones, and compute as long"
+            f"{settings.world - len(world.real)} absent ranks run the program of the real ones, and compute as long"
             + (f", but {pace}" if pace else "")
         )
         same = "they contribute what this rank does"
