@@ -8,18 +8,19 @@
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 BACKEND_NAME = "switchml-emulated"
 
 
 def autoload() -> None:
     """Register the backend with torch. Costs next to nothing; safe to call again."""
+    # Not above: who imports this module first would have torch call for a function that is not there yet.
+    import torch.distributed as dist
+
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def _create(options, pg_options) -> dist.ProcessGroup:
+def _create(options, pg_options):
     """What torch calls for each group, with its _DistributedBackendOptions."""
     from emulator.peers.process_group import create
 

@@ -34,6 +34,8 @@ class Iteration:
     """Exposed: the script waited for transfers."""
     waiting_s: float = 0.0
     """The script waited for ranks that came late."""
+    late_s: float = 0.0
+    """In wall-clock time: this machine was later than the cluster would have been."""
 
     @property
     def seconds(self) -> float:
@@ -141,7 +143,10 @@ class World:
         self.program.wait([call.step for call in calls])
         self.progress.wait(end_s)
         self.clock.reach(float(end_s[OWN]))
-        self.progress.at_s[OWN] = max(float(end_s[OWN]), self.clock.now_s())
+        now_s = self.clock.now_s()
+        if not self.clock.is_virtual:
+            self._current.late_s += now_s - max(from_s, float(end_s[OWN]))
+        self.progress.at_s[OWN] = max(float(end_s[OWN]), now_s)
 
     def step(self) -> None:
         """An iteration is over."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -59,8 +58,8 @@ def peers(
     result = summary(found.rows) | found.as_json()
     _finish(found.rows, result, groups, plot, as_json, "emulated peers", show=found.rows)
     if not as_json:
-        scales = ", ".join(f"{scale:.2f} with {count}" for count, scale in found.calibration.compute_scale.items())
+        scales = ", ".join(f"{scale:.2f} with {count} of them" for count, scale in found.calibration.compute_scale.items())
         click.echo(
             f"{found.gradient_bytes / 1e6:.1f} MB of gradients; ranks that share {found.calibration.cores} cores compute "
-            f"longer than one alone by a factor of {scales}"
+            f"longer than one alone: {scales} times"
         )
