@@ -7,7 +7,7 @@ import numpy as np
 
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
-from emulator.workload.graph import Collective, Graph, Kind
+from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
 
 _COLLECTIVES = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -45,7 +45,8 @@ class Program:
 
     def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:
         """All `ranks` running it, each at its pace (over that which was measured). A collective's members are those of
-        its group that are among them; its price is that of the whole group."""
+        its group that are among them; its price is that of the whole group. Others do the same in a group of their own,
+        which is not here: they wait for nobody."""
         builder = GraphBuilder("emulated world")
         for rank in ranks:
             builder.add_rank(device=rank)
@@ -79,11 +80,12 @@ class Program:
                     before = [builder.add_op(compute[number], work, after=before)]
                 elif step[0] == "wait":
                     before = [*before, *(done[call] for call in step[1] if call in done)]
-                elif rank in step[2]:
+                else:
                     key = (number, step[1])
                     if key not in streams:
                         streams[key] = builder.add_stream(number, f"communicator {step[1]}")
-                    done[index] = builder.add_op(streams[key], works[index], after=before, meeting=meetings[index])
+                    meeting = meetings[index] if rank in step[2] else NO_MEETING
+                    done[index] = builder.add_op(streams[key], works[index], after=before, meeting=meeting)
         graph = builder.build()
         return graph, Costs.of(graph, graph.works.seconds)
 

@@ -58,8 +58,6 @@ def peers(
     result = summary(found.rows) | found.as_json()
     _finish(found.rows, result, groups, plot, as_json, "emulated peers", show=found.rows)
     if not as_json:
-        scales = ", ".join(f"{scale:.2f} with {count} of them" for count, scale in found.calibration.compute_scale.items())
-        click.echo(
-            f"{found.gradient_bytes / 1e6:.1f} MB of gradients; ranks that share {found.calibration.cores} cores compute "
-            f"longer than one alone: {scales} times"
-        )
+        known = found.calibration
+        scales = ", ".join(f"{count} of them {scale:.2f} times as long" for count, scale in known.compute_scale.items())
+        click.echo(f"{found.gradient_bytes / 1e6:.1f} MB of gradients; on {known.cores} cores compute {scales} as one")
