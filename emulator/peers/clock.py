@@ -32,6 +32,11 @@ class Clock:
             return self._virtual_s + (self._read() - self._mark_s) * self._scale
         return time.monotonic() - self._origin_s
 
+    @property
+    def at_s(self) -> float:
+        """Where the last lap ended, or a wait."""
+        return self._virtual_s if self.is_virtual else self._mark_s - self._origin_s
+
     def lap(self) -> float:
         """Seconds that the rank computed since the last lap, and the clock moves on by as much. A rank that is slower
         than this machine takes the rest of its time here."""

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,16 +30,20 @@ def launch(script: Sequence[str], settings: Settings, *, quiet_script: bool = Fa
     first one. `quiet_script`: what it prints goes to stderr. Raises JobError if a rank fails."""
     if script[0] != "-m" and not Path(script[0]).is_file():
         raise ConfigError(f"no script {script[0]}")
-    from torch.distributed import TCPStore
-
-    # The ranks find each other in a store of ours, which does not wait for those that never come.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    # The ranks find each other in a store of ours, which does not wait for those that never come. They may knock while
+    # we still import torch.
+    door = socket.create_server(("127.0.0.1", 0), backlog=len(settings.real) + 8)
+    port = door.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
         report = Path(folder) / "report.json"
         settings = dataclasses.replace(settings, report=settings.report or str(report), quiet=True)
-        ranks = [_start(script, settings, rank, store.port, quiet_script) for rank in settings.real]
+        ranks = [_start(script, settings, rank, port, quiet_script) for rank in settings.real]
         try:
+            from torch.distributed import TCPStore
+
+            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
             _await(ranks, settings.real)
+            del store
         finally:
             _stop(ranks)
         path = Path(settings.report)

@@ -314,9 +314,6 @@ class EmulatedProcessGroup(dist.ProcessGroup):
         work = self._call("barrier", 0.0, [], [lambda number: None])
         return work
 
-    def monitored_barrier(self, *args, **kwargs) -> None:
-        self.barrier().wait()
-
     def _start_coalescing(self, device) -> None:
         self._coalesced = []
 

@@ -143,10 +143,8 @@ class World:
         self.program.wait([call.step for call in calls])
         self.progress.wait(end_s)
         self.clock.reach(float(end_s[OWN]))
-        now_s = self.clock.now_s()
-        if not self.clock.is_virtual:
-            self._current.late_s += now_s - max(from_s, float(end_s[OWN]))
-        self.progress.at_s[OWN] = max(float(end_s[OWN]), now_s)
+        self.progress.at_s[OWN] = self.clock.at_s
+        self._current.late_s += self.clock.at_s - max(from_s, float(end_s[OWN]))
 
     def step(self) -> None:
         """An iteration is over."""
@@ -190,7 +188,7 @@ class World:
             self._current.compute_s += computed_s
             self.program.compute(computed_s)
             self.progress.compute(computed_s)
-        self.progress.at_s[OWN] = self.clock.now_s()
+        self.progress.at_s[OWN] = self.clock.at_s
 
     def _draw(self) -> None:
         """The absent ranks' luck in the coming iteration; all processes draw the same."""

@@ -84,7 +84,7 @@ def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int
     from switchml.errors import ConfigError
 
     try:
-        numbers = [int(part) for part in real_ranks.split(",")]
+        numbers = [int(part) for part in real_ranks.split(",") if part]
     except ValueError:
         raise ConfigError(f"--real-ranks {real_ranks!r}: expected how many, or which, such as 0,5") from None
     real = tuple(numbers) if "," in real_ranks else tuple(range(numbers[0]))
