@@ -20,6 +20,7 @@ from typing import Any
 from emulator.peers.settings import PREFIX, Settings
 from switchml.errors import ConfigError, JobError
 
+_STDERR = 2
 LOOK_EVERY_S = 0.05
 END_S = 10.0
 """How long the others may take to end after one has failed."""
@@ -68,7 +69,7 @@ def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quie
     kept.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     environment = kept | {name: str(value) for name, value in own.items()} | settings.environment()
     command = [sys.executable, "-m", "emulator.peers.run", *script]
-    return subprocess.Popen(command, env=environment, stdout=sys.stderr if quiet else None)
+    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None)
 
 
 def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
+
+from switchml.__main__ import cli
 
 pytest.importorskip("torch")
 
@@ -13,22 +16,23 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def run(*command: object, code: int = 0) -> subprocess.CompletedProcess:
-    done = subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, timeout=110)
-    assert done.returncode == code, done.stderr
+def switchml(*command: object, code: int = 0) -> Result:
+    """The command line in this process, which has imported torch already; ranks are processes of their own."""
+    done = CliRunner().invoke(cli, [str(part) for part in command])
+    assert done.exit_code == code, done.output
     return done
 
 
-def peers(*options: object, code: int = 0) -> subprocess.CompletedProcess:
-    return run("-m", "switchml", "peers", *options, code=code)
+def peers(*options: object, code: int = 0) -> Result:
+    return switchml("peers", *options, code=code)
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
 @pytest.mark.parametrize("real", [1, 2])
-def test_every_collective(real, clock):
+def test_every_collective(real, clock, capfd):
     options = ("--world-size", 4, "--real-ranks", real, "--clock", clock)
-    done = peers(*options, HERE / "collectives_script.py")
-    assert done.stdout.count("all right") == real
+    peers(*options, HERE / "collectives_script.py")
+    assert capfd.readouterr().out.count("all right") == real
 
 
 def test_training(tmp_path):
@@ -45,7 +49,8 @@ def test_training(tmp_path):
         "virtual": {**timed, "timeline": str(timeline), "report": str(report)},
         "wall": {**timed, "clock": "wall", "report": str(tmp_path / "wall.json")},
     }
-    found = json.loads(run(HERE / "training_script.py", json.dumps(worlds)).stdout)
+    command = [sys.executable, HERE / "training_script.py", json.dumps(worlds)]
+    found = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)
     for name, one in found.items():
         assert one["losses"][-1] < 0.8 * one["losses"][0], name
     assert found["own"] == found["own of 256"] == found["single"] == found["virtual"] == found["wall"]
@@ -96,15 +101,15 @@ def test_errors_are_one_line(tmp_path):
         ["no script", "expected 1 to 4", "unknown cluster", "rank 0 ended", "rank 0 ended with exit code 3"],
         strict=True,
     ):
-        assert message in done.stderr.splitlines()[-1]
+        assert message in done.output.splitlines()[-1]
 
 
 def test_train_among_emulated_ranks():
     pytest.importorskip("sklearn")
     options = ("--world-size", 16, "--clock", "virtual", "--steps", 40, "--slow", "3=2", "--json")
-    found = json.loads(run("-m", "switchml", "train", *options).stdout)
+    found = json.loads(switchml("train", *options).stdout)
     assert found["world_size"] == 16 and found["iterations"] == 40
     assert found["parts"]["waiting for peers"] > 0
     assert found["training"]["losses"][-1] < found["training"]["losses"][0]
     for wrong in (("--workers", 4, "--world-size", 4), ("--cluster", "h100-dgx")):
-        assert "--world-size" in run("-m", "switchml", "train", *wrong, code=2).stderr
+        assert "--world-size" in switchml("train", *wrong, code=2).output

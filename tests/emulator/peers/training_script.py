@@ -17,7 +17,7 @@ STEPS = 12
 
 def train(wrap, sleep_s: float = 0.0) -> dict:
     torch.manual_seed(0)
-    model = wrap(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.BatchNorm1d(32), nn.Linear(32, 1)))
+    model = wrap(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     torch.manual_seed(1 + (dist.get_rank() if dist.is_initialized() else 0))
     inputs = torch.randn(32, 8)
