@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.blocks import ALONE, Block, Ops
+from emulator.blocks import Block, Ops
 from emulator.cluster.collectives import FREE, Price, price
 from emulator.pricing import Plan, Stage, Step
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
+from emulator.workload.graph import Collective, Kind
 from emulator.workload.job import Job
 from emulator.workload.schedules import passes
 
