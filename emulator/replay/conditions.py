@@ -106,19 +106,23 @@ class Flat(NamedTuple):
     slowdown: float
 
 
-@kernel
+@kernel(forceinline=True)
+def _uniform(z):
+    """A step of SplitMix64: a number above 0 and below 1, and the bits that it comes from."""
+    z += np.uint64(0x9E3779B97F4A7C15)
+    mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (np.float64(mixed >> np.uint64(11)) + 0.5) * 2.0**-53, mixed
+
+
+@kernel(forceinline=True)
 def noise(seed, number, sigma):
     """A log-normal factor of mean 1 that depends on `seed` and `number` alone (SplitMix64, then Box-Muller)."""
     z = seed + (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    uniform = np.empty(2)
-    for i in range(2):
-        z += np.uint64(0x9E3779B97F4A7C15)
-        mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-        uniform[i] = (np.float64(mixed >> np.uint64(11)) + 0.5) * 2.0**-53
-        z ^= mixed
-    normal = np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+    first, mixed = _uniform(z)
+    second, mixed = _uniform((z + np.uint64(0x9E3779B97F4A7C15)) ^ mixed)
+    normal = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)
     return np.exp(sigma * normal - 0.5 * sigma * sigma)
 
 

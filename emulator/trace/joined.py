@@ -43,3 +43,5 @@ class Joined:
     they became final; what bucketing passes start from."""
     assumptions: list[str] = field(default_factory=list)
     """What the join had to guess, for reports."""
+    origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""

@@ -74,6 +74,7 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
     ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
     ("--checkpoint-s", ("run", "checkpoint_s"), float, "What a checkpoint takes."),
+    ("--checkpoint-steps", ("run", "checkpoint_steps"), int, "Iterations from one to the next."),
     ("--restart-s", ("run", "restart_s"), float, "From a failure to training again."),
     ("--fold", ("fold",), str, "Which equal ranks stand for each other: all, tensor or none."),
     ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate even what does not fit."),
@@ -255,6 +256,8 @@ def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> An
         headline |= {"training": f"{found.hours / 24:,.1f} days", "accelerator hours": f"{found.gpu_hours:,.0f}"}
         headline |= {"cost": f"${found.cost:,.0f}"} if found.cost else {}
         headline |= {"energy": f"{found.energy_kwh / 1000:,.1f} MWh"}
+    if spread := found.progress.quantiles():
+        headline |= {"goodput": f"{found.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
     settings = {
         "model": found.plan.model.title,
         "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
@@ -363,7 +366,9 @@ def _show(found: Any) -> None:
         table.add_row("cost", f"${found.cost:,.0f}" if found.cost else "no price known")
         table.add_row("energy", f"{found.energy_kwh / 1000:,.1f} MWh")
         if found.goodput < 1:
-            table.add_row("goodput", f"{found.goodput:.1%}")
+            spread = found.progress.quantiles()
+            between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
+            table.add_row("goodput", f"{found.goodput:.1%}{between}")
     console.print(table)
     console.print(f"{len(found.played.graph.ops):,} ops replayed in {found.wall_s:.2f} s. Assumed:")
     for line in found.assumptions():

@@ -6,7 +6,10 @@ import click
 
 from switchml.__main__ import LazyGroup
 
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "info": ("switchml.commands.trace_info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
+    "convert": ("switchml.commands.trace_convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
+}
 
 
 @click.group(cls=LazyGroup, table=COMMANDS)
