@@ -43,8 +43,8 @@ def print_table(found: Found, objective: Objective, allowed: Allowed, console: C
     traced_s = found.traced.sample_s
     chosen = found.best.setting.changed()
     table = Table(title="What each pass gains, in time for a sample", title_justify="left")
-    for column, justify in (("pass", "left"), ("best alone", "left"), ("gain alone", "right"), ("in the setting", "left"), ("gain there", "right")):  # fmt: skip
-        table.add_column(column, justify=justify)
+    for column in ("pass", "best alone", "gain alone", "in the setting", "gain there"):
+        table.add_column(column, justify="right" if column.startswith("gain") else "left")
     for alone in sorted(found.alone, key=lambda each: each.worth.sample_s):
         name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
         gain = 1 - alone.worth.sample_s / traced_s

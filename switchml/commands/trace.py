@@ -9,6 +9,7 @@ from switchml.__main__ import LazyGroup
 COMMANDS: dict[str, tuple[str, str]] = {
     "info": ("switchml.commands.trace_info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
     "convert": ("switchml.commands.trace_convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
+    "optimize": ("switchml.commands.trace_optimize:optimize", "Find settings with which the job takes less time."),
 }
 
 
