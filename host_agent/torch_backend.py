@@ -25,7 +25,11 @@ def autoload() -> None:
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
         if os.environ.get("SWITCHML_SETTINGS") or os.environ.get("SWITCHML_STEP_TIMES"):
-            from host_agent.settings_arming import arm
+            from host_agent import settings_arming
+
+            settings_arming.arm()
+        if os.environ.get("SWITCHML_TRACE_DIR"):
+            from host_agent.profile.arming import arm
 
             arm()
 

@@ -103,6 +103,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.aggregator",      f"{WIRE} switchml.codecs switchml.io switchml.aggregator_loop {DATAPLANE}",  ANY_BUT_TORCH),
     ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
     ("host_agent.training.*",    "switchml host_agent",                              ANY),
+    ("host_agent.profile.*",     "switchml host_agent",                              ANY),
     ("host_agent.bench.*",       "switchml host_agent emulator",                     ANY),
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
     ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),

@@ -7,6 +7,7 @@ import click
 from switchml.__main__ import LazyGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "capture": ("switchml.commands.trace_capture:capture", "Run a script and profile every rank of it."),
     "info": ("switchml.commands.trace_info:info", "Show what is in a trace: ranks, lanes, collectives, iterations."),
     "convert": ("switchml.commands.trace_convert:convert", "Write a trace as Chakra, Chrome JSON or our own format."),
     "optimize": ("switchml.commands.trace_optimize:optimize", "Find settings with which the job takes less time."),
