@@ -40,12 +40,12 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     return traces
 
 
-KNOWN = "a trace of PyTorch's profiler (JSON, may be gzipped), or one of our own (.npz)"
+KNOWN = "a trace of PyTorch's profiler (JSON, may be gzipped), a Chakra execution trace, or one of our own (.npz)"
 
 
 def _reader(path: Path) -> Callable[..., RankTrace] | None:
     """Which reader understands `path`, or None."""
-    from emulator.trace import chrome, kineto, native
+    from emulator.trace import chakra, chakra_file, chrome, kineto, native
 
     if native.is_native(path):
         return native.read
@@ -56,4 +56,4 @@ def _reader(path: Path) -> Callable[..., RankTrace] | None:
             start = b"{"  # broken gzip: its reader says where
     if start.lstrip()[:1] in (b"{", b"["):
         return kineto.read
-    return None
+    return chakra.read if chakra_file.is_chakra(start) else None
