@@ -1,5 +1,5 @@
-"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes before
-its cause. Three things tell:
+"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes
+before its cause. Three things tell:
 
 - packets: a result that a rank received holds what every rank had sent before, so each pair of hosts has, both ways, a
   least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905),

@@ -2,9 +2,9 @@
 
 Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
 the same group and sequence number become meetings. What then separates a segment from the latest thing that it had to
-wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the graph
-replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked out
-anew.
+wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
+graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
+out anew.
 
 Of several iterations with the same sequence of operations, durations are means; else the iteration of median length
 stands for all.
@@ -163,15 +163,16 @@ class _Plan:
         what = f"{trace.names[trace.events.name[event]]!r} number {sequence} of group {name or 'of all ranks'!r}"
         if missing:
             raise TraceError(
-                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do the "
-                "traces cover the same iterations?"
+                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do "
+                "the traces cover the same iterations?"
             )
         kinds = {int(one.events.collective[number]) for one, number in events}
         sizes = {float(one.events.bytes[number]) for one, number in events} - {0.0}
         if len(kinds) > 1 or (len(sizes) > 1 and key[3] == NONE):
             raise TraceError(
                 f"ranks {sorted(there)} disagree about {what}: {len(kinds)} kinds of collectives, sizes of "
-                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same iterations?"
+                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same "
+                "iterations?"
             )
 
     # Times
@@ -191,15 +192,16 @@ class _Plan:
         starts = [segments.start_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         ends = [segments.end_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         count = len(self.keys)
-        came_s, done_s = np.full(count, -np.inf), np.full(count, np.inf)
+        came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
         for place, meeting in enumerate(self.meeting):
             members = np.flatnonzero(meeting != NO_MEETING)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
                 own_end_s[one] = min(own_end_s[one], starts[place][waiter])  # the record may come after the wake-up
             np.maximum.at(came_s, meeting[members], starts[place][members])
-            np.minimum.at(done_s, meeting[members], own_end_s[members])
-        done_s = np.maximum(done_s, came_s)
+            np.add.at(done_s, meeting[members], own_end_s[members])
+            np.add.at(members_of, meeting[members], 1.0)
+        done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
         gaps, lasted, tails = [], [], []
         for place, (causality, meeting) in enumerate(zip(self.causality, self.meeting, strict=True)):
             end_s = np.where(meeting != NO_MEETING, done_s[meeting] if count else 0.0, ends[place])
@@ -331,7 +333,9 @@ class _Plan:
                 size = float(trace.events.bytes[event])
                 work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
             elif trace.events.what[event] == What.RECV:
-                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event]))
+                work = builder.add_work(
+                    name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event])
+                )
             else:
                 work = works[met]
             if met != NO_MEETING and not after[one] and before >= 0:
