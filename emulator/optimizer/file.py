@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from emulator.optimizer.machine import PLACEMENT_OF_BACKEND, Machine
+from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
 from emulator.optimizer.setting import Setting
@@ -31,9 +31,7 @@ def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, A
         ddp["bucket_cap_mb_list"] = caps
     ddp["gradient_as_bucket_view"] = True
     placement = setting.placement or machine.traced_placement
-    backend = next(
-        (name for name, where in PLACEMENT_OF_BACKEND.items() if where == placement and setting.placement), ""
-    )
+    backend = BACKEND_OF.get(setting.placement, "")
     environment = {}
     named = [codecs.parse(spec).name for spec in setting.codec if spec]
     if placement == "switchml" and named and all(name in HALF_LANES for name in named) and all(setting.codec):

@@ -4,19 +4,22 @@ how much memory there is. Where nobody says, it is derived from the trace, and `
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
 from emulator.optimizer.codec_costs import CodecCost
-from emulator.optimizer.networks import over_link
+from emulator.report.tables import time_text
+from emulator.trace import network as networks
 from emulator.trace.buckets import gradients
 from emulator.trace.joined import Joined
+from emulator.trace.network import TCP_SHARE, Network
 from emulator.trace.transfers import Transfer, fit
 from switchml.errors import ConfigError, GraphError
 
-PLACEMENT_OF_BACKEND = {"gloo": "ring", "nccl": "ring", "mpi": "ring", "switchml": "switchml"}
+BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
+"""Placement → what `init_process_group` calls it; a trace's own backend stays what it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +36,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class Machine:
-    """The job's surroundings. `link_bps`: of each host's link, 0 where unknown. `ranks`: of the job."""
+    """The job's surroundings."""
 
+    network: Network
+    """As fitted to the trace's own all-reduces."""
     traced: Transfer
-    """What the trace's own all-reduces cost."""
-    traced_placement: str
+    """What these cost."""
     ranks: int
-    link_bps: float = 0.0
+    """That all-reduce together."""
     codecs: dict[str, CodecCost] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
@@ -49,30 +53,23 @@ class Machine:
     """What starting one op costs besides its work."""
 
     @classmethod
-    def of(cls, joined: Joined, *, backend: str = "", **known) -> Machine:
-        """Of the trace's own communication; `known`: other fields. Raises GraphError where it has none."""
-        names = {trace.backend for trace in joined.traces} - {""}
-        backend = backend or (names.pop() if len(names) == 1 else "")
-        ranks = int(joined.graph.groups.size[joined.graph.meetings.group[gradients(joined).meetings[0]]])
-        traced = fit(joined, gradients(joined).meetings)
-        return cls(traced, PLACEMENT_OF_BACKEND.get(backend, "ring"), ranks, **known)
+    def of(cls, joined: Joined, *, link_bps: float | None = None, **known) -> Machine:
+        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `known`: other fields.
+        Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
+        graph, meetings = joined.graph, gradients(joined).meetings
+        ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
+        return cls(networks.fit(joined, link_bps), fit(joined, meetings), ranks, **known)
 
-    @cached_property
-    def link_bytes_per_s(self) -> float:
-        """Of each host's link each way: as told, or as the traced all-reduces use it."""
-        if self.link_bps:
-            return self.link_bps / 8
-        return self.traced.bytes_per_s * crossings(self.traced_placement, self.ranks)
-
-    @cached_property
-    def _transfers(self) -> dict[str, Transfer]:
-        return {"": self.traced, self.traced_placement: self.traced}
+    @property
+    def traced_placement(self) -> str:
+        """Who adds up gradients in the trace."""
+        return self.network.algorithm
 
     def transfer(self, placement: str) -> Transfer:
         """What an all-reduce costs there."""
-        if placement not in self._transfers:
-            self._transfers[placement] = over_link(placement, self.link_bytes_per_s, self.ranks)
-        return self._transfers[placement]
+        if placement in ("", self.traced_placement):
+            return self.traced
+        return dataclasses.replace(self.network, algorithm=placement).transfer(self.ranks)
 
     def codec(self, spec: str) -> CodecCost:
         """What a codec takes. Raises ConfigError for one that nobody has measured."""
@@ -88,26 +85,20 @@ class Machine:
             return dense
         codec = self.codec(spec)
         if codec.gathers:
-            rate = self.link_bytes_per_s / max(self.ranks - 1, 1)
-            fixed = self.transfer("ring").fixed_s if self.traced_placement == "ring" else dense.fixed_s
-        else:
-            rate, fixed = dense.bytes_per_s, dense.fixed_s
-        return Transfer(fixed * codec.rounds, rate / codec.wire_share)
+            network = self.network
+            per_byte_s = (self.ranks - 1) / (TCP_SHARE * network.link_bytes_per_s) + network.host_s_per_byte
+            return Transfer(codec.rounds * (self.ranks - 1) * network.latency_s, 1 / per_byte_s / codec.wire_share)
+        return Transfer(dense.fixed_s * codec.rounds, dense.bytes_per_s / codec.wire_share)
 
     def assumptions(self) -> list[str]:
         """For reports."""
-        said = [
-            f"an all-reduce takes {self.traced.fixed_s * 1e3:.2f} ms and its bytes at "
-            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace"
+        network = self.network
+        return [
+            f"an all-reduce takes {time_text(self.traced.fixed_s)} and its bytes at "
+            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace",
+            f"links of {network.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s",
+            *dict.fromkeys(said for said in (self.traced.assumed, *network.assumptions) if said),
         ]
-        if self.traced.assumed:
-            said.append(self.traced.assumed)
-        if not self.link_bps:
-            said.append(
-                f"links of {self.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s, from the rate of the traced "
-                f"{self.traced_placement} (--link says otherwise)"
-            )
-        return said
 
     def states_bytes(self, joined: Joined) -> float:
         """Weights, gradients and optimizer states of one rank, float32."""
@@ -116,9 +107,3 @@ class Machine:
         except GraphError:
             return 0.0
         return parameters * (8 + self.memory.optimizer)
-
-
-def crossings(placement: str, ranks: int) -> float:
-    """How often an all-reduced byte crosses the busiest link one way: a ring's 2 (n - 1) / n, once through a switch,
-    n times at a server."""
-    return {"ring": 2 * (ranks - 1) / ranks, "switchml": 1.0, "ps": float(ranks)}[placement] if ranks > 1 else 1.0

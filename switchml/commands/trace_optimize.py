@@ -116,6 +116,7 @@ def optimize(
     from emulator.optimizer import file, report
     from emulator.optimizer.machine import Machine, Memory
     from emulator.optimizer.objective import Objective
+    from emulator.optimizer.prepare import prepared
     from emulator.optimizer.search import search
     from emulator.optimizer.setting import PLACEMENTS
     from emulator.optimizer.space import Allowed
@@ -126,14 +127,14 @@ def optimize(
         if placement not in PLACEMENTS[1:]:
             raise click.UsageError(f"--placements {placement}: expected {', '.join(PLACEMENTS[1:])}")
     specs = codecs or costs.CHOICES
-    joined = join(read(path))
+    joined = prepared(join(read(path)))
     known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
         passes=allow, lists=not uniform, placements=placements, codecs=tuple(known) if codec_costs else specs
     )
     machine = Machine.of(
         joined,
-        link_bps=link or 0.0,
+        link_bps=link,
         codecs=known,
         memory=Memory(limit=memory or 0.0, activations=activations or 0.0),
         half_speed=half_speed,

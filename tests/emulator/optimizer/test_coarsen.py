@@ -20,7 +20,7 @@ CODECS = {"half": CodecCost(0.5, 2e9), "top": CodecCost(0.02, 2e8, gathers=True)
 @st.composite
 def jobs(draw, most=7):
     count = draw(st.integers(1, most))
-    ranks = draw(st.integers(1, 3))
+    ranks = draw(st.integers(2, 3))
     return ddp_jobs.ddp(
         [size * MIB / 4 for size in draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))],
         [seconds / 256 for seconds in draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))],
