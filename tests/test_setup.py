@@ -107,6 +107,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.bench.*",       "switchml host_agent emulator",                     ANY),
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
     ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),
+    ("host_agent.settings*",     "switchml host_agent",                              ANY),
     ("host_agent.all_to_all",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),

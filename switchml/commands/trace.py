@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "replay": ("switchml.commands.trace_replay:replay", "Predicted against traced, and with something changed."),
     "diagnose": ("switchml.commands.trace_diagnose:diagnose", "Say why a job is slow and what to change."),
     "diff": ("switchml.commands.trace_diff:diff", "Compare two runs: what takes longer, what is new."),
+    "optimize": ("switchml.commands.trace_optimize:optimize", "Find settings with which the job takes less time."),
 }
 
 
