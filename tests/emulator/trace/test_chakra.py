@@ -75,11 +75,10 @@ def test_chakras_own_reader_reads_it(tmp_path):
     script = "import sys; from chakra.src.jsonizer.jsonizer import main; main()"
     arguments = ["--input_filename", str(tmp_path / "chakra.0.et"), "--output_filename", str(tmp_path / "j.json")]
     subprocess.run([sys.executable, "-c", script, *arguments], check=True, timeout=100)
-    decoder, text, told = json.JSONDecoder(), (tmp_path / "j.json").read_text(), []
-    while text:
-        message, end = decoder.raw_decode(text)
+    decoder, text, told, at = json.JSONDecoder(), (tmp_path / "j.json").read_text(), [], 0
+    while at < len(text):
+        message, at = decoder.raw_decode(text, at)
         told.append(message)
-        text = text[end:].lstrip()
     ours = load(tmp_path / "chakra.0.et").nodes
     assert [(int(node.get("id", 0)), node["name"]) for node in told[1:]] == [(node.id, node.name) for node in ours]
     for its, node in zip(told[1:], ours, strict=True):
