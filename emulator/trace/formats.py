@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from emulator.trace import chakra_file, native
+from emulator.trace import captured, chakra_file, native
 from emulator.trace.chrome import open_plain
 
-KINETO, EXECUTION_TRACE, CHAKRA, DPRO, SIMAI, OURS = "kineto", "execution trace", "chakra", "dpro", "simai", "switchml"
+CAPTURE, OURS = "capture", "switchml"
+KINETO, EXECUTION_TRACE, CHAKRA, DPRO, SIMAI = "kineto", "execution trace", "chakra", "dpro", "simai"
 DESCRIPTIONS = (
+    "what switchml trace capture leaves",
     "a trace of PyTorch's profiler (JSON, may be gzipped)",
     "a Chakra execution trace",
     "dPRO's timeline",
@@ -24,6 +26,8 @@ _TORCH_ET = re.compile(rb'"schema"\s*:\s*"[^"]*chakra[^"]*"')
 
 def detect(path: Path) -> str:
     """One of the names above, or "" for what is no trace."""
+    if captured.about_of(path) == path:
+        return CAPTURE
     if native.is_native(path):
         return OURS
     with open_plain(path) as file:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from emulator.trace import formats
+from emulator.trace import captured, formats
 from emulator.trace.events import RankTrace
 from switchml.errors import TraceError
 
@@ -55,6 +55,7 @@ def files(path: Path) -> list[tuple[Path, str]]:
     inside = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     if path.is_dir() and not any(formats.detect(file) for file in inside):
         inside = sorted(file for file in path.rglob("*") if file.is_file())  # a directory for each rank
+    inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one for each rank's capture
     found = [(file, kind) for file in inside if (kind := formats.detect(file))]
     if not found:
         expected = ", ".join(formats.DESCRIPTIONS[:-1]) + f" or {formats.DESCRIPTIONS[-1]}"
@@ -71,7 +72,7 @@ def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: di
     if kind == formats.KINETO:
         execution_trace = beside.get(_named_rank(path))
         return [kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)]
-    reader = {formats.CHAKRA: chakra.read, formats.OURS: native.read}[kind]
+    reader = {formats.CAPTURE: captured.read, formats.CHAKRA: chakra.read, formats.OURS: native.read}[kind]
     return [reader(path, rank=rank, salvage=salvage)]
 
 
