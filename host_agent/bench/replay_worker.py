@@ -82,8 +82,6 @@ def main(home: Home, pipe: connection.Connection) -> None:
 
 def _serve(home: Home, pipe: connection.Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = home.interface
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    os.environ["KINETO_LOG_LEVEL"] = "5"
     os.environ["SWITCHML_AGGREGATOR"], os.environ["SWITCHML_TRANSPORT"] = home.aggregator, "udp"
     import torch
 

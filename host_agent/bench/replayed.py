@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -207,6 +208,7 @@ class _Team(Team):
 
 
 def _context():
+    os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
     context = get_context("forkserver")
     context.set_forkserver_preload(["host_agent.training.preload", "host_agent.bench.replay_worker"])
     forkserver.ensure_running()
