@@ -175,8 +175,8 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
 
 def one_at_a_time(joined: Joined) -> Joined:
     """All-reduces on one stream of each rank, in the order of their starts. What overlaps shares a link; one after the
-    other they can be given other prices. Of a stretch of time in which any was under way each takes as long as its bytes
-    do at one rate, that with which the stretch ends when it did."""
+    other they can be given other prices. Of a stretch of time in which any was under way each takes as long as its
+    bytes do at one rate, that with which the stretch ends when it did."""
     graph, ops = joined.graph, joined.graph.ops
     meetings = transfers.all_reduces(joined)
     member = np.isin(ops.meeting, meetings)

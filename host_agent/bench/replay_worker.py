@@ -38,8 +38,8 @@ class Home:
 class Job:
     """What it trains: `layers` of `width` by `width`, on `batch` samples. `device_s`: what an accelerator would take
     for a layer's forward pass, and half of its backward pass; the thread sleeps for it, as it would wait for a device,
-    so that ranks do not fight for cores. `slowness`: how many times as long a rank's own computing takes. `bucket_cap_mb`:
-    0 for DDP's default. `port`: of the rendezvous, another one each time."""
+    so that ranks do not fight for cores. `slowness`: how many times as long a rank's own computing takes.
+    `bucket_cap_mb`: 0 for DDP's default. `port`: of the rendezvous, another one each time."""
 
     backend: str
     port: int
