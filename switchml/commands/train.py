@@ -206,9 +206,7 @@ def train(
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:
-        click.echo(
-            json.dumps(report.as_json(comparison, settings, aggregator))
-        )
+        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
     else:
         report.print_table(comparison, settings, aggregator)
 
