@@ -67,6 +67,7 @@ class Diagnosis:
             "critical_path": {
                 "by_part_s": path.by_part,
                 "by_op_s": path.by_work,
+                "by_stream_s": seen.path_by_stream,
                 "segments": [
                     {
                         "op": seen.op_name(op),

@@ -108,6 +108,18 @@ class Situation:
         return critical_path(self.played)
 
     @cached_property
+    def path_by_stream(self) -> dict[str, float]:
+        """`rank 3, stream 7` → seconds of the critical path on it, largest first."""
+        stream = self.graph.ops.stream[self.path.op]
+        seconds = np.bincount(stream, self.path.until_s - self.path.from_s, minlength=len(self.graph.streams))
+        names = self.graph.streams.name
+        found = {
+            f"{self.rank_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
+            for each in np.flatnonzero(seconds > 0)
+        }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @cached_property
     def on_path(self) -> np.ndarray:
         """bool (ops,)."""
         found = np.zeros(len(self.graph.ops), bool)
