@@ -5,7 +5,8 @@ something changed. Gains come from nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,10 @@ SHOWN = 5
 """Sightings of a finding."""
 
 
+Codecs = dict[str, tuple[float, float]]
+"""Codec → the share of bytes that is sent, and bytes a second of compressing and decompressing."""
+
+
 @dataclass(frozen=True)
 class Situation:
     """One iteration of a job. Arrays (ops,) and (meetings,) are those of its graph."""
@@ -36,9 +41,8 @@ class Situation:
     joined: Joined
     played: Replayed
     least_share: float = LEAST_SHARE
-    codecs: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """What could compress gradients: the share of bytes that is sent, and bytes a second of compressing and
-    decompressing."""
+    codecs: Callable[[], Codecs] = dict
+    """Says what could compress gradients; asked only where communication is worth it."""
 
     @classmethod
     def of(cls, joined: Joined, **rest: Any) -> Situation:
