@@ -197,7 +197,7 @@ class Emulation:
         if self.request.nccl_tables:
             said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
-            said.append("message-driven: a pass is one op, its tensor-parallel exchanges count as compute")
+            said.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
         if self.plan.codec is not None:
             said.append(
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "

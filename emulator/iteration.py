@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from emulator.blocks import Ops
 from emulator.cluster.collectives import Price
-from emulator.passes import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Ops, Rank, Works
+from emulator.passes import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Rank, Works
 from emulator.pricing import Plan
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import NO_ROUTE, Costs

@@ -29,15 +29,15 @@ CALL = np.dtype(
         "formats": ["i8", "i8", "i8", "i8", "i8", "i8", "?"],
     }
 )
-"""One all-reduce, the fields of `Call`. `bytes` of the tensor; `launch`: the number of the span that submitted it (`launching`), -1 if none
-did; `failed`: whether it came to nothing, or was still under way at the end of the notes."""
+"""One all-reduce, the fields of `Call`. `bytes` of the tensor; `launch`: the number of the span that submitted it
+(`launching`), -1 if none did; `failed`: whether it came to nothing, or was still under way at the end of the notes."""
 
 MOST_PACKETS = 1 << 20
 """What a tape holds if nobody says otherwise (32 MiB, of which what is not used is never touched)."""
 
 
-LAUNCH, WAIT = "switchml.all_reduce", "switchml.wait"
-"""Names of spans: submitting an all-reduce (the span's number follows after #), and waiting for one."""
+LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
+"""Names of spans: submitting an all-reduce (its number follows after #), waiting for one, and for all of DDP's."""
 
 Span = Callable[[str], AbstractContextManager]
 

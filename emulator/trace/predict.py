@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.replay.conditions import Conditions
+from emulator.replay.conditions import Conditions, Pause
 from emulator.replay.engine import Replayed, replay
 from emulator.replay.parts import PARTS, parts
 from emulator.trace.iterations import chain
@@ -43,10 +43,11 @@ class Played:
         return {"iteration_s": self.iteration_s, "parts_s": self.mean(), "ranks": rows}
 
 
-def predicted(iterations: Sequence[Joined], conditions: Conditions | None = None) -> Played:
-    """Replay them one after the other."""
+def predicted(iterations: Sequence[Joined]) -> Played:
+    """Replay them one after the other, ranks starting the first when they did."""
     graph, costs = chain(iterations)
-    played = replay(graph, costs, conditions)
+    late = tuple(Pause(rank, 0.0, late_s) for rank, late_s in enumerate(_late_s(iterations[0])) if late_s > 0)
+    played = replay(graph, costs, Conditions(pauses=late))
     return _per_iteration(played, len(iterations))
 
 
@@ -61,6 +62,16 @@ def traced(iterations: Sequence[Joined]) -> Played:
     if np.isnan(start_s).any():
         raise TraceError("these iterations were changed: what they took was never traced")
     return _per_iteration(_as_replayed(graph, costs, start_s, end_s), len(iterations))
+
+
+def _late_s(joined: Joined) -> list[float]:
+    """How much later than the first rank each one began the iteration."""
+    if joined.iteration < 0 or not len(joined.origin_s):
+        return [0.0] * len(joined.traces)
+    begun_s = [
+        float(trace.steps[joined.iteration, 0] - at) for trace, at in zip(joined.traces, joined.origin_s, strict=True)
+    ]
+    return [at - min(begun_s) for at in begun_s]
 
 
 def as_traced(joined: Joined) -> Replayed:

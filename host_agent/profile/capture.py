@@ -18,7 +18,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from host_agent import recording
 from host_agent.profile.iterations import living
-from host_agent.recording import WAIT
+from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
 
 ITERATION = "ProfilerStep"
 """torch's own name of an iteration's span; its number follows after #."""
@@ -96,12 +96,12 @@ class _Spans:
 
 
 def _expect_the_wait(_parameter: torch.Tensor) -> None:
-    """The engine runs callbacks in the order of their coming: this one before DDP's, which comes once all buckets are on
-    their way; and what it queues while it runs, after that."""
+    """The engine runs callbacks in the order of their coming: this one before DDP's, which comes once all buckets are
+    on their way; and what it queues while it runs, after that."""
     engine = torch.autograd.Variable._execution_engine
 
     def before() -> None:
-        span = record_function(WAIT)
+        span = record_function(WAIT_FOR_BUCKETS)
         span.__enter__()
         engine.queue_callback(lambda: span.__exit__(None, None, None))
 

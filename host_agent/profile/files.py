@@ -37,9 +37,12 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
     plain = folder / f".rank-{rank}.{os.getpid()}.json"
     try:
         capture.profiler.export_chrome_trace(str(plain))
-        with _whole(folder / f"rank-{rank}.json.gz") as path, plain.open("rb") as source:
-            with gzip.open(path, "wb", compresslevel=_LEVEL) as packed:
-                shutil.copyfileobj(source, packed, 1 << 20)
+        with (
+            _whole(folder / f"rank-{rank}.json.gz") as path,
+            plain.open("rb") as source,
+            gzip.open(path, "wb", compresslevel=_LEVEL) as packed,
+        ):
+            shutil.copyfileobj(source, packed, 1 << 20)
     finally:
         plain.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():

@@ -12,7 +12,7 @@ import time
 import warnings
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from host_agent.profile import buckets, files
 from host_agent.profile.capture import Capture, versions
@@ -32,6 +32,18 @@ class Kind(Enum):
     CAPTURED = "captured"
     GRAPH = "graph"
     """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
+
+
+class _Iteration(NamedTuple):
+    """`start` and `end`: Unix time and CPU time of the process, nanoseconds."""
+
+    kind: Kind
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+def _now() -> tuple[int, int]:
+    return time.time_ns(), time.process_time_ns()
 
 
 class switchml_profile:
@@ -73,8 +85,8 @@ class switchml_profile:
             self._plan.append(Kind.GRAPH)
         self._graph_file = self.folder / f".et.{os.getpid()}.json" if execution_trace else None
         self._packets, self._skip, self._pairs = packets, skip, pairs
-        self._log: list[tuple[Kind, int, int]] = []
-        self._started = time.time_ns()
+        self._log: list[_Iteration] = []
+        self._started = _now()
         self._capture: Capture | None = None
         self._iterations: Iterations | None = None
         self._is_told = False
@@ -139,7 +151,7 @@ class switchml_profile:
         """One iteration is over. `inside`: its optimizer's span is still open, and can't be crossed by one of ours."""
         if self._iterations is None or (inside and self._capture is not None):
             return
-        self._log.append((self._plan[len(self._log)], self._started, time.time_ns()))
+        self._log.append(_Iteration(self._plan[len(self._log)], self._started, _now()))
         if self._capture is not None:
             self._capture.end_iteration()
         if len(self._log) == len(self._plan):
@@ -160,7 +172,7 @@ class switchml_profile:
             self._capture.begin_iteration(number)
         if kind is Kind.GRAPH:
             self._capture.observe_execution()
-        self._started = time.time_ns()
+        self._started = _now()
 
     def _about(self, capture: Capture) -> dict[str, Any]:
         ddp: list[dict] = []
@@ -175,8 +187,14 @@ class switchml_profile:
             "skip": self._skip,
             "pairs": self._pairs,
             "iterations": [
-                {"number": number, "kind": kind.value, "start_unix_ns": start, "end_unix_ns": end}
-                for number, (kind, start, end) in enumerate(self._log)
+                {
+                    "number": number,
+                    "kind": one.kind.value,
+                    "start_unix_ns": one.start[0],
+                    "end_unix_ns": one.end[0],
+                    "cpu_ns": one.end[1] - one.start[1],
+                }
+                for number, one in enumerate(self._log)
             ],
             "ddp": ddp,
             "codec": _codec(),

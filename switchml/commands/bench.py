@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "switch": ("switchml.commands.bench_switch:switch", "The P4 switch: packets a second on one core."),
     "optimizer": ("switchml.commands.bench_optimizer:optimizer", "Searches for settings: settings tried a minute."),
     "replay": ("switchml.commands.bench_replay:replay", "Whole training jobs: replayed ops a second on one core."),
+    "trace": ("switchml.commands.bench_trace:trace", "Reading profiler traces: megabytes a second, peak memory."),
 }
 
 

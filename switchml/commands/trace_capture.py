@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -33,7 +34,7 @@ class Steps(click.ParamType):
         found = re.fullmatch(r"(\d+):(\d+)", value)
         skip, stop = (int(found[1]), int(found[2])) if found else (0, 0)
         if not 1 <= skip < stop:
-            self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, like 3:13 for iterations 3 to 12", param, ctx)
+            self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, as in 3:13 for iterations 3 to 12", param)
         return skip, stop
 
 
@@ -45,11 +46,16 @@ class RankSummary:
     host: str
     backend: str
     iterations: int
+    """Captured ones."""
     iteration_s: float
     """Median of the captured ones."""
     plain_s: float
-    """Median of those that were not captured, between captures; 0 without --measure."""
-    calls: int
+    """Median of those between captures; 0 without --measure."""
+    costs: list[float]
+    """With --measure, of each pair: how much longer captured iterations took than those before them, medians."""
+    cpu_costs: list[float]
+    """The same in CPU time of the process: where others use the cores too, time says little."""
+    all_reduces: int
     packets: int
     packets_lost: int
     trace_bytes: int
@@ -79,7 +85,7 @@ class RankSummary:
     show_default=True,
     help="Packets that each agent notes at most (32 bytes each).",
 )
-@click.option("--graph/--no-graph", default=True, help="torch's execution trace, of one iteration more. [default: graph]")
+@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace of one iteration.")
 @click.option("--overwrite", is_flag=True, help="Replace a capture that is in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -159,33 +165,35 @@ def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
 
 def summaries(out: Path) -> list[RankSummary]:
     """What is in a folder, by rank."""
-    found = []
-    for path in out.glob("rank-*.about.json"):
-        about = json.loads(path.read_text())
-        durations: dict[str, list[float]] = {"captured": [], "plain": []}
-        iterations = about["iterations"]
-        kinds = [iteration["kind"] for iteration in iterations]
-        # Before the first capture things warm up; without --measure all that is plain is there.
-        warm_up = kinds.index("captured") if about["pairs"] == 0 else about["skip"]
-        for iteration in iterations[warm_up:]:
-            if iteration["kind"] in durations:
-                durations[iteration["kind"]].append((iteration["end_unix_ns"] - iteration["start_unix_ns"]) / 1e9)
-        rank = about["rank"]
-        found.append(
-            RankSummary(
-                rank,
-                about["host"],
-                about["backend"],
-                len(durations["captured"]),
-                statistics.median(durations["captured"] or [0.0]),
-                statistics.median(durations["plain"] or [0.0]),
-                sum(agent["calls"] for agent in about["agents"]),
-                sum(agent["packets"] for agent in about["agents"]),
-                sum(agent["packets_lost"] for agent in about["agents"]),
-                sum(file.stat().st_size for file in out.glob(f"rank-{rank}.*")),
-            )
-        )
-    return sorted(found, key=lambda summary: summary.rank)
+    return sorted((_summary(path) for path in out.glob("rank-*.about.json")), key=lambda summary: summary.rank)
+
+
+def _summary(path: Path) -> RankSummary:
+    about = json.loads(path.read_text())
+    windows: dict[str, list[list[tuple[float, float]]]] = {"plain": [], "captured": [], "graph": []}
+    for kind, run in itertools.groupby(about["iterations"][about["skip"] :], lambda iteration: iteration["kind"]):
+        windows[kind].append([((one["end_unix_ns"] - one["start_unix_ns"]) / 1e9, one["cpu_ns"] / 1e9) for one in run])
+    pairs = list(zip(windows["plain"], windows["captured"], strict=False))
+    rank = about["rank"]
+    return RankSummary(
+        rank=rank,
+        host=about["host"],
+        backend=about["backend"],
+        iterations=sum(map(len, windows["captured"])),
+        iteration_s=_median(windows["captured"], 0),
+        plain_s=_median(windows["plain"], 0),
+        costs=[_median([captured], 0) / _median([plain], 0) - 1 for plain, captured in pairs],
+        cpu_costs=[_median([captured], 1) / _median([plain], 1) - 1 for plain, captured in pairs],
+        all_reduces=sum(agent["calls"] for agent in about["agents"]),
+        packets=sum(agent["packets"] for agent in about["agents"]),
+        packets_lost=sum(agent["packets_lost"] for agent in about["agents"]),
+        trace_bytes=sum(file.stat().st_size for file in path.parent.glob(f"rank-{rank}.*")),
+    )
+
+
+def _median(windows: list[list[tuple[float, float]]], column: int) -> float:
+    values = [iteration[column] for window in windows for iteration in window]
+    return statistics.median(values) if values else 0.0
 
 
 def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> None:
@@ -194,27 +202,26 @@ def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> No
 
     world_size = json.loads((out / f"rank-{ranks[0].rank}.about.json").read_text())["world_size"]
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
-    measured = [rank.iteration_s / rank.plain_s - 1 for rank in ranks if rank.plain_s]
-    cost = statistics.mean(measured) if measured else None
+    costs = [cost for rank in ranks for cost in rank.costs]
+    cost = statistics.median(costs) if costs else None
+    cpu_cost = statistics.median(cost for rank in ranks for cost in rank.cpu_costs) if costs else None
     if as_json:
-        listed = [asdict(rank) for rank in ranks]
-        told = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing, "cost": cost}
-        click.echo(json.dumps(told | {"ranks": listed}))
+        told = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing}
+        told |= {"cost": cost, "cpu_cost": cpu_cost, "ranks": [asdict(rank) for rank in ranks]}
+        click.echo(json.dumps(told))
         return
-    table = Table()
-    for column in ("rank", "host", "backend", "iterations", "median", *(["not captured"] if measured else [])):
-        table.add_column(column, justify="left" if column in ("host", "backend") else "right")
-    for column in ("all-reduces", "packets", "lost", "size"):
-        table.add_column(column, justify="right")
+    several = len({rank.host for rank in ranks}) > 1
+    table = Table(title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured")
+    columns = ["rank", *(["host"] if several else []), "iteration", *(["without"] if costs else [])]
+    for column in [*columns, "all-reduces", "packets", "not noted", "files"]:
+        table.add_column(column, justify="left" if column == "host" else "right")
     for rank in ranks:
         table.add_row(
             str(rank.rank),
-            rank.host,
-            rank.backend,
-            str(rank.iterations),
+            *([rank.host] if several else []),
             f"{rank.iteration_s * 1e3:.2f} ms",
-            *([f"{rank.plain_s * 1e3:.2f} ms"] if measured else []),
-            f"{rank.calls:,}",
+            *([f"{rank.plain_s * 1e3:.2f} ms"] if costs else []),
+            f"{rank.all_reduces:,}",
             f"{rank.packets:,}",
             f"{rank.packets_lost:,}",
             f"{rank.trace_bytes / 1e6:.1f} MB",
@@ -222,9 +229,14 @@ def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> No
     console = Console()
     console.print(table)
     if cost is not None:
-        console.print(f"captured iterations took {cost:+.1%} longer than those between them")
+        low, high = min(costs), max(costs)
+        console.print(
+            f"captured iterations took {cost:+.1%} of time and {cpu_cost:+.1%} of CPU time more than those before them "
+            f"(medians of {len(costs)} pairs; time {low:+.1%} to {high:+.1%})",
+            soft_wrap=True,
+        )
     if missing:
-        console.print(f"[bold]missing:[/] ranks {', '.join(map(str, missing))} left no trace")
+        console.print(f"[bold]no trace[/] of rank {', '.join(map(str, missing))}")
     if any(rank.packets_lost for rank in ranks):
-        console.print("the lost packets had no room: capture fewer iterations (--steps), or more packets (--packets)")
-    console.print(f"traces in {out}")
+        console.print("packets that were not noted had no room: capture fewer iterations, or give more --packets")
+    console.print(f"traces in {out}", soft_wrap=True)

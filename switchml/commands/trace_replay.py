@@ -208,7 +208,9 @@ def _show(report: dict[str, Any]) -> None:
     from emulator.replay.parts import PARTS
 
     console = Console(highlight=False)
-    columns = [("traced", "traced"), ("replayed", "replayed")] + ([("changed", "changed")] if "changed" in report else [])
+    columns = [("traced", "traced"), ("replayed", "replayed")] + (
+        [("changed", "changed")] if "changed" in report else []
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("ms an iteration")
     for _, title in columns:
@@ -228,8 +230,8 @@ def _show(report: dict[str, Any]) -> None:
             row(f"  compute of rank {rank}", values, "dim")
     console.print(table)
     console.print(
-        f"\n{report['iterations']} iterations of {len(report['ranks'])} ranks, {report['ops']} ops an iteration; replayed "
-        f"{report['error']:+.2%} off"
+        f"\n{report['iterations']} iterations of {len(report['ranks'])} ranks, {report['ops']} ops an iteration; "
+        f"replayed {report['error']:+.2%} off"
     )
     if "changed" in report:
         console.print(f"With {', '.join(report['changes'])}: {report['speedup']:.3g} times as fast", style="bold")
