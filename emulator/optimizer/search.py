@@ -93,7 +93,7 @@ def search(
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
-    found.evaluated, found.wall_s = objective.evaluated, time.perf_counter() - began_s
+    found.evaluated, found.wall_s = hunt.evaluated, time.perf_counter() - began_s
     return found
 
 
@@ -113,8 +113,14 @@ class Hunt:
     progress: Progress
 
     def __post_init__(self) -> None:
+        self.before = self.objective.evaluated
         self.is_path = cuts.is_path(self.objective.joined)
         self.sizes = gradients(self.objective.joined).bytes
+
+    @property
+    def evaluated(self) -> int:
+        """Settings that this search has had replayed."""
+        return self.objective.evaluated - self.before
 
     def until_spent(self, *stages: Callable[[], None]) -> None:
         """Run these until one of them finds the budget spent."""
@@ -126,12 +132,12 @@ class Hunt:
 
     def judge(self, setting: Setting) -> Worth:
         """Its worth; the best so far is kept."""
-        if self.objective.evaluated >= self.trials or time.perf_counter() > self.until_s:
+        if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         worth = self.objective(setting)
         if worth.fits and (not self.found.best.fits or worth.sample_s < self.found.best.sample_s * (1 - GAIN)):
             self.found.best = worth
-        self.progress(self.objective.evaluated, self.found.best.sample_s)
+        self.progress(self.evaluated, self.found.best.sample_s)
         return worth
 
     # Each pass alone
@@ -200,7 +206,7 @@ class Hunt:
         cut = "buckets" in self.allowed.passes
         if cut and self.allowed.lists and "codec" in values:
             values["codec"] = [(), self.allowed.codecs]  # which of them, `along` decides bucket by bucket
-        left = self.trials - self.objective.evaluated
+        left = self.trials - self.evaluated
         ways = 2.0 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
