@@ -71,6 +71,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
 )
 @click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `switchml trace optimize` wrote: sizes of buckets for both runs, compression for the aggregator's.",
+)
+@click.option(
     "--sparse",
     default="off",
     show_default=True,
@@ -128,6 +135,7 @@ def train(
     sparse: str,
     codec: str | None,
     memory: str | None,
+    settings_file: Path | None,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
@@ -165,6 +173,14 @@ def train(
     if plot_file is not None:
         report.require_plotting(plot_file)
     halves = False
+    if settings_file is not None:
+        from host_agent.settings import load
+
+        file = load(settings_file)
+        if file.codec and codec is not None:
+            raise click.UsageError(f"--codec: {settings_file} names codecs, too; expected one of the two")
+        wire = wire or file.environment.get("SWITCHML_WIRE")
+        settings_file = settings_file.absolute()
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
@@ -195,8 +211,9 @@ def train(
         seed=seed,
         transport=transport,
         wire=wire or ("int16" if halves else "int32"),
-        codec=codec,
+        codec=codec or (", ".join(dict.fromkeys(file.codec)) or None if settings_file is not None else None),
         memory=memory,
+        file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
