@@ -62,6 +62,7 @@ _HISTORIES = 4096
 
 
 _DENSE = density.Choice()
+_DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
 
 @dataclass
@@ -131,6 +132,8 @@ class HostAgent:
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size, self.sparse = job, rank, world_size, sparse
+        self.takes_sparse = not info.dense_only
+        """Whether what sums here knows sparse streams; switches in a tree don't."""
         self._session, self._way = session, way
         self._worker = rules.Worker(
             rank=rank,
@@ -309,6 +312,8 @@ class HostAgent:
             raise
         try:
             way.follow(session.info)
+            if session.info.dense_only and sparse.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
             segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
         except BaseException:
             session.leave()
@@ -497,6 +502,10 @@ class HostAgent:
         is held). `sparse`: as in `join`, whose word it overrides.
         """
         chosen = self.sparse if sparse is None else density.choice(sparse)
+        if not self.takes_sparse:
+            if chosen.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
+            chosen = _DENSE
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
             inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)
