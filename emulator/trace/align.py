@@ -1,5 +1,5 @@
-"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes before
-its cause. Three things tell:
+"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes
+before its cause. Three things tell:
 
 - packets: a result that a rank received holds what every rank had sent before, so each pair of hosts has, both ways, a
   least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905),
@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.trace.events import RankTrace, What, WireWhat
+from emulator.trace.events import RankTrace, WireWhat
+from emulator.trace.meetings import Key, key_of, strange_groups
+from emulator.trace.segments import COMMUNICATION
 from switchml.errors import TraceError
 
 LEAST_DRIFT_S = 20.0
@@ -124,16 +126,15 @@ class _Told:
                 self.differences.append((int(hosts[i]), int(hosts[j]), at_s, (most_s - other_s) / 2, 1.0))
 
     def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray, weight: float) -> None:
-        met: dict[tuple, list[tuple[int, float, float, float]]] = {}
+        met: dict[Key, list[tuple[int, float, float, float]]] = {}
+        strangers = strange_groups(traces)
         for i, trace in enumerate(traces):
             events = trace.events
-            for event in np.flatnonzero(events.what == What.COLLECTIVE).tolist():
-                group = trace.groups[events.group[event]]
-                key = (tuple(group.ranks), group.name, int(events.sequence[event]))
+            for event in np.flatnonzero(np.isin(events.what, COMMUNICATION)).tolist():
+                key = key_of(trace, event, strangers)
                 start_s = float(events.start_s[event] + base_s[i])
                 end_s = start_s + float(events.duration_s[event])
                 met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
-            self._ends_of_sends(trace, i, hosts, base_s, met)
         several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
         every = max(1, len(several) // MOST_MEETINGS)
         pairs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
@@ -169,18 +170,6 @@ class _Told:
         shares = np.array([error_s, max(both_s, 1e-9) / 4]) ** -2.0
         value_s = float(np.dot(shares, [middle_s, between_s]) / shares.sum())
         self.differences.append((a, b, float(np.median(done_a)), value_s, weight))
-
-    def _ends_of_sends(self, trace: RankTrace, i: int, hosts: np.ndarray, base_s: np.ndarray, met: dict) -> None:
-        """Sends and receives meet in pairs."""
-        events = trace.events
-        for event in np.flatnonzero(np.isin(events.what, (What.SEND, What.RECV))).tolist():
-            peer = int(events.peer[event])
-            pair = (trace.rank, peer) if events.what[event] == What.SEND else (peer, trace.rank)
-            group = trace.groups[events.group[event]]
-            key = (*pair, group.name, int(events.sequence[event]), "p2p")
-            start_s = float(events.start_s[event] + base_s[i])
-            end_s = start_s + float(events.duration_s[event])
-            met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
 
 
 def _error_of_median_s(values_s: np.ndarray) -> float:

@@ -1,5 +1,6 @@
-"""What had to end before what on one rank, beyond the order on each lane: the causes that the trace tells, and those that
-no event shows but frameworks are known to impose. A host thread that waits for a collective leaves nothing but a gap.
+"""What had to end before what on one rank, beyond the order on each lane: the causes that the trace tells, and those
+that no event shows but frameworks are known to impose. A host thread that waits for a collective leaves nothing but a
+gap.
 
 DistributedDataParallel launches a bucket's all-reduce from the hook of its last gradient, and once backward is over
 waits for the buckets one by one, copying each back where gradients are no views of it

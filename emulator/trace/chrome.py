@@ -20,7 +20,6 @@ BLOCK_BYTES = 4 << 20
 _HEADER_BYTES = 64 << 20
 """Where "traceEvents" must have begun."""
 
-_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
 tried."""
@@ -44,8 +43,13 @@ class ChromeFile:
     """Iterate `batches()`, each a list of events as `event_type` decodes them; then `header` has what stands beside
     the events. `salvage`: of a file that breaks off, take the events before the break, and say so in `broken`."""
 
-    def __init__(self, path: Path, event_type: Any = dict, *, salvage: bool = False) -> None:
+    def __init__(
+        self, path: Path, event_type: Any = dict, *, salvage: bool = False, array: str = "traceEvents"
+    ) -> None:
+        """array: the name under which the events stand in the file's object."""
         self.path = path
+        self._array = array
+        self._array_begins = re.compile(rb'"%s"\s*:\s*\[' % array.encode())
         self.header: dict[str, Any] = {}
         self.broken = ""
         self.events = 0
@@ -55,6 +59,8 @@ class ChromeFile:
         self._offset = 0
         """Of the buffer's first byte in the (unpacked) file."""
         self._ended = False
+        self._is_bare = False
+        """An array without an object around it; then its end may be missing, by the format's definition."""
 
     def batches(self) -> Iterator[list[Any]]:
         """Lists of events in the order of the file. TraceError where the file is no such trace, or breaks off."""
@@ -78,7 +84,8 @@ class ChromeFile:
         if self._ended:
             return b""
         try:
-            block = self._file.read(BLOCK_BYTES)
+            # read1 returns what there is before gzip notices that more is missing.
+            block = self._file.read1(BLOCK_BYTES) if self._salvage else self._file.read(BLOCK_BYTES)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self._break(f"its compressed data breaks off ({error})")
             block = b""
@@ -87,15 +94,15 @@ class ChromeFile:
 
     def _find_array(self) -> bytes:
         """Read as far as the first event; returns what stands before the array."""
-        while not (found := _ARRAY.search(self._buffer)):
+        while not (found := self._array_begins.search(self._buffer)):
             if self._buffer.lstrip()[:1] == b"[":
                 at = self._buffer.index(b"[") + 1
-                head = b""
+                head, self._is_bare = b"", True
                 break
             block = self._read()
             self._buffer += block
             if not block or len(self._buffer) > _HEADER_BYTES:
-                raise TraceError(f'{self.path} is no Chrome trace: it has no "traceEvents"')
+                raise TraceError(f'{self.path} is no trace, or breaks off before its events: it has no "{self._array}"')
         else:
             at, head = found.end(), self._buffer[: found.start()]
         self._advance(at)
@@ -118,14 +125,12 @@ class ChromeFile:
                 return self._last_batch()
 
     def _last_batch(self) -> tuple[list[Any], bool]:
-        found = self._decode(self._buffer.rstrip().removesuffix(b"]"))
-        if found is None:
-            found = self._decode(self._buffer)
-        if found is None:
-            self._break(f"it breaks off in the middle of event {self.events + 1}")
-            found = ([], True)
+        """What is left at the end of the file."""
+        batch, closed = self._decode(self._buffer) or ([], False)
+        if not closed and not (self._is_bare and not self._buffer.strip(b" \t\r\n,")):
+            self._break(f"it breaks off in event {self.events + len(batch) + 1}")
             self._buffer = b""
-        return found[0], True
+        return batch, True
 
     def _break(self, what: str) -> None:
         at = self._offset + len(self._buffer)
@@ -165,14 +170,14 @@ class ChromeFile:
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
         if self.broken or not head:
             tail = b"}"
-        text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"traceEvents": []' + tail)
+        text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"%s": []' % self._array.encode() + tail)
         try:
             header = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if tail.strip() and self._ended:
                 self._break(f"it breaks off after its events ({error})")
-            header = msgspec.json.decode(head + b'"traceEvents": []}')
-        header.pop("traceEvents", None)
+            header = msgspec.json.decode(head + b'"%s": []}' % self._array.encode())
+        header.pop(self._array, None)
         return header
 
 

@@ -2,9 +2,9 @@
 
 Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
 the same group and sequence number become meetings. What then separates a segment from the latest thing that it had to
-wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the graph
-replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked out
-anew.
+wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
+graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
+out anew.
 
 Of several iterations with the same sequence of operations, durations are means; else the iteration of median length
 stands for all.
@@ -19,9 +19,10 @@ import numpy as np
 
 from emulator.trace.align import Clocks, align
 from emulator.trace.causality import Causality
-from emulator.trace.events import NONE, RankTrace, What
+from emulator.trace.events import RankTrace, What
 from emulator.trace.joined import GAP, Joined
-from emulator.trace.segments import COMMUNICATION, Segments, cut
+from emulator.trace.meetings import Met
+from emulator.trace.segments import Segments, cut
 from emulator.workload import checks
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
@@ -29,9 +30,8 @@ from emulator.workload.graph import NO_MEETING, Collective, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
-
-Key = tuple[tuple[int, ...], str, int, int, int]
-"""Of a meeting: its ranks, its group's name, sequence number, and of a send or receive from whom to whom."""
+LEAST_GAP_S = 1e-7
+"""What profilers can't tell from nothing."""
 
 
 def join(
@@ -114,10 +114,8 @@ class _Plan:
         self.cuts = [cut(trace, step) for trace in traces]
         self.looks = [segments.looks(trace) for trace, segments in zip(traces, self.cuts, strict=True)]
         self.causality = [Causality(trace, segments) for trace, segments in zip(traces, self.cuts, strict=True)]
-        self.assumptions: list[str] = []
-        self.meeting = [np.full(len(segments), NO_MEETING, np.int64) for segments in self.cuts]
-        self.keys: list[Key] = []
-        self._meet()
+        met = Met(traces, self.cuts, step)
+        self.keys, self.meeting, self.assumptions = met.keys, met.meeting, met.assumptions
         self.orders, self.predecessors = [], []
         for segments, causality in zip(self.cuts, self.causality, strict=True):
             pairs = causality.pairs()
@@ -125,54 +123,6 @@ class _Plan:
             lane_order = np.stack([causality.before[lane_order], lane_order], axis=1)
             self.predecessors.append(np.concatenate([pairs, lane_order]))
             self.orders.append(np.lexsort((segments.start_s, segments.lane)))
-
-    # Meetings
-
-    def _meet(self) -> None:
-        number: dict[Key, int] = {}
-        members: list[list[tuple[int, int]]] = []
-        for place, (trace, segments) in enumerate(zip(self.traces, self.cuts, strict=True)):
-            for one in np.flatnonzero(np.isin(trace.events.what[segments.event], COMMUNICATION)).tolist():
-                key = _key(trace, int(segments.event[one]))
-                if key not in number:
-                    number[key] = len(self.keys)
-                    self.keys.append(key)
-                    members.append([])
-                self.meeting[place][one] = number[key]
-                members[number[key]].append((place, one))
-        present = {trace.rank for trace in self.traces}
-        for key, met in zip(self.keys, members, strict=True):
-            self._check_members(key, met, present)
-        lonely = sum(len(met) == 1 and len(key[0]) > 1 for key, met in zip(self.keys, members, strict=True))
-        missing = max((len(key[0]) for key in self.keys), default=len(present)) - len(present)
-        if missing > 0:
-            self.assumptions.append(
-                f"{missing} ranks were not traced: they are taken to do what the {len(present)} traced ones did"
-            )
-        if lonely:
-            self.assumptions.append(
-                f"of {lonely} communications only one side was traced: their waiting counts as transfer"
-            )
-
-    def _check_members(self, key: Key, met: list[tuple[int, int]], present: set[int]) -> None:
-        ranks, name, sequence, _, _ = key
-        there = {self.traces[place].rank for place, _ in met}
-        missing = sorted((present & set(ranks)) - there)
-        events = [(self.traces[place], int(self.cuts[place].event[one])) for place, one in met]
-        trace, event = events[0]
-        what = f"{trace.names[trace.events.name[event]]!r} number {sequence} of group {name or 'of all ranks'!r}"
-        if missing:
-            raise TraceError(
-                f"rank {missing[0]} has no part in {what}, which rank {trace.rank} has in iteration {self.step}: do the "
-                "traces cover the same iterations?"
-            )
-        kinds = {int(one.events.collective[number]) for one, number in events}
-        sizes = {float(one.events.bytes[number]) for one, number in events} - {0.0}
-        if len(kinds) > 1 or (len(sizes) > 1 and key[3] == NONE):
-            raise TraceError(
-                f"ranks {sorted(there)} disagree about {what}: {len(kinds)} kinds of collectives, sizes of "
-                f"{' and '.join(f'{size:.0f}' for size in sorted(sizes))} bytes; do the traces cover the same iterations?"
-            )
 
     # Times
 
@@ -191,15 +141,16 @@ class _Plan:
         starts = [segments.start_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         ends = [segments.end_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         count = len(self.keys)
-        came_s, done_s = np.full(count, -np.inf), np.full(count, np.inf)
+        came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
         for place, meeting in enumerate(self.meeting):
             members = np.flatnonzero(meeting != NO_MEETING)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
                 own_end_s[one] = min(own_end_s[one], starts[place][waiter])  # the record may come after the wake-up
             np.maximum.at(came_s, meeting[members], starts[place][members])
-            np.minimum.at(done_s, meeting[members], own_end_s[members])
-        done_s = np.maximum(done_s, came_s)
+            np.add.at(done_s, meeting[members], own_end_s[members])
+            np.add.at(members_of, meeting[members], 1.0)
+        done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
         gaps, lasted, tails = [], [], []
         for place, (causality, meeting) in enumerate(zip(self.causality, self.meeting, strict=True)):
             end_s = np.where(meeting != NO_MEETING, done_s[meeting] if count else 0.0, ends[place])
@@ -283,10 +234,11 @@ class _Plan:
                 _, kind, known = about.get(int(meeting[one]), ("", 0, 0.0))
                 about[int(meeting[one])] = (name, kind or int(trace.events.collective[event]), max(size, known))
         works = []
-        for number, (ranks, name, _, _, _) in enumerate(self.keys):
+        for number, key in enumerate(self.keys):
+            ranks, name = key.ranks, key.group_name
             if (ranks, name) not in groups:
-                members = [place_of[rank] for rank in ranks if rank in place_of]
-                groups[ranks, name] = builder.add_group(members, name=name or "all ranks", size=len(ranks))
+                members = [place_of[rank] for rank in key.members if rank in place_of]
+                groups[ranks, name] = builder.add_group(members, name=name, size=len(ranks))
             title, collective, size = about[number]
             is_p2p = collective == Collective.P2P
             work = builder.add_work(
@@ -304,7 +256,7 @@ class _Plan:
         """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
         trace, segments, causality = self.traces[place], self.cuts[place], self.causality[place]
         meeting, order = self.meeting[place], self.orders[place]
-        has_gap = gap_s > 0
+        has_gap = gap_s > LEAST_GAP_S
         # Ops get their numbers in the order of lanes; a gap comes right before its segment.
         first = len(rows)
         number = np.empty(len(segments), np.int64)
@@ -331,7 +283,9 @@ class _Plan:
                 size = float(trace.events.bytes[event])
                 work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
             elif trace.events.what[event] == What.RECV:
-                work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event]))
+                work = builder.add_work(
+                    name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event])
+                )
             else:
                 work = works[met]
             if met != NO_MEETING and not after[one] and before >= 0:
@@ -353,14 +307,3 @@ def _main_lane(causality: Causality) -> int:
     if not len(host):
         return int(segments.lane[0]) if len(segments) else 0
     return int(np.argmax(np.bincount(segments.lane[host], (segments.end_s - segments.start_s)[host])))
-
-
-def _key(trace: RankTrace, event: int) -> Key:
-    events = trace.events
-    group = trace.groups[events.group[event]]
-    sequence = int(events.sequence[event])
-    if events.what[event] == What.COLLECTIVE:
-        return tuple(group.ranks), group.name, sequence, NONE, NONE
-    peer = int(events.peer[event])
-    pair = (trace.rank, peer) if events.what[event] == What.SEND else (peer, trace.rank)
-    return tuple(sorted(pair)), group.name, sequence, *pair

@@ -11,6 +11,7 @@ import msgspec
 
 from emulator.trace.chrome import ChromeFile
 from emulator.trace.columns import Columns, Numbers
+from switchml.errors import TraceError
 
 Value = int | float | str | None
 
@@ -35,7 +36,7 @@ DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _NOTHING = msgspec.Raw()
 
 
-class Args(msgspec.Struct):
+class Args(msgspec.Struct, gc=False):
     """Of an event; numbers may be strings in ROCm's traces. Lists stay undecoded until they are wanted; then they are
     None where the event has none."""
 
@@ -68,7 +69,7 @@ class Args(msgspec.Struct):
     name: Any = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One element of `traceEvents`."""
 
     ph: str = ""
@@ -96,10 +97,11 @@ class Table:
         """Row → arguments: of communication, copies, gradients."""
         self.syncs: dict[int, Args] = {}
         """Correlation → arguments of CUDA's own record of a wait."""
-        self.arrows: dict[int, list] = {}
-        """Of fwdbwd arrows, id → [tail's (pid, tid, ts), head's]."""
-        self.autograd: list[tuple[int, int, bool]] = []
-        """(row, sequence number, is it backward) of operators with a place on autograd's tape."""
+        self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
+        """The ends of forward-backward arrows: where an operator begins."""
+        self.arrow_names = Numbers()
+        self.autograd = Columns(row="i", sequence="q", is_backward="b")
+        """Operators with a place on autograd's tape."""
         self.skipped: dict[str, int] = {}
         """Category → how many events of it were left out."""
 
@@ -107,7 +109,13 @@ class Table:
         """Read the whole of `path`; returns what is known of the file besides its events."""
         file = ChromeFile(path, Event, salvage=salvage)
         for batch in file.batches():
-            self._add(batch)
+            try:
+                self._add(batch)
+            except (TypeError, ValueError, OverflowError) as error:
+                first = file.events - len(batch) + 1
+                raise TraceError(
+                    f"{path}: one of the events {first} to {file.events} is not as expected: {error}"
+                ) from None
         return file
 
     def _add(self, batch: list[Event]) -> None:
@@ -127,8 +135,9 @@ class Table:
                     continue
             args = event.args or _NO_ARGS
             on_device = category in DEVICE_CATEGORIES
+            name = event.name if type(event.name) is str else str(event.name)
             row = len(columns.kind)
-            add_kind(kinds[category, event.name])
+            add_kind(kinds[category, name])
             add_lane(lanes[event.pid, event.tid, on_device])
             add_ts(event.ts)
             add_dur(event.dur or 0)
@@ -136,25 +145,30 @@ class Table:
             add_correlation(-1 if correlation is None else int(correlation))
             add_record(-1 if record is None else int(record))
             if on_device:
-                if category != "kernel" or "ccl" in event.name:
+                if category != "kernel" or "ccl" in name:
                     self._keep(row, args)
                 continue
             if args.sequence is not None and args.forward_thread is not None:
-                self.autograd.append((row, int(args.sequence), int(args.forward_thread) != 0))
-            if _is_detailed(category, event.name, args):
+                self.autograd.row.append(row)
+                self.autograd.sequence.append(int(args.sequence))
+                self.autograd.is_backward.append(int(args.forward_thread) != 0)
+            if _is_detailed(category, name, args):
                 self._keep(row, args)
 
     def _keep(self, row: int, args: Args) -> None:
         for name in ("dims", "types", "concrete", "group_ranks"):
             raw = getattr(args, name)
             # A Raw would keep its whole block of the file.
-            setattr(args, name, msgspec.json.decode(raw) if raw is not _NOTHING else None)
+            value = msgspec.json.decode(raw) if raw is not _NOTHING else None
+            setattr(args, name, value if isinstance(value, list) or name == "group_ranks" else None)
         self.details[row] = args
 
     def _add_other(self, event: Event) -> None:
         if event.ph in "sf" and event.cat == "fwdbwd":
-            arrow = self.arrows.setdefault(event.id, [None, None])
-            arrow[event.ph == "f"] = (event.pid, event.tid, float(event.ts))
+            self.arrows.id.append(self.arrow_names[event.id])
+            self.arrows.is_head.append(event.ph == "f")
+            self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
+            self.arrows.ts.append(float(event.ts))
         elif event.ph == "M" and event.name == "thread_name" and event.args:
             self.lane_names[event.pid, event.tid] = str(event.args.name)
 

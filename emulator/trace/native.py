@@ -21,7 +21,16 @@ SUFFIX = ".trace.npz"
 
 def write(trace: RankTrace, path: Path) -> None:
     """Write `trace` to `path`."""
-    head = {
+    arrays = {f"event.{name}": array for name, array in _fields(trace.events).items()}
+    if trace.wire is not None:
+        arrays |= {f"wire.{name}": array for name, array in _fields(trace.wire).items()}
+    text = np.frombuffer(json.dumps(head(trace)).encode(), np.uint8)
+    np.savez_compressed(path, head=text, causes=trace.causes, steps=trace.steps, **arrays)
+
+
+def head(trace: RankTrace) -> dict[str, Any]:
+    """All of `trace` that is no array, ready for JSON."""
+    return {
         "switchml_trace": VERSION,
         "rank": trace.rank,
         "world_size": trace.world_size,
@@ -36,11 +45,6 @@ def write(trace: RankTrace, path: Path) -> None:
         "gradient_names": {str(event): name for event, name in trace.gradient_names.items()},
         "about": trace.about,
     }
-    arrays = {f"event.{name}": array for name, array in _fields(trace.events).items()}
-    if trace.wire is not None:
-        arrays |= {f"wire.{name}": array for name, array in _fields(trace.wire).items()}
-    text = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    np.savez_compressed(path, head=text, causes=trace.causes, steps=trace.steps, **arrays)
 
 
 def is_native(path: Path) -> bool:
@@ -65,21 +69,35 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     if rank is not None and rank != head["rank"]:
         raise TraceError(f"{path} is of rank {head['rank']}, not {rank}")
     has_wire = any(name.startswith("wire.") for name in arrays)
+    return whole(
+        head,
+        Path(path),
+        Events(**_columns(Events, "event", arrays)),
+        arrays["causes"],
+        arrays["steps"],
+        Wire(**_columns(Wire, "wire", arrays)) if has_wire else None,
+    )
+
+
+def whole(
+    head: dict[str, Any], path: Path, events: Events, causes: np.ndarray, steps: np.ndarray, wire: Wire | None = None
+) -> RankTrace:
+    """A RankTrace of what `head` returned and the arrays."""
     return RankTrace(
         rank=head["rank"],
         world_size=head["world_size"],
         host=head["host"],
-        source=Path(path),
+        source=path,
         format=head["format"],
         epoch_s=head["epoch_s"],
         names=head["names"],
         lanes=[Lane(name, LaneKind(kind)) for name, kind in head["lanes"]],
         groups=[Group(name, tuple(ranks)) for name, ranks in head["groups"]],
-        events=Events(**_columns(Events, "event", arrays)),
-        causes=arrays["causes"],
-        steps=arrays["steps"],
+        events=events,
+        causes=causes,
+        steps=steps,
         backend=head["backend"],
-        wire=Wire(**_columns(Wire, "wire", arrays)) if has_wire else None,
+        wire=wire,
         gradient_names={int(event): name for event, name in head["gradient_names"].items()},
         about=head["about"],
     )

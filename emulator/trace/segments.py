@@ -1,7 +1,7 @@
-"""One rank's iteration as segments: what each lane did, one thing after the other. Host events nest; an operator becomes
-one segment unless something inside it matters to others (it launches, waits, communicates, finishes a gradient): then
-what is inside becomes segments, and so does what the operator itself did between them. Scopes leave no segment; time
-that no segment covers is a gap, and what a gap was for, `causality.py` finds out.
+"""One rank's iteration as segments: what each lane did, one thing after the other. Host events nest; an operator
+becomes one segment unless something inside it matters to others (it launches, waits, communicates, finishes a
+gradient): then what is inside becomes segments, and so does what the operator itself did between them. Scopes leave no
+segment; time that no segment covers is a gap, and what a gap was for, `causality.py` finds out.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def fit(joined: Joined, meetings: np.ndarray | None = None) -> Transfer:
     if not seen.any():
         raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
     meetings, size, took_s = meetings[seen], size[seen], took_s[seen]
-    began_s = _began_s(joined)[meetings]
+    began_s = arrivals_s(joined)[meetings]
     if np.isnan(began_s).any():
         began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
     count, moved, busy_s = _busy(began_s, took_s, size)
@@ -77,7 +77,7 @@ def fit(joined: Joined, meetings: np.ndarray | None = None) -> Transfer:
     return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
 
 
-def _began_s(joined: Joined) -> np.ndarray:
+def arrivals_s(joined: Joined) -> np.ndarray:
     """float64 (meetings,): when the last member had come, as traced."""
     meeting = joined.graph.ops.meeting
     began_s = np.full(len(joined.graph.meetings), -np.inf)

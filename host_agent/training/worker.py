@@ -45,6 +45,8 @@ class Settings:
     """Where Gloo's ranks find each other."""
     codec: str | None = None
     memory: str | None = None
+    file: str | None = None
+    """A settings file (host_agent/settings.py): DDP's arguments in both phases, compression in the aggregator's."""
     backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
@@ -166,13 +168,17 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
+    from host_agent.settings import apply, ddp_arguments, load
     from host_agent.training.model import DigitsNet
 
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)
-    model = DistributedDataParallel(DigitsNet())
+    file = load(settings.file) if settings.file else None
+    model = DistributedDataParallel(DigitsNet(), **(ddp_arguments(file) if file else {}))
     hook = None
-    if backend == "switchml" and settings.codec is not None:
+    if backend == "switchml" and file is not None and file.codec:
+        hook = apply(model, file)
+    elif backend == "switchml" and settings.codec is not None:
         from host_agent.comm_hooks import CodecState, codec_hook
 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)

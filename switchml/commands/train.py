@@ -71,6 +71,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
 )
 @click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `switchml trace optimize` wrote: sizes of buckets for both runs, compression for the aggregator's.",
+)
+@click.option(
     "--sparse",
     default="off",
     show_default=True,
@@ -99,6 +106,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     metavar="FILE",
     help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
 )
+@click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
+@click.option("--real-ranks", default="1", show_default=True, help="Of --world-size: how many are real, or which.")
+@click.option("--cluster", default="cpu-10g", show_default=True, help="Of --world-size: a name or a .toml file.")
+@click.option("--network", default="switchml", show_default=True, help="Of --world-size: how all-reduces go.")
+@click.option("--clock", type=click.Choice(["wall", "virtual"]), default="wall", help="Of --world-size.")
+@click.option("--values", type=click.Choice(["own", "noise", "zeros"]), default="own", help="Of --world-size.")
+@click.option("--slow", default="", metavar="RANK=X,…", help="Of --world-size: ranks that compute X times as long.")
 @click.option(
     "--trace",
     type=click.Path(file_okay=False, path_type=Path),
@@ -106,7 +120,9 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.pass_context
 def train(
+    ctx: click.Context,
     workers: int,
     steps: int,
     batch_size: int,
@@ -119,15 +135,30 @@ def train(
     sparse: str,
     codec: str | None,
     memory: str | None,
+    settings_file: Path | None,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
+    world_size: int | None,
     trace: Path | None,
     as_json: bool,
+    **emulated: str,
 ) -> None:
     """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
+
+    With --world-size, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that with
+    any script).
     """
+    _check_emulated(ctx, world_size)
+    if world_size is not None:
+        from switchml.commands import peers
+
+        settings = peers.settings_of(world_size=world_size, seed=seed, **emulated)
+        peers.train_digits(
+            settings, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum, seed=seed, as_json=as_json
+        )
+        return
     for module in ("torch", "sklearn"):  # the workers need them; a whole trace from each of them would help nobody
         if importlib.util.find_spec(module) is None:
             raise ImportError(f"No module named {module!r}", name=module)
@@ -142,6 +173,14 @@ def train(
     if plot_file is not None:
         report.require_plotting(plot_file)
     halves = False
+    if settings_file is not None:
+        from host_agent.settings import load
+
+        file = load(settings_file)
+        if file.codec and codec is not None:
+            raise click.UsageError(f"--codec: {settings_file} names codecs, too; expected one of the two")
+        wire = wire or file.environment.get("SWITCHML_WIRE")
+        settings_file = settings_file.absolute()
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
@@ -172,8 +211,9 @@ def train(
         seed=seed,
         transport=transport,
         wire=wire or ("int16" if halves else "int32"),
-        codec=codec,
+        codec=codec or (", ".join(dict.fromkeys(file.codec)) or None if settings_file is not None else None),
         memory=memory,
+        file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
@@ -183,8 +223,18 @@ def train(
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:
-        click.echo(
-            json.dumps(report.as_json(comparison, settings, aggregator))
-        )
+        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
     else:
         report.print_table(comparison, settings, aggregator)
+
+
+def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
+    """Refuse options that say nothing about the kind of run that was asked for."""
+    both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size"}
+    emulated = {"real_ranks", "cluster", "network", "clock", "values", "slow"}
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+        if not given or option.name in both or (option.name in emulated) == (world_size is not None):
+            continue
+        goes = "needs" if option.name in emulated else "does not go with"
+        raise click.UsageError(f"{option.opts[0]} {goes} --world-size")
