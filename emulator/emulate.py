@@ -197,7 +197,7 @@ class Emulation:
         if self.request.nccl_tables:
             said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
-            said.append("message-driven: a pass is one op, its tensor-parallel exchanges count as compute")
+            said.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
         if self.plan.codec is not None:
             said.append(
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
@@ -263,15 +263,16 @@ class Emulation:
 def emulate(
     asked: Request,
     *,
+    cluster: Cluster | None = None,
     progress: Callable[[int, int], None] | None = None,
     event_budget: int | None = None,
     time_budget_s: float | None = None,
 ) -> Emulation:
-    """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent. Its `wall_s` leaves loading
-    the compiled kernels out."""
+    """Price, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
+    OutOfMemory, BudgetSpent. Its `wall_s` leaves loading the compiled kernels out."""
     began = time.perf_counter()
     model = load_model(asked)
-    cluster = _cluster(asked)
+    cluster = cluster or load_cluster(asked)
     if isinstance(model, LayerTable) and model.forward_s is not None and asked.job.micro_batches > 1:
         raise ConfigError(
             f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
@@ -353,7 +354,7 @@ def load_model(asked: Request) -> Model:
     return torch_modules.count(torch_modules.load(asked.model), shapes, name=asked.model.rpartition(":")[2])
 
 
-def _cluster(asked: Request) -> Cluster:
+def load_cluster(asked: Request) -> Cluster:
     """The cluster with what the request says in place of its own."""
     found = clusters.load(asked.cluster)
     if asked.nccl_tables:

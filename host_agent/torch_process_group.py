@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.torch_rendezvous import Rendezvous
 from host_agent.torch_work import AllReduceWork, CallbackThreads, flat_memory
@@ -123,6 +124,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         )
         if self._is_default:
             _default_address = invitation.address
+        else:
+            self._agent.global_ranks = self._global_ranks
 
     # What torch asks about the group.
 
@@ -204,7 +207,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         timeout_s = (timeout or self._timeout).total_seconds()
         work = AllReduceWork([tensor], 1, self._callbacks)
         rows = Rows(tensor)
-        with self._submit_lock:
+        with self._submit_lock, recording.launching():
             try:
                 union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
             except Exception as error:
@@ -229,7 +232,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         work = work_type(tensors, len(summed), self._callbacks)
         timeout_s = (timeout or self._timeout).total_seconds()
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
-        with self._submit_lock:
+        with self._submit_lock, recording.launching():
             for tensor in summed:
                 if self._cuda is not None:
                     self._cuda.stage(tensor, work, lambda host, done: self._call_agent(host, mean, timeout_s, done))

@@ -29,7 +29,8 @@ def ddp(
     waits_for_own: bool = False,
 ) -> Joined:
     """Forward, one backward op for each gradient, all-reduces of buckets on a stream of their own, then the optimizer.
-    `waits_for_own`: each gradient's update waits for its own bucket only, as in graph-mode frameworks."""
+    `waits_for_own`: each gradient's update waits for its own bucket only, as in graph-mode frameworks, and comes in
+    the order in which the next forward pass needs it."""
     builder = GraphBuilder()
     bucket = assign(sizes, caps)
     held = np.bincount(bucket, weights=sizes)
@@ -58,7 +59,7 @@ def ddp(
                 )
                 reduced[bucket[i]] = builder.add_op(comm, work, after=[made], meeting=meetings[bucket[i]])
         if waits_for_own:
-            for i in range(len(sizes)):
+            for i in reversed(range(len(sizes))):
                 step = builder.add_work(f"optimizer {i}", seconds=optimizer_s[0])
                 builder.add_op(compute, step, after=[reduced[bucket[i]]])
         else:

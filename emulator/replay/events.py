@@ -74,7 +74,7 @@ def speed_of(world, flat, op):
     if world.ranks[rank].pause & 1:
         return 0.0
     if world.ranks[rank].transfers and world.works[world.ops[op].work].is_slowed:
-        return 1.0 / (1.0 + flat.slowdown)
+        return 1.0 / (1.0 + flat.slowdown[rank])
     return 1.0
 
 

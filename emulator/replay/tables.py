@@ -139,7 +139,7 @@ def begin(
     table["start_s"], table["last"], table["parked"] = np.nan, -1, -1
     table["member"], member = _grouped(graph.ops.meeting, meetings)
     table["left"][:-1] = np.diff(table["member"])
-    if flat.slowdown > 0:
+    if flat.slowdown.any():
         table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.meetings.work]
     table["priority"][:-1] = graph.works.priority[graph.meetings.work]
     for name, values in (

@@ -147,7 +147,7 @@ def regroup(
 
     # Ops: those of new buckets come right after the last gradient that they hold, so that a stream keeps its order.
     kept = np.flatnonzero(~is_old)
-    last = np.maximum.accumulate(found.op[:, ends], axis=1)  # (ranks, buckets): DDP reduces buckets in order
+    last = np.maximum.accumulate(found.op[:, ends], axis=1)  # (ranks, buckets): buckets are reduced in order
     key = np.concatenate([kept.astype(np.float64), (last + 0.5).ravel()])
     order = np.argsort(key, kind="stable")
     place = np.empty(len(order), np.int64)
@@ -167,7 +167,7 @@ def regroup(
         for meeting in found.meetings
         if (op := old_of.get((int(rank), int(meeting)))) is not None
     }
-    dep_start, deps = _dependencies(ops, kept, order, moved, moved[last].ravel(), instead)
+    dep_start, deps = _dependencies(ops, order, moved, moved[found.op], new[:, bucket], instead)
     numbers = np.arange(buckets)
     graph = dataclasses.replace(
         graph,
@@ -226,9 +226,10 @@ def _with_copies(works, work: int, sizes: np.ndarray):
 
 
 def _dependencies(
-    ops: Ops, kept: np.ndarray, order: np.ndarray, moved: np.ndarray, producers: np.ndarray, instead: dict
+    ops: Ops, order: np.ndarray, moved: np.ndarray, made: np.ndarray, bucket: np.ndarray, instead: dict
 ) -> tuple[np.ndarray, np.ndarray]:
-    """CSR of the new order: kept ops keep theirs (old buckets replaced by `instead`), a new bucket has its producer."""
+    """CSR of the new order: ops keep what they waited for (old buckets replaced by `instead`), the op `bucket[r, i]`
+    waits for the gradient that the op `made[r, i]` makes."""
     widths = np.diff(ops.dep_start)
     old = np.isin(ops.deps, np.fromiter(instead, np.int64, len(instead)))
     of_dep = np.repeat(np.arange(len(ops)), widths)
@@ -238,10 +239,8 @@ def _dependencies(
         replaced = instead[int(ops.deps[dep])]
         owner.append(np.full(len(replaced), moved[of_dep[dep]]))
         on.append(replaced)
-    place_of_new = np.empty(len(order), np.int64)
-    place_of_new[order] = np.arange(len(order))
-    owner.append(place_of_new[len(kept) :])
-    on.append(producers)
+    owner.append(bucket.ravel())
+    on.append(made.ravel())
     pairs = np.unique(np.stack([np.concatenate(owner), np.concatenate(on)], axis=1), axis=0)
     dep_start = np.concatenate([[0], np.cumsum(np.bincount(pairs[:, 0], minlength=len(order)))]).astype(np.int64)
     return dep_start, pairs[:, 1].astype(np.int32)

@@ -17,7 +17,7 @@ from emulator.trace import chakra_pb2 as pb
 from emulator.trace import native
 from emulator.trace.chakra_file import attributes, read_messages
 from emulator.trace.chakra_write import COLLECTIVE_TYPES, FLOATS, GROUPS, INTEGERS
-from emulator.trace.communication import message_bytes
+from emulator.trace.communication import collective_of, message_bytes
 from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
 from emulator.trace.nesting import parents
 from emulator.workload.graph import Collective
@@ -114,8 +114,10 @@ def communication(node: Node, ranks: int) -> tuple[Collective, float]:
     size = float(node.attr.get("comm_size", 0))
     if node.type != pb.COMM_COLL_NODE:
         return Collective.P2P, size
-    kind = COLLECTIVES.get(int(node.attr.get("comm_type", -1)))
-    if kind is None:
+    kind = COLLECTIVES.get(int(node.attr.get("comm_type", -1))) or collective_of(
+        re.sub(r".*[:(]|_?\(.*", "", node.name)
+    )
+    if not kind:
         raise TraceError(f"node {node.id} ({node.name}) is a collective of unknown type {node.attr.get('comm_type')}")
     return kind, message_bytes(kind, size, 0.0, ranks)
 

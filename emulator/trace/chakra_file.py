@@ -19,9 +19,18 @@ _LARGEST_BYTES = 1 << 28
 
 
 def is_chakra(start: bytes) -> bool:
-    """Whether a file that begins so is one: with the length of a GlobalMetadata that begins with its version."""
+    """Whether a file that begins so is one: with a GlobalMetadata that has a version or attributes."""
+    from google.protobuf.message import DecodeError
+
     length, at = _varint(start)
-    return length > 2 and len(start) > at + 2 and start[at] == 0x0A and start[at + 2 : at + 3].isdigit()
+    if length < 2 or len(start) < at + length or start[at] not in (0x0A, 0x12):
+        return False
+    head = pb.GlobalMetadata()
+    try:
+        head.ParseFromString(start[at : at + length])
+    except DecodeError:
+        return False
+    return head.version[:1].isdigit() if head.version else any(one.name for one in head.attr)
 
 
 def write_messages(path: Path, messages: Iterable[Any]) -> None:

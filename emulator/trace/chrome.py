@@ -20,7 +20,6 @@ BLOCK_BYTES = 4 << 20
 _HEADER_BYTES = 64 << 20
 """Where "traceEvents" must have begun."""
 
-_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
 """Between two events. Inside one it may stand too; then what is before it does not decode, and an earlier one is
 tried."""
@@ -44,8 +43,13 @@ class ChromeFile:
     """Iterate `batches()`, each a list of events as `event_type` decodes them; then `header` has what stands beside
     the events. `salvage`: of a file that breaks off, take the events before the break, and say so in `broken`."""
 
-    def __init__(self, path: Path, event_type: Any = dict, *, salvage: bool = False) -> None:
+    def __init__(
+        self, path: Path, event_type: Any = dict, *, salvage: bool = False, array: str = "traceEvents"
+    ) -> None:
+        """array: the name under which the events stand in the file's object."""
         self.path = path
+        self._array = array
+        self._array_begins = re.compile(rb'"%s"\s*:\s*\[' % array.encode())
         self.header: dict[str, Any] = {}
         self.broken = ""
         self.events = 0
@@ -87,7 +91,7 @@ class ChromeFile:
 
     def _find_array(self) -> bytes:
         """Read as far as the first event; returns what stands before the array."""
-        while not (found := _ARRAY.search(self._buffer)):
+        while not (found := self._array_begins.search(self._buffer)):
             if self._buffer.lstrip()[:1] == b"[":
                 at = self._buffer.index(b"[") + 1
                 head = b""
@@ -95,7 +99,7 @@ class ChromeFile:
             block = self._read()
             self._buffer += block
             if not block or len(self._buffer) > _HEADER_BYTES:
-                raise TraceError(f'{self.path} is no Chrome trace: it has no "traceEvents"')
+                raise TraceError(f'{self.path} is no trace, or breaks off before its events: it has no "{self._array}"')
         else:
             at, head = found.end(), self._buffer[: found.start()]
         self._advance(at)
@@ -165,14 +169,14 @@ class ChromeFile:
     def _decode_header(self, head: bytes, tail: bytes) -> dict[str, Any]:
         if self.broken or not head:
             tail = b"}"
-        text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"traceEvents": []' + tail)
+        text = _NOT_A_NUMBER.sub(_zero, (head or b"{") + b'"%s": []' % self._array.encode() + tail)
         try:
             header = msgspec.json.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if tail.strip() and self._ended:
                 self._break(f"it breaks off after its events ({error})")
-            header = msgspec.json.decode(head + b'"traceEvents": []}')
-        header.pop("traceEvents", None)
+            header = msgspec.json.decode(head + b'"%s": []}' % self._array.encode())
+        header.pop(self._array, None)
         return header
 
 

@@ -12,8 +12,10 @@ import numpy as np
 
 from emulator.trace import kineto_causes, kineto_communication
 from emulator.trace.chrome import ChromeFile
+from emulator.trace.columns import Columns
 from emulator.trace.communication import count, item_bytes
-from emulator.trace.events import Events, Lane, LaneKind, RankTrace, What
+from emulator.trace.events import NONE, Events, Lane, LaneKind, RankTrace, What
+from emulator.trace.execution_trace import writes_before_reads
 from emulator.trace.kineto_events import Args, Table
 from emulator.trace.nesting import parents
 from switchml.errors import TraceError
@@ -24,12 +26,16 @@ _LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
 _COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
 
 
-def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
+def read(
+    path: Path, *, rank: int | None = None, salvage: bool = False, execution_trace: Path | None = None
+) -> RankTrace:
     """The trace in `path`. `rank`: whose it is, where the file does not say. `salvage`: of a truncated file, what is
-    there."""
+    there. `execution_trace`: torch's, of the same run; then what reads a tensor comes after what wrote it
+    (`execution_trace.py`)."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    return Reading(path, table, file, rank).trace()
+    reading = Reading(path, table, file, rank)
+    return reading.trace(writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
 
 
 class Reading:
@@ -52,18 +58,20 @@ class Reading:
         self.first_ts = float(columns["ts"].min())
 
         self._sort(columns)
+        table.columns = Columns()  # sorted copies are all that is needed from here on
         self.row_to_event = np.empty(len(self.order), np.int64)
         self.row_to_event[self.order] = np.arange(len(self.order))
         self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
         self.parent = parents(self.lane, self.start_s, self.start_s + self.duration_s)
         self.what = self.what_of_kind[self.kind]
         self.rank, self.world_size = self._whose(rank)
-        self._launch_of: dict[int, int] | None = None
+        self._launch_of: np.ndarray | None = None
 
     def _sort(self, columns: dict[str, np.ndarray]) -> None:
         kind, record = columns["kind"], columns["record"]
-        lanes = self._lanes(columns)
-        lane = lanes[columns["lane"]]
+        self.lane_of_table = self._lanes(columns)
+        """int32: a lane of the table → its place in `lanes`."""
+        lane = self.lane_of_table[columns["lane"]]
         # Rounded to whole microseconds, an operator and what it calls may begin and end together.
         depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[kind]
         self.order = np.lexsort((record, depth, -columns["dur"], columns["ts"], lane))
@@ -116,24 +124,23 @@ class Reading:
             rank = 0
         return int(rank), int(world) if world is not None else 0
 
-    def launch_of(self) -> dict[int, int]:
-        """Event on a device → the runtime call on the host that put it there."""
+    def launch_of(self) -> np.ndarray:
+        """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
         if self._launch_of is None:
-            category = np.array([_DEPTH[category] for category, _ in self.kinds])[self.kind]
+            self._launch_of = np.full(len(self.kind), NONE, np.int64)
+            depth = np.array([_DEPTH[category] for category, _ in self.kinds])[self.kind]
             linked = self.correlation >= 0
-            calls = np.flatnonzero(linked & (category == _DEPTH["runtime"]))
+            calls = np.flatnonzero(linked & (depth == _DEPTH["runtime"]))
             calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-            events = np.flatnonzero(linked & (category == _DEPTH["kernel"]))
-            place = np.searchsorted(self.correlation[calls], self.correlation[events])
-            place = np.minimum(place, max(len(calls) - 1, 0))
+            events = np.flatnonzero(linked & (depth == _DEPTH["kernel"]))
             if len(calls):
+                place = np.searchsorted(self.correlation[calls], self.correlation[events])
+                place = np.minimum(place, len(calls) - 1)
                 same = self.correlation[calls][place] == self.correlation[events]
-                self._launch_of = dict(zip(events[same].tolist(), calls[place[same]].tolist(), strict=True))
-            else:
-                self._launch_of = {}
+                self._launch_of[events[same]] = calls[place[same]]
         return self._launch_of
 
-    def trace(self) -> RankTrace:
+    def trace(self, more_causes: list[tuple[int, int]]) -> RankTrace:
         """All of it."""
         communication = kineto_communication.find(self)
         names = list(dict.fromkeys(str(name) for _, name in self.kinds))
@@ -144,7 +151,7 @@ class Reading:
         groups = communication.groups
         world_size = self.world_size or max((len(group.ranks) for group in groups), default=1)
         base_ns = int(self.header.get("baseTimeNanoseconds") or 0)
-        causes, inferred = kineto_causes.find(self, communication)
+        causes, inferred = kineto_causes.find(self, communication, more_causes)
         events = Events(
             name=name,
             what=self.what,

@@ -17,60 +17,64 @@ if TYPE_CHECKING:
     from emulator.trace.kineto_communication import Communication
 
 
-def find(reading: Reading, communication: Communication) -> tuple[np.ndarray, int]:
+def find(reading: Reading, communication: Communication, more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
     """int32 (causes, 2), as `RankTrace.causes`, each pair once; and how many of them are inferred: the order between
-    streams in traces without CUDA's own records of it."""
+    streams in traces without CUDA's own records of it. `more`: (effect, cause) that others know of."""
     waits = Waits(reading, communication)
-    known = waits.recorded()
     inferred = waits.inferred()
-    pairs = [
-        *reading.launch_of().items(),
-        *((event, call) for event, call in communication.launch.items() if reading.lane[event] != reading.lane[call]),
-        *_forward_backward(reading),
-        *_backward_calls(reading),
-        *known,
-        *inferred,
+    called = [
+        (event, call) for event, call in communication.launch.items() if reading.lane[event] != reading.lane[call]
     ]
-    causes = np.array(pairs, np.int64).reshape(-1, 2)[:, ::-1]  # (effect, cause) until here
-    causes = np.unique(causes[causes[:, 0] != causes[:, 1]], axis=0)
-    return causes.astype(np.int32), len(inferred)
+    pairs = [*called, *_backward_calls(reading), *waits.recorded(), *more, *inferred]
+    launched = np.flatnonzero(reading.launch_of() != NONE)
+    causes = np.concatenate(
+        [
+            np.stack([reading.launch_of()[launched], launched], axis=1),
+            _forward_backward(reading),
+            np.array(pairs, np.int64).reshape(-1, 2)[:, ::-1],
+        ]
+    )
+    return np.unique(causes[causes[:, 0] != causes[:, 1]], axis=0).astype(np.int32), len(inferred)
 
 
-def _forward_backward(reading: Reading) -> list[tuple[int, int]]:
-    """(backward operator, forward operator), from the profiler's arrows; in traces without them, from autograd's
-    sequence numbers."""
-    if not reading.table.arrows:
+def _forward_backward(reading: Reading) -> np.ndarray:
+    """int64 (pairs, 2): forward operator, backward operator; from the profiler's arrows, in traces without them from
+    autograd's sequence numbers."""
+    ends = reading.table.arrows.arrays()
+    if not len(ends["id"]):
         return _by_sequence(reading)
-    lane_of = {key[:2]: lane for lane, key in enumerate(reading.lane_keys) if not key[2]}
-    ends = [end for arrow in reading.table.arrows.values() for end in arrow if end]
-    wanted = {(lane_of.get(end[:2]), (end[2] - reading.first_ts) * 1e-6) for end in ends}
-    starts = {}
-    for event in np.flatnonzero(np.isin(reading.start_s, [at for _, at in wanted])).tolist():
-        # The innermost that begins there comes last: the operator, not what is wrapped around it.
-        starts[int(reading.lane[event]), float(reading.start_s[event])] = event
-    found = []
-    for tail, head in reading.table.arrows.values():
-        if tail and head:
-            forward, backward = (
-                starts.get((lane_of.get(end[:2]), (end[2] - reading.first_ts) * 1e-6)) for end in (tail, head)
-            )
-            if forward is not None and backward is not None:
-                found.append((backward, forward))
+    # An arrow's end is where an operator begins: of several the innermost, not what is wrapped around it.
+    place = {}
+    starts_s = (ends["ts"] - reading.first_ts) * 1e-6
+    lanes = reading.lane_of_table[ends["lane"]]
+    for event in np.flatnonzero(np.isin(reading.start_s, starts_s)).tolist():
+        place[int(reading.lane[event]), float(reading.start_s[event])] = event
+    both: dict[int, list[int]] = {}
+    for id, is_head, lane, at_s in zip(
+        ends["id"].tolist(), ends["is_head"].tolist(), lanes.tolist(), starts_s.tolist(), strict=True
+    ):
+        event = place.get((lane, at_s))
+        if event is not None:
+            both.setdefault(id, [NONE, NONE])[is_head] = event
+    found = np.array([pair for pair in both.values() if NONE not in pair], np.int64).reshape(-1, 2)
     return found
 
 
-def _by_sequence(reading: Reading) -> list[tuple[int, int]]:
+def _by_sequence(reading: Reading) -> np.ndarray:
     """Operators that put nothing on the tape carry the number that the next one will get, so of forward operators with
     the same number the last one counts (as in torch/csrc/profiler/kineto_shim)."""
-    forward: dict[int, int] = {}
-    backward: dict[int, int] = {}
-    for row, sequence, is_backward in reading.table.autograd:
-        event = int(reading.row_to_event[row])
-        place = backward if is_backward else forward
-        if sequence not in place or reading.start_s[event] >= reading.start_s[place[sequence]]:
-            place[sequence] = event
-    both = [(event, forward[sequence]) for sequence, event in backward.items() if sequence in forward]
-    return [(later, sooner) for later, sooner in both if _end(reading, sooner) <= reading.start_s[later] + 1e-6]
+    told = reading.table.autograd.arrays()
+    events = reading.row_to_event[told["row"]]
+    order = np.lexsort((reading.start_s[events], told["sequence"]))
+    last: dict[tuple[bool, int], int] = {}
+    for backward, sequence, event in zip(
+        told["is_backward"][order].tolist(), told["sequence"][order].tolist(), events[order].tolist(), strict=True
+    ):
+        last[bool(backward), sequence] = event
+    both = [(last[False, at], event) for (backward, at), event in last.items() if backward and (False, at) in last]
+    pairs = np.array(both, np.int64).reshape(-1, 2)
+    end_s = reading.start_s + reading.duration_s
+    return pairs[end_s[pairs[:, 0]] <= reading.start_s[pairs[:, 1]] + 1e-6]
 
 
 def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
@@ -95,7 +99,3 @@ def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
             if len(worker) and after[last - 1] < len(caller):
                 found.append((int(caller[after[last - 1]]), int(worker[last - 1])))
     return found
-
-
-def _end(reading: Reading, event: int) -> float:
-    return float(reading.start_s[event] + reading.duration_s[event])

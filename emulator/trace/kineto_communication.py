@@ -122,11 +122,11 @@ def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[
     for event in np.flatnonzero(np.isin(reading.kind, kernels)).tolist():
         said = [_Said(_name(reading, event), reading.details.get(event))]
         around = []
-        if event in launches:
-            found.launch[event] = launches[event]
+        if launches[event] != NONE:
+            found.launch[event] = int(launches[event])
             around = [
                 _Said(_name(reading, outer), reading.details[outer])
-                for outer in _ancestors(reading, launches[event])
+                for outer in _ancestors(reading, found.launch[event])
                 if outer in reading.details
             ]
         if said[0].args.collective is None:
@@ -141,7 +141,7 @@ def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[
 
 def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
     """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
-    own number is drawn first, then, while it runs, its work's. Without the execution trace's observer all numbers are
+    own number is drawn first, then, while it runs, its work's. While no execution trace is observed all numbers are
     0: then the first call of a kind is the cause of its first work, and so on."""
     works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := _BY_HOST.match(str(name)))}
     events = np.flatnonzero(np.isin(reading.kind, list(works)))
@@ -152,10 +152,10 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
     callers = np.flatnonzero(np.isin(reading.kind, operators))
     callers = callers[np.argsort(reading.record[callers], kind="stable")]
     before = np.searchsorted(reading.record[callers], reading.record[events]) - 1
-    before = np.where(reading.record[events] >= 0, before, -1)
+    before = np.where(reading.record[events] > 0, before, -1)
     caller_of = {event: int(callers[at]) for event, at in zip(events.tolist(), before.tolist(), strict=True) if at >= 0}
-    if not np.any(reading.record[events] > 0):
-        caller_of = _in_order(reading, events, callers)
+    unnumbered = [these[reading.record[these] == 0] for these in (events, callers)]
+    caller_of |= _in_order(reading, *unnumbered)
     result = []
     for event in events.tolist():
         said = [_Said(_name(reading, event), reading.details.get(event))]

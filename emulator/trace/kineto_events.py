@@ -35,7 +35,7 @@ DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _NOTHING = msgspec.Raw()
 
 
-class Args(msgspec.Struct):
+class Args(msgspec.Struct, gc=False):
     """Of an event; numbers may be strings in ROCm's traces. Lists stay undecoded until they are wanted; then they are
     None where the event has none."""
 
@@ -68,7 +68,7 @@ class Args(msgspec.Struct):
     name: Any = None
 
 
-class Event(msgspec.Struct):
+class Event(msgspec.Struct, gc=False):
     """One element of `traceEvents`."""
 
     ph: str = ""
@@ -96,10 +96,10 @@ class Table:
         """Row → arguments: of communication, copies, gradients."""
         self.syncs: dict[int, Args] = {}
         """Correlation → arguments of CUDA's own record of a wait."""
-        self.arrows: dict[int, list] = {}
-        """Of fwdbwd arrows, id → [tail's (pid, tid, ts), head's]."""
-        self.autograd: list[tuple[int, int, bool]] = []
-        """(row, sequence number, is it backward) of operators with a place on autograd's tape."""
+        self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
+        """The ends of forward-backward arrows: where an operator begins."""
+        self.autograd = Columns(row="i", sequence="q", is_backward="b")
+        """Operators with a place on autograd's tape."""
         self.skipped: dict[str, int] = {}
         """Category → how many events of it were left out."""
 
@@ -140,7 +140,9 @@ class Table:
                     self._keep(row, args)
                 continue
             if args.sequence is not None and args.forward_thread is not None:
-                self.autograd.append((row, int(args.sequence), int(args.forward_thread) != 0))
+                self.autograd.row.append(row)
+                self.autograd.sequence.append(int(args.sequence))
+                self.autograd.is_backward.append(int(args.forward_thread) != 0)
             if _is_detailed(category, event.name, args):
                 self._keep(row, args)
 
@@ -153,8 +155,10 @@ class Table:
 
     def _add_other(self, event: Event) -> None:
         if event.ph in "sf" and event.cat == "fwdbwd":
-            arrow = self.arrows.setdefault(event.id, [None, None])
-            arrow[event.ph == "f"] = (event.pid, event.tid, float(event.ts))
+            self.arrows.id.append(int(event.id or 0))
+            self.arrows.is_head.append(event.ph == "f")
+            self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
+            self.arrows.ts.append(float(event.ts))
         elif event.ph == "M" and event.name == "thread_name" and event.args:
             self.lane_names[event.pid, event.tid] = str(event.args.name)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from emulator.trace.events import LaneKind
+from emulator.trace.events import NONE, LaneKind
 
 if TYPE_CHECKING:
     from emulator.trace.kineto import Reading
@@ -34,8 +34,8 @@ class Waits:
         self._launched_s: dict[int, np.ndarray] = {}
         for lane in self._devices:
             events = np.flatnonzero(reading.lane == lane)
-            launched = [reading.start_s[self._launch_of.get(event, event)] for event in events.tolist()]
-            self._events[lane], self._launched_s[lane] = events, np.maximum.accumulate(launched)
+            calls = np.where(self._launch_of[events] != NONE, self._launch_of[events], events)
+            self._events[lane], self._launched_s[lane] = events, np.maximum.accumulate(reading.start_s[calls])
         self._lane_of_stream = {reading.lane_keys[lane][1]: lane for lane in self._devices}
         self._calls = self._runtime_calls()
 
@@ -112,7 +112,7 @@ class Waits:
             return []
         devices = set(self._devices)
         kernels = [event for event in np.flatnonzero(self._is_communication).tolist() if reading.lane[event] in devices]
-        kernels = [event for event in kernels if event in self._launch_of]
+        kernels = [event for event in kernels if self._launch_of[event] != NONE]
         others = [lane for lane in self._devices if not self._is_communication[self._events[lane]].any()]
         if not kernels or not others:
             return []
@@ -139,7 +139,7 @@ class Waits:
         """Calls of cudaStreamWaitEvent that belong to no launch of communication: those of `Work.wait`."""
         starting = set()
         for event in kernels:
-            outer = self._outermost_c10d(self._launch_of[event])
+            outer = self._outermost_c10d(int(self._launch_of[event]))
             if outer is not None:
                 starting.add(outer)
         return [call for call in self._calls["StreamWaitEvent"].tolist() if self._outermost_c10d(call) not in starting]

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "switchml.commands.validate_real:real",
         "Training runs on this machine, over links of limited rate (root).",
     ),
+    "peers": ("switchml.commands.validate_peers:peers", "Emulated peers beside all-real runs (root)."),
 }
 
 

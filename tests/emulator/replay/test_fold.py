@@ -73,7 +73,7 @@ def test_it_finds_what_the_generator_folds():
     asked = emulation.request(
         {"model": "gpt3-125m", "job": {"gpus": 32, "tp": 2, "pp": 4, "batch": 32, "micro_batch": 1}}
     )
-    made = emulation.plan(emulation.load_model(asked), asked.job, emulation._cluster(asked))
+    made = emulation.plan(emulation.load_model(asked), asked.job, emulation.load_cluster(asked))
     small = same_times(*iteration.build(made, "none"))
     by_hand = iteration.build(made, "all")[0]
     assert len(small.graph.ops) == len(by_hand.ops) and len(small.graph.ranks) == len(by_hand.ranks) == 4

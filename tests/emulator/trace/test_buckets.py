@@ -66,7 +66,12 @@ def test_a_rebucketed_job_is_the_job_built_with_those_buckets(job):
     built = ddp_jobs.ddp(**given, caps=after)
     check(changed.graph)
     played = replay(changed.graph, changed.costs)
-    assert played.makespan_s == pytest.approx(built.iteration_s, rel=1e-12)
+    whole = [len(set(assign(given["sizes"], after)[assign(given["sizes"], before) == old])) == 1 for old in range(8)]
+    if given["waits_for_own"] and not all(whole[: 1 + assign(given["sizes"], before)[-1]]):
+        # Who waited for an old bucket waits for all it is cut into: nothing says which gradient was wanted.
+        assert played.makespan_s >= built.iteration_s * (1 - 1e-12)
+    else:
+        assert played.makespan_s == pytest.approx(built.iteration_s, rel=1e-12)
     assert len(changed.graph.meetings) == len(built.graph.meetings)
     assert gradients(changed).bucket.tolist() == gradients(built).bucket.tolist()
 

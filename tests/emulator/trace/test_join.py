@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-import traced_jobs as traces
+import ddp_traces as traces
 from emulator.replay.engine import replay
 from emulator.trace.events import LaneKind, What
 from emulator.trace.iterations import chain, join_each

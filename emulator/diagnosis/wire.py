@@ -1,0 +1,144 @@
+"""What packets tell, and which machine's network is slow: packets sent again, all-reduces that stand still until then,
+meetings that move their bytes slower whenever one machine takes part.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.diagnosis.finding import Finding
+from emulator.diagnosis.situation import Situation
+from emulator.report.tables import bytes_text, time_text
+from emulator.trace.events import Wire, WireWhat
+from emulator.workload.graph import Collective, Kind
+
+STANDS_STILL = 5.0
+"""Times the usual distance between records, from which on a resend was waited for."""
+LEAST_STILL_S = 5e-4
+SLOWER = 1.5
+"""How many times longer a slow machine's meetings take for their bytes."""
+LEAST_BYTES = 64 * 1024
+"""Smaller meetings tell latency, not bandwidth."""
+
+
+def find(seen: Situation) -> list[Finding]:
+    """At most one of each kind."""
+    return _resent(seen) + _slow_host(seen)
+
+
+def _resent(seen: Situation) -> list[Finding]:
+    """All-reduces without the time in which they stood still until something was sent again."""
+    counts, still_s = {}, np.zeros(len(seen.graph.meetings))
+    sequence = seen.of_events("sequence")
+    for rank, trace in enumerate(seen.joined.traces):
+        if trace.wire is None or not len(trace.wire):
+            continue
+        counts[rank] = np.bincount(trace.wire.what, minlength=len(WireWhat))
+        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (sequence >= 0))
+        by_tensor = stalls(trace.wire)
+        for op in ops:
+            lost_s = by_tensor.get(int(sequence[op]), 0.0)
+            meeting = seen.graph.ops.meeting[op]
+            still_s[meeting] = max(still_s[meeting], min(lost_s, seen.meeting_s[meeting]))
+    if not counts:
+        return []
+    gain_s = seen.iteration_s - seen.again(meeting_s=seen.meeting_s - still_s)
+    if not seen.is_worth_it(gain_s):
+        return []
+    sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
+    worst = max(counts, key=lambda rank: counts[rank][WireWhat.RESENT] / max(counts[rank][WireWhat.SENT], 1))
+    of_worst = counts[worst]
+    needless = repeated >= 0.5 * resent
+    evidence = [
+        f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
+        "twice",
+        f"all-reduces stood still {time_text(float(still_s.sum()))} of {time_text(float(seen.meeting_s.sum()))} until "
+        f"a packet was sent again, in {np.count_nonzero(still_s)} of them",
+        f"most on {seen.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
+    ]
+    settings = (
+        ["results come twice as often as packets are lost: what waits is a slow link or rank, not a lost packet"]
+        if needless
+        else ["find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports"]
+    )
+    settings.append("SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP")
+    shown = np.flatnonzero(np.isin(seen.graph.ops.meeting, np.flatnonzero(still_s > 0)))
+    return [
+        seen.finding(
+            "packets sent again",
+            "all-reduces wait for packets that are sent again",
+            gain_s=gain_s,
+            evidence=evidence,
+            settings=settings,
+            replayed="all-reduces without the time in which nothing came until a packet was sent again",
+            sightings=seen.sightings(shown),
+        )
+    ]
+
+
+def stalls(wire: Wire) -> dict[int, float]:
+    """Tensor → seconds in which nothing of it came until something was sent again."""
+    found = {}
+    order = np.lexsort((wire.at_s, wire.tensor))
+    tensors, first = np.unique(wire.tensor[order], return_index=True)
+    for tensor, run in zip(tensors.tolist(), np.split(order, first[1:]), strict=True):
+        apart_s = np.diff(wire.at_s[run])
+        if not len(apart_s):
+            continue
+        limit_s = max(STANDS_STILL * float(np.median(apart_s)), LEAST_STILL_S)
+        still = (apart_s > limit_s) & (wire.what[run[1:]] == WireWhat.RESENT)
+        if still.any():
+            found[tensor] = float(apart_s[still].sum())
+    return found
+
+
+def _slow_host(seen: Situation) -> list[Finding]:
+    """A machine all of whose meetings with others are slow, where meetings without it are not."""
+    graph = seen.graph
+    size = graph.works.bytes[graph.meetings.work] if len(graph.meetings) else np.empty(0)
+    measured = np.flatnonzero(seen.communicates() & (size >= LEAST_BYTES) & (seen.meeting_s > 0))
+    host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(seen.joined.traces)])
+    members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.meetings.group)}
+    measured = [meeting for meeting in measured if len(members[int(graph.meetings.group[meeting])]) > 1]
+    if len({members[int(graph.meetings.group[meeting])] for meeting in measured}) < 3:
+        return []
+    kinds = graph.works.collective[graph.meetings.work]
+    per_byte_s = seen.meeting_s / np.maximum(size, 1.0)
+    hosts = {}
+    for host in np.unique(host_of):
+        for kind in np.unique(kinds[measured]):
+            mine = [m for m in measured if kinds[m] == kind and host in members[int(graph.meetings.group[m])]]
+            rest = [m for m in measured if kinds[m] == kind and m not in set(mine)]
+            if mine and rest:
+                hosts[str(host), int(kind)] = mine, float(np.median(per_byte_s[rest]))
+    slow = {key: mine for key, (mine, usual) in hosts.items() if per_byte_s[mine].min() > SLOWER * usual}
+    if not slow:
+        return []
+    host, kind = max(slow, key=lambda key: (len(slow[key]), -per_byte_s[hosts[key][0]].min()))
+    mine, usual = hosts[host, kind]
+    changed_s = seen.meeting_s.copy()
+    changed_s[mine] = np.minimum(usual * size[mine], seen.meeting_s[mine])
+    gain_s = seen.iteration_s - seen.again(meeting_s=changed_s)
+    if not seen.is_worth_it(gain_s):
+        return []
+    rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual
+    times = per_byte_s[mine].min() / usual
+    what = "sends" if kind == Collective.P2P else Collective(kind).name.lower().replace("_", "-") + "s"
+    return [
+        seen.finding(
+            "slow network",
+            f"the network of {host} is slow",
+            gain_s=gain_s,
+            evidence=[
+                f"{what} with {host} move {bytes_text(rate)}/s (median of {len(mine)}), those without it "
+                f"{bytes_text(others)}/s",
+                f"its fastest takes {times:.2g} times as long for its bytes as is usual elsewhere",
+            ],
+            settings=[
+                f"look at the link of {host}: negotiated speed (ethtool), cable, MTU, other traffic, which interface "
+                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
+            ],
+            replayed=f"{what} with {host} as fast as those of the others",
+            sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.meeting, mine))),
+        )
+    ]

@@ -1,0 +1,7 @@
+"""One or a few ranks of a job run for real; the emulator plays all others, the network and the switch (NeuronaBox:
+Emulating the environment of a node, 2024).
+
+`settings.py` says what is emulated; `clock.py` has the time that the script sees; `meeting.py` the arithmetic of ranks
+that meet; `prices.py` what a collective costs; `values.py` and `recording.py` what absent ranks contribute; `world.py`
+puts these together, and `process_group.py` shows them to torch.
+"""

@@ -1,0 +1,74 @@
+"""The time that a real rank lives in. Between two calls into the process group the script computes; `lap` says for how
+long. In wall-clock time the clock is the machine's, and who must wait sleeps. In virtual time it stands still inside
+calls and jumps where the script would have waited.
+"""
+
+from __future__ import annotations
+
+import time
+
+from switchml.errors import ConfigError
+
+
+class Clock:
+    """Starts at 0. `scale`: how many times longer than here the rank computes."""
+
+    def __init__(self, *, is_virtual: bool, scale: float = 1.0, measure: str = "wall", origin_s: float | None = None):
+        if scale < 1.0 and not is_virtual:
+            raise ConfigError(
+                f"a rank that computes {scale:g} times as long as this machine: in wall-clock time nobody is faster "
+                "than the machine; use the virtual clock"
+            )
+        self.is_virtual = is_virtual
+        self._scale = scale
+        self._read = time.process_time if measure == "cpu" and is_virtual else time.monotonic
+        self._origin_s = time.monotonic() if origin_s is None else origin_s
+        self._virtual_s = 0.0
+        self._mark_s = self._read()
+
+    def now_s(self) -> float:
+        """Of this clock."""
+        if self.is_virtual:
+            return self._virtual_s + (self._read() - self._mark_s) * self._scale
+        return time.monotonic() - self._origin_s
+
+    @property
+    def at_s(self) -> float:
+        """Where the last lap ended, or a wait."""
+        return self._virtual_s if self.is_virtual else self._mark_s - self._origin_s
+
+    def lap(self) -> float:
+        """Seconds that the rank computed since the last lap, and the clock moves on by as much. A rank that is slower
+        than this machine takes the rest of its time here."""
+        now_s = self._read()
+        computed_s = (now_s - self._mark_s) * self._scale
+        self._mark_s = now_s
+        if self.is_virtual:
+            self._virtual_s += computed_s
+        elif self._scale > 1.0:
+            time.sleep(computed_s * (1.0 - 1.0 / self._scale))
+            self._mark_s = self._read()
+        return computed_s
+
+    def skip(self) -> None:
+        """What passed since the last lap was not the script's doing. Wall-clock time has passed all the same."""
+        self._mark_s = self._read()
+
+    def reach(self, at_s: float) -> None:
+        """Sleep, or jump, until it is `at_s`; nothing where that has passed."""
+        if self.is_virtual:
+            self._virtual_s = max(self._virtual_s, at_s)
+        else:
+            sleep_until(self._origin_s + at_s)
+        self.skip()
+
+    def sleep_until(self, at_s: float) -> None:
+        """For another thread than the script's: return when it is `at_s`, in virtual time at once."""
+        if not self.is_virtual:
+            sleep_until(self._origin_s + at_s)
+
+
+def sleep_until(at_s: float) -> None:
+    """Return when `time.monotonic()` is `at_s`."""
+    while (left_s := at_s - time.monotonic()) > 0:
+        time.sleep(left_s)

@@ -1,0 +1,214 @@
+"""The values of one group's collectives: real ranks exchange theirs by Gloo, absent ones contribute what `values.py` or
+a recorded run says. No time passes here. Ranks are those in the group; `number` is the how-many-eth collective of the
+group it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+from emulator.peers.recording import Reader, Writer
+from emulator.peers.values import Op, Values
+from switchml.errors import ConfigError
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Exchange:
+    """`ranks`: the group's, in the world. `real`: which places in it are real, this one's `me` among them. `gloo`: a
+    group of these, None where `me` is the only one."""
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        me: int,
+        real: tuple[int, ...],
+        gloo: dist.Backend | None,
+        values: Values,
+        reader: Reader | None = None,
+        writer: Writer | None = None,
+    ):
+        self._ranks, self._me, self._real, self._gloo = ranks, me, real, gloo
+        self._values, self._reader, self._writer = values, reader, writer
+
+    @property
+    def _absent(self) -> list[int]:
+        return [rank for rank in range(len(self._ranks)) if rank not in self._real]
+
+    # Reductions
+
+    def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, number: int) -> None:
+        """In place."""
+        self._reduce("all_reduce", [tensor], [tensor], op, number, lambda parts: parts)
+
+    def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, root: int, number: int) -> None:
+        """In place at `root`; elsewhere `tensor` stays."""
+        out = tensor if self._me == root else tensor.clone()
+        self._reduce("reduce", [tensor], [out], op, number, lambda parts: parts)
+
+    def reduce_scatter(self, out: torch.Tensor, chunks: Tensors, op: dist.ReduceOp, number: int) -> None:
+        """`out` becomes the reduction of everybody's chunk for this rank."""
+        mine = self._real.index(self._me)
+        # Of the real ranks' chunks, each needs its own; the others are nobody's here.
+        wanted = [chunks[rank] for rank in self._real]
+        self._reduce("reduce_scatter", wanted, [out], op, number, lambda parts: [parts[mine]])
+
+    def _reduce(self, name, given, got, op, number, pick) -> None:
+        """Reduce all of `given` over the real ranks, `pick` what this rank is to get, and add what is absent."""
+        before = [tensor.clone() for tensor in given] if self._writer else []
+        then = self._recorded(name, number, given, got)
+        is_sum = op == Op.SUM or op == Op.AVG
+        parts = [tensor.clone() for tensor in given]
+        if then is not None and is_sum:
+            parts = [now - old for now, old in zip(parts, then[0], strict=True)]
+        if self._gloo is not None:
+            for part in parts:
+                _wait(self._gloo.allreduce([part], _among_real(op)))
+        for index, (out, part) in enumerate(zip(got, pick(parts), strict=True)):
+            part = part.reshape(out.shape)
+            if then is None:
+                # Numbered by the group's collective: whoever reduces the same draws the same.
+                self._values.reduce(part, op, len(self._real), len(self._absent), number)
+                out.copy_(part)
+            elif is_sum:
+                if op == Op.AVG:
+                    part = part / len(self._ranks) if part.is_floating_point() else part // len(self._ranks)
+                out.copy_(then[1][index] + part)
+            else:
+                out.copy_(_TWO[str(op)](then[1][index], part) if str(op) in _TWO else then[1][index])
+        self._note(name, number, before, got)
+
+    # Copies
+
+    def broadcast(self, tensor: torch.Tensor, root: int, number: int) -> None:
+        """From `root`. An absent one has what the first real rank has."""
+        then = self._recorded("broadcast", number, [tensor], [tensor])
+        if root not in self._real and then is not None:
+            tensor.copy_(then[1][0])
+            return
+        if self._gloo is not None:
+            _wait(self._gloo.broadcast([tensor], _root(dist.BroadcastOptions(), self._real, root)))
+        self._note("broadcast", number, [tensor], [tensor])
+
+    def all_gather(self, outs: Tensors, tensor: torch.Tensor, number: int, name: str = "all_gather") -> None:
+        """`outs[r]` becomes what rank r has."""
+        then = self._recorded(name, number, [tensor], outs)
+        held = [tensor]
+        if self._gloo is not None:
+            held = [torch.empty_like(tensor) for _ in self._real]
+            _wait(self._gloo.allgather([held], [tensor.contiguous()]))
+        given = [tensor.clone()] if self._writer else []
+        held = [part.clone() for part in held]
+        for rank, part in zip(self._real, held, strict=True):
+            _fill(outs[rank], part)
+        for place, rank in enumerate(self._absent):
+            if then is not None:
+                outs[rank].copy_(then[1][rank])
+            else:
+                self._values.instead_of(self._ranks[rank], held[place % len(held)], outs[rank], number)
+        self._note(name, number, given, outs)
+
+    def gather(self, outs: Tensors, tensor: torch.Tensor, root: int, number: int) -> None:
+        """As `all_gather`, at `root`; `outs` is empty elsewhere."""
+        if self._gloo is not None and root not in self._real:
+            return
+        if root != self._me:
+            outs = [torch.empty_like(tensor) for _ in self._ranks]
+        self.all_gather(outs, tensor, number, "gather")
+
+    def scatter(self, out: torch.Tensor, chunks: Tensors, root: int, number: int) -> None:
+        """`out` becomes `root`'s chunk for this rank; where `root` is absent, it stays as it is."""
+        then = self._recorded("scatter", number, [out], [out])
+        if root not in self._real:
+            if then is not None:
+                out.copy_(then[1][0])
+            return
+        if self._gloo is not None:
+            source = self._real.index(root)
+            if self._me == root:
+                for place, rank in enumerate(self._real):
+                    if rank != root:
+                        _wait(self._gloo.send([chunks[rank].contiguous()], place, 0))
+            else:
+                _receive(self._gloo, out, source, 0)
+        if self._me == root:
+            out.copy_(chunks[self._me])
+        self._note("scatter", number, [out], [out])
+
+    def all_to_all(self, outs: Tensors, chunks: Tensors, number: int) -> None:
+        """`outs[r]` becomes rank r's chunk for this one. An absent rank sends what it is sent, so that what was told of
+        sizes before still holds."""
+        then = self._recorded("all_to_all", number, chunks, outs)
+        given = [chunk.clone() for chunk in chunks]
+        _fill(outs[self._me], given[self._me])
+        if self._gloo is not None:
+            sends = [
+                self._gloo.send([given[rank].contiguous()], place, 0)
+                for place, rank in enumerate(self._real)
+                if rank != self._me and given[rank].numel()
+            ]
+            for place, rank in enumerate(self._real):
+                if rank != self._me and outs[rank].numel():
+                    _receive(self._gloo, outs[rank], place, 0)
+            for work in sends:
+                _wait(work)
+        for rank in self._absent:
+            if then is not None:
+                outs[rank].copy_(then[1][rank])
+            else:
+                self._values.instead_of(self._ranks[rank], given[rank], outs[rank], number)
+        self._note("all_to_all", number, given if self._writer else [], outs)
+
+    # What was recorded, and recording
+
+    def _recorded(self, name: str, number: int, given: Tensors, got: Tensors):
+        """What this rank gave and got then; None where nothing is played back."""
+        if self._reader is None or not self._absent:
+            return None
+        return self._reader.find((self._ranks, number), name, given, got)
+
+    def _note(self, name: str, number: int, given: Tensors, got: Tensors) -> None:
+        if self._writer is not None:
+            self._writer.add((self._ranks, number), name, given, got)
+
+
+_TWO = {
+    str(Op.MAX): torch.maximum,
+    str(Op.MIN): torch.minimum,
+    str(Op.BAND): torch.bitwise_and,
+    str(Op.BOR): torch.bitwise_or,
+}
+"""How a recorded result and the real ranks' make one; of other operations the recorded one is taken."""
+
+
+def _among_real(op: dist.ReduceOp) -> dist.AllreduceOptions:
+    """A mean is a sum that is divided later, by the number of all ranks."""
+    options = dist.AllreduceOptions()
+    options.reduceOp = Op.SUM if op == Op.AVG else op
+    return options
+
+
+def _root(options, real: tuple[int, ...], root: int):
+    options.rootRank = real.index(root) if root in real else 0
+    options.rootTensor = 0
+    return options
+
+
+def _receive(gloo, out: torch.Tensor, source: int, tag: int) -> None:
+    whole = out if out.is_contiguous() else torch.empty(out.shape, dtype=out.dtype)
+    _wait(gloo.recv([whole], source, tag))
+    if whole is not out:
+        out.copy_(whole)
+
+
+def _fill(out: torch.Tensor, tensor: torch.Tensor) -> None:
+    if out.numel() != tensor.numel():
+        raise ConfigError(f"an output of {out.numel()} elements for a tensor of {tensor.numel()}; expected as many")
+    out.copy_(tensor.reshape(out.shape))
+
+
+def _wait(work) -> None:
+    work.wait()

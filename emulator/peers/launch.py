@@ -1,0 +1,100 @@
+"""Starts the real ranks of an emulated world, as torchrun would: RANK, WORLD_SIZE and the rest are in their
+environment, and say what they would say on the cluster. Only the ranks that are real are started.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from emulator.peers.settings import PREFIX, Settings
+from switchml.errors import ConfigError, JobError
+
+_STDERR = 2
+LOOK_EVERY_S = 0.05
+END_S = 10.0
+"""How long the others may take to end after one has failed."""
+
+
+def launch(script: Sequence[str], settings: Settings, *, quiet_script: bool = False) -> dict[str, Any]:
+    """Run `script` (a path, or "-m" and a module, and its arguments) on every real rank, and return the report of the
+    first one. `quiet_script`: what it prints goes to stderr. Raises JobError if a rank fails."""
+    if script[0] != "-m" and not Path(script[0]).is_file():
+        raise ConfigError(f"no script {script[0]}")
+    # The ranks find each other in a store of ours, which does not wait for those that never come. They may knock while
+    # we still import torch.
+    door = socket.create_server(("127.0.0.1", 0), backlog=len(settings.real) + 8)
+    port = door.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
+        report = Path(folder) / "report.json"
+        settings = dataclasses.replace(settings, report=settings.report or str(report), quiet=True)
+        ranks = [_start(script, settings, rank, port, quiet_script) for rank in settings.real]
+        try:
+            from torch.distributed import TCPStore
+
+            store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=door.detach())
+            _await(ranks, settings.real)
+            del store
+        finally:
+            _stop(ranks)
+        path = Path(settings.report)
+        if not path.is_file():
+            raise JobError(f"{script[0]} made no process group, so there is nothing to report")
+        return json.loads(path.read_text())
+
+
+def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quiet: bool) -> subprocess.Popen:
+    per_node = settings.machine().accelerators_per_node
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": settings.world,
+        "LOCAL_RANK": rank % per_node,
+        "LOCAL_WORLD_SIZE": min(per_node, settings.world),
+        "GROUP_RANK": rank // per_node,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    kept.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment = kept | {name: str(value) for name, value in own.items()} | settings.environment()
+    command = [sys.executable, "-m", "emulator.peers.run", *script]
+    return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None)
+
+
+def _await(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
+    while any(process.poll() is None for process in ranks):
+        _check(ranks, numbers)
+        time.sleep(LOOK_EVERY_S)
+    _check(ranks, numbers)
+
+
+def _check(ranks: list[subprocess.Popen], numbers: Sequence[int]) -> None:
+    for process, rank in zip(ranks, numbers, strict=True):
+        if process.returncode:
+            how = f"ended with exit code {process.returncode}"
+            if process.returncode < 0:
+                how = f"was killed by {signal.Signals(-process.returncode).name}"
+            raise JobError(f"rank {rank} {how}")
+
+
+def _stop(ranks: list[subprocess.Popen]) -> None:
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    for process in ranks:
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,94 @@
+"""What the script did in one iteration, as a graph that the replay plays: for a timeline, and as the reference that
+`meeting.py` is held against."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.costs import Costs
+from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+
+_COLLECTIVES = {
+    "all_reduce": Collective.ALL_REDUCE,
+    "reduce_scatter": Collective.REDUCE_SCATTER,
+    "all_gather": Collective.ALL_GATHER,
+    "all_to_all": Collective.ALL_TO_ALL,
+    "broadcast": Collective.BROADCAST,
+    "reduce": Collective.REDUCE,
+    "barrier": Collective.BARRIER,
+    "p2p": Collective.P2P,
+}
+
+
+class Program:
+    """Steps in the order of the script: computing, starting a collective, waiting for some."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple] = []
+
+    def compute(self, seconds: float) -> None:
+        """The script computed."""
+        if self.steps and self.steps[-1][0] == "compute":
+            seconds += self.steps.pop()[1]
+        self.steps.append(("compute", seconds))
+
+    def call(self, line: int, ranks: tuple[int, ...], operation: str, size_bytes: float, seconds: float) -> int:
+        """It started a collective on communicator `line`; returns the step's number. Numbers stay: only computing that
+        follows computing is merged, and a call is in between."""
+        self.steps.append(("call", line, ranks, operation, size_bytes, seconds))
+        return len(self.steps) - 1
+
+    def wait(self, calls: list[int]) -> None:
+        """It waited for the collectives of these steps."""
+        self.steps.append(("wait", tuple(calls)))
+
+    def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:
+        """All `ranks` running it, each at its pace (over that which was measured). A collective's members are those of
+        its group that are among them; its price is that of the whole group. Others do the same in a group of their own,
+        which is not here: they wait for nobody."""
+        builder = GraphBuilder("emulated world")
+        for rank in ranks:
+            builder.add_rank(device=rank)
+        place = {rank: number for number, rank in enumerate(ranks)}
+        streams: dict[tuple[int, int], int] = {}
+        compute = [builder.add_stream(number, "compute") for number in range(len(ranks))]
+        groups: dict[tuple[int, ...], int] = {}
+        meetings: dict[int, int] = {}
+        works: dict[int, int] = {}
+        for number, step in enumerate(self.steps):
+            if step[0] == "call":
+                _, line, members, operation, size_bytes, seconds = step
+                inside = [place[rank] for rank in members if rank in place]
+                if members not in groups:
+                    groups[members] = builder.add_group(inside, name=_name(members), size=len(members))
+                works[number] = builder.add_work(
+                    operation.replace("_", "-"),
+                    Kind.COLLECTIVE,
+                    collective=_COLLECTIVES[operation],
+                    bytes=size_bytes,
+                    seconds=seconds,
+                    is_source=True,
+                )
+                meetings[number] = builder.add_meetings(works[number], groups[members])
+        for rank, number in place.items():
+            done: dict[int, int] = {}
+            before: list[int] = []
+            for index, step in enumerate(self.steps):
+                if step[0] == "compute":
+                    work = builder.add_work("script", seconds=step[1] * float(pace[number]))
+                    before = [builder.add_op(compute[number], work, after=before)]
+                elif step[0] == "wait":
+                    before = [*before, *(done[call] for call in step[1] if call in done)]
+                else:
+                    key = (number, step[1])
+                    if key not in streams:
+                        streams[key] = builder.add_stream(number, f"communicator {step[1]}")
+                    meeting = meetings[index] if rank in step[2] else NO_MEETING
+                    done[index] = builder.add_op(streams[key], works[index], after=before, meeting=meeting)
+        graph = builder.build()
+        return graph, Costs.of(graph, graph.works.seconds)
+
+
+def _name(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{len(ranks)} ranks, {ranks[0]} to {ranks[-1]}"

@@ -1,0 +1,109 @@
+"""A recorded run: of every collective of one rank, what the rank gave and what it got. `rank3.bin` holds the bytes of
+the tensors one after the other, `rank3.jsonl` a line for each collective that says where they lie.
+
+Played back, absent ranks contribute what they did: a sum is the recorded sum, plus what the real ranks give now, minus
+what they gave then. So a run with nothing changed gets the recorded sums bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from switchml.errors import ConfigError
+
+Key = tuple[tuple[int, ...], int]
+"""Ranks of the group and number of the collective in it."""
+
+
+class Writer:
+    """Records one rank's run into `folder`."""
+
+    def __init__(self, folder: Path, rank: int):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._bytes = (folder / f"rank{rank}.bin").open("wb")
+            self._lines = (folder / f"rank{rank}.jsonl").open("w")
+        except OSError as error:
+            raise ConfigError(f"can't record into {folder}: {error.strerror}") from None
+        self._at = 0
+
+    def add(self, key: Key, name: str, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
+        """The tensors of one collective, before and after it."""
+        line = {"group": list(key[0]), "number": key[1], "name": name}
+        line |= {"given": [self._put(tensor) for tensor in given], "got": [self._put(tensor) for tensor in got]}
+        self._lines.write(json.dumps(line) + "\n")
+
+    def _put(self, tensor: torch.Tensor) -> dict:
+        raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        entry = {"at": self._at, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape)}
+        self._at += self._bytes.write(raw)
+        return entry
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._bytes.close()
+        self._lines.close()
+
+
+class Reader:
+    """What `rank` recorded in `folder`. Raises ConfigError where it has not."""
+
+    def __init__(self, folder: Path, rank: int):
+        self._folder = folder
+        path = folder / f"rank{rank}.jsonl"
+        try:
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            data = path.with_suffix(".bin")
+            self._bytes = np.memmap(data, np.uint8, "r") if data.stat().st_size else np.empty(0, np.uint8)
+            self._entries = {(tuple(line["group"]), line["number"]): line for line in lines}
+        except OSError as error:
+            raise ConfigError(
+                f"no recorded run of rank {rank} in {folder} ({error.strerror}); record one with all ranks real"
+            ) from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is not a recorded run: {error}") from None
+
+    def find(
+        self, key: Key, name: str, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """What the rank gave and got then, where this run's tensors are alike. Raises ConfigError where they are not,
+        or the recorded run had ended."""
+        entry = self._entries.get(key)
+        where = f"{name} number {key[1]} of ranks {_ranks(key[0])}"
+        if entry is None:
+            have = sum(group == key[0] for group, _ in self._entries)
+            raise ConfigError(
+                f"{where}: the run recorded in {self._folder} has {have} collectives of that group; record a longer one"
+            )
+        if entry["name"] != name or not all(
+            len(entry[part]) == len(now)
+            and all(_is_alike(one, tensor) for one, tensor in zip(entry[part], now, strict=True))
+            for part, now in (("given", given), ("got", got))
+        ):
+            raise ConfigError(
+                f"{where}: the run recorded in {self._folder} did a {entry['name']} of "
+                f"{[(one['dtype'], one['shape']) for one in entry['given']]} there, this one of "
+                f"{[(str(one.dtype).removeprefix('torch.'), list(one.shape)) for one in given]}; record it again"
+            )
+        return [self._get(one) for one in entry["given"]], [self._get(one) for one in entry["got"]]
+
+    def _get(self, entry: dict) -> torch.Tensor:
+        dtype = getattr(torch, entry["dtype"])
+        count = int(np.prod(entry["shape"])) * dtype.itemsize
+        raw = self._bytes[entry["at"] : entry["at"] + count]
+        if len(raw) < count:
+            raise ConfigError(f"the run recorded in {self._folder} is cut off; record it again")
+        return torch.from_numpy(np.array(raw)).view(dtype).reshape(entry["shape"])
+
+
+def _is_alike(entry: dict, tensor: torch.Tensor) -> bool:
+    return entry["dtype"] == str(tensor.dtype).removeprefix("torch.") and entry["shape"] == list(tensor.shape)
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"

@@ -1,0 +1,151 @@
+"""What became of the script's time, for people and for programs, and the last iteration as a timeline."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.peers.meeting import OWN
+from emulator.peers.world import World
+from switchml.errors import ConfigError, SwitchMLError
+
+WARMUP = 3
+"""Iterations that count in no median where there are more than twice as many: DDP's first step builds its buckets, its
+second builds them anew."""
+SHOWN_RANKS = 16
+"""Of a timeline: this rank, the slowest, and others."""
+
+
+def as_json(world: World) -> dict[str, Any]:
+    """Times in seconds, of this rank's clock: means over the middle half of the iterations, so that a few that were
+    disturbed don't count and the parts still add up."""
+    settings = world.settings
+    counted = world.iterations[WARMUP:] if len(world.iterations) > 2 * WARMUP else world.iterations
+    quarter = len(counted) // 4
+    counted = sorted(counted, key=lambda one: one.seconds)[quarter : len(counted) - quarter]
+
+    def middle(name: str) -> float | None:
+        return float(np.mean([getattr(one, name) for one in counted])) if counted else None
+
+    found = {
+        "world_size": settings.world,
+        "real_ranks": list(world.real),
+        "rank": world.rank,
+        "cluster": settings.cluster,
+        "network": settings.network,
+        "clock": settings.clock,
+        "values": settings.values,
+        "iterations": len(world.iterations),
+        "counted_iterations": len(counted),
+        "iteration_s": middle("seconds"),
+        "parts": {
+            "compute": middle("compute_s"),
+            "exposed communication": middle("communication_s"),
+            "waiting for peers": middle("waiting_s"),
+        }
+        | ({} if world.clock.is_virtual else {"late on this machine": middle("late_s")}),
+        "iteration_seconds": [one.seconds for one in world.iterations],
+        "elapsed_s": world.clock.now_s(),
+        "collectives": {name: vars(used) for name, used in world.used.items()},
+        "assumptions": assumptions(world),
+    }
+    return found
+
+
+def assumptions(world: World) -> list[str]:
+    """What was taken for granted, one sentence each."""
+    settings = world.settings
+    said = []
+    if len(world.real) < settings.world:
+        pace = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in settings.slow.items())
+        said.append(
+            f"{settings.world - len(world.real)} absent ranks run the program of the real ones, and compute as long"
+            + (f", but {pace}" if pace else "")
+        )
+        same = "they contribute what this rank does"
+        said.append(
+            {
+                "own": same,
+                "noise": f"{same}, with noise of {settings.noise:g} of its root mean square",
+                "zeros": "they contribute zeros",
+                "recorded": f"they contribute what they did in the run recorded in {settings.recording}",
+            }[settings.values]
+        )
+    if settings.jitter:
+        said.append(f"their compute time varies by {settings.jitter:g} of its mean from iteration to iteration")
+    if settings.compute_scale != 1:
+        said.append(f"everything computes {settings.compute_scale:g} times as long as here")
+    if settings.network == "switchml" and settings.loss:
+        said.append(f"each link loses {settings.loss:g} of the packets to and from the aggregating switch")
+    said.append(
+        "collectives cost what the cluster's closed forms say; those of one group follow one another, those of "
+        "different groups do not slow each other"
+    )
+    return said
+
+
+def deliver(world: World) -> None:
+    """Print it on stderr, and write the files that the settings name."""
+    settings = world.settings
+    if not settings.quiet:
+        print_report(as_json(world), sys.stderr)
+    try:
+        if settings.report:
+            Path(settings.report).write_text(json.dumps(as_json(world)) + "\n")
+        if settings.timeline:
+            write_timeline(world, settings.timeline)
+    except (SwitchMLError, OSError) as error:  # the training is done: no reason to fail it
+        print(f"switchml-emulated: {error}", file=sys.stderr)
+
+
+def print_report(found: dict[str, Any], file) -> None:
+    """A table of what `as_json` found."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from emulator.report.tables import bytes_text, time_text
+
+    console = Console(file=file, highlight=False)
+    real = found["real_ranks"]
+    console.print(
+        f"\n{found['world_size']} ranks on {found['cluster']}, {len(real)} of them real "
+        f"({', '.join(map(str, real))}), {found['clock']} clock"
+    )
+    if found["iteration_s"] is not None:
+        whole_s = found["iteration_s"]
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+        for name, justify in (("part", "left"), ("time", "right"), ("share", "right")):
+            table.add_column(name, justify=justify)
+        for name, seconds in found["parts"].items():
+            table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
+        table.add_row("iteration", time_text(whole_s), "100.0%")
+        console.print(table)
+        console.print(f"mean of {found['counted_iterations']} of {found['iterations']} iterations, those in the middle")
+    else:
+        console.print("no optimizer stepped, so there are no iterations to report")
+    for name, used in found["collectives"].items():
+        console.print(
+            f"{used['calls']} × {name.replace('_', '-')}: {bytes_text(used['bytes'])}, {time_text(used['seconds'])}"
+        )
+    for line in found["assumptions"]:
+        console.print(f"- {line}", soft_wrap=True)
+
+
+def write_timeline(world: World, path: str) -> None:
+    """The last whole iteration, replayed: this rank and some of the others, the slowest ones first."""
+    from emulator.replay.conditions import Conditions
+    from emulator.replay.engine import replay
+    from emulator.report import perfetto
+
+    if not world.iterations:
+        raise ConfigError(f"no timeline in {path}: no optimizer stepped, so there is no iteration to show")
+    progress = world.progress
+    slowest = 1 + np.argsort(-progress.pace[1:], kind="stable")
+    chosen = np.sort(np.concatenate([[OWN], slowest[: SHOWN_RANKS - 1]]))
+    order = chosen[np.argsort(progress.ranks[chosen])]
+    graph, costs = world.last_program.graph(progress.ranks[order].tolist(), progress.pace[order])
+    perfetto.write_timeline(replay(graph, costs, Conditions()), path)

@@ -1,0 +1,57 @@
+"""Runs a script as one real rank: `python -m emulator.peers.run SCRIPT ARGUMENTS`, or `-m MODULE ARGUMENTS`. The script
+is what torchrun would run, unchanged: whichever backend it names for its groups, the emulated one takes its place.
+"""
+
+from __future__ import annotations
+
+import functools
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from emulator.peers.backend import BACKEND_NAME, autoload
+
+
+def main(arguments: list[str]) -> None:
+    """Run it as `__main__`."""
+    autoload()
+    _take_over()
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, "")
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _take_over() -> None:
+    """Every group that is made from here on is ours."""
+    import torch.distributed as dist
+    from torch.distributed import device_mesh, distributed_c10d
+
+    def ours(function: Callable, place: int) -> Callable:
+        """`function` with our backend as its argument `backend`, the `place`-th."""
+
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            if len(args) > place:
+                args = (*args[:place], BACKEND_NAME, *args[place + 1 :])
+            else:
+                kwargs["backend"] = BACKEND_NAME
+            kwargs.pop("device_id", None)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name, place in (("init_process_group", 0), ("new_group", 2)):
+        changed = ours(getattr(distributed_c10d, name), place)
+        for module in (dist, distributed_c10d, device_mesh):
+            if hasattr(module, name):
+                setattr(module, name, changed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

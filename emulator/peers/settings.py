@@ -1,0 +1,169 @@
+"""What is emulated around the real ranks. Every field is an environment variable, SWITCHML_EMULATED_ and its name in
+capitals, so that a script which torchrun starts needs no change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from emulator import datafile
+from emulator.cluster import cluster as clusters
+from emulator.cluster.collectives import ALGORITHMS
+from emulator.cluster.innetwork import Streaming
+from switchml.errors import ConfigError
+
+PREFIX = "SWITCHML_EMULATED_"
+CLOCKS = ("wall", "virtual")
+VALUES = ("own", "noise", "zeros", "recorded")
+MEASURES = ("wall", "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A world of which a few ranks are real."""
+
+    world: int
+    """How many ranks there are, real and absent."""
+    real: tuple[int, ...] = ()
+    """Which of them are real; default: the first ones, as many as there are processes."""
+    cluster: str = "cpu-10g"
+    """A built-in cluster or a TOML file of one's own; ranks fill its nodes in their order."""
+    network: str = "auto"
+    """How all-reduces go: an algorithm of `emulator.cluster.collectives`, "switchml" for the aggregating switch."""
+    clock: str = "wall"
+    """ "wall": a collective takes as long as on the cluster. "virtual": it takes no longer than it must, and a clock of
+    the rank's own says what it would have taken."""
+    values: str = "own"
+    """What an absent rank contributes: what this rank does ("own"), the same with noise, zeros, or what it did in a
+    recorded run."""
+    noise: float = 0.1
+    """Standard deviation of that noise over the root mean square of the tensor."""
+    recording: str = ""
+    """The folder of a recorded run."""
+    record: str = ""
+    """A folder to record this run into, all ranks of which are real."""
+    slow: dict[int, float] = field(default_factory=dict)
+    """Rank → how many times longer it computes."""
+    jitter: float = 0.0
+    """Standard deviation of an absent rank's compute time over its mean, drawn anew for each iteration."""
+    loss: float = 0.0
+    """Share of packets lost on each link on their way to the aggregating switch and back."""
+    slots: int = 0
+    """Of the aggregating switch, for each version; 0: as the cluster says."""
+    jobs: int = 1
+    """Jobs that share these slots."""
+    compute_scale: float = 1.0
+    """How many times longer than here all ranks compute."""
+    measure: str = "wall"
+    """How a virtual clock measures computing: "wall" time, or the process's "cpu" time, which a busy machine does not
+    disturb but which counts every thread."""
+    seed: int = 0
+    report: str = ""
+    """A file for the report (JSON) of the first real rank."""
+    timeline: str = ""
+    """A file for the last iteration in the Trace Event Format."""
+    quiet: bool = False
+    """Whether to print no report at the end."""
+
+    def __post_init__(self) -> None:
+        if self.world < 1:
+            raise ConfigError(f"a world of {self.world} ranks; expected at least 1")
+        for name, known in (("network", ALGORITHMS), ("clock", CLOCKS), ("values", VALUES), ("measure", MEASURES)):
+            if getattr(self, name) not in known:
+                raise ConfigError(datafile.unknown(f"{name} of emulated peers", getattr(self, name), known))
+        for rank, factor in self.slow.items():
+            if not 0 <= rank < self.world:
+                raise ConfigError(f"slow names rank {rank}; the world has ranks 0 to {self.world - 1}")
+            if not 0 < factor < float("inf"):
+                raise ConfigError(f"rank {rank} is {factor} times as slow as the others; expected a factor above 0")
+        if len(set(self.real)) != len(self.real) or not all(0 <= rank < self.world for rank in self.real):
+            raise ConfigError(f"real ranks {list(self.real)}; expected different ones of 0 to {self.world - 1}")
+        if not 0 <= self.jitter < 100 or not 0 <= self.noise < float("inf"):
+            raise ConfigError(f"jitter {self.jitter}, noise {self.noise}: expected shares of at least 0, such as 0.05")
+        if not 0 < self.compute_scale < float("inf"):
+            raise ConfigError(f"compute_scale is {self.compute_scale}; expected a factor above 0")
+        if self.values == "recorded" and not self.recording:
+            raise ConfigError('values "recorded" need the folder of a recorded run (recording)')
+        if self.network != "switchml" and (self.loss or self.slots or self.jobs != 1):
+            raise ConfigError(
+                f"loss, slots and jobs concern the aggregating switch, but all-reduces go by {self.network!r}; "
+                'expected the network "switchml"'
+            )
+        if self.slots < 0:
+            raise ConfigError(f"{self.slots} slots; expected at least 1, or 0 for what the cluster says")
+        Streaming(loss=self.loss, jobs=self.jobs)
+        self.machine()
+
+    def machine(self) -> clusters.Cluster:
+        """The cluster, with as many slots as asked for."""
+        found = clusters.load(self.cluster)
+        found.nodes(self.world)
+        if self.slots:
+            return dataclasses.replace(found, switch=dataclasses.replace(found.switch, slots=self.slots))
+        return found
+
+    def scale_of(self, rank: int) -> float:
+        """How many times longer than here `rank` computes."""
+        return self.compute_scale * self.slow.get(rank, 1.0)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that say the same, without those at their default."""
+        said = {}
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
+            if value != default:
+                said[PREFIX + item.name.upper()] = _text(value)
+        return said
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Raises ConfigError for a variable that is unknown or makes no sense, and where there is no world."""
+    fields = {item.name: item for item in dataclasses.fields(Settings)}
+    given = {}
+    for key, text in environment.items():
+        if key.startswith(PREFIX):
+            name = key.removeprefix(PREFIX).lower()
+            if name not in fields:
+                known = [PREFIX + other.upper() for other in fields]
+                raise ConfigError(datafile.unknown("environment variable", key, known))
+            given[name] = _value(key, str(fields[name].type), text)
+    if "world" not in given:
+        raise ConfigError(f"{PREFIX}WORLD is not set: how many ranks the emulated world has, such as 64")
+    return Settings(**given)
+
+
+def parse_slow(text: str) -> dict[int, float]:
+    """ "3=1.5,7=2": rank 3 takes half as long again, rank 7 twice as long. Raises ConfigError."""
+    try:
+        pairs = [part.split("=") for part in text.split(",") if part.strip()]
+        return {int(rank): float(factor) for rank, factor in pairs}
+    except ValueError:
+        raise ConfigError(f"slow ranks {text!r}: expected RANK=FACTOR, such as 3=1.5") from None
+
+
+def _value(key: str, kind: str, text: str):
+    try:
+        if kind == "bool":
+            return bool(int(text))
+        if kind.startswith("dict"):
+            return parse_slow(text)
+        if kind.startswith("tuple"):
+            return tuple(int(part) for part in text.split(",") if part.strip())
+        return {"int": int, "float": float, "str": str}[kind](text)
+    except ConfigError:
+        raise
+    except ValueError:
+        expected = {"bool": "0 or 1", "int": "an integer", "float": "a number"}.get(kind, "ranks, such as 0,1")
+        raise ConfigError(f"{key} is {text!r}; expected {expected}") from None
+
+
+def _text(value) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, dict):
+        return ",".join(f"{rank}={factor!r}" for rank, factor in value.items())
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,107 @@
+"""What absent ranks contribute to a collective, so that losses stay sane. Floating-point tensors follow the mode of
+`settings.Settings.values`; integers, bools and bytes (sizes, counts, flags, pickled objects) are always this rank's
+own, as no training script would bear others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from switchml.errors import ConfigError
+
+Op = dist.ReduceOp
+
+
+@dataclass(frozen=True)
+class Values:
+    """`mode`: "own", "noise" or "zeros". `noise`: standard deviation over root mean square."""
+
+    mode: str
+    noise: float = 0.1
+    seed: int = 0
+
+    def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, real: int, absent: int, draw: int) -> None:
+        """In place: `tensor` is the reduction over `real` ranks (their sum, where `op` is the mean), and becomes that
+        over all. Absent ranks contribute the mean of the real ones, which is exact for one real rank in a world of a
+        power of two. `draw` numbers the collective: all real ranks draw the same noise."""
+        world = real + absent
+        mode = self.mode if tensor.is_floating_point() or tensor.is_complex() else "own"
+        if not absent or not tensor.numel():
+            if op == Op.AVG:
+                _divide(tensor, world)
+        elif op == Op.SUM or op == Op.AVG:
+            self._sum(tensor, op == Op.AVG, real, absent, mode, draw)
+        elif op == Op.PRODUCT:
+            tensor.mul_(0) if mode == "zeros" else tensor.copy_(_power(tensor, real, world))
+        elif op == Op.MAX or op == Op.MIN:
+            if mode == "zeros":
+                tensor.clamp_(min=0) if op == Op.MAX else tensor.clamp_(max=0)
+        elif op == Op.BXOR:
+            if world // real % 2 == 0:
+                tensor.zero_()
+        elif op != Op.BAND and op != Op.BOR:
+            raise ConfigError(
+                f"emulated peers can't reduce by {op}; expected SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR"
+            )
+
+    def _sum(self, tensor: torch.Tensor, is_mean: bool, real: int, absent: int, mode: str, draw: int) -> None:
+        world = real + absent
+        if mode == "zeros":
+            if is_mean:
+                _divide(tensor, world)
+            return
+        if mode == "noise":
+            # The sum of `absent` independent noises is one of that many times the variance.
+            spread = self.noise * float(_rms(tensor)) / real * absent**0.5
+            noise = self._normal(tensor, draw, 0) * spread
+        if is_mean:
+            _divide(tensor, real)
+        elif real == 1:
+            tensor.mul_(world)
+        elif tensor.is_floating_point() or tensor.is_complex():
+            tensor.mul_(world / real)
+        else:
+            tensor.mul_(world).floor_divide_(real)
+        if mode == "noise":
+            tensor.add_(noise / world if is_mean else noise)
+
+    def instead_of(self, rank: int, tensor: torch.Tensor, out: torch.Tensor, draw: int) -> None:
+        """Fill `out` with what absent `rank` sends where a real one sends `tensor`; repeated or cut where their sizes
+        differ."""
+        if out.numel() and tensor.numel():
+            flat = tensor.reshape(-1)
+            times = -(-out.numel() // flat.numel())
+            out.copy_(flat.repeat(times)[: out.numel()].reshape(out.shape) if times * flat.numel() != out.numel()
+                      or times > 1 else flat.reshape(out.shape))  # fmt: skip
+        elif out.numel():
+            out.zero_()
+        if out.is_floating_point() and out.numel():
+            if self.mode == "zeros":
+                out.zero_()
+            elif self.mode == "noise":
+                out.add_(self._normal(out, draw, rank + 1) * (self.noise * float(_rms(out))))
+
+    def _normal(self, like: torch.Tensor, draw: int, rank: int) -> torch.Tensor:
+        seed = (self.seed * 1_000_003 + draw) * 1_000_003 + rank
+        generator = torch.Generator(device="cpu").manual_seed(seed % 2**63)
+        dtype = like.dtype if like.is_complex() or like.dtype == torch.float64 else torch.float32
+        return torch.randn(like.shape, generator=generator, dtype=dtype).to(like.dtype)
+
+
+def _rms(tensor: torch.Tensor) -> torch.Tensor:
+    wide = tensor if tensor.dtype in (torch.float64, torch.complex64, torch.complex128) else tensor.float()
+    return torch.linalg.vector_norm(wide) / tensor.numel() ** 0.5
+
+
+def _divide(tensor: torch.Tensor, by: int) -> None:
+    if by > 1:
+        tensor.div_(by) if tensor.is_floating_point() or tensor.is_complex() else tensor.floor_divide_(by)
+
+
+def _power(tensor: torch.Tensor, real: int, world: int) -> torch.Tensor:
+    if world % real == 0:
+        return tensor ** (world // real)
+    return (tensor.double() ** (world / real)).to(tensor.dtype)

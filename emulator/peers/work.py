@@ -1,0 +1,46 @@
+"""What a collective gives back to torch. Whoever waits for it moves the world's clock on to its end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from host_agent.torch_work import NO_TIMEOUT, AllReduceWork, CallbackThreads
+
+if TYPE_CHECKING:
+    from emulator.peers.world import Call, World
+
+
+class PeersWork(AllReduceWork):
+    """The handle of one collective."""
+
+    def __init__(self, world: World, tensors: list[torch.Tensor], callbacks: CallbackThreads):
+        super().__init__(tensors, 1, callbacks)
+        self.call: Call | None = None
+        self._world = world
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        """Block until it would be done on the cluster, or jump there, and return True; raise what went wrong."""
+        self._world.wait([self], lambda: self.block(timeout))
+        return True
+
+    def block(self, timeout: timedelta = NO_TIMEOUT) -> None:
+        """Wait for it on this machine only."""
+        super().wait(timeout)
+
+    def is_completed(self) -> bool:
+        """Whether it would be by now, on the cluster."""
+        if not super().is_completed():
+            return False
+        met = self.call.met if self.call is not None else None
+        return met is None or self._world.clock.now_s() >= met.end_s[0]
+
+    def get_future(self) -> torch.futures.Future:
+        """A future of the list of tensors. Always the same one."""
+        is_first = self._future is None
+        future = super().get_future()
+        if is_first:
+            self._world.future_taken(self)
+        return future

@@ -1,0 +1,251 @@
+"""The emulated world as one process sees it: its clock, how far each rank has come, the communicators on which
+collectives follow one another, and what became of the script's time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulator.peers.clock import Clock
+from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
+from emulator.peers.prices import Prices
+from emulator.peers.program import Program
+from emulator.peers.settings import Settings
+
+if TYPE_CHECKING:
+    from emulator.peers.work import PeersWork
+
+
+@dataclass
+class Iteration:
+    """From the end of one optimizer step to the end of the next, of this rank. Seconds of its clock."""
+
+    start_s: float
+    end_s: float = 0.0
+    compute_s: float = 0.0
+    communication_s: float = 0.0
+    """Exposed: the script waited for transfers."""
+    waiting_s: float = 0.0
+    """The script waited for ranks that came late."""
+    late_s: float = 0.0
+    """In wall-clock time: this machine was later than the cluster would have been."""
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+
+@dataclass
+class Used:
+    """How often a collective was called, its bytes, and the seconds of its transfers."""
+
+    calls: int = 0
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass
+class Call:
+    """One collective of this rank. `at_s` (1 + absent,): when each rank came to it; `act` sees to its values."""
+
+    name: str
+    seconds: float
+    act: Callable[[], None]
+    work: PeersWork
+    at_s: np.ndarray
+    step: int = -1
+    met: Met | None = None
+
+
+class World:
+    """`rank`: of this process; `real`: all real ones."""
+
+    def __init__(self, settings: Settings, rank: int, real: tuple[int, ...], origin_s: float | None = None):
+        self.settings, self.rank, self.real = settings, rank, real
+        self.prices = Prices(settings)
+        scale = settings.scale_of(rank)
+        self.clock = Clock(
+            is_virtual=settings.clock == "virtual", scale=scale, measure=settings.measure, origin_s=origin_s
+        )
+        absent = np.array([other for other in range(settings.world) if other not in set(real)], np.int64)
+        pace = np.array([settings.scale_of(other) / scale for other in (rank, *absent.tolist())])
+        self.progress = Progress(rank, absent, pace)
+        share = np.arange(len(absent)) % len(real) == real.index(rank)
+        self.speaks_for = np.concatenate([[True], share])
+        self.iterations: list[Iteration] = []
+        self.used: dict[str, Used] = {}
+        self.program = Program()
+        self.last_program = self.program
+        self._current = Iteration(self.clock.now_s())
+        self._lock = threading.RLock()
+        self._waiting = 0
+        self._untold: list[PeersWork] = []
+        self._told_at_backwards_end: list[PeersWork] = []
+        self._is_queued = False
+        self._draw()
+
+    # What the script does
+
+    @contextmanager
+    def called(self) -> Iterator[None]:
+        """The script is in a call: what it computed until here counts, what the call itself takes does not, as far as
+        the clock can help it."""
+        with self._lock:
+            self._lap()
+            try:
+                yield
+            finally:
+                if self.clock.is_virtual:
+                    self.clock.skip()
+
+    def submit(self, line: Communicator, name: str, operation: str, size_bytes: float, work, act) -> None:
+        """A collective of `line`'s ranks: `operation` and `size_bytes` as `Prices.seconds` takes them."""
+        with self.called():
+            seconds = self.prices.seconds(operation, size_bytes, line.ranks)
+            call = Call(name, seconds, act, work, self.progress.at_s.copy())
+            call.step = self.program.call(line.number, line.ranks, operation, size_bytes, seconds)
+            work.call = call
+            used = self.used.setdefault(operation, Used())
+            used.calls, used.bytes, used.seconds = used.calls + 1, used.bytes + size_bytes, used.seconds + seconds
+            line.submit(call)
+
+    def wait(self, works: list[PeersWork], block: Callable[[], None]) -> None:
+        """The script waits for `works`; `block` returns when all of them are done here."""
+        with self._lock:
+            self._lap()
+            from_s = float(self.progress.at_s[OWN])
+            self._waiting += 1
+        try:
+            block()
+        finally:
+            with self._lock:
+                self._waiting -= 1
+                self._resume(from_s, works)
+
+    def _resume(self, from_s: float, works: list[PeersWork]) -> None:
+        calls = [work.call for work in works if work.call is not None and work.call.met is not None]
+        self._untold = [work for work in self._untold if work not in works]
+        mets = [call.met for call in calls]
+        if not mets:
+            self.clock.skip()
+            return
+        end_s = np.max([met.end_s for met in mets], axis=0)
+        transfer_s, peers_s = blocked(from_s, mets)
+        self._current.communication_s += transfer_s
+        self._current.waiting_s += peers_s
+        self.program.wait([call.step for call in calls])
+        self.progress.wait(end_s)
+        self.clock.reach(float(end_s[OWN]))
+        self.progress.at_s[OWN] = self.clock.at_s
+        self._current.late_s += self.clock.at_s - max(from_s, float(end_s[OWN]))
+
+    def step(self) -> None:
+        """An iteration is over."""
+        if self._untold:
+            works = list(self._untold)
+            self.wait(works, lambda: [work.block() for work in works])
+        with self.called():
+            now_s = float(self.progress.at_s[OWN])
+            self._current.end_s = now_s
+            self.iterations.append(self._current)
+            self._current = Iteration(now_s)
+            self.last_program, self.program = self.program, Program()
+            self._draw()
+
+    def future_taken(self, work: PeersWork) -> None:
+        """Someone will wait for `work` where Python is not told. During a backward pass that is DDP, which waits at its
+        end: then so do we, just before."""
+        import torch
+
+        with self._lock:
+            self._untold.append(work)
+            if self._is_queued:
+                return
+            try:
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ended)
+                self._is_queued = True
+            except RuntimeError:  # no backward pass is under way
+                pass
+
+    def _backward_ended(self) -> None:
+        self._is_queued = False
+        works = list(self._untold)
+        if works:
+            self.wait(works, lambda: [work.block() for work in works])
+
+    def _lap(self) -> None:
+        if self._waiting:  # called from a callback while the script itself is blocked
+            self.clock.skip()
+        else:
+            computed_s = self.clock.lap()
+            self._current.compute_s += computed_s
+            self.program.compute(computed_s)
+            self.progress.compute(computed_s)
+        self.progress.at_s[OWN] = self.clock.at_s
+
+    def _draw(self) -> None:
+        """The absent ranks' luck in the coming iteration; all processes draw the same."""
+        if not self.settings.jitter:
+            return
+        sigma = np.sqrt(np.log1p(self.settings.jitter**2))
+        luck = np.random.default_rng((self.settings.seed, len(self.iterations))).lognormal(
+            -0.5 * sigma**2, sigma, self.settings.world
+        )
+        self.progress.draw[1:] = luck[self.progress.ranks[1:]]
+
+
+@dataclass
+class Communicator:
+    """Collectives of one group (or transfers from one rank to another) one after the other. `agree`: the last arrival
+    over all real ranks, given the last one of this process's; None where no other is real."""
+
+    world: World
+    ranks: tuple[int, ...]
+    agree: Callable[[float], float] | None = None
+    number: int = 0
+    _line: Line = field(init=False)
+    _calls: queue.SimpleQueue | None = None
+
+    def __post_init__(self) -> None:
+        members = np.isin(self.world.progress.ranks, self.ranks)
+        self._line = Line(self.world.progress, members, self.world.speaks_for if self.agree else members)
+
+    def submit(self, call: Call) -> None:
+        """Carry it out: at once where nobody has to be waited for, else on a thread of its own."""
+        if self.agree is None and self.world.clock.is_virtual:
+            self._carry_out(call)
+            return
+        if self._calls is None:
+            self._calls = queue.SimpleQueue()
+            threading.Thread(target=self._run, name="switchml-emulated", daemon=True).start()
+        self._calls.put(call)
+
+    def close(self) -> None:
+        """End the thread, once it has done what was submitted."""
+        if self._calls is not None:
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            self._carry_out(call)
+            del call
+
+    def _carry_out(self, call: Call) -> None:
+        try:
+            ready_s, last_s = self._line.arrive(call.at_s)
+            if self.agree is not None:
+                last_s = self.agree(last_s)
+            call.met = self._line.meet(ready_s, last_s, call.seconds)
+            call.act()
+            self.world.clock.sleep_until(float(call.met.end_s[OWN]))
+        except Exception as error:
+            call.work.part_done(error)
+        else:
+            call.work.part_done(None)
