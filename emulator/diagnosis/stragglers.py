@@ -9,6 +9,7 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import time_text
+from emulator.trace.events import What
 from emulator.workload.graph import Kind
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
@@ -225,7 +226,9 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
 
 
 def _is_own(seen: Situation) -> np.ndarray:
-    return np.isin(seen.kind, OWN)
+    """bool (ops,): work, also what a host does for its accelerator; no gaps and no waits."""
+    feeds = (seen.kind == Kind.DELAY) & np.isin(seen.of_events("what"), (What.COMPUTE, What.LAUNCH))
+    return np.isin(seen.kind, OWN) | feeds
 
 
 def _by_rank(seen: Situation, values: np.ndarray) -> np.ndarray:

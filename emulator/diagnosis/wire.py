@@ -9,7 +9,9 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace.events import Wire, WireWhat
+from emulator.trace.events import What, Wire, WireWhat
+from emulator.trace.join import MEAN
+from emulator.trace.joined import GAP
 from emulator.workload.graph import Collective, Kind
 
 STANDS_STILL = 5.0
@@ -29,17 +31,15 @@ def find(seen: Situation) -> list[Finding]:
 def _resent(seen: Situation) -> list[Finding]:
     """All-reduces without the time in which they stood still until something was sent again."""
     counts, still_s = {}, np.zeros(len(seen.graph.meetings))
-    sequence = seen.of_events("sequence")
     for rank, trace in enumerate(seen.joined.traces):
         if trace.wire is None or not len(trace.wire):
             continue
         counts[rank] = np.bincount(trace.wire.what, minlength=len(WireWhat))
-        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (sequence >= 0))
-        by_tensor = stalls(trace.wire)
-        for op in ops:
-            lost_s = by_tensor.get(int(sequence[op]), 0.0)
-            meeting = seen.graph.ops.meeting[op]
-            still_s[meeting] = max(still_s[meeting], min(lost_s, seen.meeting_s[meeting]))
+        by_event = _still_s(seen, rank)
+        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (seen.joined.event != GAP))
+        lost_s = by_event[seen.joined.event[ops]]
+        np.maximum.at(still_s, seen.graph.ops.meeting[ops], lost_s)
+    still_s = np.minimum(still_s, seen.meeting_s)
     if not counts:
         return []
     gain_s = seen.iteration_s - seen.again(meeting_s=seen.meeting_s - still_s)
@@ -76,19 +76,41 @@ def _resent(seen: Situation) -> list[Finding]:
     ]
 
 
-def stalls(wire: Wire) -> dict[int, float]:
-    """Tensor → seconds in which nothing of it came until something was sent again."""
+def _still_s(seen: Situation, rank: int) -> np.ndarray:
+    """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
+    a mean, the mean of those at the same place in their iterations."""
+    trace, number = seen.joined.traces[rank], seen.iterations[rank].number
+    events, standing = trace.events, stalls(trace.wire)
+    still_s = np.zeros(len(events))
+    reduces = np.flatnonzero(events.what == What.COLLECTIVE)
+    for event in reduces:
+        for from_s, until_s in standing.get(int(events.sequence[event]), ()):
+            if from_s >= events.start_s[event] and until_s <= events.end_s[event]:
+                still_s[event] += until_s - from_s
+    if seen.joined.iteration == MEAN:
+        own = [reduces[number[reduces] == each] for each in range(seen.iterations[rank].count)]
+        own = [each[np.argsort(events.start_s[each], kind="stable")] for each in own if len(each)]
+        usual = [each for each in own if len(each) == int(np.median([len(each) for each in own]))]
+        if usual:
+            still_s[np.stack(usual)] = still_s[np.stack(usual)].mean(axis=0)
+    return still_s
+
+
+def stalls(wire: Wire) -> dict[int, list[tuple[float, float]]]:
+    """Tensor → from when until when nothing of it came, until something was sent again."""
     found = {}
-    order = np.lexsort((wire.at_s, wire.tensor))
-    tensors, first = np.unique(wire.tensor[order], return_index=True)
-    for tensor, run in zip(tensors.tolist(), np.split(order, first[1:]), strict=True):
+    order = np.lexsort((wire.at_s, wire.job, wire.tensor))
+    key = np.stack([wire.tensor[order], wire.job[order]])
+    first = np.flatnonzero(np.any(np.diff(key, axis=1) != 0, axis=0)) + 1
+    for run in np.split(order, first):
         apart_s = np.diff(wire.at_s[run])
         if not len(apart_s):
             continue
         limit_s = max(STANDS_STILL * float(np.median(apart_s)), LEAST_STILL_S)
         still = (apart_s > limit_s) & (wire.what[run[1:]] == WireWhat.RESENT)
         if still.any():
-            found[tensor] = float(apart_s[still].sum())
+            spans = np.stack([wire.at_s[run[:-1]][still], wire.at_s[run[1:]][still]], axis=1)
+            found.setdefault(int(wire.tensor[run[0]]), []).extend(map(tuple, spans.tolist()))
     return found
 
 

@@ -9,6 +9,7 @@ from traced_jobs import Job, build, traced, wire_of
 
 from emulator.diagnosis.checks import diagnose
 from emulator.replay.engine import replay
+from emulator.trace.join import MEAN
 from emulator.trace.network import SWITCHML_SHARE, TCP_SHARE
 
 HEALTHY = Job(bytes_per_s=5e10, latency_s=20e-6)
@@ -278,10 +279,15 @@ def test_compression_that_pays():
 def test_loss():
     job = replace(HEALTHY, bytes_per_s=1e8, buckets=(8,))
     joined = traced(job)
-    lossy = traced(job, wire={rank: wire_of(joined, rank, loss=0.01 if rank == 1 else 0.0) for rank in range(4)})
+    lossy_wire = {rank: wire_of(joined, rank, loss=0.01 if rank == 1 else 0.0) for rank in range(4)}
+    lossy = traced(job, wire=lossy_wire)
     found = [finding for finding in diagnose(lossy).findings if finding.kind == "packets sent again"]
     assert found and found[0].gain_s == pytest.approx(10 * 0.004)
     assert any("rank 1" in line and "1.00%" in line for line in found[0].evidence)
+    # In a mean of iterations only a share of what one of them lost.
+    whole = replace(traced(job, iterations=4, wire=lossy_wire), iteration=MEAN)
+    (found,) = [finding for finding in diagnose(whole).findings if finding.kind == "packets sent again"]
+    assert found.gain_s == pytest.approx(10 * 0.004 / 4)
     clean = traced(job, wire={rank: wire_of(joined, rank) for rank in range(4)})
     assert "packets sent again" not in [finding.kind for finding in diagnose(clean).findings]
 
