@@ -113,10 +113,14 @@ def _persistent_ones(
 ) -> list[Finding]:
     """The slowest machine first, then what the next gains once that is mended. Machines that gain nothing alone, since
     others are as slow, are taken together."""
-    machines = [[rank for rank in ranks if _slow_share(seen, rank)[0] >= PERSISTENT] for ranks in machines]
+    now_and_then = [rank for rank in sum(machines, []) if _slow_share(seen, rank)[0] < PERSISTENT]
+    machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
     machines = sorted(filter(None, machines), key=lambda ranks: -float(np.max(took_s[ranks] - should_s[ranks])))
     found, mended, together = [], [], []
     own_s, before_s = seen.own_s, seen.iteration_s
+    if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
+        own_s = np.where(np.isin(seen.rank, now_and_then) & _is_own(seen), usual_s, own_s)
+        before_s = seen.again(own_s=own_s)
     for ranks in machines:
         together = together + ranks
         own_s = np.where(np.isin(seen.rank, together) & _is_own(seen), usual_s, own_s)
