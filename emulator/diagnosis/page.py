@@ -55,6 +55,7 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
         "path_parts": [
             (name, s, s / whole_s) for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
         ],
+        "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
         "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],
         "helps": _helps(found),
     }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from emulator.peers import report
 from emulator.peers.exchange import Exchange
 from emulator.peers.recording import Reader, Writer
-from emulator.peers.settings import Settings, from_environment
+from emulator.peers.settings import PREFIX, Settings, from_environment
 from emulator.peers.values import Values
 from emulator.peers.work import PeersWork
 from emulator.peers.world import Communicator, World
@@ -26,6 +27,9 @@ from switchml.errors import ConfigError, UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
 """What goes between two real ranks for one send: tags 3t + these."""
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""The same for all processes on one running machine."""
 
 _shared: Shared | None = None
 """What all groups of this process share, while there is a default group."""
@@ -123,14 +127,16 @@ def _gloo(options, real: tuple[int, ...], place: int) -> tuple[dist.Backend | No
 
 
 def _agree_on_origin(gloo, settings: Settings) -> float:
-    """When the common clock began, by this machine's."""
-    import time
-
-    boot = hash(Path("/proc/sys/kernel/random/boot_id").read_text()) if settings.clock == "wall" else 0
-    boot = int(boot) % 2**52
+    """When the common clock began, by this machine's. Raises ConfigError where it could have no meaning."""
+    boot = int(_BOOT_ID.read_text()[:8], 16)
     mine = torch.tensor([time.monotonic(), float(boot)], dtype=torch.float64)
     first = mine.clone()
     gloo.broadcast([first], dist.BroadcastOptions()).wait()
+    if settings.clock == "wall" and float(first[1]) != boot:
+        raise ConfigError(
+            "real ranks on several machines share no clock; run them on one, or use the virtual clock "
+            f"({PREFIX}CLOCK=virtual)"
+        )
     return float(first[0])
 
 

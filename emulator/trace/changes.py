@@ -116,6 +116,7 @@ def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> J
     """Compute `matrix` times as fast; `memory`: for operators that are not matrix products (default: the same). On
     traces of accelerators it is their kernels, else what hosts run."""
     memory = matrix if memory is None else memory
+    joined = networks.one_at_a_time(joined)
     which = computes(joined)
     names = [joined.graph.works.name[work].lower() for work in joined.graph.ops.work[which]]
     is_matrix = np.array([any(part in name for part in MATRIX) for name in names], bool)
@@ -126,6 +127,7 @@ def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> J
 def slow(joined: Joined, factors: dict[int, float]) -> Joined:
     """Rank → how many times longer all it does itself takes, gaps included."""
     _known_ranks(joined, factors)
+    joined = networks.one_at_a_time(joined)
     for rank, factor in factors.items():
         which = _own(joined, rank)
         joined = with_seconds(joined, which, op_seconds(joined)[which] * _positive(factor, f"slowing rank {rank}"))
@@ -136,6 +138,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     """A rank as fast as the median of the others, each kind of operation by itself: what it did of an operation in all
     becomes what the others did of it in all."""
     _known_ranks(joined, [rank])
+    joined = networks.one_at_a_time(joined)
     others = [place for place in range(len(joined.graph.ranks)) if joined.graph.ranks.device[place] != rank]
     if not others:
         raise ConfigError("a single rank has no others to be as fast as")
@@ -170,8 +173,12 @@ def computes(joined: Joined) -> np.ndarray:
 
 
 def _own(joined: Joined, rank: int) -> np.ndarray:
-    graph = joined.graph
-    return np.flatnonzero((graph.op_rank() == _place(joined, rank)) & (graph.ops.meeting == NO_MEETING))
+    """What a rank does by itself: not what its transports do."""
+    graph, place = joined.graph, _place(joined, rank)
+    lanes = joined.traces[place].lanes
+    transports = {lane.name for lane in lanes if lane.kind == LaneKind.TRANSPORT}
+    is_transport = np.array([name in transports for name in graph.streams.name], bool)[graph.ops.stream]
+    return np.flatnonzero((graph.op_rank() == place) & (graph.ops.meeting == NO_MEETING) & ~is_transport)
 
 
 def _place(joined: Joined, rank: int) -> int:

@@ -30,6 +30,8 @@ from emulator.workload.graph import NO_MEETING, Collective, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
+LEAST_GAP_S = 1e-7
+"""What profilers can't tell from nothing."""
 
 
 def join(
@@ -254,7 +256,7 @@ class _Plan:
         """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
         trace, segments, causality = self.traces[place], self.cuts[place], self.causality[place]
         meeting, order = self.meeting[place], self.orders[place]
-        has_gap = gap_s > 0
+        has_gap = gap_s > LEAST_GAP_S
         # Ops get their numbers in the order of lanes; a gap comes right before its segment.
         first = len(rows)
         number = np.empty(len(segments), np.int64)

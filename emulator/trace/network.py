@@ -174,9 +174,9 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
 
 
 def one_at_a_time(joined: Joined) -> Joined:
-    """All-reduces of a group on one stream of each rank, in the order of their starts, each taking its share of the
-    time in which several were under way. What overlaps shares a link; one after the other they can be given other
-    prices, and the last one ends when it ended before."""
+    """All-reduces on one stream of each rank, in the order of their starts. What overlaps shares a link; one after the
+    other they can be given other prices. Of a stretch of time in which any was under way each takes as long as its
+    bytes do at one rate, that with which the stretch ends when it did."""
     graph, ops = joined.graph, joined.graph.ops
     meetings = transfers.all_reduces(joined)
     member = np.isin(ops.meeting, meetings)
@@ -189,12 +189,11 @@ def one_at_a_time(joined: Joined) -> Joined:
         raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
     order = meetings[np.argsort(began_s[meetings], kind="stable")]
     seconds = np.empty(len(order))
+    sizes = graph.works.bytes[graph.meetings.work[order]]
     for stretch in _stretches(began_s[order], took_s[order]):
-        busy_s = (began_s[order] + took_s[order])[stretch].max() - began_s[order][stretch].min()
-        weight = np.maximum(took_s[order][stretch], 1e-9)
-        sizes = graph.works.bytes[graph.meetings.work[order[stretch]]]
-        weight = sizes if sizes.sum() else weight
-        seconds[stretch] = busy_s * weight / weight.sum()
+        weight = sizes[stretch] if sizes[stretch].sum() else took_s[order][stretch] + 1e-9
+        end_s = float((began_s[order] + took_s[order])[stretch].max())
+        seconds[stretch] = weight * _rate(began_s[order][stretch], weight, end_s)
     joined = with_meeting_seconds(joined, order, seconds)
     stream = ops.stream.copy()
     key = np.arange(len(ops), dtype=np.float64)
@@ -211,10 +210,17 @@ def one_at_a_time(joined: Joined) -> Joined:
         key[reduces] = last + (1 + place[ops.meeting[reduces]]) / (len(order) + 2)
         gaps = gap_of[reduces]
         has_gap = gaps >= 0
-        stream[gaps[has_gap]] = own[0]
+        stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
         key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
     graph = dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, stream=stream))
     return reordered(dataclasses.replace(joined, graph=graph), key)
+
+
+def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
+    """Seconds for each unit of weight with which all, served in turn from when they came, are done at `end_s`: some
+    k-th is the last that did not have to wait, and from it on there was no pause."""
+    left = np.cumsum(weight[::-1])[::-1]
+    return float(np.min((end_s - came_s) / left))
 
 
 def _gaps_before(joined: Joined, member: np.ndarray) -> np.ndarray:

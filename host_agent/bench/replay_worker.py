@@ -36,15 +36,17 @@ class Home:
 
 @dataclass(frozen=True)
 class Job:
-    """What it trains: `layers` of `width` by `width`, on `batch` samples. `slowness`: how many times as long its own
-    computing takes, the rest of it asleep. `bucket_cap_mb`: 0 for DDP's default. `port`: of the rendezvous, another one
-    each time."""
+    """What it trains: `layers` of `width` by `width`, on `batch` samples. `device_s`: what an accelerator would take
+    for a layer's forward pass, and half of its backward pass; the thread sleeps for it, as it would wait for a device,
+    so that ranks do not fight for cores. `slowness`: how many times as long a rank's own computing takes.
+    `bucket_cap_mb`: 0 for DDP's default. `port`: of the rendezvous, another one each time."""
 
     backend: str
     port: int
     layers: int
     width: int
     batch: int
+    device_s: float = 0.0
     bucket_cap_mb: float = 0.0
     slowness: float = 1.0
 
@@ -82,8 +84,6 @@ def main(home: Home, pipe: connection.Connection) -> None:
 
 def _serve(home: Home, pipe: connection.Connection) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = home.interface
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    os.environ["KINETO_LOG_LEVEL"] = "5"
     os.environ["SWITCHML_AGGREGATOR"], os.environ["SWITCHML_TRANSPORT"] = home.aggregator, "udp"
     import torch
 
@@ -118,7 +118,7 @@ class _Training:
         torch.manual_seed(1)
         layers: list[nn.Module] = [nn.Linear(INPUTS, job.width), nn.ReLU()]
         for _ in range(job.layers):
-            layers += [nn.Linear(job.width, job.width), nn.ReLU()]
+            layers += [nn.Linear(job.width, job.width), nn.ReLU()] + ([_device(job.device_s)] if job.device_s else [])
         model = nn.Sequential(*layers, nn.Linear(job.width, CLASSES))
         self._slowness = _Slowness(job.slowness, model)
         cap = {"bucket_cap_mb": job.bucket_cap_mb} if job.bucket_cap_mb else {}
@@ -165,9 +165,31 @@ class _Training:
         slowness.pay()
 
 
+def _device(seconds: float):
+    """A layer that changes nothing and takes `seconds` forward, twice as long backward."""
+    import torch
+
+    class Device(torch.autograd.Function):
+        @staticmethod
+        def forward(context, inputs):
+            time.sleep(seconds)
+            return inputs.view_as(inputs)
+
+        @staticmethod
+        def backward(context, gradient):
+            time.sleep(2 * seconds)
+            return gradient
+
+    class Layer(torch.nn.Module):
+        def forward(self, inputs):
+            return Device.apply(inputs)
+
+    return Layer()
+
+
 class _Slowness:
     """Makes a rank slow without taking a core from the others: after each layer and each gradient it sleeps for its
-    share of what was computed since."""
+    share of what passed since."""
 
     def __init__(self, factor: float, model) -> None:
         self._more = factor - 1.0
@@ -184,7 +206,7 @@ class _Slowness:
         self._since = time.perf_counter()
 
     def pay(self) -> None:
-        """Sleep for what was computed since."""
+        """Sleep for what passed since."""
         if self._more > 0:
             time.sleep(self._more * (time.perf_counter() - self._since))
             self.mark()

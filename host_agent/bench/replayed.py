@@ -1,7 +1,8 @@
 """`switchml validate replay`: real training on this machine is traced, replayed, and changed on paper; then the same
 change is made for real.
 
-DDP trains in network namespaces around a switch (emulator/star.py), with links slow enough that the network decides.
+DDP trains in network namespaces around a switch (emulator/star.py), with links slow enough that the network decides,
+and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this machine.
 One run with Gloo is traced by torch's profiler. From its traces alone, and the rate of its links, come the predictions:
 of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow rank. Nothing is fitted
 to the runs that they are compared with. Each run is measured without the profiler, the traced one before and after it.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,14 +45,16 @@ FIRST_PORT = 29600
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. `batch` for each rank; `slowness` of the last rank in the run with a slow one."""
+    """What is measured. `batch` for each rank; `device_s` a layer, see `Job`; `slowness` of the last rank in the run
+    with a slow one."""
 
     workers: tuple[int, ...] = (2, 4)
     rate_bps: float = 200e6
     steps: int = 12
     layers: int = 6
     width: int = 512
-    batch: int = 512
+    batch: int = 32
+    device_s: float = 0.005
     bucket_cap_mb: float = 1.0
     other_cap_mb: float = 25.0
     slowness: float = 1.5
@@ -65,7 +69,7 @@ class Plan:
 
     @property
     def job(self) -> Job:
-        return Job("gloo", 0, self.layers, self.width, self.batch, self.bucket_cap_mb)
+        return Job("gloo", 0, self.layers, self.width, self.batch, self.device_s, self.bucket_cap_mb)
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Found:
 
 
 def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
-    """Measure and predict. `say` gets a line now and then; traces stay in `keep`, if given. Raises ConfigError without root, iproute2 or torch, PeerLost
-    or JobError if a process dies."""
+    """Measure and predict. `say` gets a line now and then; traces stay in `keep`, if given. Raises ConfigError without
+    root, iproute2 or torch, PeerLost or JobError if a process dies."""
     own: list[Row] = []
     others: list[Row] = []
     for workers in plan.workers:
@@ -207,6 +211,7 @@ class _Team(Team):
 
 
 def _context():
+    os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
     context = get_context("forkserver")
     context.set_forkserver_preload(["host_agent.training.preload", "host_agent.bench.replay_worker"])
     forkserver.ensure_running()

@@ -51,7 +51,7 @@ class switchml_profile:
 
     `folder`: where the files go (files.py), made if it is not there. `skip`: iterations that are left out first;
     `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. An iteration ends
-    when the optimizer has stepped, or at `step()` if the block calls that. `execution_trace`: of one iteration more,
+    when the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one iteration more,
     write down torch's execution trace too. `packets`: how many packets an agent notes at most; what is over is counted.
     `pairs`: do so that often, with `steps` iterations that are not captured before each, so that the two can be
     compared; the last capture stays.
@@ -69,6 +69,7 @@ class switchml_profile:
         execution_trace: bool = True,
         packets: int = MOST_PACKETS,
         pairs: int = 0,
+        by_step: bool = False,
     ) -> None:
         if skip < 0 or steps < 1 or pairs < 0 or packets < 1:
             raise ConfigError(
@@ -89,7 +90,7 @@ class switchml_profile:
         self._started = _now()
         self._capture: Capture | None = None
         self._iterations: Iterations | None = None
-        self._is_told = False
+        self._by_step = by_step
         self._term = _OnTermination(self.finish)
 
     def __enter__(self) -> switchml_profile:
@@ -102,20 +103,15 @@ class switchml_profile:
     def begin(self) -> None:
         """What `with` does first. From here on, the end of the process is the end of the block."""
         atexit.register(self.finish)
-        self._iterations = Iterations(self._boundary)
+        self._iterations = Iterations(self._boundary, watch=not self._by_step)
         if self._plan[0] is not Kind.PLAIN:
             self._iterations.expect()
             self._enter_next()
 
     def step(self) -> None:
-        """An iteration ends here. Once this has been called, optimizers mean nothing."""
-        if self._iterations is None:
-            return
-        if not self._is_told:
-            self._is_told = True
-            self._iterations.close()
-            if self._log:
-                return  # the optimizer was earlier
+        """An iteration ends here, with `by_step`. Raises ConfigError without."""
+        if not self._by_step:
+            raise ConfigError("switchml_profile(…, by_step=True) lets step() tell iterations; else optimizers do")
         self._boundary()
 
     def finish(self) -> None:

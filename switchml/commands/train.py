@@ -113,6 +113,12 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.option("--clock", type=click.Choice(["wall", "virtual"]), default="wall", help="Of --world-size.")
 @click.option("--values", type=click.Choice(["own", "noise", "zeros"]), default="own", help="Of --world-size.")
 @click.option("--slow", default="", metavar="RANK=X,…", help="Of --world-size: ranks that compute X times as long.")
+@click.option(
+    "--trace",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 @click.pass_context
 def train(
@@ -134,6 +140,7 @@ def train(
     reorder_rate: float,
     plot_file: Path | None,
     world_size: int | None,
+    trace: Path | None,
     as_json: bool,
     **emulated: str,
 ) -> None:
@@ -208,6 +215,7 @@ def train(
         memory=memory,
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
+        trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
     )
     with progress(steps) as show:
@@ -215,9 +223,7 @@ def train(
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:
-        click.echo(
-            json.dumps(report.as_json(comparison, settings, aggregator))
-        )
+        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
     else:
         report.print_table(comparison, settings, aggregator)
 

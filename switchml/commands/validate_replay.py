@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from switchml.commands.bench_network import RATE, Counts
+from switchml.commands.bench_network import RATE, TIME, Counts
 
 
 @click.command()
@@ -16,7 +16,14 @@ from switchml.commands.bench_network import RATE, Counts
 @click.option("--steps", type=click.IntRange(3), default=12, show_default=True, help="Of each run.")
 @click.option("--layers", type=click.IntRange(1), default=6, show_default=True)
 @click.option("--width", type=click.IntRange(16), default=512, show_default=True, help="Each layer is that square.")
-@click.option("--batch-size", type=click.IntRange(1), default=512, show_default=True, help="Of each worker.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Of each worker.")
+@click.option(
+    "--device-time",
+    type=TIME,
+    default="5ms",
+    show_default=True,
+    help="What an accelerator would take for a layer forward; twice that backward. 0s: this machine computes.",
+)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Predicted against measured: FILE.png.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the traces in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
@@ -27,6 +34,7 @@ def replay(
     layers: int,
     width: int,
     batch_size: int,
+    device_time: float,
     plot: Path | None,
     keep: Path | None,
     as_json: bool,
@@ -34,8 +42,8 @@ def replay(
     """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
     buckets, the aggregator in Gloo's place or a slow rank would do; then do it.
 
-    Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured too,
-    and not predicted.
+    Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured
+    too, and not predicted.
     """
     from emulator.namespaces import check_rights
     from emulator.network.report import require_plotting
@@ -44,7 +52,15 @@ def replay(
     check_rights()
     if plot is not None:
         require_plotting(plot)
-    plan = replayed.Plan(workers=workers, rate_bps=rate, steps=steps, layers=layers, width=width, batch=batch_size)
+    plan = replayed.Plan(
+        workers=workers,
+        rate_bps=rate,
+        steps=steps,
+        layers=layers,
+        width=width,
+        batch=batch_size,
+        device_s=device_time,
+    )
     found = replayed.validate(plan, lambda line: click.echo(line, err=True), keep)
     if plot is not None:
         from emulator.validation.scatter import draw

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kineto_data import published
 from rich.console import Console
 from traced_jobs import Job, traced
 
@@ -63,6 +64,7 @@ def test_diagnose(tmp_path):
         assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
     segments = said["critical_path"]["segments"]
     assert sum(segment["until_s"] - segment["from_s"] for segment in segments) == pytest.approx(said["replayed_s"])
+    assert sum(said["critical_path"]["by_stream_s"].values()) == pytest.approx(said["replayed_s"])
     assert sum(said["critical_path"]["by_part_s"].values()) == pytest.approx(said["replayed_s"])
     assert "Diagnosis of run" in page.read_text()
     events = json.loads(timeline.read_text())["traceEvents"]
@@ -114,6 +116,21 @@ def test_diff(tmp_path):
     assert said["operations"][0]["name"] == "DataLoader.__next__"
     done = run("diff", a, b)
     assert done.exit_code == 0 and "By cause, average rank" in done.output
+
+
+@pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
+def test_published_traces(name, tmp_path):
+    """Of accelerators that their hosts don't keep busy; what CUDA's start-up takes is seen for what it is."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    path = published(name)
+    done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    assert said["replay_error"] == pytest.approx(0, abs=0.03)
+    assert said["findings"][0]["kind"] == "starved accelerator"
+    assert ("allocations" in [finding["kind"] for finding in said["findings"]]) == name.startswith("alexnet")
+    for rank in said["ranks"]:
+        assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
 
 
 # Terminal and page

@@ -5,11 +5,14 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kineto_data import published, span, write
 
 from emulator.trace.events import LaneKind, What
 from emulator.trace.kineto import read
 from emulator.workload.graph import Collective
+from switchml.errors import TraceError
 
 PUBLISHED = ["alexnet", "mi250", "nccl_data", "sampled_rank-0", "sampled_rank-1", "simple_add"]
 
@@ -144,3 +147,23 @@ def test_recorded_synchronization_names_the_stream(name):
     waited = {trace.lanes[events.lane[causes[sync]]].name.split()[-1] for sync in syncs if sync in causes}
     assert waited <= {str(e["args"]["stream"]) for e in told}
     assert sum(sync in causes for sync in syncs) >= len(syncs) // 2
+
+
+STRANGE = st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.just([]), st.just({"a": 1}))
+
+
+@given(data=st.data())
+def test_events_with_anything_in_them_are_read_or_refused(tmp_path_factory, data):
+    events = json.loads(gloo_trace(tmp_path_factory.mktemp("t") / "t.json").read_text())["traceEvents"]
+    for _ in range(data.draw(st.integers(1, 4))):
+        event = data.draw(st.sampled_from(events))
+        place = data.draw(st.sampled_from([event, event["args"]]))
+        key = data.draw(st.sampled_from([key for key in place if key != "args"]))
+        place[key] = data.draw(STRANGE)
+    path = write(tmp_path_factory.mktemp("t") / "t.json", events)
+    try:
+        trace = read(path)
+    except TraceError as error:
+        assert "t.json" in str(error)
+    else:
+        assert len(trace.events) <= len(events)
