@@ -153,7 +153,7 @@ def optimize(
             objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=show
         )
     file.write(out, found, machine, str(path))
-    told = report.as_json(found, objective, file.tables(found, machine, str(path)), machine)
+    told = report.as_json(found, objective, file.tables(found, machine, str(path)))
     if not as_json:
         report.print_table(found, objective, allowed, Console())
         for text in file.advice(found.best.setting).values():
