@@ -50,7 +50,7 @@ class Plan:
     cores has as much to compute, however many ranks."""
 
     workers: tuple[int, ...] = (2, 4)
-    rates_bps: tuple[float, ...] = (100e6, 200e6, 400e6)
+    rates_bps: tuple[float, ...] = (50e6, 100e6, 200e6)
     backends: tuple[str, ...] = tuple(BACKENDS)
     steps: int = 15
     layers: int = 4
