@@ -38,15 +38,19 @@ from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
 from .packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
 from .retransmission import (
+    ASKED,
     INITIAL_RTO,
     LEAST_CAUTION,
     LEAST_IN_FLIGHT,
     LEAST_REORDERING,
     LONGEST_PROBE,
     PROBES,
+    SURE,
+    WAITED,
     adapt_limit,
     patience,
     sample_rtt,
+    sample_silence,
     spurious,
 )
 from .sparse import Sparse
@@ -98,6 +102,14 @@ ME = np.dtype(
         ("least_patience", "i8"),
         ("least_rtt", "i8"),
         ("base_rtt", "i8"),
+        ("heard_at", "i8"),
+        ("answered_at", "i8"),
+        ("flight_at", "i8"),
+        ("silence", "i8"),
+        ("suspected", "i8"),
+        ("doubt", "i8"),
+        ("asked_at", "i8"),
+        ("unasked", "i8"),
         ("in_flight", "i8"),
         ("limit", "i8"),
         ("limited", "i8"),
@@ -120,7 +132,7 @@ SLOT = np.dtype(
         ("chunk", "i8"),
         ("task", "i8"),
         ("round", "i8"),
-        ("resent", "i8"),
+        ("asked", "i8"),
         ("sent_at", "i8"),
         ("deadline", "i8"),
         ("retries", "i4"),
@@ -140,7 +152,7 @@ SLOT = np.dtype(
     ],
     align=True,
 )
-"""One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result;
+"""One slot. `asked`: the last round that was retransmitted because of the clock (-1: none). `agreed`: `ahead` of its last result;
 `next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream, 0 if the chunk is
 dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or FIRST_ROUND of
 sparse.py."""
@@ -269,6 +281,8 @@ def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
+    if not me.in_flight:
+        me.flight_at = now
     me.in_flight += 1
     slot.sent_at, slot.deadline = now, now + max(me.rto, me.least_patience)
     me.earliest = min(me.earliest, slot.deadline)
@@ -414,7 +428,8 @@ def receive(w, address, length, now, out, n):
     if data[0] == wire_format.WAIT << 4 and length == _HEADER + wire_format.BITMAP_BYTES:
         if distance == 0 and slot.busy:
             me.waits += 1
-            slot.waited = 1
+            me.doubt, me.suspected = WAITED, 0
+            slot.waited, slot.sent_at = 1, now
             slot.deadline = now + 2 * patience(me, now)
             me.earliest = now
             for i in range(wire_format.BITMAP_BYTES):
@@ -432,7 +447,7 @@ def receive(w, address, length, now, out, n):
         return n
     me.received += 1
     if distance != 0 or not slot.busy:
-        if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.slots:
+        if data[0] & wire_format.R_FLAG and distance < 0 and slot.asked == slot.round + distance // me.slots:
             spurious(me, now)
         elif distance > 0:
             me.refused += 1
@@ -441,8 +456,11 @@ def receive(w, address, length, now, out, n):
     slot.busy = 0
     me.in_flight -= 1
     me.earliest = now
-    if slot.retries == 0 and not slot.waited:
-        sample_rtt(me, now - slot.sent_at)
+    is_clean = slot.retries == 0 and not slot.waited
+    is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
+    if is_clean:
+        me.heard_at = now
+        sample_rtt(me, now - slot.sent_at, is_first)
         me.newest = max(me.newest, slot.sent_at)
     if is_sparse != (slot.columns != 0):
         me.error, me.error_chunk = ERROR_MIXED, slot.chunk
@@ -495,26 +513,35 @@ def timeouts(w, now, out, n):
         return n
     reordering = max(me.srtt // 4, LEAST_REORDERING)
     earliest = np.int64(0x7FFFFFFFFFFFFFFF)
-    probed = 0
+    quiet = me.heard_at + me.rto
+    probes, probed = np.int64(PROBES), 0
     for chunk in range(me.base, me.next):
         index = chunk & (me.slots - 1)
         slot = w.slots[index]
         if not slot.busy:
             continue
         lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
-        # The first rounds of a burst teach how long those behind them queue: their deadlines were set without knowing.
-        due = slot.deadline if slot.retries else max(slot.deadline, slot.sent_at + me.rto)
-        if lost or (probed < PROBES and due <= now):
+        # As long as results come, their order says what is lost; the clock is for when they stop.
+        due = max(slot.deadline, quiet)
+        if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+            due = max(due, slot.sent_at + me.rto)
+        if not probed:
+            probes = max(PROBES >> max(slot.retries - 1, 0), 1)
+        if lost or (probed < probes and due <= now):
             due = now + patience(me, now)
+            if not lost:
+                slot.asked = slot.round
+                if me.doubt == SURE:
+                    me.doubt, me.asked_at = ASKED, now
             slot.retries += 1
-            slot.sent_at, slot.resent = now, slot.round
+            slot.sent_at = now
             slot.deadline = due
             u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
             me.retransmitted += 1
             me.sent += 1
             out[n] = index
             n += 1
-        if probed < PROBES:
+        if probed < probes:
             probed += 1
             earliest = min(earliest, due)
     me.earliest = earliest
@@ -579,7 +606,7 @@ class Worker:
         ).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
-        self.state.slots["resent"] = -1
+        self.state.slots["asked"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
 
     @property

@@ -358,7 +358,17 @@ def test_only_the_lowest_eight_are_resent_by_the_clock():
     # Others become the lowest: their timers ended while nobody looked, the next look finds them.
     assert seqs(rank(now + 1, rank.result(0), rank.result(5))) == [8, 9]
     assert seqs(rank(rank.worker.deadline)) == [1, 2, 3, 4, 6, 7]
-    assert seqs(rank(rank.worker.deadline)) == [8, 9]
+    # From the third time on that the lowest has no answer, half as many.
+    assert [seqs(packets) for packets in asked(rank, 4)] == [[1, 2, 3, 4], [1, 2], [1], [1]]
+
+
+def asked(rank: Rank, times: int) -> list[list[bytes]]:
+    """What the clock alone makes a rank send, so many times."""
+    sent = []
+    while len(sent) < times:
+        packets = rank(rank.worker.deadline)
+        sent += [packets] if packets else []
+    return sent
 
 
 def test_patience_grows_while_nothing_moves_and_ends_at_200_ms():
@@ -437,7 +447,7 @@ def test_a_round_sent_shortly_before_is_not_taken_for_lost():
 
 
 def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing():
-    """Through shared memory: no resending by order, and five questions a second."""
+    """Through shared memory: no resending by order, and a round is asked for five times a second."""
     rank = Rank(8, lossless=True)
     rank(0)
     rank.start(8)
@@ -446,7 +456,7 @@ def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing
     questions = []
     while rank.worker.deadline < SECOND:
         questions += seqs(rank(rank.worker.deadline))
-    assert questions.count(1) == 4 and len(questions) == 4 * 8
+    assert questions.count(1) == 4 and len(questions) == 8 + 8 + 4 + 2
 
 
 def test_the_margin_doubles_with_each_resend_three_times():
