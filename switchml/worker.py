@@ -111,6 +111,7 @@ ME = np.dtype(
         ("asked_at", "i8"),
         ("unasked", "i8"),
         ("in_flight", "i8"),
+        ("credit", "i8"),
         ("limit", "i8"),
         ("limited", "i8"),
         ("counted", "i8"),
@@ -124,7 +125,8 @@ ME = np.dtype(
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that held something back since `counted_at`. `padded`: the switch wants sparse packets without
+most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
+taken for lost before more results are here. `padded`: the switch wants sparse packets without
 data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
@@ -298,8 +300,8 @@ def fill(w, now, out, n):
     me = w.me[0]
     if not me.least_patience:
         adapt_limit(me, now)
-    while me.next < me.total and me.next < me.base + me.slots:
-        if me.in_flight >= me.limit:
+    while me.next < me.total:
+        if me.in_flight >= me.limit or me.next >= me.base + me.slots:
             me.limited = 1
             break
         chunk = me.next
@@ -455,6 +457,7 @@ def receive(w, address, length, now, out, n):
 
     slot.busy = 0
     me.in_flight -= 1
+    me.credit = min(me.credit + 1, LEAST_IN_FLIGHT)
     me.earliest = now
     is_clean = slot.retries == 0 and not slot.waited
     is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
@@ -513,14 +516,14 @@ def timeouts(w, now, out, n):
         return n
     reordering = max(me.srtt // 4, LEAST_REORDERING)
     earliest = np.int64(0x7FFFFFFFFFFFFFFF)
-    quiet = me.heard_at + me.rto
+    may_lose, quiet = me.least_patience == 0, me.heard_at + me.rto
     probes, probed = np.int64(PROBES), 0
     for chunk in range(me.base, me.next):
         index = chunk & (me.slots - 1)
         slot = w.slots[index]
         if not slot.busy:
             continue
-        lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
+        lost = may_lose and me.credit > 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
         # As long as results come, their order says what is lost; the clock is for when they stop.
         due = max(slot.deadline, quiet)
         if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
@@ -529,7 +532,9 @@ def timeouts(w, now, out, n):
             probes = max(PROBES >> max(slot.retries - 1, 0), 1)
         if lost or (probed < probes and due <= now):
             due = now + patience(me, now)
-            if not lost:
+            if lost:
+                me.credit -= 1
+            else:
                 slot.asked = slot.round
                 if me.doubt == SURE:
                     me.doubt, me.asked_at = ASKED, now
@@ -597,6 +602,7 @@ class Worker:
             tag=tag,
             isn=isn,
             window=window,
+            credit=LEAST_IN_FLIGHT,
             limit=window if lossless else min(window, LEAST_IN_FLIGHT),
             base_rtt=np.iinfo(np.int64).max // 4,
             rto=INITIAL_RTO,

@@ -456,7 +456,7 @@ def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing
     questions = []
     while rank.worker.deadline < SECOND:
         questions += seqs(rank(rank.worker.deadline))
-    assert questions.count(1) == 4 and len(questions) == 8 + 8 + 4 + 2
+    assert questions.count(1) == 4 and len(questions) == 8 + 6 + 4 + 2
 
 
 def test_the_margin_doubles_with_each_resend_three_times():
