@@ -90,7 +90,7 @@ def sample_silence(me, now, sent_at):
     is_first = me.answered_at <= me.flight_at
     if me.doubt == ASKED:
         me.suspected, me.unasked = silence, 0
-    elif me.doubt == SURE and silence and silence <= me.rto and not is_first:
+    elif me.doubt == SURE and silence and silence <= me.rto - me.rto // 3 and not is_first:
         learn_silence(me, silence)
     if me.suspected and 0 <= sent_at < me.asked_at:
         me.unasked += 1

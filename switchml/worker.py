@@ -460,9 +460,10 @@ def receive(w, address, length, now, out, n):
     me.credit = min(me.credit + 1, LEAST_IN_FLIGHT)
     me.earliest = now
     is_clean = slot.retries == 0 and not slot.waited
+    if is_clean or me.doubt == WAITED:
+        me.heard_at = now
     is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
     if is_clean:
-        me.heard_at = now
         sample_rtt(me, now - slot.sent_at, is_first)
         me.newest = max(me.newest, slot.sent_at)
     if is_sparse != (slot.columns != 0):
