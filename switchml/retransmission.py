@@ -28,8 +28,10 @@ PROBES = 8
 """Rounds, the lowest first, that are resent when only the clock says so, and half as many each time that this brought
 no answer: a slow peer is no reason to send a whole window again."""
 LEAST_REORDERING = 200 * MICROSECOND
-"""A round sent this much (or SRTT/4 if that is more) before one that has its result is taken for lost (RACK, RFC
-8985)."""
+"""A round sent this much (or SRTT/4, or half again the reordering seen lately, if that is more) before one that has its
+result is taken for lost (RACK, RFC 8985)."""
+MOST_REORDERING, REORDERINGS = 10 * MILLISECOND, 1024
+"""Reordering counts up to this, and is forgotten over so many results."""
 
 SURE, ASKED, WAITED = range(3)
 """What happened since the last result: nothing, the clock made us ask, a wait came."""
@@ -109,6 +111,18 @@ def learn_silence(me, silence):
     """The longest counts, and fades with the time that is spent waiting for results."""
     me.silence = min(max(silence, me.silence - silence // SILENCES), LONGEST_PROBE)
     set_rto(me)
+
+
+@kernel
+def sample_reordering(me, overtaken):
+    """A result came that nobody had asked for again, `overtaken` (ns) by that of a round sent so much later.
+
+    Ranks with much to do send what they have in bunches, those of a length together, and each in bunches of its own.
+    """
+    if overtaken > me.reordered:
+        me.reordered = min(overtaken, MOST_REORDERING)
+    else:
+        me.reordered -= (me.reordered + REORDERINGS - 1) // REORDERINGS
 
 
 @kernel

@@ -49,6 +49,7 @@ from .retransmission import (
     WAITED,
     adapt_limit,
     patience,
+    sample_reordering,
     sample_rtt,
     sample_silence,
     spurious,
@@ -107,6 +108,7 @@ ME = np.dtype(
         ("flight_at", "i8"),
         ("silence", "i8"),
         ("suspected", "i8"),
+        ("reordered", "i8"),
         ("doubt", "i8"),
         ("asked_at", "i8"),
         ("unasked", "i8"),
@@ -465,6 +467,7 @@ def receive(w, address, length, now, out, n):
     is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
     if is_clean:
         sample_rtt(me, now - slot.sent_at, is_first)
+        sample_reordering(me, me.newest - slot.sent_at)
         me.newest = max(me.newest, slot.sent_at)
     if is_sparse != (slot.columns != 0):
         me.error, me.error_chunk = ERROR_MIXED, slot.chunk
@@ -515,7 +518,7 @@ def timeouts(w, now, out, n):
     me = w.me[0]
     if now < me.earliest:
         return n
-    reordering = max(me.srtt // 4, LEAST_REORDERING)
+    reordering = max(me.srtt // 4, me.reordered + me.reordered // 2, LEAST_REORDERING)
     earliest = np.int64(0x7FFFFFFFFFFFFFFF)
     may_lose, quiet = me.least_patience == 0, me.heard_at + me.rto
     probes, probed = np.int64(PROBES), 0
