@@ -25,8 +25,8 @@ LONGEST_PROBE = 200 * MILLISECOND
 """A round is asked for again after RTO, or a quarter of the time that nothing has moved if that is longer, up to this.
 So a lost packet is made good at the pace of the path, and a peer that computes for seconds is not pestered."""
 PROBES = 8
-"""Rounds, the lowest first, that are resent when only the clock says so, and half as many each time that this brought
-no answer: a slow peer is no reason to send a whole window again."""
+"""Rounds, the lowest first, that are resent when only the clock says so, and half as many each time after the second
+that the lowest has no answer: a slow peer is no reason to send a whole window again."""
 LEAST_REORDERING = 200 * MICROSECOND
 """A round sent this much (or SRTT/4, or half again the reordering seen lately, if that is more) before one that has its
 result is taken for lost (RACK, RFC 8985)."""
@@ -36,6 +36,7 @@ MOST_REORDERING, REORDERINGS = 10 * MILLISECOND, 1024
 SURE, ASKED, WAITED = range(3)
 """What happened since the last result: nothing, the clock made us ask, a wait came."""
 OWN_ACCORD = 2 * PROBES
+"""So many results without having been asked for show that a silence ended of its own accord."""
 SILENCES = 32
 """A silence is forgotten after so many times its length without another one."""
 
@@ -126,11 +127,11 @@ def sample_reordering(me, overtaken):
 
 
 @kernel
-def spurious(me, now):
-    """The result was on its way when we asked for it again: be slower to ask (once an RTO, however many answers
-    come)."""
+def spurious(me, now, by_clock):
+    """The result was on its way when we asked for it again. If the clock made us, be slower to ask (once an RTO,
+    however many answers come); if it was the order, a peer's packet was lost perhaps."""
     me.spurious += 1
-    if now - me.cautioned_at > me.rto:
+    if by_clock and now - me.cautioned_at > me.rto:
         me.cautioned_at = now
         me.caution = min(me.caution + me.caution // 2, MOST_CAUTION)
         set_rto(me)

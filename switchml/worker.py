@@ -128,14 +128,18 @@ yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tas
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
 most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
-taken for lost before more results are here. `padded`: the switch wants sparse packets without
-data padded. `streamed`: rounds of sparse streams after their first."""
+taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own packet
+brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight. `silence`,
+`reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the clock last
+spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the switch
+wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
     [
         ("chunk", "i8"),
         ("task", "i8"),
         ("round", "i8"),
+        ("resent", "i8"),
         ("asked", "i8"),
         ("sent_at", "i8"),
         ("deadline", "i8"),
@@ -156,10 +160,10 @@ SLOT = np.dtype(
     ],
     align=True,
 )
-"""One slot. `asked`: the last round that was retransmitted because of the clock (-1: none). `agreed`: `ahead` of its last result;
-`next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream, 0 if the chunk is
-dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or FIRST_ROUND of
-sparse.py."""
+"""One slot. `resent`: the last round retransmitted, `asked`: because of the clock (-1: none). `agreed`: `ahead`
+of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream,
+0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or
+FIRST_ROUND of sparse.py."""
 
 TASK = np.dtype(
     [
@@ -451,8 +455,8 @@ def receive(w, address, length, now, out, n):
         return n
     me.received += 1
     if distance != 0 or not slot.busy:
-        if data[0] & wire_format.R_FLAG and distance < 0 and slot.asked == slot.round + distance // me.slots:
-            spurious(me, now)
+        if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.slots:
+            spurious(me, now, slot.asked == slot.resent)
         elif distance > 0:
             me.refused += 1
         return n
@@ -543,7 +547,7 @@ def timeouts(w, now, out, n):
                 if me.doubt == SURE:
                     me.doubt, me.asked_at = ASKED, now
             slot.retries += 1
-            slot.sent_at = now
+            slot.sent_at, slot.resent = now, slot.round
             slot.deadline = due
             u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
             me.retransmitted += 1
@@ -616,7 +620,7 @@ class Worker:
         ).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
-        self.state.slots["asked"] = -1
+        self.state.slots["resent"] = self.state.slots["asked"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
 
     @property
