@@ -40,7 +40,7 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "pyarrow": "parquet",
     "distributed": "dask",
     "optuna": "optimize",
-    "scipy": "fit",
+    "scipy": "trace",
     "msgspec": "trace",
 }
 """Optional top-level module → the extra that installs it."""
