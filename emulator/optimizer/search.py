@@ -93,6 +93,7 @@ def search(
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
+    hunt.trim()
     found.evaluated, found.wall_s = hunt.evaluated, time.perf_counter() - began_s
     return found
 
@@ -139,6 +140,14 @@ class Hunt:
             self.found.best = worth
         self.progress(self.evaluated, self.found.best.sample_s)
         return worth
+
+    def trim(self) -> None:
+        """Leave out of the best setting what gains nothing."""
+        for name in self.found.best.setting.changed():
+            bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
+            worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
+            if worth.fits and worth.sample_s <= self.found.best.sample_s * (1 + GAIN):
+                self.found.best = worth
 
     # Each pass alone
 

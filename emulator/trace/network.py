@@ -119,10 +119,10 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
     if not per_host:
         hosts = {trace.host or f"rank {trace.rank}" for trace in joined.traces}
         per_host = max(1, len(joined.traces) // len(hosts)) if link_bps is None and len(hosts) > 1 else 1
-    told = transfers.fit(joined)
     model = Network(algorithm, 1.0, 0.0, per_host=per_host)
     share = SWITCHML_SHARE if algorithm == "switchml" else TCP_SHARE
     volume = model.volume(Collective.ALL_REDUCE, ranks) / share
+    told = transfers.fit(joined, most_bytes_per_s=link_bps / 8 / volume if link_bps and volume else np.inf)
     latency_s = told.fixed_s / max(1.0, model.steps(Collective.ALL_REDUCE, ranks))
     assumptions = (told.assumed,) if told.assumed else ()
     if link_bps is None:
@@ -130,15 +130,18 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
         return dataclasses.replace(
             model, link_bytes_per_s=volume * told.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
-    wire_s = volume / (link_bps / 8)
-    host_s = 1.0 / told.bytes_per_s - wire_s
-    if host_s < -0.25 * wire_s:
+    used_bps = 8 * volume * transfers.used_bytes_per_s(joined)
+    if used_bps > link_bps * 1.25:
         raise ConfigError(
-            f"the trace's all-reduces moved {8e-6 * volume * told.bytes_per_s:.0f} Mbit/s over each link, which is "
-            f"said to carry {link_bps / 1e6:g} Mbit/s: was it traced on that network?"
+            f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which is said to carry "
+            f"{link_bps / 1e6:g} Mbit/s: was it traced on that network?"
         )
     return dataclasses.replace(
-        model, link_bytes_per_s=link_bps / 8, latency_s=latency_s, host_s_per_byte=host_s, assumptions=assumptions
+        model,
+        link_bytes_per_s=link_bps / 8,
+        latency_s=latency_s,
+        host_s_per_byte=max(0.0, 1.0 / told.bytes_per_s - volume / (link_bps / 8)),
+        assumptions=assumptions,
     )
 
 
