@@ -118,7 +118,7 @@ class Situation:
         seconds = np.bincount(stream, self.path.until_s - self.path.from_s, minlength=len(self.graph.streams))
         names = self.graph.streams.name
         found = {
-            f"{self.rank_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
+            f"{self.short_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
             for each in np.flatnonzero(seconds > 0)
         }
         return dict(sorted(found.items(), key=lambda item: -item[1]))
@@ -177,9 +177,13 @@ class Situation:
     def rank_name(self, rank: int) -> str:
         """`rank 3` or, where the trace says, `rank 3 on node-b`."""
         trace = self.joined.traces[rank] if rank < len(self.joined.traces) else None
-        number = trace.rank if trace else rank
         hosts = {each.host for each in self.joined.traces}
-        return f"rank {number} on {trace.host}" if trace and trace.host and len(hosts) > 1 else f"rank {number}"
+        name = self.short_name(rank)
+        return f"{name} on {trace.host}" if trace and trace.host and len(hosts) > 1 else name
+
+    def short_name(self, rank: int) -> str:
+        """`rank 3`, for tables."""
+        return f"rank {self.joined.traces[rank].rank if rank < len(self.joined.traces) else rank}"
 
     def op_name(self, op: int) -> str:
         """Of its work."""

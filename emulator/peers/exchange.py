@@ -33,10 +33,7 @@ class Exchange:
     ):
         self._ranks, self._me, self._real, self._gloo = ranks, me, real, gloo
         self._values, self._reader, self._writer = values, reader, writer
-
-    @property
-    def _absent(self) -> list[int]:
-        return [rank for rank in range(len(self._ranks)) if rank not in self._real]
+        self._absent = [rank for rank in range(len(ranks)) if rank not in real]
 
     # Reductions
 

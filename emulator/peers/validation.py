@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import mean, median
 
 from emulator import star as stars
-from emulator.cluster import cluster as clusters
 from emulator.namespaces import Lab
 from emulator.peers.settings import Settings
 from emulator.peers.validation_rank import BUCKETS, Join, Place, Reduce, Steps, Times
@@ -51,7 +50,7 @@ class Plan:
     cores has as much to compute, however many ranks."""
 
     workers: tuple[int, ...] = (2, 4)
-    rates_bps: tuple[float, ...] = (100e6, 200e6, 400e6)
+    rates_bps: tuple[float, ...] = (50e6, 100e6, 200e6)
     backends: tuple[str, ...] = tuple(BACKENDS)
     steps: int = 15
     layers: int = 4
@@ -132,9 +131,8 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Foun
             team.time(Steps(plan.steps, True))
             scale[workers] = max(1.0, together_s / team.cpu_s) * max(1.0, workers / cores)
         for (backend, workers, rate_bps), (seconds, link) in measured.items():
-            path = Path(folder) / "star.toml"
+            path = Path(folder) / f"star-{len(rows)}.toml"
             path.write_text(star_cluster(rate_bps, link.fixed_s, link.share))
-            clusters.load.cache_clear()
             settings = Settings(
                 world=workers,
                 cluster=str(path),

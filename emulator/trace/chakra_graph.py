@@ -45,6 +45,7 @@ class _Building:
         self._meetings: dict[tuple, int] = {}
         self._sources = 0
         self._lost = 0
+        self._sizeless = 0
 
     def workload(self) -> Workload:
         op_of: dict[tuple[int, int], int] = {}
@@ -62,6 +63,7 @@ class _Building:
                     stream = streams[_STREAM_OF[node.type]]
                     op = self._builder.add_op(stream, work, after=after, meeting=meeting)
                 else:
+                    self._sizeless += node.type in COMMUNICATION
                     on_host = bool(node.attr.get("is_cpu_op", node.type == pb.METADATA_NODE))
                     op = self._builder.add_op(streams[0 if on_host else 1], self._compute(node), after=after)
                 op_of[trace.rank, node.id] = op
@@ -122,6 +124,8 @@ class _Building:
         found = []
         if (absent := self._world - len(self._traces)) > 0:
             found.append(f"{absent} of {self._world} ranks have no file: they do what the others do")
+        if self._sizeless:
+            found.append(f"{self._sizeless} communication nodes have no size and count as compute of their own rank")
         if self._lost:
             found.append(f"{self._lost} dependencies on nodes that are in no file are left out")
         if self._sources:

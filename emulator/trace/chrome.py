@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from emulator.trace.progress import WATCHER
 from switchml.errors import TraceError
 
 BLOCK_BYTES = 4 << 20
@@ -65,7 +66,7 @@ class ChromeFile:
     def batches(self) -> Iterator[list[Any]]:
         """Lists of events in the order of the file. TraceError where the file is no such trace, or breaks off."""
         with open_plain(self.path) as file:
-            self._file = file
+            self._file, self._size = file, self.path.stat().st_size
             head = self._find_array()
             while True:
                 batch, closed = self._next_batch()
@@ -90,6 +91,9 @@ class ChromeFile:
             self._break(f"its compressed data breaks off ({error})")
             block = b""
         self._ended = not block
+        if (say := WATCHER.get()) is not None:
+            raw = getattr(self._file, "fileobj", self._file)
+            say(self.path, self._size if self._ended else min(raw.tell(), self._size - 1), self._size)
         return block
 
     def _find_array(self) -> bytes:

@@ -180,7 +180,7 @@ class Reading:
             causes=causes,
             steps=self._steps(),
             backend=str(self.distributed.get("backend") or communication.backend),
-            about=self._about(inferred),
+            about=self._about(inferred, communication.unnamed),
         )
 
     def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -208,7 +208,7 @@ class Reading:
             return np.array([[0.0, float((self.start_s + self.duration_s).max())]])
         return np.array([[self.start_s[at], self.start_s[at] + self.duration_s[at]] for at in found])
 
-    def _about(self, inferred: int) -> dict[str, str]:
+    def _about(self, inferred: int, unnamed: int) -> dict[str, str]:
         about = {}
         devices = self.header.get("deviceProperties")
         if isinstance(devices, list) and devices and isinstance(devices[0], dict):
@@ -224,6 +224,8 @@ class Reading:
             about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(self.table.skipped.items()))
         if inferred:
             about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
+        if unnamed:
+            about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
         if self.file.broken:
             about["broken"] = self.file.broken
         return about

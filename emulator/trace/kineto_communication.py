@@ -45,6 +45,8 @@ class Communication:
     """Communication → the host event that set it going, where that is known."""
     groups: list[Group] = field(default_factory=list)
     backend: str = ""
+    unnamed: int = 0
+    """How many do not say in which of several groups they are; they count as of the widest."""
 
 
 def is_distributed(reading: Reading) -> bool:
@@ -68,7 +70,9 @@ def find(reading: Reading) -> Communication:
         kind = next((kind for said in told if (kind := said.collective)), Collective.NONE)
         if not kind:
             continue
-        number = groups.number(next((said.args for said in told if said.args.group is not None), Args()))
+        named = next((said.args for said in told if said.args.group is not None), None)
+        found.unnamed += named is None and len(groups.groups) > 1
+        number = groups.number(named or Args())
         ranks = groups.groups[number].ranks
         found.collective[event] = kind
         found.group[event] = number

@@ -15,9 +15,13 @@ from rich.console import Console
 from traced_jobs import Job, traced
 
 from emulator.diagnosis.checks import diagnose
+from emulator.diagnosis.iterations import iterations
 from emulator.diagnosis.page import write_page
 from emulator.diagnosis.terminal import show
 from emulator.trace import native
+from emulator.trace.events import LaneKind, What
+from emulator.trace.join import join
+from emulator.trace.read import read as read_traces
 from switchml.__main__ import cli
 
 TROUBLED = Job(
@@ -133,6 +137,22 @@ def test_published_traces(name, tmp_path):
         assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
 
 
+def test_compute_is_what_kernels_cover():
+    """The trace says so itself, without graph or replay: how much of each iteration its kernels cover."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    (trace,) = read_traces(published("nccl_data.json.gz"))
+    events, own = trace.events, iterations(trace)
+    lanes = np.array([lane.kind for lane in trace.lanes])
+    kernels = np.flatnonzero((events.what == What.COMPUTE) & (lanes[events.lane] == LaneKind.DEVICE))
+    kernels = kernels[np.argsort(events.start_s[kernels])]
+    reach_s = np.maximum.accumulate(events.end_s[kernels])
+    begin_s = np.maximum(events.start_s[kernels][1:], reach_s[:-1])
+    covered_s = events.duration_s[kernels[0]] + np.maximum(events.end_s[kernels][1:] - begin_s, 0).sum()
+    found = diagnose(join([trace]))
+    compute_s = found.seen.causes.parts.mean()["compute"]
+    assert compute_s == pytest.approx(covered_s / own.count, rel=0.05)
+
+
 # Terminal and page
 
 
@@ -142,7 +162,7 @@ def test_terminal_says_what_was_found(found):
     text = console.export_text()
     for number, finding in enumerate(found.findings, 1):
         assert f"{number}. {finding.title[:40]}" in text
-    assert "rank 2 on node 2 (" in text  # whom others wait for
+    assert "rank 2 (" in text  # whom others wait for
 
 
 class Seen(HTMLParser):

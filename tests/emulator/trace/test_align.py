@@ -2,15 +2,16 @@
 
 import dataclasses
 
+import ddp_traces as traces
 import numpy as np
 import pytest
-import recorded_traces as traces
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from emulator.replay.engine import replay
 from emulator.trace.align import align
 from emulator.trace.events import Wire, WireWhat
 from emulator.trace.join import join
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 @settings(deadline=None, max_examples=15)

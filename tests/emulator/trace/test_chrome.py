@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from emulator.trace import chrome
 from emulator.trace.chrome import ChromeFile
+from emulator.trace.progress import WATCHER
 from switchml.errors import TraceError
 
 VALUES = st.recursive(
@@ -86,6 +87,25 @@ def test_a_truncated_file_says_where_and_can_be_salvaged(tmp_path, packed):
         if not packed:
             assert len(found) >= whole[:cut].count(b'"name"') - 1
             assert f"at byte {cut:,}" in file.broken
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_watcher_sees_how_far_reading_has_come(tmp_path, small_blocks, packed):
+    text = json.dumps({"traceEvents": [{"name": "x" * 50, "i": i} for i in range(100)]}).encode()
+    path = tmp_path / "t.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    said = []
+    token = WATCHER.set(lambda *told: said.append(told))
+    try:
+        read(path)
+    finally:
+        WATCHER.reset(token)
+    size = path.stat().st_size
+    done = [bytes_read for _, bytes_read, _ in said]
+    assert {(told[0], told[2]) for told in said} == {(path, size)}
+    assert done == sorted(done)
+    assert done[-1] == size
+    assert done[0] < size
 
 
 def test_what_is_no_trace_is_refused(tmp_path):

@@ -2,9 +2,10 @@
 
 import dataclasses
 
+import ddp_traces as traces
 import numpy as np
 import pytest
-import recorded_traces as traces
+
 from emulator.replay.engine import replay
 from emulator.trace.events import LaneKind, What
 from emulator.trace.iterations import chain, join_each

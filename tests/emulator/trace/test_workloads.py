@@ -97,6 +97,25 @@ def test_one_collective_takes_what_it_costs(tmp_path, ranks, kind, operation, sh
     assert f"{ranks} communication nodes wait for nothing" in workload.assumptions[0]
 
 
+def test_chakras_json_is_the_same_work(tmp_path):
+    nodes = [
+        {"Id": 3, "Name": "f", "NodeType": 4, "runtime": 250, "is_cpu_op": True, "data_deps": []},
+        {
+            "Id": 4,
+            "Name": "r",
+            "NodeType": 7,
+            "comm_type": 0,
+            "comm_size": 1 << 24,
+            "is_cpu_op": False,
+            "data_deps": [3],
+        },
+    ]
+    for rank in range(4):
+        (tmp_path / f"chakra.{rank}.json").write_text(json.dumps({"workload_graph": nodes}, indent=1))
+    expected = 250e-6 + price(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 1, 8)).seconds
+    assert played_s(workloads.read(tmp_path)) == pytest.approx(expected, rel=1e-9)
+
+
 def test_a_ring_of_sends_and_receives_does_not_wait_for_itself(tmp_path):
     """Every rank sends first and then receives, as custom collectives do: a send does not block."""
     size, ranks, rounds = 1 << 20, 4, 6

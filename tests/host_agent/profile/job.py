@@ -27,7 +27,7 @@ for iteration in range(iterations):
     loss.backward()
     optimizer.step()
     scheduler.step()
-    dist.all_reduce(loss.detach())
+    dist.all_reduce(loss.detach().reshape(1))
     if manner == "print" and dist.get_rank() == 0:
         print("iteration", iteration, flush=True)
 print(f"loss {loss.item():.6f}", flush=True)

@@ -17,9 +17,9 @@ from tests.host_agent.ranks import environment
 
 pytest.importorskip("torch")
 
-from emulator.trace.events import LaneKind, RankTrace, What, WireWhat  # noqa: E402
-from emulator.trace.join import join  # noqa: E402
-from emulator.trace.read import read  # noqa: E402
+from emulator.trace.events import LaneKind, RankTrace, What, WireWhat
+from emulator.trace.join import join
+from emulator.trace.read import read
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -31,8 +31,8 @@ STEPS = range(3, 7)
 
 
 def command(folder: Path, *job: str, options: tuple[str, ...] = ()) -> list[str]:
-    return [sys.executable, "-m", "switchml", "trace", "capture", "--out", str(folder), "--steps", "3:7", *options, "--",
-            "torchrun", "--standalone", "--nproc-per-node", "2", str(JOB), *job]  # fmt: skip
+    return [sys.executable, "-m", "switchml", "trace", "capture", "--out", str(folder), "--steps", "3:7", *options,
+            "--", "torchrun", "--standalone", "--nproc-per-node", "2", str(JOB), *job]  # fmt: skip
 
 
 def capture(folder: Path, *job: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:

@@ -122,9 +122,9 @@ def test_a_block_that_fails_is_written_too(tmp_path):
 
 
 def test_a_block_that_is_too_short_says_so(tmp_path):
-    with pytest.warns(UserWarning, match="2 iterations were seen, and the capture begins after 3"):
-        with switchml_profile(tmp_path):
-            Training().train(2)
+    told = pytest.warns(UserWarning, match="2 iterations were seen, and the capture begins after 3")
+    with told, switchml_profile(tmp_path):
+        Training().train(2)
     with pytest.raises(TraceError, match="no trace in"):
         read(tmp_path)
 

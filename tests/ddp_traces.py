@@ -132,7 +132,9 @@ def ddp(
     slowness = list(slowness) or [1.0] * ranks
     late_end = list(late_end) or [0.0] * ranks
     recorders = [
-        Recorder(rank, ranks, host=f"host{rank}" if hosts else "vm", epoch_s=1e9 + (list(clocks) or [0.0] * ranks)[rank])
+        Recorder(
+            rank, ranks, host=f"host{rank}" if hosts else "vm", epoch_s=1e9 + (list(clocks) or [0.0] * ranks)[rank]
+        )
         for rank in range(ranks)
     ]
     now = [0.0] * ranks
