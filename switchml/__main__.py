@@ -39,6 +39,7 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "jinja2": "report",
     "pyarrow": "parquet",
     "distributed": "dask",
+    "msgspec": "trace",
 }
 """Optional top-level module → the extra that installs it."""
 
