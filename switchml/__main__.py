@@ -40,6 +40,8 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "pyarrow": "parquet",
     "distributed": "dask",
     "msgspec": "trace",
+    "scipy": "trace",
+    "optuna": "optimize",
 }
 """Optional top-level module → the extra that installs it."""
 
