@@ -39,6 +39,8 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "jinja2": "report",
     "pyarrow": "parquet",
     "distributed": "dask",
+    "optuna": "optimize",
+    "scipy": "trace",
     "msgspec": "trace",
     "scipy": "trace",
     "optuna": "optimize",

@@ -16,7 +16,7 @@ import numpy as np
 from emulator.peers.clock import Clock
 from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.prices import Prices
-from emulator.peers.program import Program
+from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Call:
     act: Callable[[], None]
     work: PeersWork
     at_s: np.ndarray
-    step: int = -1
+    step: int = NOT_KEPT
     met: Met | None = None
 
 

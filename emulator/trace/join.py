@@ -146,7 +146,9 @@ class _Plan:
             members = np.flatnonzero(meeting != NO_MEETING)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
-                own_end_s[one] = min(own_end_s[one], starts[place][waiter])  # the record may come after the wake-up
+                is_wait = self.causality[place].what[waiter] == What.SYNC
+                went_on_s = ends[place][waiter] if is_wait else starts[place][waiter]
+                own_end_s[one] = max(min(own_end_s[one], went_on_s), starts[place][one])
             np.maximum.at(came_s, meeting[members], starts[place][members])
             np.add.at(done_s, meeting[members], own_end_s[members])
             np.add.at(members_of, meeting[members], 1.0)

@@ -28,6 +28,9 @@ TCP_SHARE = 1448 / 1514
 """Of a link's bits that are data: segments of 1448 bytes in Ethernet frames, as tc counts them."""
 SWITCHML_SHARE = 1024 / (1024 + 10 + 8 + 20 + 14)
 """The same for packets of 1024 bytes under our header, UDP, IPv4 and Ethernet (docs/protocol.md)."""
+TOO_MUCH = 2.0
+"""More than so many times what links are said to carry can't be noise. (Some is usual: ranks that come early have begun
+before the last one comes, from when an all-reduce counts.)"""
 LEAST_LEFT = 0.05
 """Of what a meeting took, at least this is left when its transfer is made faster."""
 
@@ -131,7 +134,7 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
             model, link_bytes_per_s=volume * told.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
     used_bps = 8 * volume * transfers.used_bytes_per_s(joined)
-    if used_bps > link_bps * 1.25:
+    if used_bps > link_bps * TOO_MUCH:
         raise ConfigError(
             f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which is said to carry "
             f"{link_bps / 1e6:g} Mbit/s: was it traced on that network?"

@@ -3,11 +3,11 @@ change is made for real.
 
 DDP trains in network namespaces around a switch (emulator/star.py), with links slow enough that the network decides,
 and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this machine.
-One run with Gloo is traced by torch's profiler. From its traces alone, and the rate of its links, come the predictions:
-of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow rank. Nothing is fitted
-to the runs that they are compared with. Each run is measured without the profiler, the traced one before and after it;
-a prediction is that time, times what the replay says the change makes of an iteration, so that what the profiler costs
-is in neither.
+One run with Gloo is captured as `switchml trace capture` does it. From its traces alone, and the rate of its links,
+come the predictions: of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow
+rank. Nothing is fitted to the runs that they are compared with. Each run is measured without being captured, the
+captured one before and after it; a prediction is that time, times what the replay says the change makes of an
+iteration, so that what the profiler costs is in neither.
 """
 
 from __future__ import annotations
@@ -142,7 +142,8 @@ class _Runs:
         if trace:
             folder = self.folder / jobs[0].backend
             folder.mkdir(parents=True, exist_ok=True)
-            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps), folder)))
+            # The last step has the writing of files in it.
+            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps, str(folder))))[:-1])
             seconds += _step_s(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
         self.say(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
@@ -204,11 +205,8 @@ class _Team(Team):
             pipe.send(dataclasses.replace(job, port=self._port))
         self.replies(Job)
 
-    def run(self, steps: Steps, traces: Path | None = None) -> list[Times]:
-        """With `traces`, each rank's trace is put there."""
-        for rank, pipe in enumerate(self._pipes):
-            trace = str(traces / f"rank-{rank}.json") if traces else ""
-            pipe.send(dataclasses.replace(steps, trace=trace))
+    def run(self, steps: Steps) -> list[Times]:
+        self.tell(steps)
         return self.replies(Times)
 
 

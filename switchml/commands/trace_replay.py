@@ -82,6 +82,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         "ops": len(mean.graph.ops),
         "ranks": ranks,
         "clock_offset_s": [float(offset) for offset in mean.offset_s],
+        "clock_error_s": clocks.error_s,
         "traced": was.as_json(ranks),
         "replayed": again.as_json(ranks),
         "error": again.iteration_s / was.iteration_s - 1,
