@@ -42,8 +42,6 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "optuna": "optimize",
     "scipy": "trace",
     "msgspec": "trace",
-    "scipy": "trace",
-    "optuna": "optimize",
 }
 """Optional top-level module → the extra that installs it."""
 
