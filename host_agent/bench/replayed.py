@@ -27,7 +27,6 @@ from emulator.namespaces import Lab
 from emulator.star import LinkOptions
 from emulator.trace import changes
 from emulator.trace.iterations import join_each
-from emulator.trace.join import join
 from emulator.trace.joined import Joined
 from emulator.trace.network import fit
 from emulator.trace.predict import predicted
@@ -160,8 +159,9 @@ class _Runs:
         """The traced run with Gloo, changed and replayed, beside the runs that were changed so."""
         plan = self.plan
         traces = read(self.folder / "gloo")
-        network = fit(join(traces), plan.rate_bps)
-        iterations = [dataclasses.replace(one, network=network) for one in join_each(traces)]
+        iterations = join_each(traces)
+        network = fit(iterations, plan.rate_bps)
+        iterations = [dataclasses.replace(one, network=network) for one in iterations]
         cap = plan.other_cap_mb * 2**20
         made: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
