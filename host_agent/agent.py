@@ -63,6 +63,7 @@ _HISTORIES = 4096
 
 
 _DENSE = density.Choice()
+_DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
 
 @dataclass
@@ -135,6 +136,8 @@ class HostAgent:
         self.tag = info.tag
         self.global_ranks: tuple[int, ...] = tuple(range(world_size))
         self.notes: recording.Notes | None = None
+        self.takes_sparse = not info.dense_only
+        """Whether what sums here knows sparse streams; switches in a tree don't."""
         self._session, self._way = session, way
         self._worker = rules.Worker(
             rank=rank,
@@ -323,6 +326,8 @@ class HostAgent:
             raise
         try:
             way.follow(session.info)
+            if session.info.dense_only and sparse.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
             segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
         except BaseException:
             session.leave()
@@ -513,6 +518,10 @@ class HostAgent:
         """
         chosen = self.sparse if sparse is None else density.choice(sparse)
         nbytes = numel * tensors.ITEM_BYTES.get(dtype, 0)
+        if not self.takes_sparse:
+            if chosen.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
+            chosen = _DENSE
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
             inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)

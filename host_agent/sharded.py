@@ -53,6 +53,7 @@ class ShardedAgent(HostAgent):
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
         self.sparse = agents[0].sparse
+        self.takes_sparse = all(agent.takes_sparse for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._lock = threading.Lock()

@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "mininet": ("switchml.commands.mininet:mininet", "Run experiments on networks that Mininet builds."),
     "stf": ("switchml.commands.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
     "emulate": ("switchml.commands.emulate:emulate", "Emulate a training job on machines one does not have."),
-    "peers": ("switchml.commands.peers:peers", "Run a training script on a cluster whose other ranks are emulated."),
+    "peers": ("switchml.commands.peers:peers", "Run a script as one rank of an emulated cluster."),
     "doctor": ("switchml.commands.doctor:doctor", "Check what this machine can do and what it lacks."),
 }
 """Subcommand name → ("module:attribute" of its click command, the line that `switchml --help` shows for it)."""
@@ -40,6 +40,7 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "pyarrow": "parquet",
     "distributed": "dask",
     "optuna": "optimize",
+    "scipy": "trace",
     "msgspec": "trace",
 }
 """Optional top-level module → the extra that installs it."""

@@ -1,10 +1,12 @@
 """Where the tests of traces find real ones, and a small writer of Kineto traces for cases that no real one shows."""
 
+import dataclasses
 import json
 import os
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,3 +38,19 @@ def write(path, events, **head):
     head.setdefault("distributedInfo", {"backend": "gloo", "rank": 0, "world_size": 2})
     path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events, **head}))
     return path
+
+
+def same(one, other):
+    """Two traces, but for where they come from."""
+    assert one.lanes == other.lanes
+    assert one.groups == other.groups
+    assert np.array_equal(one.causes, other.causes)
+    assert np.array_equal(one.steps, other.steps)
+    for field in dataclasses.fields(one.events):
+        mine, its = getattr(one.events, field.name), getattr(other.events, field.name)
+        assert mine.dtype == its.dtype, field.name
+        if field.name == "name":
+            mine, its = ([trace.names[i] for i in trace.events.name] for trace in (one, other))
+        assert np.array_equal(mine, its), field.name
+    for name in ("rank", "world_size", "host", "epoch_s", "backend", "gradient_names", "about", "format"):
+        assert getattr(one, name) == getattr(other, name), name

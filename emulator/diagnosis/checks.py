@@ -8,7 +8,7 @@ from typing import Any
 
 from emulator.diagnosis import compression, device, host, loading, messages, network, overlap, stragglers, wire
 from emulator.diagnosis.finding import Finding
-from emulator.diagnosis.situation import LEAST_SHARE, Situation
+from emulator.diagnosis.situation import LEAST_SHARE, Codecs, Situation
 from emulator.replay.whatif import what_if
 from emulator.trace.joined import Joined
 
@@ -67,6 +67,7 @@ class Diagnosis:
             "critical_path": {
                 "by_part_s": path.by_part,
                 "by_op_s": path.by_work,
+                "by_stream_s": seen.path_by_stream,
                 "segments": [
                     {
                         "op": seen.op_name(op),
@@ -85,11 +86,9 @@ class Diagnosis:
         }
 
 
-def diagnose(
-    joined: Joined, least_share: float = LEAST_SHARE, codecs: dict[str, tuple[float, float]] | None = None
-) -> Diagnosis:
+def diagnose(joined: Joined, least_share: float = LEAST_SHARE, codecs: Callable[[], Codecs] = dict) -> Diagnosis:
     """Replay `joined` and run every check. Findings that gain less than `least_share` of the iteration are left out.
-    `codecs`: those that may be advised, as in `Situation`."""
-    seen = Situation.of(joined, least_share=least_share, codecs=codecs or {})
+    `codecs`: says which ones may be advised, as in `Situation`."""
+    seen = Situation.of(joined, least_share=least_share, codecs=codecs)
     findings = [finding for check in CHECKS for finding in check(seen)]
     return Diagnosis(seen, sorted(findings, key=lambda finding: -finding.gain_s))

@@ -10,7 +10,7 @@ import numpy as np
 
 from emulator.trace.events import NONE, LaneKind, RankTrace, What
 
-OWN = (What.COMPUTE, What.CODEC, What.COPY)
+OWN = (What.COMPUTE, What.LAUNCH, What.CODEC, What.COPY)
 """What a rank does without anyone else."""
 
 

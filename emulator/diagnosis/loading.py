@@ -36,7 +36,7 @@ def find(seen: Situation) -> list[Finding]:
         title += f"; {seen.rank_name(slowest)} takes {by_rank_s[slowest] / max(np.median(by_rank_s), 1e-12):.2g} times"
         title += " as long as the median"
     settings = [
-        "DataLoader(num_workers=…): one more than (time to load a batch) / (time to train on it), persistent_workers",
+        _workers(seen, loads, float(by_rank_s.max()), faster_s),
         "prefetch_factor=4; pin_memory=True where samples go to an accelerator; decode or tokenize once, beforehand",
     ]
     return [
@@ -55,3 +55,11 @@ def find(seen: Situation) -> list[Finding]:
             is_bound=True,
         )
     ]
+
+
+def _workers(seen: Situation, loads: np.ndarray, load_s: float, rest_s: float) -> str:
+    """How many loader processes keep up: a batch is loaded in `load_s`, and one is needed every `rest_s`."""
+    if any("MultiProcessing" in seen.op_name(op) for op in np.flatnonzero(loads)):
+        return "DataLoader(num_workers=…): more than now, where cores are idle"
+    workers = int(np.ceil(load_s / rest_s)) + 1 if rest_s > 0 else 2
+    return f"DataLoader(num_workers={workers}, persistent_workers=True): batches loaded while others are trained on"

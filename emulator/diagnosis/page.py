@@ -40,7 +40,7 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
         "findings": found.findings,
         "ranks": len(seen.graph.ranks),
         "more_ranks": len(seen.graph.ranks) - len(shown),
-        "shown": [seen.rank_name(rank) for rank in shown],
+        "shown": [seen.short_name(rank) for rank in shown],
         "mean": seen.causes.parts.mean(),
         "hidden_s": seen.causes.parts.hidden_communication_s(),
         "bars": _bars(found, shown),
@@ -55,6 +55,7 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
         "path_parts": [
             (name, s, s / whole_s) for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
         ],
+        "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
         "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],
         "helps": _helps(found),
     }
@@ -74,7 +75,7 @@ def _bars(found: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str
     seen = found.seen
     by_rank = seen.causes.parts.by_rank
     rows = [("all ranks", np.average(by_rank, axis=0, weights=seen.causes.parts.weight))]
-    rows += [(seen.rank_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
+    rows += [(seen.short_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
     return [
         (name, [(part, float(s), float(s) / seen.iteration_s) for part, s in zip(PARTS, charged, strict=True) if s > 0])
         for name, charged in rows

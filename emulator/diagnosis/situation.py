@@ -5,7 +5,8 @@ something changed. Gains come from nowhere else.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -29,6 +30,10 @@ SHOWN = 5
 """Sightings of a finding."""
 
 
+Codecs = dict[str, tuple[float, float]]
+"""Codec → the share of bytes that is sent, and bytes a second of compressing and decompressing."""
+
+
 @dataclass(frozen=True)
 class Situation:
     """One iteration of a job. Arrays (ops,) and (meetings,) are those of its graph."""
@@ -36,9 +41,8 @@ class Situation:
     joined: Joined
     played: Replayed
     least_share: float = LEAST_SHARE
-    codecs: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """What could compress gradients: the share of bytes that is sent, and bytes a second of compressing and
-    decompressing."""
+    codecs: Callable[[], Codecs] = dict
+    """Says what could compress gradients; asked only where communication is worth it."""
 
     @classmethod
     def of(cls, joined: Joined, **rest: Any) -> Situation:
@@ -108,6 +112,18 @@ class Situation:
         return critical_path(self.played)
 
     @cached_property
+    def path_by_stream(self) -> dict[str, float]:
+        """`rank 3, stream 7` → seconds of the critical path on it, largest first."""
+        stream = self.graph.ops.stream[self.path.op]
+        seconds = np.bincount(stream, self.path.until_s - self.path.from_s, minlength=len(self.graph.streams))
+        names = self.graph.streams.name
+        found = {
+            f"{self.short_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
+            for each in np.flatnonzero(seconds > 0)
+        }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @cached_property
     def on_path(self) -> np.ndarray:
         """bool (ops,)."""
         found = np.zeros(len(self.graph.ops), bool)
@@ -161,9 +177,13 @@ class Situation:
     def rank_name(self, rank: int) -> str:
         """`rank 3` or, where the trace says, `rank 3 on node-b`."""
         trace = self.joined.traces[rank] if rank < len(self.joined.traces) else None
-        number = trace.rank if trace else rank
         hosts = {each.host for each in self.joined.traces}
-        return f"rank {number} on {trace.host}" if trace and trace.host and len(hosts) > 1 else f"rank {number}"
+        name = self.short_name(rank)
+        return f"{name} on {trace.host}" if trace and trace.host and len(hosts) > 1 else name
+
+    def short_name(self, rank: int) -> str:
+        """`rank 3`, for tables."""
+        return f"rank {self.joined.traces[rank].rank if rank < len(self.joined.traces) else rank}"
 
     def op_name(self, op: int) -> str:
         """Of its work."""

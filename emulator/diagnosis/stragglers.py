@@ -9,6 +9,7 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import time_text
+from emulator.trace.events import What
 from emulator.workload.graph import Kind
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)
@@ -112,16 +113,21 @@ def _persistent_ones(
 ) -> list[Finding]:
     """The slowest machine first, then what the next gains once that is mended. Machines that gain nothing alone, since
     others are as slow, are taken together."""
-    machines = [[rank for rank in ranks if _slow_share(seen, rank)[0] >= PERSISTENT] for ranks in machines]
+    now_and_then = [rank for rank in sum(machines, []) if _slow_share(seen, rank)[0] < PERSISTENT]
+    machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
     machines = sorted(filter(None, machines), key=lambda ranks: -float(np.max(took_s[ranks] - should_s[ranks])))
     found, mended, together = [], [], []
     own_s, before_s = seen.own_s, seen.iteration_s
+    if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
+        own_s = np.where(np.isin(seen.rank, now_and_then) & _is_own(seen), usual_s, own_s)
+        before_s = seen.again(own_s=own_s)
     for ranks in machines:
         together = together + ranks
         own_s = np.where(np.isin(seen.rank, together) & _is_own(seen), usual_s, own_s)
         gain_s = before_s - seen.again(own_s=own_s)
         if seen.is_worth_it(gain_s):
             after = f", once that of {_names(seen, mended)} is" if mended else ""
+            after += f"; {_names(seen, now_and_then)}, slow now and then, too" if now_and_then else ""
             found.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
             mended, together, before_s = mended + together, [], before_s - gain_s
     return found
@@ -225,7 +231,9 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
 
 
 def _is_own(seen: Situation) -> np.ndarray:
-    return np.isin(seen.kind, OWN)
+    """bool (ops,): work, also what a host does for its accelerator; no gaps and no waits."""
+    feeds = (seen.kind == Kind.DELAY) & np.isin(seen.of_events("what"), (What.COMPUTE, What.LAUNCH))
+    return np.isin(seen.kind, OWN) | feeds
 
 
 def _by_rank(seen: Situation, values: np.ndarray) -> np.ndarray:

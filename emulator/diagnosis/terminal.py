@@ -47,8 +47,8 @@ def _by_rank(found: Diagnosis) -> Table:
         waited_s = seen.causes.waiting_s[rank].copy()
         waited_s[rank] = 0.0
         peer = int(waited_s.argmax())
-        most = f"{seen.rank_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
-        table.add_row(seen.rank_name(rank), *(time_text(s) for s in row.values()), most)
+        most = f"{seen.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
+        table.add_row(seen.short_name(rank), *(time_text(s) for s in row.values()), most)
     if len(rows) > MOST_RANKS:
         table.caption = f"{len(rows) - MOST_RANKS} further ranks are not shown."
     return table

@@ -9,7 +9,9 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace.events import Wire, WireWhat
+from emulator.trace.events import What, Wire, WireWhat
+from emulator.trace.join import MEAN
+from emulator.trace.joined import GAP
 from emulator.workload.graph import Collective, Kind
 
 STANDS_STILL = 5.0
@@ -29,17 +31,16 @@ def find(seen: Situation) -> list[Finding]:
 def _resent(seen: Situation) -> list[Finding]:
     """All-reduces without the time in which they stood still until something was sent again."""
     counts, still_s = {}, np.zeros(len(seen.graph.meetings))
-    sequence = seen.of_events("sequence")
+    lost = _lost(seen)
     for rank, trace in enumerate(seen.joined.traces):
         if trace.wire is None or not len(trace.wire):
             continue
         counts[rank] = np.bincount(trace.wire.what, minlength=len(WireWhat))
-        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (sequence >= 0))
-        by_tensor = stalls(trace.wire)
-        for op in ops:
-            lost_s = by_tensor.get(int(sequence[op]), 0.0)
-            meeting = seen.graph.ops.meeting[op]
-            still_s[meeting] = max(still_s[meeting], min(lost_s, seen.meeting_s[meeting]))
+        by_event = _still_s(seen, rank, lost[rank])
+        ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (seen.joined.event != GAP))
+        lost_s = by_event[seen.joined.event[ops]]
+        np.maximum.at(still_s, seen.graph.ops.meeting[ops], lost_s)
+    still_s = np.minimum(still_s, seen.meeting_s)
     if not counts:
         return []
     gain_s = seen.iteration_s - seen.again(meeting_s=seen.meeting_s - still_s)
@@ -48,7 +49,7 @@ def _resent(seen: Situation) -> list[Finding]:
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
     worst = max(counts, key=lambda rank: counts[rank][WireWhat.RESENT] / max(counts[rank][WireWhat.SENT], 1))
     of_worst = counts[worst]
-    needless = repeated >= 0.5 * resent
+    early = int(resent - sum(each.sum() for each in lost.values()))
     evidence = [
         f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
         "twice",
@@ -56,12 +57,12 @@ def _resent(seen: Situation) -> list[Finding]:
         f"a packet was sent again, in {np.count_nonzero(still_s)} of them",
         f"most on {seen.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
     ]
-    settings = (
-        ["results come twice as often as packets are lost: what waits is a slow link or rank, not a lost packet"]
-        if needless
-        else ["find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports"]
-    )
-    settings.append("SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP")
+    if early:
+        evidence.append(f"{early:,} were sent again before all ranks had sent theirs: a rank was late there, none lost")
+    settings = [
+        "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
+        "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
+    ]
     shown = np.flatnonzero(np.isin(seen.graph.ops.meeting, np.flatnonzero(still_s > 0)))
     return [
         seen.finding(
@@ -76,19 +77,64 @@ def _resent(seen: Situation) -> list[Finding]:
     ]
 
 
-def stalls(wire: Wire) -> dict[int, float]:
-    """Tensor → seconds in which nothing of it came until something was sent again."""
+def _lost(seen: Situation) -> dict[int, np.ndarray]:
+    """Rank → bool (records,): packets sent again after all ranks had sent theirs of this chunk; before, a rank is late
+    and nothing need be lost."""
+    wires = {rank: trace.wire for rank, trace in enumerate(seen.joined.traces) if trace.wire is not None}
+    clock = seen.joined.origin_s if len(seen.joined.origin_s) else -seen.joined.offset_s
+    at_s = {rank: wire.at_s - clock[rank] for rank, wire in wires.items()}
+    keys = {rank: (wire.tensor << 32) + wire.chunk for rank, wire in wires.items()}
+    first = [wire.what == WireWhat.SENT for wire in wires.values()]
+    key = np.concatenate([keys[rank][chosen] for rank, chosen in zip(wires, first, strict=True)] or [np.empty(0, int)])
+    sent_s = np.concatenate([at_s[rank][chosen] for rank, chosen in zip(wires, first, strict=True)] or [np.empty(0)])
+    chunks, place = np.unique(key, return_inverse=True)
+    last_s = np.full(len(chunks), -np.inf)
+    np.maximum.at(last_s, place, sent_s)
     found = {}
-    order = np.lexsort((wire.at_s, wire.tensor))
-    tensors, first = np.unique(wire.tensor[order], return_index=True)
-    for tensor, run in zip(tensors.tolist(), np.split(order, first[1:]), strict=True):
+    for rank, wire in wires.items():
+        place = np.minimum(np.searchsorted(chunks, keys[rank]), max(len(chunks) - 1, 0))
+        known = chunks[place] == keys[rank] if len(chunks) else np.zeros(len(wire), bool)
+        all_sent = ~known | (last_s[place] <= at_s[rank]) if len(chunks) else ~known
+        found[rank] = (wire.what == WireWhat.RESENT) & all_sent
+    return found
+
+
+def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
+    """float64 (events,) of `rank`'s trace: how long each of its collectives stood still; where the joined iteration is
+    a mean, the mean of those at the same place in their iterations."""
+    trace, number = seen.joined.traces[rank], seen.iterations[rank].number
+    events, standing = trace.events, stalls(trace.wire, lost)
+    still_s = np.zeros(len(events))
+    reduces = np.flatnonzero(events.what == What.COLLECTIVE)
+    for event in reduces:
+        for from_s, until_s in standing.get(int(events.sequence[event]), ()):
+            if from_s >= events.start_s[event] and until_s <= events.end_s[event]:
+                still_s[event] += until_s - from_s
+    if seen.joined.iteration == MEAN:
+        own = [reduces[number[reduces] == each] for each in range(seen.iterations[rank].count)]
+        own = [each[np.argsort(events.start_s[each], kind="stable")] for each in own if len(each)]
+        usual = [each for each in own if len(each) == int(np.median([len(each) for each in own]))]
+        if usual:
+            still_s[np.stack(usual)] = still_s[np.stack(usual)].mean(axis=0)
+    return still_s
+
+
+def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
+    """Tensor → from when until when nothing of it came, until something that was `lost`, bool (records,), was sent
+    again."""
+    found = {}
+    order = np.lexsort((wire.at_s, wire.job, wire.tensor))
+    key = np.stack([wire.tensor[order], wire.job[order]])
+    first = np.flatnonzero(np.any(np.diff(key, axis=1) != 0, axis=0)) + 1
+    for run in np.split(order, first):
         apart_s = np.diff(wire.at_s[run])
         if not len(apart_s):
             continue
         limit_s = max(STANDS_STILL * float(np.median(apart_s)), LEAST_STILL_S)
-        still = (apart_s > limit_s) & (wire.what[run[1:]] == WireWhat.RESENT)
+        still = (apart_s > limit_s) & lost[run[1:]]
         if still.any():
-            found[tensor] = float(apart_s[still].sum())
+            spans = np.stack([wire.at_s[run[:-1]][still], wire.at_s[run[1:]][still]], axis=1)
+            found.setdefault(int(wire.tensor[run[0]]), []).extend(map(tuple, spans.tolist()))
     return found
 
 

@@ -40,29 +40,32 @@ def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Cho
     return found
 
 
-def ready_s(joined: Joined) -> np.ndarray:
-    """float64 (gradients,): when each is final on its last rank, and all before it."""
-    end_s = replay(joined.graph, joined.costs).end_s
-    return np.maximum.accumulate(end_s[gradients(joined).op].max(axis=0))
-
-
-def fastest(joined: Joined, options: Sequence[Choice]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(caps in bytes, codec of each bucket) of the buckets that are all reduced first."""
+def ready(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
+    """Two float64 (gradients,): when each is final on its last rank, with all before it; and its bytes."""
     found = gradients(joined)
+    end_s = replay(joined.graph, joined.costs).end_s
+    return np.maximum.accumulate(end_s[found.op].max(axis=0)), found.bytes
+
+
+def fastest(
+    ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """(caps in bytes, codec of each bucket) of the buckets that are all reduced first. Gradients have `sizes` bytes and
+    are final at `ready_s`, which must not fall."""
     first, option, _ = path(
-        ready_s(joined),
-        found.bytes,
+        ready_s,
+        sizes,
         np.array([one.fixed_s for one in options]),
         np.array([one.bytes_per_s for one in options]),
     )
-    bucket = np.zeros(len(found.bytes), np.int64)
+    bucket = np.zeros(len(sizes), np.int64)
     codecs = []
     at = len(bucket)
     while at > 0:
         bucket[first[at] : at] = -len(codecs)
         codecs.append(options[option[at]].codec)
         at = first[at]
-    return caps_of(found.bytes, bucket - bucket[0]), tuple(codecs[::-1])
+    return caps_of(sizes, bucket - bucket[0]), tuple(codecs[::-1])
 
 
 def is_path(joined: Joined) -> bool:

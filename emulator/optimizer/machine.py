@@ -58,7 +58,9 @@ class Machine:
         Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
         graph, meetings = joined.graph, gradients(joined).meetings
         ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
-        return cls(networks.fit(joined, link_bps), fit(joined, meetings), ranks, **known)
+        network = networks.fit(joined, link_bps)
+        most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
+        return cls(network, fit(joined, meetings, most), ranks, **known)
 
     @property
     def traced_placement(self) -> str:

@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from emulator.optimizer import cuts
 from emulator.optimizer.coarsen import coarsen
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.passes import COMMUNICATION, COMPUTE
@@ -37,6 +40,7 @@ class Objective:
     machine: Machine
     evaluated: int = 0
     _coarse: dict[Setting, Joined] = field(default_factory=dict)
+    _ready: dict[Setting, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     _known: dict[Setting, Worth] = field(default_factory=dict)
 
     def __call__(self, setting: Setting) -> Worth:
@@ -56,10 +60,17 @@ class Objective:
 
     def coarse(self, setting: Setting) -> Joined:
         """The coarsened job with the setting's compute passes."""
-        key = dataclasses.replace(TRACED, **{one.name: getattr(setting, one.name) for one in COMPUTE})
+        key = _compute(setting)
         if key not in self._coarse:
             self._coarse[key] = coarsen(self._computed(key))
         return self._coarse[key]
+
+    def ready(self, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
+        """`cuts.ready` of it."""
+        key = _compute(setting)
+        if key not in self._ready:
+            self._ready[key] = cuts.ready(self.coarse(setting))
+        return self._ready[key]
 
     def _computed(self, setting: Setting) -> Joined:
         job = self.joined
@@ -89,3 +100,8 @@ class Objective:
         if setting.precision:
             states, held = states / 2, held / 2
         return states + (activations(held, self.joined) if setting.recompute else held)
+
+
+def _compute(setting: Setting) -> Setting:
+    """What of a setting concerns the passes that change what ranks compute."""
+    return dataclasses.replace(TRACED, **{one.name: getattr(setting, one.name) for one in COMPUTE})

@@ -8,7 +8,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.search import Found
 from emulator.optimizer.setting import Setting
@@ -64,8 +63,20 @@ def print_table(found: Found, objective: Objective, allowed: Allowed, console: C
         f"{time_text(found.traced.iteration_s)}; with the setting "
         f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample"
     )
-    for line in objective.machine.assumptions() + objective.joined.assumptions:
+    for line in assumptions(found, objective):
         console.print(f"[dim]· {line}[/]")
+
+
+def assumptions(found: Found, objective: Objective) -> list[str]:
+    """What the result rests on, and what its codecs do to gradients."""
+    machine = objective.machine
+    costs = {spec: machine.codec(spec) for spec in found.best.setting.codec if spec}
+    said = [
+        f"codec {spec}: {cost.wire_share:.1%} of the bytes, {cost.bytes_per_s / 1e6:,.0f} MB/s on one core, "
+        f"relative error {cost.error:.2g} of a gradient before what is remembered"
+        for spec, cost in costs.items()
+    ]
+    return machine.assumptions() + said + objective.joined.assumptions
 
 
 def _without(found: Found, objective: Objective, name: str) -> float:
@@ -77,7 +88,7 @@ def _without(found: Found, objective: Objective, name: str) -> float:
     return (objective(bare).sample_s - found.best.sample_s) / found.traced.sample_s
 
 
-def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]], machine: Machine) -> dict[str, Any]:
+def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Seconds of iterations (`_s`), shares (`gain`)."""
     return {
         "traced_s": objective.joined.iteration_s,
@@ -105,5 +116,5 @@ def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]
         "settings_per_minute": found.evaluated / found.wall_s * 60 if found.wall_s else None,
         "interrupted": found.interrupted,
         "memory_bytes": found.best.memory_bytes or None,
-        "assumptions": machine.assumptions() + objective.joined.assumptions,
+        "assumptions": assumptions(found, objective),
     }

@@ -2,8 +2,9 @@
 
 1. Each pass alone, also those that may not be used: what they would gain. 2. Along the critical path: of the passes
 that act on a part of it, the one that gains most, again until none gains; buckets come from `cuts.py` each time.
-3. Where few combinations are left, all of them; else Optuna (TPE) proposes, starting from what is known. What is found
-is exact where everything was tried or the space is a path, and the best of so many trials elsewhere.
+3. Where few combinations are left, all of them; else Optuna (TPE) proposes, and buckets are improved around what it
+proposes. What is found is exact where everything was tried or the space is a path, and the best of so many trials
+elsewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from emulator.optimizer.space import Allowed
 from emulator.replay.critical import critical_path
 from emulator.trace.buckets import assign, caps_of, gradients
 
+CLIMBS, MOST_MOVES = 9, 3
+"""Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
+takes Optuna longer than the replay of several settings."""
 GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
@@ -83,17 +87,14 @@ def search(
     far."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
-    hunt = _Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
+    hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
     found = hunt.found
     try:
-        hunt.alone()
-        hunt.along_the_path()
-        hunt.everywhere(seed)
-    except _Spent:
-        found.how = found.how or "the budget ended before the space did"
+        hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
-    found.evaluated, found.wall_s = objective.evaluated, time.perf_counter() - began_s
+    hunt.trim()
+    found.evaluated, found.wall_s = hunt.evaluated, time.perf_counter() - began_s
     return found
 
 
@@ -102,7 +103,9 @@ class _Spent(Exception):
 
 
 @dataclass
-class _Hunt:
+class Hunt:
+    """A search under way; what it finds is in `found`."""
+
     objective: Objective
     allowed: Allowed
     found: Found
@@ -111,18 +114,40 @@ class _Hunt:
     progress: Progress
 
     def __post_init__(self) -> None:
+        self.before = self.objective.evaluated
         self.is_path = cuts.is_path(self.objective.joined)
         self.sizes = gradients(self.objective.joined).bytes
 
+    @property
+    def evaluated(self) -> int:
+        """Settings that this search has had replayed."""
+        return self.objective.evaluated - self.before
+
+    def until_spent(self, *stages: Callable[[], None]) -> None:
+        """Run these until one of them finds the budget spent."""
+        try:
+            for stage in stages:
+                stage()
+        except _Spent:
+            self.found.how = self.found.how or "the budget ended before the space did"
+
     def judge(self, setting: Setting) -> Worth:
         """Its worth; the best so far is kept."""
-        if self.objective.evaluated >= self.trials or time.perf_counter() > self.until_s:
+        if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         worth = self.objective(setting)
         if worth.fits and (not self.found.best.fits or worth.sample_s < self.found.best.sample_s * (1 - GAIN)):
             self.found.best = worth
-        self.progress(self.objective.evaluated, self.found.best.sample_s)
+        self.progress(self.evaluated, self.found.best.sample_s)
         return worth
+
+    def trim(self) -> None:
+        """Leave out of the best setting what gains nothing."""
+        for name in self.found.best.setting.changed():
+            bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
+            worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
+            if worth.fits and worth.sample_s <= self.found.best.sample_s * (1 + GAIN):
+                self.found.best = worth
 
     # Each pass alone
 
@@ -158,7 +183,7 @@ class _Hunt:
     def along(self, base: Setting, codecs: list[str]) -> Setting:
         """`base` with the buckets that `cuts.fastest` finds."""
         options = cuts.choices(self.objective.machine, base.placement, codecs)
-        caps, chosen = cuts.fastest(self.objective.coarse(base), options)
+        caps, chosen = cuts.fastest(*self.objective.ready(base), options)
         return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
 
     # Along the critical path
@@ -190,7 +215,7 @@ class _Hunt:
         cut = "buckets" in self.allowed.passes
         if cut and self.allowed.lists and "codec" in values:
             values["codec"] = [(), self.allowed.codecs]  # which of them, `along` decides bucket by bucket
-        left = self.trials - self.objective.evaluated
+        left = self.trials - self.evaluated
         ways = 2.0 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
@@ -214,9 +239,10 @@ class _Hunt:
         rng = np.random.default_rng(seed)
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
         total = float(self.sizes.sum())
-        ways = ["traced", *(["cap"] if cut else []), *(["path", "near"] if cut and self.allowed.lists else [])]
+        ways = ["traced", *(["cap"] if cut else []), *(["path", "best"] if cut and self.allowed.lists else [])]
 
         def proposal(trial: optuna.Trial) -> Setting:
+            """What Optuna wants next."""
             chosen = {name: each[trial.suggest_categorical(name, range(len(each)))] for name, each in values.items()}
             base = Setting(**chosen)
             way = trial.suggest_categorical("buckets", ways)
@@ -225,20 +251,28 @@ class _Hunt:
                 return dataclasses.replace(base, buckets=caps, codec=base.codec[:1])
             if way == "path":
                 return self.along(base, self.codecs(base))
-            if way == "near":
-                return dataclasses.replace(base, buckets=self.near(trial.suggest_int("moves", 1, 4), rng))
+            if way == "best":
+                return dataclasses.replace(base, buckets=self.found.best.setting.buckets, codec=base.codec[:1])
             return base
 
         self.found.how = "Optuna (TPE): the best of all trials"
         for _ in range(4 * max(left, 0)):  # what is known already costs no trial of ours
             trial = study.ask()
             worth = self.judge(proposal(trial))
+            if cut and self.allowed.lists:
+                worth = self.climb(worth, rng)
             study.tell(trial, worth.sample_s if worth.fits else 10 * self.found.traced.sample_s)
 
-    def near(self, moves: int, rng: np.random.Generator) -> tuple[int, ...]:
-        """The best buckets known with some gradients' borders moved."""
-        bucket = assign(self.sizes, self.found.best.setting.buckets or (self.sizes.sum(),))
-        cut = np.diff(bucket)
-        if len(cut):
+    def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
+        """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
+        for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
+            bucket = assign(self.sizes, worth.setting.buckets or (self.sizes.sum(),))
+            cut = np.diff(bucket)
+            if not len(cut):
+                break
             cut[rng.integers(0, len(cut), moves)] ^= 1
-        return caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
+            caps = caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
+            other = self.judge(dataclasses.replace(worth.setting, buckets=caps, codec=worth.setting.codec[:1]))
+            if other.fits and other.sample_s < worth.sample_s:
+                worth = other
+        return worth

@@ -33,16 +33,14 @@ class Exchange:
     ):
         self._ranks, self._me, self._real, self._gloo = ranks, me, real, gloo
         self._values, self._reader, self._writer = values, reader, writer
-
-    @property
-    def _absent(self) -> list[int]:
-        return [rank for rank in range(len(self._ranks)) if rank not in self._real]
+        self._absent = [rank for rank in range(len(ranks)) if rank not in real]
 
     # Reductions
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, number: int) -> None:
         """In place."""
-        self._reduce("all_reduce", [tensor], [tensor], op, number, lambda parts: parts)
+        both = [tensor]
+        self._reduce("all_reduce", both, both, op, number, lambda parts: parts)
 
     def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, root: int, number: int) -> None:
         """In place at `root`; elsewhere `tensor` stays."""
@@ -61,7 +59,8 @@ class Exchange:
         before = [tensor.clone() for tensor in given] if self._writer else []
         then = self._recorded(name, number, given, got)
         is_sum = op == Op.SUM or op == Op.AVG
-        parts = [tensor.clone() for tensor in given]
+        is_here = given is got and then is None and got[0].is_contiguous()
+        parts = list(given) if is_here else [tensor.clone() for tensor in given]
         if then is not None and is_sum:
             parts = [now - old for now, old in zip(parts, then[0], strict=True)]
         if self._gloo is not None:
@@ -72,7 +71,8 @@ class Exchange:
             if then is None:
                 # Numbered by the group's collective: whoever reduces the same draws the same.
                 self._values.reduce(part, op, len(self._real), len(self._absent), number)
-                out.copy_(part)
+                if not is_here:
+                    out.copy_(part)
             elif is_sum:
                 if op == Op.AVG:
                     part = part / len(self._ranks) if part.is_floating_point() else part // len(self._ranks)

@@ -4,134 +4,33 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from emulator.peers import report
 from emulator.peers.exchange import Exchange
-from emulator.peers.recording import Reader, Writer
-from emulator.peers.settings import Settings, from_environment
-from emulator.peers.values import Values
+from emulator.peers.shared import Shared, begin, current, gloo_of
 from emulator.peers.work import PeersWork
 from emulator.peers.world import Communicator, World
-from host_agent.torch_work import CallbackThreads
 from switchml.errors import ConfigError, UnsupportedTensor
 
 _STAMP, _STAMP_BACK, _DATA = range(3)
 """What goes between two real ranks for one send: tags 3t + these."""
 
-_shared: Shared | None = None
-"""What all groups of this process share, while there is a default group."""
-
-
-class Shared:
-    """The world and what all groups need of it."""
-
-    def __init__(self, settings: Settings, rank: int, real: tuple[int, ...], origin_s: float | None):
-        self.world = World(settings, rank, real, origin_s)
-        self.callbacks = CallbackThreads(f"switchml-emulated-{rank}")
-        self.values = Values("own" if settings.values == "recorded" else settings.values, settings.noise, settings.seed)
-        self.reader = Reader(Path(settings.recording), rank) if settings.values == "recorded" else None
-        self.writer = None
-        if settings.record:
-            if len(real) != settings.world:
-                raise ConfigError(
-                    f"recording needs all {settings.world} ranks real, but {len(real)} are; start that many processes"
-                )
-            self.writer = Writer(Path(settings.record), rank)
-        self.lines: list[Communicator] = []
-        self._first_optimizer: object | None = None
-        self._hook = register_optimizer_step_post_hook(self._stepped)
-
-    def line(self, ranks: tuple[int, ...], agree: Callable[[float], float] | None) -> Communicator:
-        """A communicator of these ranks of the world."""
-        self.lines.append(Communicator(self.world, ranks, agree, number=len(self.lines)))
-        return self.lines[-1]
-
-    def _stepped(self, optimizer, *_) -> None:
-        # A script may have several optimizers; an iteration ends whenever the one that stepped first steps again.
-        if self._first_optimizer is None:
-            self._first_optimizer = optimizer
-        if optimizer is self._first_optimizer:
-            self.world.step()
-
-    def close(self) -> None:
-        """The end of the job: the report."""
-        self._hook.remove()
-        for line in self.lines:
-            line.close()
-        if self.writer is not None:
-            self.writer.close()
-        self.callbacks.close()
-        if self.world.rank == self.world.real[0]:
-            report.deliver(self.world)
-
 
 def create(options) -> EmulatedProcessGroup:
     """The group that torch's _DistributedBackendOptions describe."""
-    global _shared
     ranks = tuple(options.global_ranks_in_group)
     if not ranks:
-        if _shared is not None:
-            raise ConfigError("there is an emulated world already; destroy its process group first")
-        settings = from_environment()
-        rank, real = _who_is_real(settings, options.group_rank, options.group_size)
-        gloo, wrapper = _gloo(options, real, real.index(rank))
-        origin_s = _agree_on_origin(gloo, settings) if gloo is not None else None
-        _shared = Shared(settings, rank, real, origin_s)
-        group = EmulatedProcessGroup(_shared, tuple(range(settings.world)), gloo, wrapper, options, is_default=True)
-    else:
-        if _shared is None:
-            raise ConfigError("a sub-group of an emulated world that was destroyed")
-        members = tuple(other for other in ranks if other in _shared.world.real)
-        gloo, wrapper = _gloo(options, members, members.index(_shared.world.rank))
-        group = EmulatedProcessGroup(_shared, ranks, gloo, wrapper, options, is_default=False)
-    return group
-
-
-def _who_is_real(settings: Settings, rank: int, size: int) -> tuple[int, tuple[int, ...]]:
-    """This process's rank in the world, and all real ones. `size`: what torch was told; either the number of processes
-    (torchrun) or that of the world's ranks (our launcher)."""
-    real = settings.real or tuple(range(min(size, settings.world)))
-    if size == settings.world and rank in real:
-        return rank, real
-    if len(real) != size:
-        raise ConfigError(
-            f"{size} processes for {len(real)} real ranks of a world of {settings.world}; expected one process for each"
-        )
-    return real[rank], real
-
-
-def _gloo(options, real: tuple[int, ...], place: int) -> tuple[dist.Backend | None, dist.ProcessGroup]:
-    """Gloo among the real ranks, None for a single one; and an ordinary group around it, which torch asks for names."""
-    store = options.store if len(real) > 1 else dist.HashStore()
-    generation = (store.add("arrivals", 1) - 1) // len(real)  # torchrun's store outlives a script's first group
-    store = dist.PrefixStore(f"{generation}/", store)
-    wrapper = dist.ProcessGroup(store, place, len(real))
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo/", store), place, len(real), options.timeout)
-    gloo._set_sequence_number_for_group()
-    wrapper._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    wrapper._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    return gloo if len(real) > 1 else None, wrapper
-
-
-def _agree_on_origin(gloo, settings: Settings) -> float:
-    """When the common clock began, by this machine's."""
-    import time
-
-    boot = hash(Path("/proc/sys/kernel/random/boot_id").read_text()) if settings.clock == "wall" else 0
-    boot = int(boot) % 2**52
-    mine = torch.tensor([time.monotonic(), float(boot)], dtype=torch.float64)
-    first = mine.clone()
-    gloo.broadcast([first], dist.BroadcastOptions()).wait()
-    return float(first[0])
+        shared, gloo, wrapper = begin(options)
+        ranks = tuple(range(shared.world.settings.world))
+        return EmulatedProcessGroup(shared, ranks, gloo, wrapper, options, is_default=True)
+    shared = current()
+    members = tuple(rank for rank in ranks if rank in shared.world.real)
+    gloo, wrapper = gloo_of(options, members, members.index(shared.world.rank))
+    return EmulatedProcessGroup(shared, ranks, gloo, wrapper, options, is_default=False)
 
 
 class EmulatedProcessGroup(dist.ProcessGroup):
@@ -415,9 +314,7 @@ class EmulatedProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave; the default group's end is that of the world. Safe to call twice."""
-        global _shared
-        if self._is_default and _shared is self._shared:
-            _shared = None
+        if self._is_default:
             self._shared.close()
 
     def abort(self) -> None:
@@ -469,15 +366,3 @@ def _check(name: str, tensor: torch.Tensor) -> None:
             f"{name} of a tensor that is {tensor.layout} on {tensor.device}; emulated peers take dense tensors in the "
             "memory of the CPU"
         )
-
-
-def _close_at_exit() -> None:
-    """For scripts that never destroy their group."""
-    global _shared
-    if _shared is not None and _owner == os.getpid():
-        shared, _shared = _shared, None
-        shared.close()
-
-
-_owner = os.getpid()
-atexit.register(_close_at_exit)

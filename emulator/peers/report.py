@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from emulator.peers.meeting import OWN
 from emulator.peers.world import World
 from switchml.errors import ConfigError, SwitchMLError
 
@@ -143,9 +142,9 @@ def write_timeline(world: World, path: str) -> None:
 
     if not world.iterations:
         raise ConfigError(f"no timeline in {path}: no optimizer stepped, so there is no iteration to show")
-    progress = world.progress
-    slowest = 1 + np.argsort(-progress.pace[1:], kind="stable")
-    chosen = np.sort(np.concatenate([[OWN], slowest[: SHOWN_RANKS - 1]]))
-    order = chosen[np.argsort(progress.ranks[chosen])]
-    graph, costs = world.last_program.graph(progress.ranks[order].tolist(), progress.pace[order])
+    settings = world.settings
+    pace = np.array([settings.scale_of(rank) for rank in range(settings.world)]) / settings.scale_of(world.rank)
+    slowest = [rank for rank in np.argsort(-pace, kind="stable").tolist() if rank != world.rank]
+    shown = sorted([world.rank, *slowest[: SHOWN_RANKS - 1]])
+    graph, costs = world.last_program.graph(shown, pace[shown])
     perfetto.write_timeline(replay(graph, costs, Conditions()), path)

@@ -59,17 +59,20 @@ class Steps:
 
 @dataclass(frozen=True)
 class Reduce:
-    """`count` all-reduces of `size_bytes`, one after the other."""
+    """`count` times `size_bytes` in `pieces` all-reduces at once, as DDP has its buckets reduced."""
 
     size_bytes: int
+    pieces: int
     count: int
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each step or all-reduce. `report`: of the emulated world, where there is one."""
+    """Seconds of each step or all-reduce; `cpu_s`: of the process, for all of them. `report`: of the emulated world,
+    where there is one."""
 
     seconds: list[float]
+    cpu_s: float = 0.0
     gradient_bytes: int = 0
     report: dict[str, Any] = field(default_factory=dict)
 
@@ -128,11 +131,13 @@ def _reduce(message: Reduce) -> list[float]:
     import torch
     import torch.distributed as dist
 
-    tensor, seconds = torch.ones(message.size_bytes // 4), []
+    tensors = torch.ones(message.size_bytes // 4).chunk(message.pieces)
+    seconds = []
     for _ in range(message.count):
         dist.barrier()
         before = time.perf_counter()
-        dist.all_reduce(tensor)
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            work.wait()
         seconds.append(time.perf_counter() - before)
     return seconds
 
@@ -159,7 +164,7 @@ class Training:
         """Train, and take the time of each step."""
         import torch.distributed as dist
 
-        seconds = []
+        seconds, spent_s = [], time.process_time()
         for _ in range(steps.count):
             before = time.perf_counter()
             self._step(steps.is_alone)
@@ -171,7 +176,7 @@ class Training:
 
             report = as_json(world)
             report["iteration_seconds"] = report["iteration_seconds"][-steps.count :]
-        return Times(seconds, self._gradient_bytes, report)
+        return Times(seconds, time.process_time() - spent_s, self._gradient_bytes, report)
 
     def _step(self, is_alone: bool) -> None:
         from torch.nn import functional

@@ -16,7 +16,7 @@ import numpy as np
 from emulator.peers.clock import Clock
 from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.prices import Prices
-from emulator.peers.program import Program
+from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Call:
     act: Callable[[], None]
     work: PeersWork
     at_s: np.ndarray
-    step: int = -1
+    step: int = NOT_KEPT
     met: Met | None = None
 
 
@@ -77,8 +77,6 @@ class World:
         absent = np.array([other for other in range(settings.world) if other not in set(real)], np.int64)
         pace = np.array([settings.scale_of(other) / scale for other in (rank, *absent.tolist())])
         self.progress = Progress(rank, absent, pace)
-        share = np.arange(len(absent)) % len(real) == real.index(rank)
-        self.speaks_for = np.concatenate([[True], share])
         self.iterations: list[Iteration] = []
         self.used: dict[str, Used] = {}
         self.program = Program()
@@ -214,8 +212,11 @@ class Communicator:
     _calls: queue.SimpleQueue | None = None
 
     def __post_init__(self) -> None:
-        members = np.isin(self.world.progress.ranks, self.ranks)
-        self._line = Line(self.world.progress, members, self.world.speaks_for if self.agree else members)
+        progress, real = self.world.progress, [rank for rank in self.ranks if rank in self.world.real]
+        # Each real member speaks for its share of the absent ones.
+        share = np.arange(len(progress.ranks) - 1) % len(real) == real.index(self.world.rank)
+        speaks_for = np.concatenate([[True], share])
+        self._line = Line(progress, np.isin(progress.ranks, self.ranks), speaks_for)
 
     def submit(self, call: Call) -> None:
         """Carry it out: at once where nobody has to be waited for, else on a thread of its own."""

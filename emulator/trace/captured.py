@@ -30,6 +30,7 @@ LAUNCH = re.compile(r"switchml\.all_reduce#(\d+)")
 WAIT, WAIT_FOR_BUCKETS = "switchml.wait", "switchml.wait_for_buckets"
 ALL_REDUCE = "switchml:all_reduce"
 _COPY_BACK = "copy_bucket_to_grad"
+_NODE = "autograd::engine::evaluate_function"
 SLACK_S = 50e-6
 """A collective is noted as done by another thread than the one that waits for it, perhaps a little later."""
 
@@ -59,8 +60,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     if about["agents"]:
         notes = path.with_name(f"{stem}.wire.npz")
         calls, packets = _read_notes(notes, len(about["agents"]))
-        for agent, own in zip(about["agents"], calls, strict=True):
-            growing.add_calls(agent, own, clock)
+        for k, (agent, own) in enumerate(zip(about["agents"], calls, strict=True)):
+            growing.add_calls(f"switchml {agent['tag']}" + (f" ({k})" if k else ""), agent["ranks"], own, clock)
         wire = _wire(about["agents"], packets, clock)
     ddp = about["ddp"]
     growing.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
@@ -122,6 +123,8 @@ class _Launched:
     launched_s: float
     start_s: float
     end_s: float
+    in_backward: bool
+    """Whether autograd launched it, as it does for DDP."""
 
 
 class _Growing:
@@ -157,10 +160,10 @@ class _Growing:
 
     # All-reduces of ours
 
-    def add_calls(self, agent: dict[str, Any], calls: np.ndarray, clock: _Clock) -> None:
+    def add_calls(self, job: str, ranks: list[int], calls: np.ndarray, clock: _Clock) -> None:
         """Each of an agent's all-reduces from its submission to its end. Those that failed tell no duration."""
-        self._lanes.append(Lane(f"switchml {agent['job']}", LaneKind.TRANSPORT))
-        self._groups.append(Group(agent["job"], tuple(agent["ranks"])))
+        self._lanes.append(Lane(job, LaneKind.TRANSPORT))
+        self._groups.append(Group(job, tuple(ranks)))
         name = self._number_of_name(ALL_REDUCE)
         start_s, end_s = clock.seconds(calls["submitted"]), clock.seconds(calls["done"])
         for call, from_s, until_s in zip(calls, start_s.tolist(), end_s.tolist(), strict=True):
@@ -200,13 +203,12 @@ class _Growing:
         for span in spans[np.argsort(events.start_s[spans], kind="stable")].tolist():
             start_s, end_s = float(events.start_s[span]), float(events.end_s[span])
             if events.name[span] == names.get(WAIT):
-                over = [one for one in left if one.start_s < end_s and start_s <= one.end_s <= end_s + SLACK_S]
-                last = sorted(over, key=lambda one: one.end_s)[-1:]
-                self._add_sync(span, start_s, end_s, last)
-                left = [one for one in left if one not in last]
+                awaited = self._awaited(left, start_s, end_s)
+                self._add_sync(span, start_s, end_s, awaited)
+                left = [one for one in left if one not in awaited]
                 continue
-            mine = [one for one in left if one.launched_s < start_s]
-            left = [one for one in left if one.launched_s >= start_s]
+            mine = [one for one in left if one.in_backward and one.launched_s < start_s]
+            left = [one for one in left if one not in mine]
             copied = [event for event in inside[span] if _COPY_BACK in self._names[self._name[event]]]
             begins_s = [*events.start_s[inside[span]].tolist(), end_s]
             if len(mine) != len(buckets) or sum(buckets) != len(copied):
@@ -216,6 +218,13 @@ class _Growing:
             for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
                 from_s = float(events.end_s[copied[first - 1]]) if first else start_s
                 self._add_sync(span, from_s, begins_s[bisect_left(begins_s, from_s)], [one])
+
+    def _awaited(self, left: list[_Launched], start_s: float, end_s: float) -> list[_Launched]:
+        """What a `Work.wait` waited for: what ended with it, else the oldest that was over before."""
+        left = [one for one in left if not one.in_backward and one.launched_s < start_s]
+        ended = [one for one in left if start_s <= one.end_s <= end_s + SLACK_S]
+        earlier = [one for one in left if one.end_s < start_s]
+        return sorted(ended, key=lambda one: one.end_s)[-1:] or earlier[:1]
 
     def _add_sync(self, span: int, from_s: float, until_s: float, causes: list[_Launched]) -> None:
         lane, name = int(self._trace.events.lane[span]), int(self._name[span])
@@ -235,8 +244,15 @@ class _Growing:
                 start_s, duration_s = float(events.start_s[caused]), float(events.duration_s[caused])
             else:
                 continue
-            found.append(_Launched(caused, float(events.start_s[cause]), start_s, start_s + duration_s))
+            launched_s = float(events.start_s[cause])
+            found.append(_Launched(caused, launched_s, start_s, start_s + duration_s, self._is_in_backward(cause)))
         return sorted(found, key=lambda one: (one.launched_s, one.event))
+
+    def _is_in_backward(self, event: int) -> bool:
+        while (event := int(self._trace.events.parent[event])) != NONE:
+            if self._trace.names[self._trace.events.name[event]].startswith(_NODE):
+                return True
+        return False
 
     # The whole
 
@@ -313,7 +329,7 @@ def _told(about: dict[str, Any]) -> dict[str, str]:
     told = dict(about["versions"])
     told |= {"codec": about["codec"]} if about["codec"] else {}
     for ddp in about["ddp"][:1]:
-        told["bucket_cap_mb"] = f"{ddp['bucket_cap_bytes'] / (1 << 20):g}"
+        told["bucket_cap_mb"] = f"{ddp['bucket_cap_bytes'] / (1 << 20):.4g}"
     if about["agents"]:
         told["transport"] = ", ".join(sorted({agent["transport"] for agent in about["agents"]}))
     lost = sum(agent["packets_lost"] for agent in about["agents"])

@@ -69,6 +69,11 @@ class Causality:
                     self.launch_of[second] = first
                 if segments.start_s[second] < segments.end_s[first]:
                     first = int(self.before[first])  # it began before the call returned: the call's start is the cause
+            if self.what[second] == What.SYNC and self.what[first] in COMMUNICATION:
+                # Done before the wait was, whatever the clock says: under load its thread notes the end late.
+                if segments.start_s[first] < segments.end_s[second]:
+                    self._edges.add((first, second))
+                continue
             self._add(first, second)
 
     def _segment(self, event: int, *, last: bool) -> int | None:

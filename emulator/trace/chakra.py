@@ -17,6 +17,7 @@ from emulator.trace import chakra_pb2 as pb
 from emulator.trace import native
 from emulator.trace.chakra_file import attributes, read_messages
 from emulator.trace.chakra_write import COLLECTIVE_TYPES, FLOATS, GROUPS, INTEGERS
+from emulator.trace.chrome import ChromeFile, open_plain
 from emulator.trace.communication import collective_of, message_bytes
 from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
 from emulator.trace.nesting import parents
@@ -28,6 +29,7 @@ COLLECTIVES = {number: collective for collective, number in COLLECTIVE_TYPES.ite
     pb.SCATTER: Collective.BROADCAST,
     pb.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER,
 }
+JSON_KEY = b'"workload_graph"'
 COMMUNICATION = (pb.COMM_COLL_NODE, pb.COMM_SEND_NODE, pb.COMM_RECV_NODE)
 
 
@@ -65,6 +67,8 @@ class ChakraTrace:
 
 def load(path: Path, rank: int | None = None) -> ChakraTrace:
     """The file's nodes. Its rank comes from its name (`….7.et`, `rank-7…`), where `rank` does not give it."""
+    if is_json(path):
+        return _load_json(path, _rank(path, rank))
     messages = read_messages(path)
     head = next(messages, None)
     if head is None:
@@ -89,10 +93,34 @@ def load(path: Path, rank: int | None = None) -> ChakraTrace:
     return trace
 
 
+def is_json(path: Path) -> bool:
+    """Whether it is in the JSON form that Chakra's feeder takes too: {"workload_graph": [...]}."""
+    with open_plain(path) as file:
+        return JSON_KEY in file.read(4096)
+
+
+def _load_json(path: Path, rank: int) -> ChakraTrace:
+    """Nodes of that form, named as in Chakra's src/feeder/json_node.cpp."""
+    file = ChromeFile(path, array="workload_graph")
+    trace = ChakraTrace(path, rank, "JSON", {})
+    for batch in file.batches():
+        for told in batch:
+            try:
+                deps = [int(dep) for dep in (*told.get("ctrl_deps", ()), *told.get("data_deps", ()))]
+                runtime_s = float(told.get("runtime", 0)) * 1e-6
+                node = Node(int(told["Id"]), str(told["Name"]), int(told["NodeType"]), deps, deps, 0.0, runtime_s, told)
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
+            trace.nodes.append(node)
+    if not trace.nodes:
+        raise TraceError(f"{path} has no nodes")
+    return trace
+
+
 def _rank(path: Path, rank: int | None) -> int:
     if rank is not None:
         return rank
-    named = re.search(r"\.(\d+)\.et", path.name) or re.search(r"rank[-_]?(\d+)", path.name)
+    named = re.search(r"\.(\d+)\.(et|json)", path.name) or re.search(r"rank[-_]?(\d+)", path.name)
     if not named:
         raise TraceError(f"{path} does not say which rank it is; name it NAME.N.et, or give --rank N")
     return int(named[1])

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from emulator.trace.progress import WATCHER
 from switchml.errors import TraceError
 
 BLOCK_BYTES = 4 << 20
@@ -59,11 +60,13 @@ class ChromeFile:
         self._offset = 0
         """Of the buffer's first byte in the (unpacked) file."""
         self._ended = False
+        self._is_bare = False
+        """An array without an object around it; then its end may be missing, by the format's definition."""
 
     def batches(self) -> Iterator[list[Any]]:
         """Lists of events in the order of the file. TraceError where the file is no such trace, or breaks off."""
         with open_plain(self.path) as file:
-            self._file = file
+            self._file, self._size = file, self.path.stat().st_size
             head = self._find_array()
             while True:
                 batch, closed = self._next_batch()
@@ -82,11 +85,15 @@ class ChromeFile:
         if self._ended:
             return b""
         try:
-            block = self._file.read(BLOCK_BYTES)
+            # read1 returns what there is before gzip notices that more is missing.
+            block = self._file.read1(BLOCK_BYTES) if self._salvage else self._file.read(BLOCK_BYTES)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             self._break(f"its compressed data breaks off ({error})")
             block = b""
         self._ended = not block
+        if (say := WATCHER.get()) is not None:
+            raw = getattr(self._file, "fileobj", self._file)
+            say(self.path, self._size if self._ended else min(raw.tell(), self._size - 1), self._size)
         return block
 
     def _find_array(self) -> bytes:
@@ -94,7 +101,7 @@ class ChromeFile:
         while not (found := self._array_begins.search(self._buffer)):
             if self._buffer.lstrip()[:1] == b"[":
                 at = self._buffer.index(b"[") + 1
-                head = b""
+                head, self._is_bare = b"", True
                 break
             block = self._read()
             self._buffer += block
@@ -122,14 +129,12 @@ class ChromeFile:
                 return self._last_batch()
 
     def _last_batch(self) -> tuple[list[Any], bool]:
-        found = self._decode(self._buffer.rstrip().removesuffix(b"]"))
-        if found is None:
-            found = self._decode(self._buffer)
-        if found is None:
-            self._break(f"it breaks off in the middle of event {self.events + 1}")
-            found = ([], True)
+        """What is left at the end of the file."""
+        batch, closed = self._decode(self._buffer) or ([], False)
+        if not closed and not (self._is_bare and not self._buffer.strip(b" \t\r\n,")):
+            self._break(f"it breaks off in event {self.events + len(batch) + 1}")
             self._buffer = b""
-        return found[0], True
+        return batch, True
 
     def _break(self, what: str) -> None:
         at = self._offset + len(self._buffer)

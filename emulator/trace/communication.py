@@ -54,7 +54,15 @@ def count(shape: Any) -> int:
         return 0
     if isinstance(shape[0], list):
         return sum(count(one) for one in shape)
-    return math.prod(size for size in shape if isinstance(size, int))
+    return math.prod(size for size in shape if isinstance(size, int) and size >= 0)
+
+
+def whole(value: Any, default: int = 0) -> int:
+    """A number that profilers may have written as text; `default` for what is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return default
 
 
 def message_bytes(collective: Collective, sent_bytes: float, received_bytes: float, ranks: int) -> float:

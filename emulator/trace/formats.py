@@ -40,6 +40,8 @@ def detect(path: Path) -> str:
     if text[:1] in (b"{", b"["):
         if _DPRO_PLACE.search(text):
             return DPRO
+        if b'"workload_graph"' in text[:4096]:
+            return CHAKRA
         if _TORCH_ET.search(text[:4096]) and b'"nodes"' in text:
             return EXECUTION_TRACE
         return KINETO if text[:1] == b"[" or _KINETO_KEYS.search(text) else ""

@@ -13,7 +13,7 @@ import numpy as np
 from emulator.trace import kineto_causes, kineto_communication
 from emulator.trace.chrome import ChromeFile
 from emulator.trace.columns import Columns
-from emulator.trace.communication import count, item_bytes
+from emulator.trace.communication import count, item_bytes, whole
 from emulator.trace.events import NONE, Events, Lane, LaneKind, RankTrace, What
 from emulator.trace.execution_trace import writes_before_reads
 from emulator.trace.kineto_events import Args, Table
@@ -122,7 +122,7 @@ class Reading:
                     "name it rank-N.json, or give --rank N"
                 )
             rank = 0
-        return int(rank), int(world) if world is not None else 0
+        return whole(rank), whole(world)
 
     def launch_of(self) -> np.ndarray:
         """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
@@ -150,7 +150,7 @@ class Reading:
         size = np.where(communication.collective > 0, communication.bytes, size)
         groups = communication.groups
         world_size = self.world_size or max((len(group.ranks) for group in groups), default=1)
-        base_ns = int(self.header.get("baseTimeNanoseconds") or 0)
+        base_ns = whole(self.header.get("baseTimeNanoseconds"))
         causes, inferred = kineto_causes.find(self, communication, more_causes)
         events = Events(
             name=name,
@@ -180,7 +180,7 @@ class Reading:
             causes=causes,
             steps=self._steps(),
             backend=str(self.distributed.get("backend") or communication.backend),
-            about=self._about(inferred),
+            about=self._about(inferred, communication.unnamed),
         )
 
     def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -189,7 +189,7 @@ class Reading:
         is_gradient = np.array([name == "torch::autograd::AccumulateGrad" for _, name in self.kinds])[self.kind]
         for event, args in self.details.items():
             if self.what[event] == What.COPY:
-                size[event] = float(args.bytes or 0)
+                size[event] = whole(args.bytes)
             elif is_gradient[event] and args.dims and args.types:
                 size[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
         return size, is_gradient
@@ -208,7 +208,7 @@ class Reading:
             return np.array([[0.0, float((self.start_s + self.duration_s).max())]])
         return np.array([[self.start_s[at], self.start_s[at] + self.duration_s[at]] for at in found])
 
-    def _about(self, inferred: int) -> dict[str, str]:
+    def _about(self, inferred: int, unnamed: int) -> dict[str, str]:
         about = {}
         devices = self.header.get("deviceProperties")
         if isinstance(devices, list) and devices and isinstance(devices[0], dict):
@@ -224,6 +224,8 @@ class Reading:
             about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(self.table.skipped.items()))
         if inferred:
             about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
+        if unnamed:
+            about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
         if self.file.broken:
             about["broken"] = self.file.broken
         return about

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from emulator.trace.communication import collective_of, count, item_bytes, message_bytes
+from emulator.trace.communication import collective_of, count, item_bytes, message_bytes, whole
 from emulator.trace.events import NONE, Group, LaneKind, What
 from emulator.trace.kineto_events import Args
 from emulator.workload.graph import Collective
@@ -45,6 +45,8 @@ class Communication:
     """Communication → the host event that set it going, where that is known."""
     groups: list[Group] = field(default_factory=list)
     backend: str = ""
+    unnamed: int = 0
+    """How many do not say in which of several groups they are; they count as of the widest."""
 
 
 def is_distributed(reading: Reading) -> bool:
@@ -68,7 +70,9 @@ def find(reading: Reading) -> Communication:
         kind = next((kind for said in told if (kind := said.collective)), Collective.NONE)
         if not kind:
             continue
-        number = groups.number(next((said.args for said in told if said.args.group is not None), Args()))
+        named = next((said.args for said in told if said.args.group is not None), None)
+        found.unnamed += named is None and len(groups.groups) > 1
+        number = groups.number(named or Args())
         ranks = groups.groups[number].ranks
         found.collective[event] = kind
         found.group[event] = number
@@ -103,7 +107,7 @@ class _Said:
         args = self.args
         if args.sent is not None or args.received is not None:
             item = item_bytes(str(args.dtype))
-            return int(args.sent or 0) * item, int(args.received or 0) * item
+            return whole(args.sent) * item, whole(args.received) * item
         if not args.dims or not args.types:
             return 0.0, 0.0
         if self.name.startswith("c10d::"):
@@ -208,7 +212,7 @@ def _peer(sends: bool, told: list[_Said], ranks: tuple[int, ...]) -> int:
     for said in told:
         other = said.args.destination if sends else said.args.source
         if other is not None:
-            return int(other)
+            return whole(other, NONE)
         concrete = said.args.concrete
         if said.name.startswith("c10d::") and isinstance(concrete, list) and len(concrete) > 2:
             place = str(concrete[2])
@@ -243,7 +247,7 @@ class _Groups:
             configured = json.loads(configured)
         for group in configured:
             if isinstance(group, dict):
-                ranks = _ranks(group.get("ranks"), int(group.get("pg_size") or 0)) or tuple(self._world)
+                ranks = _ranks(group.get("ranks"), whole(group.get("pg_size"))) or tuple(self._world)
                 self._add(str(group.get("pg_name", "")), ranks)
 
     def _add(self, name: str, ranks: tuple[int, ...]) -> int:
@@ -258,10 +262,10 @@ class _Groups:
             name = str(args.group)
             if name in self._numbers:
                 return self._numbers[name]
-            size = int(args.group_size or 0)
+            size = whole(args.group_size)
             ranks = _ranks(args.group_ranks, size)
             if not ranks and args.group_start is not None and size:
-                ranks = tuple(int(args.group_start) + i * int(args.group_stride or 1) for i in range(size))
+                ranks = tuple(whole(args.group_start) + i * whole(args.group_stride, 1) for i in range(size))
             return self._add(name, ranks or tuple(self._world) or (self._rank,))
         widest = max(range(len(self.groups)), key=lambda at: len(self.groups[at].ranks), default=None)
         return self._add("", tuple(self._world) or (self._rank,)) if widest is None else widest

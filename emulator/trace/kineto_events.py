@@ -11,6 +11,7 @@ import msgspec
 
 from emulator.trace.chrome import ChromeFile
 from emulator.trace.columns import Columns, Numbers
+from switchml.errors import TraceError
 
 Value = int | float | str | None
 
@@ -98,6 +99,7 @@ class Table:
         """Correlation → arguments of CUDA's own record of a wait."""
         self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
         """The ends of forward-backward arrows: where an operator begins."""
+        self.arrow_names = Numbers()
         self.autograd = Columns(row="i", sequence="q", is_backward="b")
         """Operators with a place on autograd's tape."""
         self.skipped: dict[str, int] = {}
@@ -107,7 +109,13 @@ class Table:
         """Read the whole of `path`; returns what is known of the file besides its events."""
         file = ChromeFile(path, Event, salvage=salvage)
         for batch in file.batches():
-            self._add(batch)
+            try:
+                self._add(batch)
+            except (TypeError, ValueError, OverflowError) as error:
+                first = file.events - len(batch) + 1
+                raise TraceError(
+                    f"{path}: one of the events {first} to {file.events} is not as expected: {error}"
+                ) from None
         return file
 
     def _add(self, batch: list[Event]) -> None:
@@ -127,8 +135,9 @@ class Table:
                     continue
             args = event.args or _NO_ARGS
             on_device = category in DEVICE_CATEGORIES
+            name = event.name if type(event.name) is str else str(event.name)
             row = len(columns.kind)
-            add_kind(kinds[category, event.name])
+            add_kind(kinds[category, name])
             add_lane(lanes[event.pid, event.tid, on_device])
             add_ts(event.ts)
             add_dur(event.dur or 0)
@@ -136,26 +145,27 @@ class Table:
             add_correlation(-1 if correlation is None else int(correlation))
             add_record(-1 if record is None else int(record))
             if on_device:
-                if category != "kernel" or "ccl" in event.name:
+                if category != "kernel" or "ccl" in name:
                     self._keep(row, args)
                 continue
             if args.sequence is not None and args.forward_thread is not None:
                 self.autograd.row.append(row)
                 self.autograd.sequence.append(int(args.sequence))
                 self.autograd.is_backward.append(int(args.forward_thread) != 0)
-            if _is_detailed(category, event.name, args):
+            if _is_detailed(category, name, args):
                 self._keep(row, args)
 
     def _keep(self, row: int, args: Args) -> None:
         for name in ("dims", "types", "concrete", "group_ranks"):
             raw = getattr(args, name)
             # A Raw would keep its whole block of the file.
-            setattr(args, name, msgspec.json.decode(raw) if raw is not _NOTHING else None)
+            value = msgspec.json.decode(raw) if raw is not _NOTHING else None
+            setattr(args, name, value if isinstance(value, list) or name == "group_ranks" else None)
         self.details[row] = args
 
     def _add_other(self, event: Event) -> None:
         if event.ph in "sf" and event.cat == "fwdbwd":
-            self.arrows.id.append(int(event.id or 0))
+            self.arrows.id.append(self.arrow_names[event.id])
             self.arrows.is_head.append(event.ph == "f")
             self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
             self.arrows.ts.append(float(event.ts))

@@ -1,4 +1,4 @@
-"""Our own files: a RankTrace as one .npz, arrays as they are and the rest as JSON. Loads a hundred times faster than
+"""Our own files: a RankTrace as one .npz, arrays as they are and the rest as JSON. Loads some twenty times faster than
 what a profiler wrote.
 """
 

@@ -29,6 +29,9 @@ TCP_SHARE = 1448 / 1514
 """Of a link's bits that are data: segments of 1448 bytes in Ethernet frames, as tc counts them."""
 SWITCHML_SHARE = 1024 / (1024 + 10 + 8 + 20 + 14)
 """The same for packets of 1024 bytes under our header, UDP, IPv4 and Ethernet (docs/protocol.md)."""
+TOO_MUCH = 2.0
+"""More than so many times what links are said to carry can't be noise. (Some is usual: ranks that come early have begun
+before the last one comes, from when an all-reduce counts.)"""
 LEAST_LEFT = 0.05
 """Of what a meeting took, at least this is left when its transfer is made faster."""
 
@@ -125,10 +128,11 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     if not per_host:
         hosts = {trace.host or f"rank {trace.rank}" for trace in joined.traces}
         per_host = max(1, len(joined.traces) // len(hosts)) if link_bps is None and len(hosts) > 1 else 1
-    told = _median([transfers.fit(one) for one in several])
     model = Network(algorithm, 1.0, 0.0, per_host=per_host)
     share = SWITCHML_SHARE if algorithm == "switchml" else TCP_SHARE
     volume = model.volume(Collective.ALL_REDUCE, ranks) / share
+    most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
+    told = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
     latency_s = told.fixed_s / max(1.0, model.steps(Collective.ALL_REDUCE, ranks))
     assumptions = (told.assumed,) if told.assumed else ()
     if link_bps is None:
@@ -136,15 +140,18 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
         return dataclasses.replace(
             model, link_bytes_per_s=volume * told.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
-    wire_s = volume / (link_bps / 8)
-    host_s = 1.0 / told.bytes_per_s - wire_s
-    if host_s < -0.25 * wire_s:
+    used_bps = 8 * volume * float(np.median([transfers.used_bytes_per_s(one) for one in several]))
+    if used_bps > link_bps * TOO_MUCH:
         raise ConfigError(
-            f"the trace's all-reduces moved {8e-6 * volume * told.bytes_per_s:.0f} Mbit/s over each link, which is "
-            f"said to carry {link_bps / 1e6:g} Mbit/s: was it traced on that network?"
+            f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which is said to carry "
+            f"{link_bps / 1e6:g} Mbit/s: was it traced on that network?"
         )
     return dataclasses.replace(
-        model, link_bytes_per_s=link_bps / 8, latency_s=latency_s, host_s_per_byte=host_s, assumptions=assumptions
+        model,
+        link_bytes_per_s=link_bps / 8,
+        latency_s=latency_s,
+        host_s_per_byte=max(0.0, 1.0 / told.bytes_per_s - volume / (link_bps / 8)),
+        assumptions=assumptions,
     )
 
 

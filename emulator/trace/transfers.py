@@ -52,9 +52,33 @@ def meeting_bytes(joined: Joined) -> np.ndarray:
     return graph.works.bytes[graph.meetings.work]
 
 
-def fit(joined: Joined, meetings: np.ndarray | None = None) -> Transfer:
-    """To `meetings` (default: all all-reduces), by least squares with neither term negative. Raises GraphError where
-    there is none that moves bytes."""
+def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> Transfer:
+    """To `meetings` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
+    the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
+    is none that moves bytes."""
+    count, moved, busy_s, size = _stretches(joined, meetings)
+    fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
+    if per_byte_s < 1 / most_bytes_per_s:
+        per_byte_s = 1 / most_bytes_per_s
+        fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
+    assumed = ""
+    if fixed_s < LEAST_FIXED_S and np.ptp(size) < size.max() / 2:
+        fixed_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+        per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
+        assumed = f"the all-reduces have one size, so {fixed_s * 1e6:.0f} µs of each are taken for its fixed cost"
+    if per_byte_s <= 0:
+        per_byte_s = 1e-15
+    return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
+
+
+def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
+    """Bytes of all these over the time in which any was under way."""
+    _, moved, busy_s, _ = _stretches(joined, meetings)
+    return float(moved.sum() / busy_s.sum())
+
+
+def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """`_busy` of `meetings` that move bytes, and the sizes of these."""
     meetings = all_reduces(joined) if meetings is None else meetings
     size = meeting_bytes(joined)[meetings]
     took_s = meeting_s(joined.costs)[meetings]
@@ -65,16 +89,7 @@ def fit(joined: Joined, meetings: np.ndarray | None = None) -> Transfer:
     began_s = arrivals_s(joined)[meetings]
     if np.isnan(began_s).any():
         began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
-    count, moved, busy_s = _busy(began_s, took_s, size)
-    fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
-    assumed = ""
-    if fixed_s < LEAST_FIXED_S and np.ptp(size) < size.max() / 2:
-        fixed_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
-        per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1e-15)
-        assumed = f"the all-reduces have one size, so {fixed_s * 1e6:.0f} µs of each are taken for its fixed cost"
-    if per_byte_s <= 0:
-        per_byte_s = 1e-15
-    return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
+    return *_busy(began_s, took_s, size), size
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:

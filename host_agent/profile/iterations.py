@@ -26,20 +26,22 @@ class Iterations:
     whose `step` is then wrapped; `boundary(inside=True)` is that first call.
     """
 
-    def __init__(self, boundary: Callable[..., None]) -> None:
-        self._boundary = boundary
+    def __init__(self, boundary: Callable[..., None], watch: bool = True) -> None:
+        """`watch`: look for optimizers at all."""
+        self._boundary, self._watch = boundary, watch
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._wrapped: list[tuple[weakref.ref[Optimizer], types.MethodType]] = []
-        self._hook = register_optimizer_step_post_hook(self._stepped)
+        self._hook = register_optimizer_step_post_hook(self._stepped) if watch else None
 
     def expect(self) -> None:
         """Wrap the optimizers that there are before any of them has stepped."""
-        for optimizer in living(Optimizer):
+        for optimizer in living(Optimizer) if self._watch else ():
             self._wrap(optimizer)
 
     def close(self) -> None:
         """Leave the optimizers as they were."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         for reference, ours in self._wrapped:
             optimizer = reference()
             if optimizer is not None and optimizer.__dict__.get("step") is ours:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,10 +52,10 @@ class switchml_profile:
 
     `folder`: where the files go (files.py), made if it is not there. `skip`: iterations that are left out first;
     `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. An iteration ends
-    when the optimizer has stepped, or at `step()` if the block calls that. `execution_trace`: of one iteration more,
-    write down torch's execution trace too. `packets`: how many packets an agent notes at most; what is over is counted.
-    `pairs`: do so that often, with `steps` iterations that are not captured before each, so that the two can be
-    compared; the last capture stays.
+    when the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one
+    iteration more, write down torch's execution trace too. `packets`: how many packets an agent notes at most; what is
+    over is counted. `pairs`: do so that often, with `steps` iterations that are not captured before each, so that the
+    two can be compared; the last capture stays.
 
     Files are written once the last iteration is over, at the end of the block, or when the process ends, by SIGTERM
     too. Raises ConfigError for numbers that make no sense and a folder that can't be made.
@@ -69,6 +70,7 @@ class switchml_profile:
         execution_trace: bool = True,
         packets: int = MOST_PACKETS,
         pairs: int = 0,
+        by_step: bool = False,
     ) -> None:
         if skip < 0 or steps < 1 or pairs < 0 or packets < 1:
             raise ConfigError(
@@ -89,7 +91,7 @@ class switchml_profile:
         self._started = _now()
         self._capture: Capture | None = None
         self._iterations: Iterations | None = None
-        self._is_told = False
+        self._by_step = by_step
         self._term = _OnTermination(self.finish)
 
     def __enter__(self) -> switchml_profile:
@@ -102,20 +104,15 @@ class switchml_profile:
     def begin(self) -> None:
         """What `with` does first. From here on, the end of the process is the end of the block."""
         atexit.register(self.finish)
-        self._iterations = Iterations(self._boundary)
+        self._iterations = Iterations(self._boundary, watch=not self._by_step)
         if self._plan[0] is not Kind.PLAIN:
             self._iterations.expect()
             self._enter_next()
 
     def step(self) -> None:
-        """An iteration ends here. Once this has been called, optimizers mean nothing."""
-        if self._iterations is None:
-            return
-        if not self._is_told:
-            self._is_told = True
-            self._iterations.close()
-            if self._log:
-                return  # the optimizer was earlier
+        """An iteration ends here, with `by_step`. Raises ConfigError without."""
+        if not self._by_step:
+            raise ConfigError("switchml_profile(…, by_step=True) lets step() tell iterations; else optimizers do")
         self._boundary()
 
     def finish(self) -> None:
@@ -123,6 +120,7 @@ class switchml_profile:
         if not self._close():
             return
         capture, self._capture = self._capture, None
+        self._term.hold()
         try:
             if capture is not None:
                 capture.stop()
@@ -134,9 +132,9 @@ class switchml_profile:
                     stacklevel=3,
                 )
         finally:
-            self._term.remove()
             if self._graph_file is not None:
                 self._graph_file.unlink(missing_ok=True)
+            self._term.remove()
 
     def _close(self) -> bool:
         """Look for no more iterations; whether that was still to be done."""
@@ -212,25 +210,39 @@ def _codec() -> str:
 class _OnTermination:
     """`torchrun` ends the others with SIGTERM when a rank has died: then what they have seen is still written."""
 
-    def __init__(self, finish) -> None:
+    def __init__(self, finish: Callable[[], None]) -> None:
         self._finish = finish
         self._pid = 0
+        self._is_held = self._is_due = False
 
     def install(self) -> None:
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             self._pid = os.getpid()
             signal.signal(signal.SIGTERM, self._terminate)
 
+    def hold(self) -> None:
+        """Writing has begun: what comes now must wait for its end."""
+        self._is_held = True
+
     def remove(self) -> None:
+        if self._is_due:
+            self._die()
         if self._pid and threading.current_thread() is threading.main_thread():
             if signal.getsignal(signal.SIGTERM) == self._terminate:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._pid = 0
 
-    def _terminate(self, number: int, _frame) -> None:
-        try:
-            if os.getpid() == self._pid:  # a forked child has nothing of its own to write
+    def _terminate(self, _number: int, _frame) -> None:
+        if os.getpid() != self._pid:  # a forked child has nothing of its own to write
+            self._die()
+        elif self._is_held:
+            self._is_due = True
+        else:
+            try:
                 self._finish()
-        finally:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            finally:
+                self._die()
+
+    def _die(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)

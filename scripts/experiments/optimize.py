@@ -122,7 +122,7 @@ def say(text: str) -> None:
 @click.option("--codec", "codecs", multiple=True, default=["fp16"], show_default=True, help="That may be used.")
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=384, show_default=True)
-@click.option("--batch-size", default=512, show_default=True)
+@click.option("--batch-size", default=1024, show_default=True)
 @click.option("--trials", default=1000, show_default=True)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep traces and settings here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")

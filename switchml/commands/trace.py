@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
 from switchml.__main__ import LazyGroup
@@ -18,6 +21,20 @@ COMMANDS: dict[str, tuple[str, str]] = {
 }
 
 
+_LONG_BYTES = 8 << 20
+
+
 @click.group(cls=LazyGroup, table=COMMANDS)
 def trace() -> None:
     """Capture, read, replay, diagnose and optimize a real job."""
+    if sys.stderr.isatty():
+        from emulator.trace.progress import WATCHER
+
+        WATCHER.set(_say)
+
+
+def _say(path: Path, read_bytes: int, all_bytes: int) -> None:
+    """On one line that is gone when the file is read; short files have none."""
+    if all_bytes > _LONG_BYTES:
+        told = f"\r{path.name}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
+        click.echo(told, nl=False, err=True)

@@ -73,8 +73,7 @@ class RankSummary:
     "--steps",
     type=Steps(),
     default=(3, 13),
-    show_default="3:13",
-    help="Iterations to capture, counted from 0: from SKIP to before STOP.",
+    help="Iterations to capture, counted from 0: from SKIP to before STOP. [default: 3:13]",
 )
 @click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure what the capture costs: alternate so "
               "often between STOP-SKIP iterations without and as many with it.")  # fmt: skip
@@ -85,7 +84,7 @@ class RankSummary:
     show_default=True,
     help="Packets that each agent notes at most (32 bytes each).",
 )
-@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace of one iteration.")
+@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace, of one iteration.")
 @click.option("--overwrite", is_flag=True, help="Replace a capture that is in the folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)

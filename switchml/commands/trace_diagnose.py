@@ -34,6 +34,15 @@ from switchml.errors import ConfigError
     show_default=True,
     help="Leave out findings that gain a smaller share of the iteration.",
 )
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="CODEC",
+    default=("fp16",),
+    show_default=True,
+    help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diagnose(
     path: Path,
@@ -41,6 +50,7 @@ def diagnose(
     timeline_file: Path | None,
     iteration: int | None,
     least: float,
+    codecs: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
@@ -59,7 +69,8 @@ def diagnose(
             raise ConfigError(f"there is no directory {file.parent} to write {file.name} to")
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
-    found = run(join(read(path), iteration=iteration), least)
+    joined = join(read(path), iteration=iteration)
+    found = run(joined, least, lambda: _measured(codecs, len(joined.graph.ranks)))
     if timeline_file is not None:
         write_timeline(found.seen.played, timeline_file, critical=found.seen.path, source="switchml trace diagnose")
     if report_file is not None:
@@ -70,3 +81,10 @@ def diagnose(
         click.echo(json.dumps(found.to_json()))
     else:
         show(found)
+
+
+def _measured(specs: tuple[str, ...], ranks: int) -> dict[str, tuple[float, float]]:
+    """Codec → share of bytes sent, bytes a second."""
+    from emulator.optimizer.codec_costs import measure
+
+    return {spec: (cost.wire_share, cost.bytes_per_s) for spec, cost in measure(specs, ranks).items()}

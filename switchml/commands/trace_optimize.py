@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from switchml.commands.bench_network import RATE
-from switchml.errors import ConfigError
 
 INTERRUPTED = 130
 
@@ -57,10 +56,9 @@ class Bytes(click.ParamType):
 @click.option(
     "--allow",
     type=Names(),
-    default="buckets,placement",
-    show_default=True,
     help="What may be changed: buckets, placement, codec, and what a settings file can only advise: precision, batch, "
-    "fuse, recompute, accumulate, priority.",
+    "fuse, recompute, accumulate, priority. Of a job: split, schedule, micro-batch, recompute, zero, allreduce, "
+    "bucket, codec. [default: buckets,placement; of a job all but codec]",
 )
 @click.option("--uniform", is_flag=True, help="One cap for all buckets: for torch before 2.13.")
 @click.option("--link", type=RATE, help="Rate of each host's link, such as 200mbit; default: as the trace uses it.")
@@ -88,7 +86,7 @@ def optimize(
     trials: int,
     seconds: float | None,
     seed: int,
-    allow: tuple[str, ...],
+    allow: tuple[str, ...] | None,
     uniform: bool,
     link: float | None,
     placements: tuple[str, ...],
@@ -108,8 +106,15 @@ def optimize(
     """
     if check != bool(command):
         raise click.UsageError("--check needs a command after --, and a command needs --check")
-    if path.suffix == ".toml" and path.is_file():
-        raise ConfigError(f"{path}: jobs for `switchml emulate` are not searched yet")
+    if path.suffix == ".toml":
+        from switchml.commands.trace_optimize_job import optimize_job
+
+        options = dict(trials=trials, seed=seed, seconds=seconds, memory=memory, as_json=as_json)
+        if check:
+            raise click.UsageError(f"--check runs a traced script, but {path} is a job for `switchml emulate`")
+        if optimize_job(path, out, allow, progress=_progress(trials), **options):
+            click.get_current_context().exit(INTERRUPTED)
+        return
     from rich.console import Console
 
     from emulator.optimizer import codec_costs as costs
@@ -119,7 +124,7 @@ def optimize(
     from emulator.optimizer.prepare import prepared
     from emulator.optimizer.search import search
     from emulator.optimizer.setting import PLACEMENTS
-    from emulator.optimizer.space import Allowed
+    from emulator.optimizer.space import DEFAULT_ALLOW, Allowed
     from emulator.trace.join import join
     from emulator.trace.read import read
 
@@ -130,7 +135,10 @@ def optimize(
     joined = prepared(join(read(path)))
     known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
     allowed = Allowed(
-        passes=allow, lists=not uniform, placements=placements, codecs=tuple(known) if codec_costs else specs
+        passes=allow or DEFAULT_ALLOW,
+        lists=not uniform,
+        placements=placements,
+        codecs=tuple(known) if codec_costs else specs,
     )
     machine = Machine.of(
         joined,
@@ -145,7 +153,7 @@ def optimize(
             objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=show
         )
     file.write(out, found, machine, str(path))
-    told = report.as_json(found, objective, file.tables(found, machine, str(path)), machine)
+    told = report.as_json(found, objective, file.tables(found, machine, str(path)))
     if not as_json:
         report.print_table(found, objective, allowed, Console())
         for text in file.advice(found.best.setting).values():

@@ -13,12 +13,12 @@ from switchml.commands.validate_real import Rates
 @click.command()
 @click.option("--workers", type=Counts(), default="2,4", show_default=True)
 @click.option(
-    "--rates", type=Rates(), default="100mbit,200mbit,400mbit", show_default=True, help="Of each host's link."
+    "--rates", type=Rates(), default="50mbit,100mbit,200mbit", show_default=True, help="Of each host's link."
 )
 @click.option("--steps", type=click.IntRange(3), default=15, show_default=True, help="Of each run; the median counts.")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Of 512 by 512 weights.")
 @click.option(
-    "--batch-size", type=click.IntRange(1), default=512, show_default=True, help="Vectors a step, of all ranks."
+    "--batch-size", type=click.IntRange(1), default=256, show_default=True, help="Vectors a step, of all ranks."
 )
 @click.option(
     "--clock",

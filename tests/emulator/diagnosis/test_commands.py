@@ -10,13 +10,18 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kineto_data import published
 from rich.console import Console
 from traced_jobs import Job, traced
 
 from emulator.diagnosis.checks import diagnose
+from emulator.diagnosis.iterations import iterations
 from emulator.diagnosis.page import write_page
 from emulator.diagnosis.terminal import show
 from emulator.trace import native
+from emulator.trace.events import LaneKind, What
+from emulator.trace.join import join
+from emulator.trace.read import read as read_traces
 from switchml.__main__ import cli
 
 TROUBLED = Job(
@@ -50,7 +55,7 @@ def run(*arguments):
 
 
 def test_diagnose(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     page, timeline = tmp_path / "out.html", tmp_path / "out.json"
     done = run("diagnose", folder, "--json", "--report", page, "--timeline", timeline)
@@ -63,6 +68,7 @@ def test_diagnose(tmp_path):
         assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
     segments = said["critical_path"]["segments"]
     assert sum(segment["until_s"] - segment["from_s"] for segment in segments) == pytest.approx(said["replayed_s"])
+    assert sum(said["critical_path"]["by_stream_s"].values()) == pytest.approx(said["replayed_s"])
     assert sum(said["critical_path"]["by_part_s"].values()) == pytest.approx(said["replayed_s"])
     assert "Diagnosis of run" in page.read_text()
     events = json.loads(timeline.read_text())["traceEvents"]
@@ -70,7 +76,7 @@ def test_diagnose(tmp_path):
 
 
 def test_diagnose_for_people(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     done = run("diagnose", write(TROUBLED, tmp_path / "run"))
     assert done.exit_code == 0, done.output
     assert "1. rank 2" in done.output and "Where the time goes" in done.output
@@ -79,7 +85,7 @@ def test_diagnose_for_people(tmp_path):
 
 
 def test_one_iteration(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).output)["findings"]
     done = run("diagnose", folder, "--iteration", 9)
@@ -102,7 +108,7 @@ def test_errors(tmp_path, monkeypatch, arguments, words):
 
 
 def test_diff(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
     b = write(TROUBLED, tmp_path / "b")
     done = run("diff", a, b, "--json")
@@ -116,6 +122,37 @@ def test_diff(tmp_path):
     assert done.exit_code == 0 and "By cause, average rank" in done.output
 
 
+@pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
+def test_published_traces(name, tmp_path):
+    """Of accelerators that their hosts don't keep busy; what CUDA's start-up takes is seen for what it is."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    path = published(name)
+    done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    assert said["replay_error"] == pytest.approx(0, abs=0.03)
+    assert said["findings"][0]["kind"] == "starved accelerator"
+    assert ("allocations" in [finding["kind"] for finding in said["findings"]]) == name.startswith("alexnet")
+    for rank in said["ranks"]:
+        assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
+
+
+def test_compute_is_what_kernels_cover():
+    """The trace says so itself, without graph or replay: how much of each iteration its kernels cover."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    (trace,) = read_traces(published("nccl_data.json.gz"))
+    events, own = trace.events, iterations(trace)
+    lanes = np.array([lane.kind for lane in trace.lanes])
+    kernels = np.flatnonzero((events.what == What.COMPUTE) & (lanes[events.lane] == LaneKind.DEVICE))
+    kernels = kernels[np.argsort(events.start_s[kernels])]
+    reach_s = np.maximum.accumulate(events.end_s[kernels])
+    begin_s = np.maximum(events.start_s[kernels][1:], reach_s[:-1])
+    covered_s = events.duration_s[kernels[0]] + np.maximum(events.end_s[kernels][1:] - begin_s, 0).sum()
+    found = diagnose(join([trace]))
+    compute_s = found.seen.causes.parts.mean()["compute"]
+    assert compute_s == pytest.approx(covered_s / own.count, rel=0.05)
+
+
 # Terminal and page
 
 
@@ -125,7 +162,7 @@ def test_terminal_says_what_was_found(found):
     text = console.export_text()
     for number, finding in enumerate(found.findings, 1):
         assert f"{number}. {finding.title[:40]}" in text
-    assert "rank 2 on node 2 (" in text  # whom others wait for
+    assert "rank 2 (" in text  # whom others wait for
 
 
 class Seen(HTMLParser):

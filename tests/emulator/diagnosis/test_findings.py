@@ -9,7 +9,11 @@ from traced_jobs import Job, build, traced, wire_of
 
 from emulator.diagnosis.checks import diagnose
 from emulator.replay.engine import replay
+from emulator.trace.editing import in_front
+from emulator.trace.events import WireWhat
+from emulator.trace.join import MEAN
 from emulator.trace.network import SWITCHML_SHARE, TCP_SHARE
+from emulator.workload.graph import Kind
 
 HEALTHY = Job(bytes_per_s=5e10, latency_s=20e-6)
 
@@ -108,11 +112,33 @@ def test_rank_that_is_slow_now_and_then():
     assert only(traced(job, iterations=8, shown=2), "occasional straggler").gain_s == pytest.approx(lost_s, rel=1e-6)
 
 
+def test_always_slow_shows_behind_slow_now():
+    """Rank 0 is the slowest of the joined iteration, but only there."""
+
+    def slowness(rank, name, iteration):
+        return 1.2 if rank == 2 else 1.6 if (rank, iteration) == (0, 3) else 1.0
+
+    found = diagnose(traced(replace(HEALTHY, slowness=slowness), iterations=8, shown=3)).findings
+    always = replace(HEALTHY, slowness=lambda rank, *_: 1.2 if rank == 2 else 1.0)
+    (straggler,) = [each for each in found if each.kind == "straggler"]
+    assert straggler.title.startswith("rank 2")
+    assert straggler.gain_s == pytest.approx(makespan_s(always) - makespan_s(HEALTHY))
+    assert [each.title.partition(" is slow")[0] for each in found if each.kind == "occasional straggler"] == [
+        "rank 0 on node 0"
+    ]
+
+
 def test_more_work_is_not_slowness():
-    """What a rank has more of is not what it does slower."""
-    joined = traced(replace(HEALTHY, ranks=2))
-    found = diagnose(joined)
-    assert not found.findings
+    """Rank 1 is as fast as the others, it only computes one layer more often."""
+    joined = traced(HEALTHY)
+    graph, extra = joined.graph, 8
+    works = graph.works
+    forward = [op for op in np.flatnonzero(graph.op_rank() == 1) if works.name[graph.ops.work[op]] == "forward 0"]
+    more = in_front(joined, np.array(forward * extra), "forward 1", Kind.COMPUTE, [0.002] * extra)
+    found = diagnose(more).findings[0]
+    assert found.kind == "uneven work"
+    assert found.gain_s == pytest.approx(extra * 0.002)
+    assert "forward 1 9 times where others do it 1 times" in found.evidence[0]
 
 
 # Overlap
@@ -168,7 +194,9 @@ def test_network_bound():
 def test_codec_is_advised_where_it_helps():
     job = replace(HEALTHY, ranks=8, bytes_per_s=2e8, latency_s=1e-3, buckets=(1, 3, 4))
     fast, slow = {"fp16": (0.5, 1e11)}, {"slow": (0.5, 1e7)}
-    (found,) = [each for each in diagnose(traced(job), codecs=fast | slow).findings if each.kind == "network bound"]
+    (found,) = [
+        each for each in diagnose(traced(job), codecs=lambda: fast | slow).findings if each.kind == "network bound"
+    ]
     half = replace(job, bytes_per_s=4e8)
     assert found.gain_s == pytest.approx(makespan_s(job) - makespan_s(half), rel=0.02)
     assert "codec fp16" in found.settings[0] and not any("slow" in setting for setting in found.settings)
@@ -241,7 +269,7 @@ def test_loading():
     job = replace(HEALTHY, load_s=0.02)
     found = only(traced(job), "loading")
     assert found.gain_s == pytest.approx(0.02)
-    assert "num_workers" in found.settings[0]
+    assert "num_workers=2," in found.settings[0]  # 20 ms to load, 49 ms to train: one keeps up, and one to spare
 
 
 def test_loading_of_one_rank():
@@ -276,12 +304,28 @@ def test_compression_that_pays():
 def test_loss():
     job = replace(HEALTHY, bytes_per_s=1e8, buckets=(8,))
     joined = traced(job)
-    lossy = traced(job, wire={rank: wire_of(joined, rank, loss=0.01 if rank == 1 else 0.0) for rank in range(4)})
+    lossy_wire = {rank: wire_of(joined, rank, loss=0.01 if rank == 1 else 0.0) for rank in range(4)}
+    lossy = traced(job, wire=lossy_wire)
     found = [finding for finding in diagnose(lossy).findings if finding.kind == "packets sent again"]
     assert found and found[0].gain_s == pytest.approx(10 * 0.004)
     assert any("rank 1" in line and "1.00%" in line for line in found[0].evidence)
+    # In a mean of iterations only a share of what one of them lost.
+    whole = replace(traced(job, iterations=4, wire=lossy_wire), iteration=MEAN)
+    (found,) = [finding for finding in diagnose(whole).findings if finding.kind == "packets sent again"]
+    assert found.gain_s == pytest.approx(10 * 0.004 / 4)
     clean = traced(job, wire={rank: wire_of(joined, rank) for rank in range(4)})
     assert "packets sent again" not in [finding.kind for finding in diagnose(clean).findings]
+
+
+def test_resends_while_a_rank_is_late_are_no_loss():
+    """Rank 1 sends again and again, but rank 0 sends its own packets only afterwards."""
+    job = replace(HEALTHY, bytes_per_s=1e8, buckets=(8,))
+    joined = traced(job)
+    wire = {rank: wire_of(joined, rank, loss=0.01 if rank == 1 else 0.0) for rank in range(4)}
+    sent = wire[0].what == WireWhat.SENT
+    wire[0] = replace(wire[0], at_s=np.where(sent, wire[0].at_s.max(), wire[0].at_s))
+    found = diagnose(traced(job, wire=wire)).findings
+    assert "packets sent again" not in [finding.kind for finding in found]
 
 
 def test_slow_machine_on_the_network():

@@ -63,12 +63,10 @@ def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job):
 def test_the_path_is_what_replay_says(job):
     machine = Machine.of(job, codecs=CODECS)
     options = cuts.choices(machine, "", ["", *CODECS])
-    caps, chosen = cuts.fastest(job, options)
+    caps, chosen = cuts.fastest(*cuts.ready(job), options)
     objective = Objective(job, machine)
-    found = gradients(job)
     _, _, end_s = cuts.path(
-        cuts.ready_s(job),
-        found.bytes,
+        *cuts.ready(job),
         np.array([one.fixed_s for one in options]),
         np.array([one.bytes_per_s for one in options]),
     )

@@ -88,6 +88,15 @@ def test_a_recorded_run_comes_again_bit_for_bit(tmp_path):
     assert any("recorded" in line for line in report["assumptions"])
 
 
+def test_a_real_straggler_holds_up_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLEEP_S", "0.02")
+    options = ("--world-size", 4, "--real-ranks", "0,2", "--slow", "2=1.5", "--clock", "virtual", "--json")
+    found = json.loads(peers(*options, HERE / "record_script.py", tmp_path / "x").stdout)
+    waiting_s = found["parts"]["waiting for peers"]
+    # Half as long as it computes, but what either process is disturbed by counts too.
+    assert 0.005 < waiting_s < found["iteration_s"] - found["parts"]["compute"]
+
+
 def test_errors_are_one_line(tmp_path):
     lines = [
         peers("--world-size", 4, tmp_path / "none.py", code=1),

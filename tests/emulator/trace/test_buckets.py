@@ -108,3 +108,13 @@ def test_nonsense_is_refused_in_words():
         regroup(job, np.array([0, 2, 3]))
     with pytest.raises(GraphError, match="different numbers of gradients"):
         gradients(dataclasses.replace(job, gradients=job.gradients[:-1]))
+
+
+def test_no_fit_is_faster_than_the_network():
+    job = ddp_jobs.ddp([MIB, 3 * MIB], [0.3, 0.3], fixed_s=0.0, bytes_per_s=1e7, caps=[1])
+    noisy = np.array([0.05, 0.0])  # the first met something else on its way
+    costs = dataclasses.replace(job.costs, meeting_fixed_s=job.costs.meeting_fixed_s + noisy)
+    job = dataclasses.replace(job, costs=costs)
+    assert fit(job).bytes_per_s > 1.1e7
+    bounded = fit(job, most_bytes_per_s=1e7)
+    assert bounded.bytes_per_s == pytest.approx(1e7) and 0 < bounded.fixed_s < 0.03

@@ -5,11 +5,14 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kineto_data import published, span, write
 
 from emulator.trace.events import LaneKind, What
 from emulator.trace.kineto import read
 from emulator.workload.graph import Collective
+from switchml.errors import TraceError
 
 PUBLISHED = ["alexnet", "mi250", "nccl_data", "sampled_rank-0", "sampled_rank-1", "simple_add"]
 
@@ -144,3 +147,100 @@ def test_recorded_synchronization_names_the_stream(name):
     waited = {trace.lanes[events.lane[causes[sync]]].name.split()[-1] for sync in syncs if sync in causes}
     assert waited <= {str(e["args"]["stream"]) for e in told}
     assert sum(sync in causes for sync in syncs) >= len(syncs) // 2
+
+
+def test_collectives_that_name_no_group_are_counted_where_there_are_several(tmp_path):
+    groups = [{"pg_name": "0", "ranks": [0, 1]}, {"pg_name": "5", "pg_size": 1, "ranks": [0]}]
+    told = json.loads(gloo_trace(tmp_path / "t.json").read_text())
+    distributed = {"rank": 0, "world_size": 2, "pg_config": groups}
+    trace = read(write(tmp_path / "t.json", told["traceEvents"], distributedInfo=distributed))
+    assert [group.name for group in trace.groups] == ["0", "5"]
+    assert set(trace.events.group[trace.events.collective > 0].tolist()) == {0}
+    assert trace.about["groups"].startswith("3 collectives do not say")
+
+
+def kernel(name, start_us, correlation, **args):
+    return span(name, start_us, 10, cat="kernel", pid=0, tid=7, args={"correlation": correlation, **args})
+
+
+def test_nccl_arguments_of_every_collective(tmp_path):
+    """Names as c10d gives them; sizes as Collective counts them; groups by name, also where ranks are cut short."""
+    cases = [
+        ("_allgather_base", 10, 40, Collective.ALL_GATHER, 160),
+        ("_reduce_scatter_base", 40, 10, Collective.REDUCE_SCATTER, 160),
+        ("all_to_allv", 40, 40, Collective.ALL_TO_ALL, 160),
+        ("broadcast", 8, 8, Collective.BROADCAST, 32),
+        ("barrier", 1, 1, Collective.BARRIER, 0),
+        ("allreduce_coalesced", 6, 6, Collective.ALL_REDUCE, 24),
+    ]
+    events = [span("aten::mm", 0, 5)]
+    for at, (name, sent, received, _, _) in enumerate(cases):
+        args = {"Collective name": name, "In msg nelems": sent, "Out msg nelems": received, "dtype": "Float",
+                "Group size": 4, "Process Group Name": "7", "Process Group Ranks": "[0, 8, ...]",
+                "Global rank start": 0, "Global rank stride": 8}  # fmt: skip
+        events.append(kernel("ncclDevKernel_Generic", 20 * at + 10, at + 1, **args))
+        events.append(span("cudaLaunchKernel", 20 * at + 6, 1, cat="cuda_runtime", args={"correlation": at + 1}))
+    distributed = {"backend": "nccl", "rank": 8, "world_size": 32}
+    trace = read(write(tmp_path / "t.json", events, distributedInfo=distributed))
+    at = np.flatnonzero(trace.events.collective)
+    assert trace.events.collective[at].tolist() == [int(kind) for *_, kind, _ in cases]
+    assert trace.events.bytes[at].tolist() == [size for *_, size in cases]
+    assert trace.groups[trace.events.group[at[0]]].ranks == (0, 8, 16, 24)
+    assert trace.events.sequence[at].tolist() == list(range(len(cases)))
+
+
+def test_cudas_records_of_waits_name_stream_and_event(tmp_path):
+    """Stream 20 and the host wait for what stream 7 had been given when the event was recorded, no more."""
+
+    def call(name, start_us, correlation):
+        return span(name, start_us, 1, cat="cuda_runtime", args={"correlation": correlation})
+
+    def on_stream(name, stream, start_us, duration_us, correlation):
+        return span(name, start_us, duration_us, cat="kernel", pid=0, tid=stream, args={"correlation": correlation})
+
+    def wait(kind, correlation, **args):
+        return span(kind, 0, 1, cat="cuda_sync", pid=0, tid=20,
+                    args={"cuda_sync_kind": kind, "correlation": correlation, **args})  # fmt: skip
+
+    recorded = {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 2}
+    events = [
+        call("cudaLaunchKernel", 0, 1), on_stream("first", 7, 5, 40, 1),
+        call("cudaEventRecord", 10, 2),
+        call("cudaLaunchKernel", 15, 3), on_stream("second", 7, 50, 100, 3),
+        call("cudaStreamWaitEvent", 20, 4), wait("Stream Wait Event", 4, stream=20, **recorded),
+        call("cudaLaunchKernel", 25, 5), on_stream("other", 20, 46, 10, 5),
+        span("cudaEventSynchronize", 30, 17, cat="cuda_runtime", args={"correlation": 6}),
+        wait("Event Sync", 6, stream=20, **recorded),
+        span("cudaDeviceSynchronize", 60, 95, cat="cuda_runtime", args={"correlation": 7}),
+        wait("Context Sync", 7),
+    ]  # fmt: skip
+    trace = read(write(tmp_path / "t.json", events, distributedInfo={"rank": 0}))
+    names = [trace.names[name] for name in trace.events.name]
+    found = {(names[a], names[b]) for a, b in trace.causes.tolist() if names[a] != "cudaLaunchKernel"}
+    assert found == {
+        ("first", "other"),
+        ("first", "cudaEventSynchronize"),
+        ("second", "cudaDeviceSynchronize"),
+        ("other", "cudaDeviceSynchronize"),
+    }
+    assert "inferred" not in trace.about
+
+
+STRANGE = st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=3), st.floats(), st.just([]), st.just({"a": 1}))
+
+
+@given(data=st.data())
+def test_events_with_anything_in_them_are_read_or_refused(tmp_path_factory, data):
+    events = json.loads(gloo_trace(tmp_path_factory.mktemp("t") / "t.json").read_text())["traceEvents"]
+    for _ in range(data.draw(st.integers(1, 4))):
+        event = data.draw(st.sampled_from(events))
+        place = data.draw(st.sampled_from([event, event["args"]]))
+        key = data.draw(st.sampled_from([key for key in place if key != "args"]))
+        place[key] = data.draw(STRANGE)
+    path = write(tmp_path_factory.mktemp("t") / "t.json", events)
+    try:
+        trace = read(path)
+    except TraceError as error:
+        assert "t.json" in str(error)
+    else:
+        assert len(trace.events) <= len(events)
