@@ -75,7 +75,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     mean = join(traces, iteration=iteration, clocks=clocks)
     iterations = [mean] if iteration is not None else join_each(traces, clocks)
     was, again = traced(iterations), predicted(iterations)
-    changes, prepare = _changes(mean, **options)
+    changes, prepare = _changes(mean, iterations, **options)
     ranks = mean.graph.ranks.device.tolist()
     report: dict[str, Any] = {
         "iterations": len(iterations),
@@ -115,8 +115,8 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         _show(report)
 
 
-def _changes(mean, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec, accelerator,
-             without_straggler, slow):  # fmt: skip
+def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec,
+             accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
     import dataclasses
 
@@ -158,7 +158,7 @@ def _changes(mean, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks
         return [], None
     model = None
     if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
-        model = network.fit(mean, link, ranks_per_host or 0)
+        model = network.fit(iterations, link, ranks_per_host or 0)
     return found, lambda one: dataclasses.replace(one, network=model)
 
 

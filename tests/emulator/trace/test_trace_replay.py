@@ -5,6 +5,7 @@ import json
 import ddp_traces as traces
 import pytest
 from click.testing import CliRunner
+
 from emulator.trace.native import write
 from switchml.commands.trace_replay import replay
 from switchml.errors import ConfigError
@@ -35,8 +36,9 @@ def test_predicted_against_traced(folder):
 
 def test_everything_changed_at_once(folder):
     found = ask(
-        folder, "--bandwidth", "x0.5", "--latency", "x2", "--allreduce", "switchml", "--ranks", "8", "--bucket-cap", "1MB",
-        "--bucket-cap", "4MB", "--accelerator", "x2", "--slow", "1=1.5", "--without-straggler", "0",
+        folder, "--bandwidth", "x0.5", "--latency", "x2", "--allreduce", "switchml", "--ranks", "8",
+        "--bucket-cap", "1MB", "--bucket-cap", "4MB", "--accelerator", "x2", "--slow", "1=1.5",
+        "--without-straggler", "0",
     )  # fmt: skip
     assert len(found["changes"]) == 8
     assert found["speedup"] == pytest.approx(found["replayed"]["iteration_s"] / found["changed"]["iteration_s"])
