@@ -13,15 +13,16 @@ import numpy as np
 
 from emulator.optimizer import chains, edit
 from emulator.replay.engine import replay
+from emulator.replay.fold import fold
 from emulator.trace.buckets import Gradients, gradients
 from emulator.trace.joined import Joined
-from emulator.workload.graph import NO_MEETING, Graph, Groups, Order, Ranks, Streams
+from emulator.workload.graph import NO_MEETING, Order, Streams
 from switchml.jit import kernel
 
 
 def coarsen(joined: Joined) -> Joined:
     """As small as it gets with the same end of the iteration whatever happens to the buckets of `gradients`."""
-    return folded(merged(frozen(joined)))
+    return merged(frozen(folded(joined)))
 
 
 def frozen(joined: Joined) -> Joined:
@@ -146,52 +147,26 @@ def _heads(joins, before):
 
 def folded(joined: Joined) -> Joined:
     """One rank for each set of ranks that do the same at the same time."""
-    graph = joined.graph
-    rank = graph.op_rank()
-    members = [frozenset(graph.groups.members(group).tolist()) for group in np.unique(graph.meetings.group)]
-    everyone = frozenset(range(len(graph.ranks)))
-    if any(group != everyone for group in members):
+    found = gradients(joined)
+    whole, small = joined.graph.ops.meeting, fold(joined.graph, joined.costs)
+    if len(small.graph.ranks) == len(joined.graph.ranks):
         return joined
-    seconds = edit.durations(joined)
-    same: dict[bytes, list[int]] = {}
-    for number in range(len(graph.ranks)):
-        own = np.flatnonzero(rank == number)
-        widths = np.diff(graph.ops.dep_start)[own]
-        deps = np.concatenate([graph.ops.before(op) for op in own] or [np.empty(0, np.int32)])
-        _, streams = np.unique(graph.ops.stream[own], return_inverse=True)
-        columns = (seconds[own], graph.ops.meeting[own], widths, np.searchsorted(own, deps), streams)
-        same.setdefault(b"|".join(np.ascontiguousarray(column).tobytes() for column in columns), []).append(number)
-    if len(same) == len(graph.ranks):
-        return joined
-    stay = np.array(sorted(ranks[0] for ranks in same.values()))
-    weight = np.zeros(len(graph.ranks))
-    for ranks in same.values():
-        weight[ranks[0]] = graph.ranks.weight[ranks].sum()
-    ops = np.flatnonzero(np.isin(rank, stay))
-    place = np.full(len(graph.ops), -1, np.int64)
-    place[ops] = np.arange(len(ops))
-    small = edit.kept(joined, ops, [place[graph.ops.before(op)].tolist() for op in ops], graph.ops.stream[ops])
-    return dataclasses.replace(small, graph=_with_ranks(small.graph, stay, weight))
-
-
-def _with_ranks(graph: Graph, stay: np.ndarray, weight: np.ndarray) -> Graph:
-    """Only the ranks `stay`, renumbered; groups keep their real sizes."""
-    number = np.full(len(graph.ranks), -1, np.int32)
-    number[stay] = np.arange(len(stay))
-    on = np.flatnonzero(np.isin(graph.streams.rank, stay))
-    stream = np.full(len(graph.streams), -1, np.int32)
-    stream[on] = np.arange(len(on))
-    groups = [number[graph.groups.members(group)] for group in range(len(graph.groups))]
-    groups = [members[members >= 0] for members in groups]
+    _, stays = np.unique(small.op, return_index=True)
+    meeting_of = {
+        int(whole[op]): int(small.graph.ops.meeting[small.op[op]])
+        for op in np.flatnonzero(np.isin(whole, found.meetings)).tolist()
+    }
+    rows = np.sort(np.unique(small.representative[found.rank], return_index=True)[1])
     return dataclasses.replace(
-        graph,
-        ranks=Ranks(graph.ranks.stage[stay], weight[stay], graph.ranks.job[stay], graph.ranks.device[stay]),
-        streams=Streams(number[graph.streams.rank[on]], [graph.streams.name[i] for i in on], graph.streams.order[on]),
-        groups=Groups(
-            graph.groups.name,
-            np.concatenate([[0], np.cumsum([len(members) for members in groups])]).astype(np.int64),
-            np.concatenate(groups).astype(np.int32),
-            graph.groups.size,
-        ),
-        ops=dataclasses.replace(graph.ops, stream=stream[graph.ops.stream]),
+        joined,
+        graph=small.graph,
+        costs=small.costs,
+        event=joined.event[stays],
+        start_s=joined.start_s[stays],
+        end_s=joined.end_s[stays],
+        gradients=[
+            (int(small.op[op]), meeting_of[int(bucket)], float(size))
+            for row in rows
+            for op, bucket, size in zip(found.op[row], found.bucket, found.bytes, strict=True)
+        ],
     )

@@ -117,6 +117,27 @@ def test_what_nobody_would_obey_is_refused(tmp_path, text, message):
         load(tmp_path / "none.toml")
 
 
+ALONE = """
+import time, torch, torch.distributed as dist
+from host_agent.settings import load
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(12):
+    time.sleep(0.001 if __import__("os").environ.get("SWITCHML_SETTINGS") else 0.020)
+    optimizer.step()
+"""
+
+
+@pytest.mark.timeout(600)
+def test_both_ways_are_run_and_compared(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("[ddp]\nbucket_cap_mb = 1\n")
+    measured = bench.compare([sys.executable, "-c", ALONE], path, rounds=1)
+    assert len(measured.default_s) == len(measured.settings_s) == 1
+    assert measured.default_s[0] > 0.019 and measured.settings_s[0] > 0.0009
+    assert measured.gain == pytest.approx(1 - measured.settings_s[0] / measured.default_s[0])
+
+
 def test_a_run_without_steps_is_no_measurement(tmp_path):
     with pytest.raises(ConfigError, match="0 steps"):
         bench.step_s([sys.executable, "-c", ""], None)
