@@ -68,8 +68,8 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each step or all-reduce; `cpu_s`: of the training thread, for all of them. `report`: of the emulated world,
-    where there is one."""
+    """Seconds of each step or all-reduce; `cpu_s`: of the training thread, for all of them. `report`: of the emulated
+    world, where there is one."""
 
     seconds: list[float]
     cpu_s: float = 0.0
