@@ -5,16 +5,16 @@ comes out is an iteration's time, where it went, and what the whole training cos
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emulator import datafile, iteration
+from emulator import datafile, iteration, training
 from emulator.cluster import cluster as clusters
 from emulator.cluster import codecs
 from emulator.cluster.cluster import Cluster
@@ -24,6 +24,7 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, competition, replay
 from emulator.replay.parts import parts
 from emulator.savings import Savings
+from emulator.training import Progress, Run
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
@@ -59,28 +60,6 @@ class Hindrances:
     def differ(self) -> bool:
         """Whether ranks differ from each other, so that data-parallel ones can't be folded."""
         return self.stragglers > 0 or self.jitter > 0
-
-
-@dataclass(frozen=True)
-class Run:
-    """The whole training: how long it is, and what interrupts it."""
-
-    steps: float = 0.0
-    tokens: float = 0.0
-    """Instead of steps; samples, where a sample has no length."""
-    mtbf_hours: float = 0.0
-    """Mean time between failures of one accelerator with its share of the node; 0: nothing fails."""
-    checkpoint_s: float = 0.0
-    """What writing a checkpoint keeps the job from training; 0: as storage allows."""
-    restart_s: float = 300.0
-    """From a failure to training again, without the work that is lost."""
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "mtbf_hours", "checkpoint_s", "restart_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least 0")
-        if self.steps and self.tokens:
-            raise ConfigError("give the length of a training in steps or in tokens, not in both")
 
 
 @dataclass(frozen=True)
@@ -166,13 +145,16 @@ class Emulation:
         job, run = self.plan.job, self.request.run
         return run.tokens / (job.global_batch * job.tokens(self.plan.model)) if run.tokens else run.steps
 
+    @cached_property
+    def progress(self) -> Progress:
+        """What failures and checkpoints leave of the training's time."""
+        run, gpus, seed = self.request.run, self.plan.job.gpus, self.request.hindrances.seed
+        return training.progress(run, self.steps, self.iteration_s, self.checkpoint_s, gpus, seed)
+
     @property
     def goodput(self) -> float:
-        """Share of time that is training, not checkpoints, lost work or restarts (`goodput()`)."""
-        run = self.request.run
-        if not run.mtbf_hours:
-            return 1.0
-        return goodput(self.checkpoint_s, run.restart_s, run.mtbf_hours * 3600 / self.plan.job.gpus)
+        """Share of time that is training, on average."""
+        return self.progress.goodput
 
     @property
     def checkpoint_s(self) -> float:
@@ -215,7 +197,7 @@ class Emulation:
         if self.request.nccl_tables:
             said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
-            said.append("message-driven: a pass is one op, its tensor-parallel exchanges count as compute")
+            said.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
         if self.plan.codec is not None:
             said.append(
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
@@ -234,7 +216,7 @@ class Emulation:
         if self.request.ignore_memory:
             said.append("memory was not checked")
         if self.request.run.mtbf_hours:
-            said.append(f"checkpoints at Young's and Daly's interval; one takes {self.checkpoint_s:.1f} s")
+            said.append(self.progress.said(self.checkpoint_s))
         price = self.plan.cluster.device.price_source or "no price known: cost is 0"
         said.append(f"price: {price}; energy at design power")
         return said
@@ -261,7 +243,7 @@ class Emulation:
             "samples_per_s": self.samples_per_s,
             "mfu": self.mfu,
             "steps": self.steps,
-            "goodput": self.goodput,
+            **self.progress.to_json(),
             "hours": self.hours,
             "gpu_hours": self.gpu_hours,
             "cost": self.cost,
@@ -278,33 +260,19 @@ class Emulation:
         return found
 
 
-def goodput(checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
-    """Share of time left for training at the best interval between checkpoints, sqrt(2 C M): C / interval for writing
-    them, (interval / 2 + restart) / M for what a failure destroys (Young, CACM 1974; Daly, FGCS 2006). Raises
-    ConfigError where nothing would be left."""
-    interval = math.sqrt(2 * max(checkpoint_s, 1e-9) * mtbf_s)
-    lost = checkpoint_s / interval + (interval / 2 + restart_s) / mtbf_s
-    if lost >= 1:
-        raise ConfigError(
-            f"with a failure every {mtbf_s:.0f} s, checkpoints of {checkpoint_s:.0f} s and restarts of "
-            f"{restart_s:.0f} s "
-            "no time is left to train"
-        )
-    return 1.0 - lost
-
-
 def emulate(
     asked: Request,
     *,
+    cluster: Cluster | None = None,
     progress: Callable[[int, int], None] | None = None,
     event_budget: int | None = None,
     time_budget_s: float | None = None,
 ) -> Emulation:
-    """Price, check memory, build, replay. Raises ConfigError, OutOfMemory, BudgetSpent. Its `wall_s` leaves loading
-    the compiled kernels out."""
+    """Price, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
+    OutOfMemory, BudgetSpent. Its `wall_s` leaves loading the compiled kernels out."""
     began = time.perf_counter()
     model = load_model(asked)
-    cluster = _cluster(asked)
+    cluster = cluster or load_cluster(asked)
     if isinstance(model, LayerTable) and model.forward_s is not None and asked.job.micro_batches > 1:
         raise ConfigError(
             f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
@@ -324,7 +292,9 @@ def emulate(
     if loaded:
         played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
     where = parts(played).mean()
-    return Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
+    found = Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
+    _ = found.progress  # a training that never ends is to be refused here
+    return found
 
 
 def _load(asked: Request, made: Plan, played: Replayed) -> Loading:
@@ -384,7 +354,7 @@ def load_model(asked: Request) -> Model:
     return torch_modules.count(torch_modules.load(asked.model), shapes, name=asked.model.rpartition(":")[2])
 
 
-def _cluster(asked: Request) -> Cluster:
+def load_cluster(asked: Request) -> Cluster:
     """The cluster with what the request says in place of its own."""
     found = clusters.load(asked.cluster)
     if asked.nccl_tables:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.passes import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Ops, Rank, Works
+from emulator.blocks import Ops
+from emulator.cluster.collectives import Price
+from emulator.passes import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Rank, Works
 from emulator.pricing import Plan
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import NO_ROUTE, Costs
@@ -39,6 +41,14 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
                 builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
     graph = builder.build()
     return graph, _costs(graph, works)
+
+
+def prices(plan: Plan) -> dict[int, Price]:
+    """Work → what a meeting about it costs, numbered as in the graph of `build`."""
+    works = Works(GraphBuilder())
+    for number in range(plan.job.pp):
+        Rank(plan, number, works)
+    return works.prices
 
 
 # Ranks, groups and meetings

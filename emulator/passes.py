@@ -2,19 +2,18 @@
 its schedule has them, exchanges between and inside them, gradients, the optimizer.
 
 Passes of a stage differ in nothing but their micro-batch; so the first of each kind is built op by op and becomes a
-template for the others.
+template for the others (`blocks.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from emulator.blocks import Block, Ops
 from emulator.cluster.collectives import FREE, Price, price
 from emulator.pricing import Plan, Stage, Step
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
+from emulator.workload.graph import Collective, Kind
 from emulator.workload.job import Job
 from emulator.workload.schedules import passes
 
@@ -23,83 +22,8 @@ COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS = range(len(STREA
 MEETINGS = 6
 TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED = range(MEETINGS)
 """Which meetings an op belongs to."""
-ALONE = -1
-"""None: the op concerns its rank alone."""
-
-
-@dataclass
-class Ops:
-    """Ops of one rank as arrays: work, stream, kind of meeting and its number among those of its kind, micro-batch,
-    and dependencies (counts and op numbers)."""
-
-    work: np.ndarray
-    stream: np.ndarray
-    kind: np.ndarray
-    number: np.ndarray
-    micro_batch: np.ndarray
-    dep_counts: np.ndarray
-    deps: np.ndarray
-
-
-class Block:
-    """Collects the ops of one rank: one by one, or a pass like an earlier one, which costs a few array operations."""
-
-    def __init__(self) -> None:
-        self._done: list[Ops] = []
-        self._rows: list[tuple[int, int, int, int, int]] = []
-        self._after: list[tuple[int, ...]] = []
-        self._first = 0
-
-    def __len__(self) -> int:
-        return self._first + len(self._rows)
-
-    def add(
-        self,
-        work: int,
-        stream: int,
-        kind: int = ALONE,
-        number: int = 0,
-        micro_batch: int = NO_MICRO_BATCH,
-        after: tuple[int, ...] = (),
-    ) -> int:
-        """One op; returns its number."""
-        self._rows.append((work, stream, kind, number, micro_batch))
-        self._after.append(after)
-        return len(self) - 1
-
-    def cut(self) -> Ops | None:
-        """What was added since the last cut, its dependencies counted from its own first op."""
-        if not self._rows:
-            return None
-        columns = np.array(self._rows, np.int32).T
-        counts = np.fromiter(map(len, self._after), np.int64, len(self._after))
-        deps = np.fromiter((op - self._first for ops in self._after for op in ops), np.int32, int(counts.sum()))
-        self._done.append(Ops(*columns, counts, deps))
-        self._first += len(self._rows)
-        self._rows, self._after = [], []
-        return self._done[-1]
-
-    def repeat(self, template: Ops, micro_batch: int, number_from: np.ndarray) -> None:
-        """The ops of `template` once more, with another micro-batch and meetings counted on from `number_from` of each
-        kind."""
-        self.cut()
-        number = template.number + number_from[template.kind]
-        of = np.full(len(template.work), micro_batch, np.int32)
-        self._done.append(
-            Ops(template.work, template.stream, template.kind, number, of, template.dep_counts, template.deps)
-        )
-        self._first += len(template.work)
-
-    def whole(self) -> Ops:
-        """All of it, dependencies counted from the block's first op."""
-        self.cut()
-        first = np.cumsum([0, *(len(part.work) for part in self._done[:-1])])
-        columns = [
-            np.concatenate([getattr(part, name) for part in self._done])
-            for name in ("work", "stream", "kind", "number", "micro_batch", "dep_counts")
-        ]
-        deps = np.concatenate([part.deps + at for part, at in zip(self._done, first, strict=True)])
-        return Ops(*columns, deps.astype(np.int32))
+UNDIVIDED = 2
+"""Priority of what ends a pass: above those of passes, so that nothing comes between."""
 
 
 class Works:
@@ -130,8 +54,11 @@ class Works:
         price: Price,
         kind: Kind = Kind.COLLECTIVE,
         is_source: bool = False,
+        priority: int = 0,
     ) -> int:
-        work = self.builder.add_work(name, kind, collective=collective, bytes=bytes, is_source=is_source)
+        work = self.builder.add_work(
+            name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
+        )
         self.prices[work] = price
         return work
 
@@ -209,7 +136,7 @@ class Rank:
             if self.number == 0 and micro_batch >= self.job.pp:
                 # A new micro-batch for every one that has come back (AxoNN, inter_layer.py).
                 after = (*after, self.returned[micro_batch - self.job.pp])
-            last = self._whole(f"forward of stage {self.number}", self._forward_s(piece), micro_batch, after, 0)
+            last = self._whole("forward", self.pieces[piece], micro_batch, after, 0)
         else:
             last = self._steps_forward(self.pieces[piece], micro_batch, after)
             last = self._pack("compress activations", micro_batch, (last,)) if self.plan.packing_s else last
@@ -225,7 +152,7 @@ class Rank:
         if self.message_driven:
             if not after:
                 after = (len(self.block) - 1,)  # the loss follows its own forward pass
-            last = self._whole(f"backward of stage {self.number}", self._backward_s(piece), micro_batch, after, 1)
+            last = self._whole("backward", steps, micro_batch, after, 1)
             self.returned[micro_batch] = last
         else:
             if self.plan.packing_s:
@@ -242,23 +169,29 @@ class Rank:
             self.works.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
         )
 
-    def _whole(self, name: str, seconds: float, micro_batch: int, after: tuple[int, ...], priority: int) -> int:
-        """A pass as one op, so that a message-driven stage does not change its mind between layers."""
-        return self.block.add(
-            self.works.compute(name, seconds, priority=priority), COMPUTE, micro_batch=micro_batch, after=after
+    def _whole(
+        self, way: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int
+    ) -> int:
+        """A pass as a whole, so that a message-driven stage does not change its mind between layers: all of its
+        compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
+        stretch, is_forward = self.stage.stretch, way == "forward"
+        seconds = sum(s.forward_s if is_forward else s.backward_s + s.again_s for s in steps) * stretch
+        compute = self.works.compute(f"{way} of stage {self.number}", seconds, priority=priority)
+        last = self.block.add(compute, COMPUTE, micro_batch=micro_batch, after=after)
+        times = [1 if is_forward or not s.reduces_again else 2 for s in steps]
+        exchanges = (
+            ("tensor-parallel all-reduces", Collective.ALL_REDUCE, TENSOR, 1, "reduce"),
+            ("expert all-to-alls", Collective.ALL_TO_ALL, EXPERT, 2, "exchange"),
         )
-
-    def _forward_s(self, piece: int) -> float:
-        stretch = self.stage.stretch
-        return sum(s.forward_s * stretch + s.reduce.seconds + 2 * s.exchange.seconds for s in self.pieces[piece])
-
-    def _backward_s(self, piece: int) -> float:
-        stretch = self.stage.stretch
-        return sum(
-            (s.backward_s + s.again_s) * stretch
-            + (2 if s.reduces_again else 1) * (s.reduce.seconds + 2 * s.exchange.seconds)
-            for s in self.pieces[piece]
-        )
+        for name, what, kind, each, field in exchanges:
+            prices = [(n * each, getattr(s, field)) for n, s in zip(times, steps, strict=True)]
+            size = sum(n * each * getattr(s, f"{field}_bytes") for n, s in zip(times, steps, strict=True))
+            if not size:
+                continue
+            whole = Price(sum(n * price.seconds for n, price in prices))
+            work = self.works.meet(f"{name} of a {way} pass", what, size, whole, priority=UNDIVIDED)
+            last = self.block.add(work, COMPUTE, kind, self._number(kind), micro_batch, (last,))
+        return last
 
     def _steps_forward(
         self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], again: bool = False

@@ -21,6 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,9 @@ def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
     # Not fork: numba and grpc threads of this process would be copied in whatever state they are.
     context = multiprocessing.get_context("spawn")
     others = set(multiprocessing.active_children())
-    # Ctrl-C reaches the whole process group: this process decides what becomes of the others.
-    with ProcessPoolExecutor(processes, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
-        numbers = {pool.submit(_guarded, run, options[number]): number for number in todo}
+    with ProcessPoolExecutor(processes, context) as pool:
+        with _deaf_children():
+            numbers = {pool.submit(_guarded, run, options[number]): number for number in todo}
         try:
             left = set(numbers)
             while left:
@@ -178,6 +179,18 @@ def _on_cores(run, options, todo, processes: int) -> Iterator[tuple[int, Row]]:
             for process in set(multiprocessing.active_children()) - others:
                 process.terminate()
             raise
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started inside never see SIGINT. Ctrl-C reaches the whole process group, and this process decides what
+    becomes of the others; they inherit the mask, so there is no moment in which one could answer with a traceback."""
+    resource_tracker.ensure_running()  # it would unblock the signal again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _on_dask(run, options, todo, address: str) -> Iterator[tuple[int, Row]]:

@@ -40,7 +40,8 @@ from switchml.io.tunnel import TunnelClient, choose_address
 from switchml.memory import f32_at
 from switchml.sparse import Sparse
 
-from . import density, reach, tensors
+from . import density, reach, recording, tensors
+from . import tape as tapes
 from . import loop as compiled
 
 log = logging.getLogger("host_agent")
@@ -62,6 +63,7 @@ _HISTORIES = 4096
 
 
 _DENSE = density.Choice()
+_DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
 
 @dataclass
@@ -131,6 +133,11 @@ class HostAgent:
         self._segment, self._tunnel = segment, tunnel
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.job, self.rank, self.world_size, self.sparse = job, rank, world_size, sparse
+        self.tag = info.tag
+        self.global_ranks: tuple[int, ...] = tuple(range(world_size))
+        self.notes: recording.Notes | None = None
+        self.takes_sparse = not info.dense_only
+        """Whether what sums here knows sparse streams; switches in a tree don't."""
         self._session, self._way = session, way
         self._worker = rules.Worker(
             rank=rank,
@@ -184,6 +191,16 @@ class HostAgent:
         )
         self._thread = threading.Thread(target=self._run, name=f"switchml-agent-{self.rank}", daemon=True)
         self._thread.start()
+        recording.enter(self)
+
+    def new_tape(self, packets: int) -> tapes.Tape:
+        return tapes.new_tape(packets, len(self._worker.state.slots))
+
+    def take_notes(self, notes: recording.Notes | None) -> None:
+        """Note calls and packets from now on, or no more. `recording` calls this."""
+        self.notes = notes
+        self._loop = self._loop._replace(tape=self.new_tape(0) if notes is None else notes.tape)
+        os.eventfd_write(self._wake, 1)  # the loop that runs still has the old tape
 
     # -- joining and leaving --
 
@@ -309,6 +326,8 @@ class HostAgent:
             raise
         try:
             way.follow(session.info)
+            if session.info.dense_only and sparse.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
             segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
         except BaseException:
             session.leave()
@@ -382,6 +401,7 @@ class HostAgent:
             self._closing = True
         self._fail(error)
         self._end_thread()
+        recording.leave(self)
         if self._tunnel is not None:
             self._tunnel.close()
         self._way.close()
@@ -497,6 +517,11 @@ class HostAgent:
         is held). `sparse`: as in `join`, whose word it overrides.
         """
         chosen = self.sparse if sparse is None else density.choice(sparse)
+        nbytes = numel * tensors.ITEM_BYTES.get(dtype, 0)
+        if not self.takes_sparse:
+            if chosen.mode == "on":
+                raise ConfigError(_DENSE_ONLY)
+            chosen = _DENSE
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
             inner, on_done = on_done, lambda error: tensors.narrow_then(widened, error, inner)
@@ -519,6 +544,8 @@ class HostAgent:
             if error is None:
                 call.index = self._calls
                 self._calls += 1
+                if self.notes is not None:
+                    self.notes.submitted(call.index, nbytes)
                 self._queue.append(call)
                 os.eventfd_write(self._wake, 1)
         if error is not None:
@@ -618,6 +645,8 @@ class HostAgent:
                 call.sparse.blocks if is_sparse else None,
             )
             self._running[call.number] = call
+            if self.notes is not None:
+                self.notes.started(call.index)
 
     def _history(self, call: _Call) -> np.ndarray | None:
         """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is
@@ -651,6 +680,8 @@ class HostAgent:
                 error = SumOverflow(
                     f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype", misfits
                 )
+            if self.notes is not None:
+                self.notes.done(call.index, error is not None)
             _call_back(call, error)
 
     def _check_progress(self, now: float) -> None:

@@ -12,6 +12,7 @@ NCCL or MPI it is that backend's all-reduce. What must be gathered takes the bac
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -177,12 +178,29 @@ class GroupReducer:
         finally:
             self.seconds += time.perf_counter() - start
 
+    def later(self, request: Max, turn: Turn) -> Callable[[], np.ndarray]:
+        """The answer when it is called for; the request goes out now."""
+        if self._agent is not None:
+            return self._agent.later(request, turn)
+        tensor = torch.from_numpy(request.values.copy()).to(self._device)
+        self.bytes += request.nbytes
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def answer() -> np.ndarray:
+            work.wait()
+            return tensor.cpu().numpy()
+
+        return answer
+
     def wire_bytes(self, request: Request) -> int:
         if isinstance(request, Sum | Max) and self._agent is not None:
             return self._agent.wire_bytes(request)
         if isinstance(request, Sum | Max):  # a ring sends, and receives, nearly twice the vector
             return 2 * request.nbytes * (self.world - 1) // self.world
-        return (self.world - 1) * (request.payload.nbytes + 8)
+        gathered = (self.world - 1) * (request.payload.nbytes + 8)
+        if isinstance(request, Gather) or self._agent is None:
+            return gathered
+        return int(min(gathered, self._agent.summed_bytes(request)))
 
     def _reduce(self, request: Request, turn: Turn) -> Any:
         if self._agent is not None and isinstance(request, Sum | Max):
@@ -194,11 +212,25 @@ class GroupReducer:
             return self._sum(request)
         if isinstance(request, Max):
             return self._all_reduce(request.values, dist.ReduceOp.MAX)
-        payloads = self._gather(request.payload)
         if isinstance(request, Gather):
-            return payloads
+            return self._gather(request.payload)
         assert isinstance(request, SparseSum)
-        return sum_of_payloads(payloads)
+        return self._sparse_sum(request)
+
+    def _sparse_sum(self, request: SparseSum) -> np.ndarray:
+        """Gathered; or, where that puts less on the links, through the aggregator."""
+        if self._agent is None:
+            return sum_of_payloads(self._gather(request.payload))
+        before = self._agent.bytes
+        told = self._agent.tell_sparse(request)
+        sizes = told[:, 0].tolist()
+        way = self._agent.way(request, told, gathered=(self.world - 1) * max(sizes))
+        if way == "gather":
+            answer = sum_of_payloads(self._gather(request.payload, sizes))
+        else:
+            answer = self._agent.add_sparse(request, way)
+        self.bytes += self._agent.bytes - before
+        return answer
 
     def _sum(self, request: Sum) -> np.ndarray:
         values = request.values
@@ -214,14 +246,17 @@ class GroupReducer:
         dist.all_reduce(tensor, op, group=self._group)
         return tensor.to("cpu", torch.from_numpy(values).dtype).numpy()
 
-    def _gather(self, payload: Payload) -> list[Payload]:
+    def _gather(self, payload: Payload, sizes: list[int] | None = None) -> list[Payload]:
+        """All ranks' payloads; `sizes`: of their bytes, where they are known."""
         raw = torch.frombuffer(bytearray(payload.to_bytes()), dtype=torch.uint8).to(self._device)
-        sizes = self._all_gather(torch.tensor([raw.numel()], device=self._device))
-        padded = torch.zeros(int(max(sizes)), dtype=torch.uint8, device=self._device)
+        if sizes is None:
+            sizes = [int(size) for size in self._all_gather(torch.tensor([raw.numel()], device=self._device))]
+            self.bytes += 8
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
         padded[: raw.numel()] = raw
         places = self._all_gather(padded)
-        self.bytes += raw.numel() + 8
-        rows = [place[: int(size)] for place, size in zip(places, sizes, strict=True)]
+        self.bytes += raw.numel()
+        rows = [place[:size] for place, size in zip(places, sizes, strict=True)]
         return [Payload.from_bytes(row.cpu().numpy()) for row in rows]
 
     def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:

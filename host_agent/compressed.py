@@ -9,7 +9,6 @@ is done.
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from switchml import codecs
 from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import RanksDisagree
 from switchml.jit import cache_root
+from switchml.sparse import Sparse, streams_of
 
 Array = np.ndarray
 WARM_UP_ELEMENTS = 1 << 12
@@ -38,6 +38,16 @@ class Reducer(Protocol):
     def wire_bytes(self, request: Request) -> int:
         """What a request puts on the busier direction of this rank's link, headers of packets left out."""
         ...
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        """Ask now, and get the answer from what this returns, when it is needed. All ranks must ask at the same place
+        in the order of their requests."""
+        ...
+
+
+def round_trips(request: Request) -> int:
+    """How many collectives follow each other in a request: who gathers asks for sizes first."""
+    return 2 if isinstance(request, Gather | SparseSum) else 1
 
 
 class Compressor:
@@ -142,28 +152,71 @@ def values_of(lanes: Array, dtype: np.dtype, n: int) -> Array:
     return fields.reshape(-1)[:n]
 
 
-# Gathering by adding
+# Sparse vectors: gathered, streamed, or added as dense ones
+
+STREAM_BLOCK = 32
+"""Elements of a block in which selected elements travel: a packet of 1024 bytes holds eight, fused."""
+GATHER_BLOCK = 256
+"""Words of a block in which gathered bytes travel: a packet of 1024 bytes."""
+LEAST_GATHER_BLOCKS = 64
+"""Fewer blocks are a matter of one round trip either way, and a stream takes two."""
+PACKET_ELEMENTS, PACKET_BYTES = 256, 1024
+FRAME_BYTES = 76
+"""Of a packet besides what it carries: the protocol's header and Ethernet's share."""
+WORDS_BYTES = 32
+"""In a packet of eight blocks."""
+
+
+def packets_of(indices: Array) -> int:
+    """Packets of a dense tensor that hold some of `indices` (ascending)."""
+    return int(np.count_nonzero(np.diff(indices // PACKET_ELEMENTS))) + 1 if indices.size else 0
+
+
+def streamed_bytes(packets: Array, count: int) -> float:
+    """What comes down where the ranks stream `packets` (one number a rank) of those that `count` elements fill: the
+    union of independent choices, and a first round in each stream. Choices that agree more make less."""
+    whole = max(1, -(-count // PACKET_ELEMENTS))
+    union = whole * (1.0 - np.prod(1.0 - np.asarray(packets, np.float64) / whole))
+    rounds = union + streams_of(whole, whole)
+    return float(union * PACKET_BYTES + rounds * (FRAME_BYTES + WORDS_BYTES))
+
+
+def framed_bytes(size: float) -> float:
+    """What so many bytes make in full packets."""
+    return size * (1.0 + FRAME_BYTES / PACKET_BYTES)
+
+
+def way_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
+    """The way for a sum of sparse vectors that puts least on the busier direction of a link: "gather" (`gathered`
+    bytes), "stream" or "dense". From what all ranks know alike."""
+    costs = {"gather": framed_bytes(gathered), "dense": framed_bytes(4 * count)}
+    if takes_sparse:
+        costs["stream"] = streamed_bytes(packets, count)
+    return min(costs, key=costs.__getitem__)
+
+
+def tell(add: Callable[[Array], Array], rank: int, world: int, *numbers: int) -> Array:
+    """int32[world, k]: the `numbers` of all ranks, by adding up a vector in which each has its own places."""
+    places = np.zeros((world, len(numbers)), np.int32)
+    places[rank] = numbers
+    return add(places.reshape(-1)).reshape(world, -1)
 
 
 def gather_by_sum(
-    payload: Payload, add: Callable[[Array], Array], rank: int, world: int, most_bytes: float = math.inf
-) -> list[Payload] | None:
+    payload: Payload, add: Callable[[Array], Array], rank: int, world: int, sizes: Array | None = None
+) -> list[Payload]:
     """All ranks' payloads, in the order of the ranks, with nothing but integer sums.
 
-    1. Add a vector in which every rank has put its size at its own place. 2. Unless that makes more than `most_bytes`
-    (then None, on every rank): add one in which every rank has put its bytes at its own place, all places as large as
-    the largest. `add`: int32[m] to int32[m] summed over the ranks.
+    1. Add a vector in which every rank has put its size at its own place, unless `sizes` (int32[world]) are known. 2.
+    Add one in which every rank has put its bytes at its own place, all places as large as the largest. `add`: int32[m]
+    to int32[m] summed over the ranks.
     """
     raw = np.frombuffer(payload.to_bytes(), np.uint8)
-    sizes = np.zeros(world, np.int32)
-    sizes[rank] = raw.size
-    sizes = add(sizes)
-    words = -(-int(sizes.max()) // 4)
-    if 4 * words * world > most_bytes:
-        return None
-    places = np.zeros((world, words), np.int32)
+    if sizes is None:
+        sizes = tell(add, rank, world, raw.size)[:, 0]
+    places = np.zeros((world, -(-int(sizes.max()) // 4)), np.int32)
     places[rank].view(np.uint8)[: raw.size] = raw
-    places = add(places.reshape(-1)).reshape(world, words)
+    places = add(places.reshape(-1)).reshape(world, -1)
     return [Payload.from_bytes(places[each].view(np.uint8)[: sizes[each]]) for each in range(world)]
 
 
@@ -179,10 +232,14 @@ def sum_of_payloads(payloads: list[Payload]) -> Array:
 
 
 class AgentReducer:
-    """A Reducer over a HostAgent (or what has its `allreduce`, `rank` and `world_size`); needs no torch."""
+    """A Reducer over a HostAgent (or what has its `allreduce`, `rank`, `world_size`, `takes_sparse`); needs no torch.
+
+    `bytes` of a sparse stream are those of the packets that this rank has something for, and words for each that
+    anybody has something for."""
 
     def __init__(self, agent):
         self._agent = agent
+        self._takes_sparse = agent.takes_sparse
         self.rank, self.world, self.bytes = agent.rank, agent.world_size, 0
 
     def reduce(self, request: Request, turn: Turn) -> Any:
@@ -191,14 +248,36 @@ class AgentReducer:
         if isinstance(request, Max):
             return codecs.max_of_sum(self._sum(codecs.max_as_sum(request, turn)), turn)
         if isinstance(request, Gather):
-            return gather_by_sum(request.payload, self._add, self.rank, self.world)
+            return gather_by_sum(request.payload, self._add_places, self.rank, self.world)
         assert isinstance(request, SparseSum)
-        payloads = gather_by_sum(request.payload, self._add, self.rank, self.world, most_bytes=4 * request.count)
-        if payloads is not None:
-            return sum_of_payloads(payloads)
+        told = self.tell_sparse(request)
+        way = self.way(request, told, gathered=self.world * 4 * -(-int(told[:, 0].max()) // 4))
+        if way != "gather":
+            return self.add_sparse(request, way)
+        return sum_of_payloads(
+            gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=told[:, 0])
+        )
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        asked = codecs.max_as_sum(request, turn).values
+        self.bytes += asked.nbytes
+        handle = self._agent.allreduce(asked, wire="int32", async_op=True)
+        return lambda: codecs.max_of_sum(handle.wait(), turn)
+
+    def tell_sparse(self, request: SparseSum) -> Array:
+        """int32[world, 2]: each rank's bytes if it gathers, and packets if it streams."""
+        packets = packets_of(request.indices)
+        return tell(self._add, self.rank, self.world, request.payload.nbytes, packets)
+
+    def way(self, request: SparseSum, told: Array, gathered: float) -> str:
+        """`way_of` what the ranks have told."""
+        return way_of(gathered, told[:, 1], request.count, self._takes_sparse)
+
+    def add_sparse(self, request: SparseSum, way: str) -> Array:
+        """The sum through the aggregator: as a "stream" of the blocks that some rank has, or "dense"."""
         dense = np.zeros(request.count, np.float32)
         dense[request.indices] = request.values
-        return self._add(dense)
+        return self._add(dense, block=STREAM_BLOCK if way == "stream" else 0)
 
     def wire_bytes(self, request: Request) -> int:
         if isinstance(request, Sum):
@@ -206,7 +285,15 @@ class AgentReducer:
         if isinstance(request, Max):
             return 4 * self.world * request.values.size
         gathered = self.world * (4 + -(-request.payload.nbytes // 4) * 4)
-        return gathered if isinstance(request, Gather) else min(gathered, 4 * (self.world + request.count))
+        if isinstance(request, Gather):
+            return gathered
+        return int(min(gathered, self.summed_bytes(request)))
+
+    def summed_bytes(self, request: SparseSum) -> float:
+        """The same of a sum of sparse vectors that is not gathered, were all ranks like this one."""
+        dense = 4.0 * request.count
+        packets = np.full(self.world, packets_of(request.indices))
+        return min(dense, streamed_bytes(packets, request.count)) if self._takes_sparse else dense
 
     def _is_halved(self, request: Sum) -> bool:
         return request.wire in ("float16", "bfloat16") and self._agent.wire == "int16"
@@ -217,9 +304,26 @@ class AgentReducer:
             return values_of(self._add(lanes_of(values)), values.dtype, values.size)
         return self._add(values, "int16" if self._is_halved(request) else "int32")
 
-    def _add(self, values: Array, wire: str = "int32") -> Array:
-        self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
-        return self._agent.allreduce(values, wire=wire)
+    def _add(self, values: Array, wire: str = "int32", block: int = 0) -> Array:
+        """`block`: as a sparse stream of such blocks; 0: dense."""
+        if not block:
+            self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
+            return self._agent.allreduce(values, wire=wire)
+        total = self._agent.allreduce(values, wire=wire, sparse=Sparse(block))
+        own, union = _used_blocks(values, PACKET_ELEMENTS), _used_blocks(total, PACKET_ELEMENTS)
+        words = WORDS_BYTES if block == STREAM_BLOCK else 4
+        self.bytes += own * PACKET_ELEMENTS * values.itemsize + union * words
+        return total
+
+    def _add_places(self, places: Array) -> Array:
+        """Most of it zeros: the places of others."""
+        is_worth_it = self._takes_sparse and places.size >= LEAST_GATHER_BLOCKS * GATHER_BLOCK
+        return self._add(places, block=GATHER_BLOCK if is_worth_it else 0)
+
+
+def _used_blocks(values: Array, block: int) -> int:
+    """Blocks of `values` that are not zero."""
+    return int(np.count_nonzero(np.add.reduceat(values != 0, np.arange(0, values.size, block))))
 
 
 # Without a network
@@ -237,7 +341,7 @@ class Echo:
         self.rank, self.world = self.inner.rank, self.inner.world
 
     def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += 1
+        self.requests += round_trips(request)
         self.wire_bytes += self.inner.wire_bytes(request)
         if isinstance(request, Sum):
             return request.values * request.values.dtype.type(self.world)

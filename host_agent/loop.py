@@ -16,6 +16,8 @@ from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed
 
+from . import tape as tapes
+
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
 
@@ -32,7 +34,8 @@ class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
     uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `way`
     int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
-    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`."""
+    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `tape`:
+    where packets are noted, if it has any room."""
 
     worker: rules.State
     io: udp.UdpIO
@@ -48,6 +51,7 @@ class Loop(NamedTuple):
     uplink: impair.Impairment
     delayed: udp.Packets
     impaired: udp.Packets
+    tape: tapes.Tape
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ def new_loop(
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
         udp.new_packets(2 * most_in + held if impaired else 1),
         udp.new_packets(2 * most_out + held if impaired else 1),
+        tapes.new_tape(0, slots),
     )
 
 
@@ -108,6 +113,7 @@ def run(loop, reported, tick_ns):
     near = loop.shared[shm.BASE] != 0
     socket_fd = loop.raw.config[0] if loop.way[0] == RAW else loop.io.config[0]
     bad = impair.active(loop.downlink) or impair.active(loop.uplink)
+    noting = len(loop.tape.packets) > 0
     quiet = 0
     while True:
         count = shm.receive_down(loop.shared, me.rank, loop.incoming) if near else _receive(loop)
@@ -117,13 +123,20 @@ def run(loop, reported, tick_ns):
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         n = 0
         for i in range(count):
+            results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
+            if noting and me.received > results:
+                tapes.note_received(
+                    loop.tape, loop.worker, incoming.address[i], incoming.length[i], awaited, now
+                )
             if n + 1 >= me.slots:
                 rules.build_streams(loop.worker, loop.out, n)
                 if near:
                     _hand_over(loop, n, n)
                 else:
                     _send(loop, n, now)
+                if noting:
+                    tapes.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
                 n = 0
             if me.error:
                 return FAILED
@@ -137,6 +150,8 @@ def run(loop, reported, tick_ns):
             _hand_over(loop, fresh, n)
         elif n or bad:
             _send(loop, n, now)
+        if noting and n:
+            tapes.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
         if me.completed > reported:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:

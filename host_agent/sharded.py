@@ -20,14 +20,13 @@ from switchml.worker import FORMATS, elements_per_chunk
 
 from .agent import HostAgent
 from .density import Choice, choice
-from .tensors import HALVES
+from .tensors import HALVES, ITEM_BYTES
 
 LEAST_PART = 32
 """Packets of a part that is worth splitting a call for."""
 _SHORTEST_JOIN_S = 1.0
 _GAUGES = ("rtt_s", "rto_s", "busy_s")
 """Statistics of which the largest counts, not the sum."""
-_ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 
 
 def split_addresses(addresses: str) -> list[str]:
@@ -54,6 +53,7 @@ class ShardedAgent(HostAgent):
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
         self.sparse = agents[0].sparse
+        self.takes_sparse = all(agent.takes_sparse for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._lock = threading.Lock()
@@ -83,6 +83,15 @@ class ShardedAgent(HostAgent):
             for agent in agents:
                 agent.leave()
             raise
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return self._agents[0].global_ranks
+
+    @global_ranks.setter
+    def global_ranks(self, ranks: tuple[int, ...]) -> None:
+        for agent in self._agents:
+            agent.global_ranks = ranks
 
     def leave(self) -> None:
         self._fail(JobError(f"rank {self.rank} left job '{self.job}'"))
@@ -117,8 +126,8 @@ class ShardedAgent(HostAgent):
         """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
         job, else that of the lowest part.
         """
-        if dtype not in _ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
-            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(_ITEM_BYTES)}")
+        if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
+            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
         sparse = None if sparse is None else choice(sparse)
         lanes = "float32" if dtype in HALVES else dtype
         narrow = lanes == "float32" and (wire or self.wire) != "int32"
@@ -134,7 +143,7 @@ class ShardedAgent(HostAgent):
             call = _Parts(self, len(parts), numel, dtype, on_done)
             try:
                 for index, (shard, (first, count)) in enumerate(zip(shards, parts, strict=True)):
-                    offset = first * _ITEM_BYTES[dtype]
+                    offset = first * ITEM_BYTES[dtype]
                     self._agents[shard].allreduce_address(
                         source + offset,
                         target + offset,

@@ -17,6 +17,7 @@ from switchml.memory import u16_at
 
 HALVES = ("float16", "bfloat16")
 NATIVE = ("float32", "float64", "int32", "int64")
+ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 4, "int64": 8}
 
 
 @dataclass

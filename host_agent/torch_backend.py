@@ -12,6 +12,8 @@ Rank 0 of a group reads the first two and tells the other ranks through the grou
 
 from __future__ import annotations
 
+import os
+
 import torch.distributed as dist
 
 BACKEND_NAME = "switchml"
@@ -22,6 +24,14 @@ def autoload() -> None:
     """Register the backend with torch. Costs next to nothing; safe to call again."""
     if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
+        if os.environ.get("SWITCHML_SETTINGS") or os.environ.get("SWITCHML_STEP_TIMES"):
+            from host_agent import settings_arming
+
+            settings_arming.arm()
+        if os.environ.get("SWITCHML_TRACE_DIR"):
+            from host_agent.profile.arming import arm
+
+            arm()
 
 
 def _create(options, pg_options) -> dist.ProcessGroup:

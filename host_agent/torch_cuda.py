@@ -76,6 +76,24 @@ class CudaStaging:
 
         self._landed.put(when_landed)
 
+    def call(self, task: Callable[[], None]) -> None:
+        """Do something of the caller's in its turn."""
+        self._landed.put(task)
+
+    def on_stream(self, tensor: torch.Tensor) -> Callable[[], contextlib.AbstractContextManager[None]]:
+        """Where a sparse tensor gets its result: a context on the side stream, whose memory the caller's stream may
+        then use."""
+        stream, callers = self._stream(tensor.device), torch.cuda.current_stream(tensor.device)
+
+        @contextlib.contextmanager
+        def inside():
+            with torch.cuda.stream(stream):
+                yield
+            for part in (tensor._indices(), tensor._values()):
+                part.record_stream(callers)
+
+        return inside
+
     def close(self) -> None:
         """Pass on what is queued and end the thread."""
         self._landed.put(None)

@@ -1,15 +1,16 @@
 """The process group of the backend `switchml`: sums and averages through the aggregator, the rest through Gloo.
 
 A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
-over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or,
-on the CPU, sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same
-store when the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the
-same aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
+over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or
+sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same store when
+the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same
+aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import threading
@@ -18,10 +19,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Work
 
+from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.torch_rendezvous import Rendezvous
 from host_agent.torch_work import AllReduceWork, CallbackThreads, flat_memory
@@ -123,6 +126,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         )
         if self._is_default:
             _default_address = invitation.address
+        else:
+            self._agent.global_ranks = self._global_ranks
 
     # What torch asks about the group.
 
@@ -194,42 +199,62 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         )
 
     def _carries_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp) -> bool:
-        fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES and tensor.device.type == "cpu"
-        return fits and self._agent is not None and tensor.numel() > 0 and _is_sum_or_mean(op)
+        fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES
+        fits = fits and tensor.device.type in ("cpu", "cuda")
+        is_taken = self._agent is not None and self._agent.takes_sparse
+        return fits and is_taken and tensor.numel() > 0 and _is_sum_or_mean(op)
 
     def _submit_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp, timeout: timedelta | None) -> Work:
-        """As Gloo does, the sum is copied into `tensor`. Waits until all ranks have told their rows."""
+        """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
+        the group has seen a CUDA tensor, the queue of those does."""
         from host_agent.torch_sparse import Rows, spread, union_of_rows
 
         timeout_s = (timeout or self._timeout).total_seconds()
-        work = AllReduceWork([tensor], 1, self._callbacks)
+        self._expect_cuda([tensor])
+        work = self._work_type([tensor])([tensor], 1, self._callbacks)
         rows = Rows(tensor)
-        with self._submit_lock:
+        put_back = self._cuda.on_stream(tensor) if tensor.is_cuda else contextlib.nullcontext
+
+        def replace(union: np.ndarray, values: torch.Tensor) -> None:
+            with put_back():
+                rows.replace(tensor, union, values)
+
+        def submit() -> None:
             try:
                 union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
+                values = spread(rows, union)
             except Exception as error:
                 self._failed = self._failed or isinstance(error, JobError)
                 work.part_done(self._in_global_ranks(error))
-                return work
-            values = spread(rows, union)
-            work.before_finish.append(lambda: rows.replace(tensor, union, values))
-            mean = op == dist.ReduceOp.AVG
-            self._call_agent(values, mean, timeout_s, work.part_done, sparse=True)
+                return
+            work.before_finish.append(lambda: replace(union, values))
+            self._call_agent(values, op == dist.ReduceOp.AVG, timeout_s, work.part_done, sparse=True)
+
+        with self._submit_lock, recording.launching():
+            if self._cuda is not None:
+                self._cuda.call(submit)
+            else:
+                submit()
         return work
 
-    def _submit(self, tensors: list[torch.Tensor], op: dist.ReduceOp, timeout: timedelta | None) -> Work:
-        mean = op == dist.ReduceOp.AVG
-        on_cuda = any(tensor.is_cuda for tensor in tensors)
-        if on_cuda and self._cuda is None:
+    def _expect_cuda(self, tensors: list[torch.Tensor]) -> None:
+        """Be ready for what is on a GPU among `tensors`."""
+        if self._cuda is None and any(tensor.is_cuda for tensor in tensors):
             from host_agent.torch_cuda import CudaStaging
 
             self._cuda = CudaStaging(f"switchml-cuda-{self.rank()}")
+
+    def _work_type(self, tensors: list[torch.Tensor]):
+        return self._cuda.work_type(tensors) if any(tensor.is_cuda for tensor in tensors) else AllReduceWork
+
+    def _submit(self, tensors: list[torch.Tensor], op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+        mean = op == dist.ReduceOp.AVG
+        self._expect_cuda(tensors)
         summed = [tensor for tensor in tensors if tensor.numel() and self._agent is not None]
-        work_type = self._cuda.work_type(tensors) if on_cuda else AllReduceWork
-        work = work_type(tensors, len(summed), self._callbacks)
+        work = self._work_type(tensors)(tensors, len(summed), self._callbacks)
         timeout_s = (timeout or self._timeout).total_seconds()
         # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
-        with self._submit_lock:
+        with self._submit_lock, recording.launching():
             for tensor in summed:
                 if self._cuda is not None:
                     self._cuda.stage(tensor, work, lambda host, done: self._call_agent(host, mean, timeout_s, done))

@@ -21,7 +21,7 @@ class Rows:
     """A coalesced view of a COO tensor as rows: `numbers` int64[k], ascending, of `count`; `values` [k, width]."""
 
     def __init__(self, tensor: torch.Tensor):
-        tensor = tensor.detach().coalesce()
+        tensor = tensor.detach().coalesce().cpu()  # of a GPU: waits for what the caller's stream has queued
         self.shape, self.sparse_shape = tensor.shape, tensor.shape[: tensor.sparse_dim()]
         self.count = int(np.prod(self.sparse_shape, dtype=np.int64))
         width = int(np.prod(self.shape[tensor.sparse_dim() :], dtype=np.int64))
@@ -34,7 +34,8 @@ class Rows:
         indices = torch.from_numpy(np.stack(np.unravel_index(numbers, tuple(self.sparse_shape))))
         shaped = values.reshape(len(numbers), *self.shape[len(self.sparse_shape) :])
         with torch.no_grad():  # and not detach(): a detached sparse tensor has indices of its own
-            tensor.copy_(torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True))
+            result = torch.sparse_coo_tensor(indices, shaped, self.shape, is_coalesced=True)
+            tensor.copy_(result.to(tensor.device))
 
 
 def union_of_rows(agent: HostAgent, numbers: np.ndarray, count: int, timeout_s: float | None) -> np.ndarray:

@@ -17,6 +17,7 @@ from datetime import timedelta
 import torch
 from torch._C._distributed_c10d import Work
 
+from host_agent import recording
 from switchml.errors import CollectiveTimeout
 
 NO_TIMEOUT = timedelta(0)
@@ -123,7 +124,9 @@ class AllReduceWork(Work):
         the all-reduce goes on.
         """
         seconds = timeout.total_seconds()
-        if not self._finished.wait(seconds if seconds > 0 else None):
+        with recording.waiting():
+            finished = self._finished.wait(seconds if seconds > 0 else None)
+        if not finished:
             raise CollectiveTimeout(f"the all-reduce has not finished after {seconds:g} s; it goes on")
         if self._error is not None:
             # One error may end many works, and whoever waits for one should not read where others waited.

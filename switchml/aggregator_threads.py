@@ -24,7 +24,7 @@ class ThreadedDataplane:
     kind = "software"
     buffer_a_rank = False
     transports = ("shm", "udp", "zmq")
-    padded = False
+    padded = dense_only = False
     mac = 0
 
     def __init__(

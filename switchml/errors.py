@@ -6,6 +6,7 @@ SwitchMLError
  ├── PayloadError           bytes that are not a codec's payload (also a ValueError)
  ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
  ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
+ ├── TraceError             a file that is no trace of a job, or a broken one (also a ValueError)
  ├── GraphError             a training job's graph, or its costs, that make no sense (also a ValueError)
  ├── EmulationError         an emulated job that can't go on
  │    ├── Deadlock          ops wait for each other for ever: `.waiting`
@@ -47,6 +48,10 @@ class ProgramError(SwitchMLError, ValueError):
 
 class GraphError(SwitchMLError, ValueError):
     """A training job's graph, or its costs, that make no sense; names the ops and ranks concerned."""
+
+
+class TraceError(SwitchMLError, ValueError):
+    """A file that is no trace of a job, or a broken or incomplete one; names the file and the place in it."""
 
 
 class EmulationError(SwitchMLError):

@@ -104,9 +104,11 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.aggregator",      f"{WIRE} switchml.codecs switchml.io switchml.aggregator_loop {DATAPLANE}",  ANY_BUT_TORCH),
     ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
     ("host_agent.training.*",    "switchml host_agent",                              ANY),
+    ("host_agent.profile.*",     "switchml host_agent",                              ANY),
     ("host_agent.bench.*",       "switchml host_agent emulator",                     ANY),
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
     ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),
+    ("host_agent.settings*",     "switchml host_agent",                              ANY),
     ("host_agent.all_to_all",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
     ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),
@@ -142,7 +144,11 @@ def matches(module: str, pattern: str) -> bool:
 
 
 def imports_of(tree: ast.AST, module: str, is_package: bool):
-    """Yield (line, imported module, is it inside a function) for each import in `tree`, the source of `module`."""
+    """Yield (line, imported module, is it inside a function or for type checkers alone) for each import in `tree`, the
+    source of `module`."""
+
+    def is_for_types(node: ast.AST) -> bool:
+        return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
     def walk(node: ast.AST, inside: bool):
         if isinstance(node, ast.Import):
@@ -158,7 +164,7 @@ def imports_of(tree: ast.AST, module: str, is_package: bool):
                 full = ROOT.joinpath(*base.split("."), alias.name)
                 is_module = base.split(".")[0] in PACKAGES and (full.is_dir() or full.with_suffix(".py").is_file())
                 yield node.lineno, f"{base}.{alias.name}" if is_module else base, inside
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types(node)
         for child in ast.iter_child_nodes(node):
             yield from walk(child, inside)
 
@@ -214,6 +220,7 @@ def test_every_module_imports_only_what_its_room_may():
         ("switchml.commands.train", "def f():\n    import torch.nn, host_agent.agent", True),
         ("switchml.commands.train", "import torch", False),
         ("switchml.commands.train", "import emulator", False),
+        ("switchml.commands.train", "if TYPE_CHECKING:\n    import emulator", True),
         ("host_agent.torch_backend", "import torch.distributed", True),
         ("host_agent.agent", "import torch", False),
         ("host_agent.agent", "import emulator.network", False),

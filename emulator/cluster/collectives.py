@@ -9,7 +9,7 @@ Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (two trees).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +30,10 @@ class Price:
     fixed_s: float
     bytes: float = 0.0
     bytes_per_s: float = math.inf
+    leaving_bytes: float = 0.0
+    """What goes through the ports of all its nodes together; 0: it stays inside a node."""
+    once_a_leaf: bool = False
+    """Whether nodes under one leaf hand it on to each other, so that it leaves the leaf with what leaves one node."""
 
     @property
     def seconds(self) -> float:
@@ -40,7 +44,17 @@ class Price:
         slow, fast = (
             (self, other) if self.bytes / self.bytes_per_s >= other.bytes / other.bytes_per_s else (other, self)
         )
-        return Price(self.fixed_s + other.fixed_s + fast.bytes / fast.bytes_per_s, slow.bytes, slow.bytes_per_s)
+        return Price(
+            self.fixed_s + other.fixed_s + fast.bytes / fast.bytes_per_s,
+            slow.bytes,
+            slow.bytes_per_s,
+            self.leaving_bytes + other.leaving_bytes,
+            all(one.once_a_leaf for one in (self, other) if one.leaving_bytes),
+        )
+
+    def leaves(self, bytes: float, once_a_leaf: bool = False) -> Price:
+        """The same, so many bytes of which go through the ports of nodes."""
+        return replace(self, leaving_bytes=bytes, once_a_leaf=once_a_leaf)
 
 
 FREE = Price(0.0)
@@ -109,7 +123,8 @@ def _ring(cluster: Cluster, size_bytes: float, where: Place, passes: float = 2.0
     if where.nodes == 1:
         return _bound(size_bytes, latency_s(cluster, where, 0), inside)
     between = moved / node_rate(cluster, where, "ring") + size_bytes * passes / 2 / cluster.inside.local_bytes_per_s
-    return _bound(size_bytes, latency_s(cluster, where, passes * (where.nodes - 1)), inside, between)
+    found = _bound(size_bytes, latency_s(cluster, where, passes * (where.nodes - 1)), inside, between)
+    return found.leaves(moved * where.nodes, once_a_leaf=True)
 
 
 @cache
@@ -134,7 +149,7 @@ def _tree(cluster: Cluster, size_bytes: float, where: Place) -> Price:
     between = volume * size_bytes / node_rate(cluster, where, "tree") + size_bytes / cluster.inside.local_bytes_per_s
     fixed = latency_s(cluster, where, 2 * math.ceil(math.log2(where.nodes)))
     ring_inside = _wire(cluster, 2 * (where.per_node - 1) / where.per_node * size_bytes, size_bytes)
-    return _bound(size_bytes, fixed, ring_inside, between)
+    return _bound(size_bytes, fixed, ring_inside, between).leaves(volume * size_bytes * where.nodes)
 
 
 def _halving_doubling(cluster: Cluster, size_bytes: float, where: Place) -> Price:
@@ -149,7 +164,8 @@ def _halving_doubling(cluster: Cluster, size_bytes: float, where: Place) -> Pric
     crossing = where.per_node * (2.0 * (nodes - 1) / nodes * size_bytes / where.per_node)
     crossing += 2.0 * size_bytes if where.ranks > n else 0.0
     between = crossing / node_rate(cluster, where, "pairs")
-    return _bound(size_bytes, latency_s(cluster, where, 2 * math.ceil(math.log2(where.nodes))), inside + between)
+    found = _bound(size_bytes, latency_s(cluster, where, 2 * math.ceil(math.log2(where.nodes))), inside + between)
+    return found.leaves(crossing * where.nodes)
 
 
 def _hierarchical(cluster: Cluster, size_bytes: float, where: Place) -> Price:
@@ -161,6 +177,7 @@ def _hierarchical(cluster: Cluster, size_bytes: float, where: Place) -> Price:
     # Each rank's shard goes along a rail of its own; together they are S / shards for each of `shards` ports' shares.
     rail = Place(where.nodes, where.nodes, 1, where.span)
     between = _ring(cluster, size_bytes / shards, rail)
+    between = between.leaves(between.leaving_bytes * shards, once_a_leaf=True)
     return _ring(cluster, size_bytes, inside, 2.0).plus(between)
 
 
@@ -175,8 +192,9 @@ def _all_to_all(cluster: Cluster, size_bytes: float, where: Place) -> Price:
     fixed = latency_s(cluster, where, 1)
     if where.nodes == 1:
         return _bound(size_bytes, fixed, inside)
-    between = near * size_bytes * (n - near) / n / node_rate(cluster, where, "all")
-    return _bound(size_bytes, fixed, inside, between)
+    crossing = near * size_bytes * (n - near) / n
+    found = _bound(size_bytes, fixed, inside, crossing / node_rate(cluster, where, "all"))
+    return found.leaves(crossing * where.nodes)
 
 
 def _broadcast(cluster: Cluster, size_bytes: float, where: Place) -> Price:
@@ -185,7 +203,8 @@ def _broadcast(cluster: Cluster, size_bytes: float, where: Place) -> Price:
     if where.nodes == 1:
         return _bound(size_bytes, latency_s(cluster, where, 0), inside)
     between = size_bytes / node_rate(cluster, where, "ring")
-    return _bound(size_bytes, latency_s(cluster, where, where.nodes - 1), inside, between)
+    found = _bound(size_bytes, latency_s(cluster, where, where.nodes - 1), inside, between)
+    return found.leaves(size_bytes * where.nodes, once_a_leaf=True)
 
 
 def _barrier(cluster: Cluster, size_bytes: float, where: Place) -> Price:
@@ -197,7 +216,8 @@ def _p2p(cluster: Cluster, size_bytes: float, where: Place) -> Price:
     if where.nodes == 1:
         return _bound(size_bytes, cluster.inside.latency_s, size_bytes / cluster.inside.bytes_per_s)
     fixed = cluster.inside.latency_s + cluster.between.hops(where.span or where.nodes) * cluster.between.hop_s
-    return _bound(size_bytes, fixed, size_bytes / node_rate(cluster, where, "pairs"))
+    # Through the sender's port, and through the receiver's.
+    return _bound(size_bytes, fixed, size_bytes / node_rate(cluster, where, "pairs")).leaves(2 * size_bytes)
 
 
 _ALL_REDUCE = {"ring": _ring, "tree": _tree, "halving-doubling": _halving_doubling, "hierarchical": _hierarchical}

@@ -72,10 +72,24 @@ def aggregate(cluster: Cluster, size_bytes: float, where: Place, how: Streaming 
     rail = Place(where.nodes, where.nodes, 1, where.span)
     link = node_rate(cluster, rail, "tree")
     streamed = stream_s(cluster, shard, where.nodes, link, how)
+    if not streamed:
+        return Price(0.0)
+    # A leaf's switch adds up what comes from below, so that one sum leaves it.
+    between = Price(0.0, shard, shard / streamed).leaves(wire_bytes(cluster, size_bytes, where.nodes, how), True)
     if where.per_node == 1:
-        return Price(cluster.inside.latency_s, shard, shard / streamed) if streamed else Price(0.0)
+        return Price(cluster.inside.latency_s).plus(between)
     inside = Place(where.per_node, 1, where.per_node, 1)
-    return price(cluster, "all_reduce", size_bytes, inside, "ring").plus(Price(0.0, shard, shard / streamed))
+    return price(cluster, "all_reduce", size_bytes, inside, "ring").plus(between)
+
+
+def wire_bytes(cluster: Cluster, size_bytes: float, workers: int, how: Streaming = DENSE) -> float:
+    """What `workers` nodes that stream `size_bytes` each put on their links, in the busier direction, all of them
+    together."""
+    switch = cluster.switch
+    up = how.density if how.sparse else 1.0
+    carried = max(up, union_density(up, how.overlap, workers))
+    framing = 1.0 + switch.framing_bytes / switch.payload_bytes
+    return size_bytes * how.wire_bytes / 4.0 * carried * framing * workers
 
 
 def stream_s(

@@ -25,15 +25,18 @@ def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
     return 2 * (max(8 * line_bytes / link.rate_bps, link.packet_s) + link.delay_s)
 
 
-def aggregation_s(job: JobConfig, link: LinkConfig, slots: int) -> float:
+def aggregation_s(job: JobConfig, link: LinkConfig, slots: int, above: LinkConfig | None = None) -> float:
     """In-network aggregation. A rank whose window of w packets covers the round trip sends at line rate: `RTT + (N -
     1) L/B`. Otherwise it sends w packets back to back each round trip: the last of N leaves `(N-1) mod w` packets
     after the beginning of round trip `(N-1) div w` (the usual argument for a sliding window; SwitchML, NSDI'21,
-    section 3.3).
+    section 3.3). `above`: the link of racks that add up their own ranks: its round trip comes on top, and the slower
+    link counts.
     """
-    line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
-    service = max(8 * line_bytes / link.rate_bps, link.packet_s)
-    round_trip = round_trip_s(job, link)
+    service, round_trip = 0.0, 0.0
+    for one in (link, above) if above else (link,):
+        line_bytes = job.payload_bytes + HEADER_BYTES + one.framing_bytes
+        service = max(service, 8 * line_bytes / one.rate_bps, one.packet_s)
+        round_trip += round_trip_s(job, one)
     window, last = min(slots, job.window or slots), packets(job) - 1
     if window * service >= round_trip:
         return round_trip + last * service

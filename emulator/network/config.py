@@ -10,6 +10,7 @@
     [racks]                      # optional: hosts in racks, one link from each rack to the aggregation switch
     hosts = 4
     rate_bps = 20e9
+    aggregate = true             # a rack's switch adds up its own ranks; else it only forwards
 
     [[jobs]]
     workers = 8
@@ -84,9 +85,12 @@ class LinkConfig:
 
 @dataclass(frozen=True)
 class RackConfig:
-    """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch."""
+    """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
+    `aggregate`: whether a rack's switch adds up its own ranks and sends one partial sum up (docs/protocol.md,
+    section 9), or forwards all of them."""
 
     hosts: int
+    aggregate: bool = False
     rate_bps: float = 40e9
     delay_s: float = 1e-6
     queue_bytes: int = 0
@@ -290,9 +294,9 @@ def _make(kind: type, table: Any, where: str) -> Any:
     known = {item.name: item for item in dataclasses.fields(kind)}
     for key, value in table.items():
         _check(key in known, f"unknown key {prefix}{key}: expected one of {', '.join(known)}")
-        kinds = {"float": (int, float), "int": int, "str": str}.get(str(known[key].type))
+        kinds = {"float": (int, float), "int": int, "str": str, "bool": bool}.get(str(known[key].type))
         _check(
-            kinds is None or (isinstance(value, kinds) and not isinstance(value, bool)),
+            kinds is None or (isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))),
             f"{prefix}{key} = {value!r}: expected a value of type {known[key].type}",
         )
     try:

@@ -18,6 +18,7 @@ from emulator.network.aggregator import Aggregator
 from emulator.network.config import WIRE_OF, JobConfig, LinkConfig, NetworkConfig
 from emulator.network.link import NS, LinkCounts, at
 from emulator.network.packets import Packet, Train
+from emulator.network.racks import TreeSwitch, rack_address, seats
 from emulator.network.rank import Rank
 from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.network.topology import Fabric
@@ -114,8 +115,15 @@ class _Network:
     def __init__(self, config: NetworkConfig):
         self.env = simpy.Environment(0)
         self.fabric = Fabric(self.env, config)
-        self.aggregator = Aggregator(self.fabric.from_aggregator)
-        self.fabric.to_aggregator = self.aggregator.receive
+        self._is_tree = bool(config.racks and config.racks.aggregate)
+        self._racks = [
+            TreeSwitch(self.fabric.in_rack, up.send) for up in (self.fabric.rack_up if self._is_tree else ())
+        ]
+        for number, rack in enumerate(self._racks):
+            self.fabric.to_rack[number] = rack.receive
+            self.fabric.to_rack[rack_address(number)] = rack.receive_result
+        self._core = (TreeSwitch if self._is_tree else Aggregator)(self.fabric.from_aggregator)
+        self.fabric.to_aggregator = self._core.receive
         self.players: list[_AggregatedJob | _RingJob] = []
         self.running = len(config.jobs)
         self._handlers: dict[tuple[int, int], Callable[[Packet], None]] = {}
@@ -130,6 +138,18 @@ class _Network:
     @property
     def share_done(self) -> float:
         return sum(player.share_done for player in self.players) / len(self.players)
+
+    def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
+        """Give a job its pool; a tree, one at each rack with ranks of it and one above."""
+        if isinstance(self._core, Aggregator):
+            self._core.add(number, Pool(workers=job.workers, **pool), hosts, job.train_packets)
+            return
+        racks = sorted({self.fabric.rack_of(host) for host in hosts})
+        ranks = [[rank for rank, host in enumerate(hosts) if self.fabric.rack_of(host) == rack] for rack in racks]
+        below, above = seats(ranks, racks, hosts, job.train_packets, **pool)
+        for rack, seat in zip(racks, below, strict=True):
+            self._racks[rack].add(number, seat)
+        self._core.add(number, above)
 
     def expect(self, job: int, rank: int, handler: Callable[[Packet], None]) -> None:
         """Packets of protocol 2 for this rank go to `handler`."""
@@ -217,22 +237,16 @@ class _AggregatedJob(_Job):
         slots: int,
     ):
         slowest = max((config.link_of(host) for host in hosts), key=lambda link: _packet_time(job, link))
-        super().__init__(network, job, bounds.aggregation_s(job, slowest, slots), slots)
+        above = config.racks.link if config.racks and config.racks.aggregate else None
+        super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above), slots)
         generator = np.random.default_rng((config.seed, number))
         numel = job.size_bytes // 4
         self._values = generator.integers(-_LARGEST, _LARGEST + 1, numel + job.workers).astype(np.float32)
         self._sums = [np.zeros(numel, np.float32) for _ in range(job.workers)]
         self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
-        pool = Pool(
-            workers=job.workers,
-            slots=slots,
-            payload_bytes=job.payload_bytes,
-            wire=WIRE_OF[job.wire],
-            tag=1 + number,
-            isn=isn,
-        )
-        network.aggregator.add(number, pool, hosts, job.train_packets)
+        shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRE_OF[job.wire]}
+        network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
         chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
         self._ranks, self._histories = [], []
         for rank in range(job.workers):

@@ -1,7 +1,8 @@
 """Hosts, racks and the switch that they hang on: which links there are, and where each packet goes next.
 
 Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
-switch, which has one link each way to the aggregation switch and forwards what stays in the rack by itself.
+switch, which has one link each way to the aggregation switch and forwards what stays in the rack by itself. A rack
+switch that aggregates takes what is for the aggregator, and gets what comes back.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import simpy
 from emulator.network.config import NetworkConfig
 from emulator.network.link import Link, Server
 from emulator.network.packets import AGGREGATOR
+from emulator.network.racks import rack_address
 
 
 class Fabric:
@@ -26,6 +28,9 @@ class Fabric:
         self.env = env
         self.to_host: dict[int, Callable[[Any], None]] = {}
         self.to_aggregator: Callable[[Any], None] = lambda packet: None
+        self.to_rack: dict[int, Callable[[Any], None]] = {}
+        """What a rack that aggregates does with packets for the aggregator; and with those from above, by
+        `rack_address`."""
         self._rack_hosts = config.racks.hosts if config.racks else 0
         racks = -(-config.hosts // self._rack_hosts) if self._rack_hosts else 0
         self.switch = Server(
@@ -49,6 +54,11 @@ class Fabric:
         ]
         self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in range(racks)]
         self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in range(racks)]
+        switch = config.switch
+        self.rack_switches = [
+            Server(env, switch.packets_per_s, switch.latency_s, lambda packet, r=r: self.to_rack[r](packet))
+            for r in range(racks)
+        ]
 
     @property
     def links(self) -> list[Link]:
@@ -56,13 +66,17 @@ class Fabric:
 
     def from_aggregator(self, packet: Any) -> bool:
         """Send a packet down to the host that it is for."""
+        if packet.to < AGGREGATOR:
+            return self.rack_down[rack_address(packet.to)].send(packet)
         if self._rack_hosts:
             return self.rack_down[packet.to // self._rack_hosts].send(packet)
         return self.down[packet.to].send(packet)
 
     def _in_rack(self, rack: int, packet: Any) -> None:
         """At a rack switch, from below."""
-        if packet.to != AGGREGATOR and packet.to // self._rack_hosts == rack:
+        if packet.to == AGGREGATOR and rack in self.to_rack:
+            self.rack_switches[rack].send(packet)
+        elif packet.to != AGGREGATOR and packet.to // self._rack_hosts == rack:
             self.down[packet.to].send(packet)
         else:
             self.rack_up[rack].send(packet)
@@ -74,4 +88,15 @@ class Fabric:
             self.from_aggregator(packet)
 
     def _leave(self, packet: Any) -> None:
-        self.down[packet.to].send(packet)
+        if packet.to < AGGREGATOR:
+            self.to_rack[packet.to](packet)
+        else:
+            self.down[packet.to].send(packet)
+
+    def rack_of(self, host: int) -> int:
+        """The rack that a host is in."""
+        return host // self._rack_hosts
+
+    def in_rack(self, packet: Any) -> bool:
+        """Send a packet down to a host from its rack's switch."""
+        return self.down[packet.to].send(packet)

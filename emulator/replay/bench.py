@@ -1,14 +1,16 @@
 """What `switchml bench replay` measures: ops a second of the compiled engines and of the plain simpy writing, on one
 kind of job. The job is a transformer's iteration with tensor, pipeline (1F1B, full recomputation) and data
 parallelism: a chain of kernels and tensor-parallel all-reduces for each micro-batch, sends between stages, one
-gradient all-reduce at the end.
+gradient all-reduce at the end. `competing` makes its ops compete for streams, links and memory.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import replace as changed
 
 import numpy as np
 
@@ -16,8 +18,8 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.reference import Reference
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import Costs
-from emulator.workload.graph import Collective, Graph, Kind
+from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.graph import Collective, Graph, Kind, Order
 
 FORWARD = ("norm", "attention", "all-reduce", "norm", "mlp", "all-reduce")
 """A layer's ops; its backward pass is twice as many: recomputation, then the same backwards."""
@@ -162,6 +164,37 @@ class _Block:
         builder.add_ops(stream, self.work, meeting, self.micro_batch, self.dep_start, self.deps)
 
 
+UPLINK_BYTES_PER_S = 25e9
+OVERLAP_SLOWDOWN = 0.15
+
+
+def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
+    """The job with everything that needs the event engine: streams take what is ready, sends and gradients share one
+    uplink and one downlink for eight ranks, and communication slows compute."""
+    order = np.full(len(graph.streams), Order.READY, np.int8)
+    crosses = np.isin(np.array(graph.works.name)[graph.meetings.work], ("send", "gradients"))
+    first = graph.groups.ranks[graph.groups.start[graph.meetings.group]]
+    last = graph.groups.ranks[graph.groups.start[graph.meetings.group + 1] - 1]
+    nodes = -(-len(graph.ranks) // 8)
+    ups, downs = np.divmod(np.arange(nodes * nodes, dtype=np.int32), nodes)
+    fabric = Fabric(
+        link_name=[f"{way} of node {node}" for way in ("uplink", "downlink") for node in range(nodes)],
+        link_bytes_per_s=np.full(2 * nodes, UPLINK_BYTES_PER_S),
+        start=2 * np.arange(nodes * nodes + 1),
+        link=np.stack([ups, nodes + downs], axis=1).ravel(),
+        share=np.ones(2 * nodes * nodes),
+    )
+    shared = changed(
+        costs,
+        meeting_fixed_s=np.where(crosses, 0.0, costs.meeting_fixed_s),
+        meeting_bytes=np.where(crosses, costs.meeting_fixed_s * UPLINK_BYTES_PER_S / 8, 0.0),
+        meeting_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
+        fabric=fabric,
+    )
+    taking_ready = changed(graph, streams=changed(graph.streams, order=order))
+    return taking_ready, shared, Conditions(overlap_slowdown=OVERLAP_SLOWDOWN)
+
+
 def one_f_one_b(stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
     """The order in which a stage takes passes: some forward passes to fill the pipeline, then one each way by turns."""
     warm_up = min(stages - 1 - stage, micro_batches)
@@ -179,6 +212,7 @@ class Measured:
     ranks: int
     ops_per_s: float
     calendar_ops_per_s: float
+    competing_ops_per_s: float
     reference_ops: int
     reference_ops_per_s: float
     build_s: float
@@ -196,29 +230,38 @@ def _cpu_s(work: Callable[[], object]) -> float:
 
 
 def measure(ops: int, *, reference_ops: int = 100_000, repeats: int = 3) -> Measured:
-    """Play a job of about `ops` ops on the engine that `replay` picks for it, then on the event calendar, and a
-    smaller one in simpy; the best of `repeats` each, compiled beforehand."""
+    """Play a job of about `ops` ops on the engine that `replay` picks for it, on the event calendar, and there with
+    ops that compete, and a smaller one in simpy; the best of `repeats` each, compiled beforehand. Raises
+    AssertionError where simpy comes to another makespan."""
     began_s = time.thread_time()
     graph, costs = job(Shape.of_about(ops))
     build_s = time.thread_time() - began_s
     small = job(Shape.of_about(min(ops, 2_000)))
+    cases = {
+        "auto": ((graph, costs), small, "auto"),
+        "calendar": ((graph, costs), small, "calendar"),
+        "competing": (competing(graph, costs), competing(*small), "calendar"),
+    }
     rates = {}
-    for engine in ("auto", "calendar"):
-        replay(*small, engine=engine)
-        rates[engine] = max(
-            len(graph.ops) / _cpu_s(lambda engine=engine: replay(graph, costs, engine=engine)) for _ in range(repeats)
-        )
+    for name, (whole, part, engine) in cases.items():
+        _check(Reference(*part), replay(*part, engine=engine).makespan_s)
+        least_s = min(_cpu_s(lambda job=whole, engine=engine: replay(*job, engine=engine)) for _ in range(repeats))
+        rates[name] = len(graph.ops) / least_s
     plain = job(Shape.of_about(min(ops, reference_ops)))
     reference = Reference(*plain)
-    reference_s = _cpu_s(reference.run)
-    if reference.end_s.max() != replay(*plain, Conditions()).makespan_s:
-        raise AssertionError("the engines disagree: this is a bug, please report it")
+    reference_s = _cpu_s(lambda: _check(reference, replay(*plain).makespan_s))
     return Measured(
         ops=len(graph.ops),
         ranks=len(graph.ranks),
         ops_per_s=rates["auto"],
         calendar_ops_per_s=rates["calendar"],
+        competing_ops_per_s=rates["competing"],
         reference_ops=len(plain[0].ops),
         reference_ops_per_s=len(plain[0].ops) / reference_s,
         build_s=build_s,
     )
+
+
+def _check(reference: Reference, makespan_s: float) -> None:
+    if not math.isclose(reference.run(), makespan_s, rel_tol=1e-9):
+        raise AssertionError("the engines disagree: this is a bug, please report it")

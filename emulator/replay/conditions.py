@@ -35,8 +35,9 @@ class Conditions:
     """The same for meetings."""
     seed: int = 0
     pauses: tuple[Pause, ...] = ()
-    overlap_slowdown: float = 0.0
-    """How much longer compute takes while a collective or send of its rank is in progress: 0.15 is 15 % longer."""
+    overlap_slowdown: float | dict[int, float] = 0.0
+    """How much longer compute takes while a collective or send of its rank is in progress: 0.15 is 15 % longer; for
+    all jobs, or job → its own."""
     start_s: dict[int, float] = field(default_factory=dict)
     """Job → when it is submitted; 0 where none is given."""
     share_links: bool = True
@@ -46,17 +47,21 @@ class Conditions:
         for rank, factor in self.slowness.items():
             if not (factor > 0 and np.isfinite(factor)):
                 raise ConfigError(f"rank {rank} is {factor} times as slow as the others; expected a factor above 0")
-        for name in ("jitter", "comm_jitter", "overlap_slowdown"):
-            if not 0 <= getattr(self, name) < 100:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}; expected a share from 0 (none) to 100, such as 0.05"
-                )
+        shares = [("jitter", self.jitter), ("comm_jitter", self.comm_jitter)]
+        shares += [("overlap_slowdown", share) for share in self.slowdowns().values()]
+        for name, share in shares:
+            if not 0 <= share < 100:
+                raise ConfigError(f"{name} is {share}; expected a share from 0 (none) to 100, such as 0.05")
         for pause in self.pauses:
             if not 0 <= pause.from_s <= pause.until_s < np.inf:
                 raise ConfigError(f"a pause from {pause.from_s} s to {pause.until_s} s; expected times that rise")
         for job, start_s in self.start_s.items():
             if not 0 <= start_s < np.inf:
                 raise ConfigError(f"job {job} starts at {start_s} s; expected at least 0")
+
+    def slowdowns(self) -> dict[int, float]:
+        """Job → slowdown; −1: all jobs."""
+        return self.overlap_slowdown if isinstance(self.overlap_slowdown, dict) else {-1: self.overlap_slowdown}
 
     def is_symmetric(self) -> bool:
         """Whether equal ranks stay equal, so that folding changes nothing."""
@@ -69,10 +74,14 @@ class Conditions:
             for rank in numbers:
                 if not 0 <= rank < ranks:
                     raise ConfigError(f"{what} names rank {rank}; the job has ranks 0 to {ranks - 1}")
-        for job in self.start_s:
+        named = [("start_s", job) for job in self.start_s]
+        named += [("overlap_slowdown", job) for job in self.slowdowns() if job >= 0]
+        for what, job in named:
             if not 0 <= job < len(graph.job_names):
-                raise ConfigError(f"start_s names job {job}; there are {len(graph.job_names)}")
-        slowness, start_s = np.ones(ranks), np.zeros(ranks)
+                raise ConfigError(f"{what} names job {job}; there are {len(graph.job_names)}")
+        slowness, start_s, slowdown = np.ones(ranks), np.zeros(ranks), np.zeros(ranks)
+        for job, share in self.slowdowns().items():
+            slowdown[(graph.ranks.job == job) | (job < 0)] = share
         slowness[list(self.slowness)] = list(self.slowness.values())
         for job, begin_s in self.start_s.items():
             start_s[graph.ranks.job == job] = begin_s
@@ -88,7 +97,7 @@ class Conditions:
             pause_until_s=np.array([pause.until_s for pause in pauses], np.float64),
             sigma=float(np.sqrt(np.log1p(self.jitter**2))),
             seed=np.uint64(self.seed % 2**64),
-            slowdown=float(self.overlap_slowdown),
+            slowdown=slowdown,
         )
 
 
@@ -103,22 +112,26 @@ class Flat(NamedTuple):
     sigma: float
     """Of the logarithm of op durations."""
     seed: np.uint64
-    slowdown: float
+    slowdown: np.ndarray
 
 
-@kernel
+@kernel(forceinline=True)
+def _uniform(z):
+    """A step of SplitMix64: a number above 0 and below 1, and the bits that it comes from."""
+    z += np.uint64(0x9E3779B97F4A7C15)
+    mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed ^= mixed >> np.uint64(31)
+    return (np.float64(mixed >> np.uint64(11)) + 0.5) * 2.0**-53, mixed
+
+
+@kernel(forceinline=True)
 def noise(seed, number, sigma):
     """A log-normal factor of mean 1 that depends on `seed` and `number` alone (SplitMix64, then Box-Muller)."""
     z = seed + (np.uint64(number) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    uniform = np.empty(2)
-    for i in range(2):
-        z += np.uint64(0x9E3779B97F4A7C15)
-        mixed = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed ^= mixed >> np.uint64(31)
-        uniform[i] = (np.float64(mixed >> np.uint64(11)) + 0.5) * 2.0**-53
-        z ^= mixed
-    normal = np.sqrt(-2.0 * np.log(uniform[0])) * np.cos(2.0 * np.pi * uniform[1])
+    first, mixed = _uniform(z)
+    second, mixed = _uniform((z + np.uint64(0x9E3779B97F4A7C15)) ^ mixed)
+    normal = np.sqrt(-2.0 * np.log(first)) * np.cos(2.0 * np.pi * second)
     return np.exp(sigma * normal - 0.5 * sigma * sigma)
 
 

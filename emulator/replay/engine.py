@@ -113,7 +113,7 @@ def competition(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
         return "it has streams that take whatever is ready"
     if np.any(route != NO_ROUTE):
         return "transfers share links"
-    if conditions.overlap_slowdown:
+    if any(conditions.slowdowns().values()):
         return "communication slows compute"
     return ""
 

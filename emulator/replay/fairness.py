@@ -71,7 +71,7 @@ def empty_sharing(fabric: Fabric, flows: int, longest_route: int) -> Sharing:
     )
 
 
-@kernel
+@kernel(forceinline=True)
 def enter(sharing, flow, route, limit):
     """Put `flow` on the links of `route`; its rate is 0 until `share_out`."""
     links, around = sharing.links, sharing.around
@@ -91,7 +91,7 @@ def enter(sharing, flow, route, limit):
         _list_link(sharing, link)
 
 
-@kernel
+@kernel(forceinline=True)
 def leave(sharing, flow):
     """Take `flow` off its links."""
     around = sharing.around
@@ -119,7 +119,7 @@ def _list_link(sharing, link):
         sharing.listed[0] += 1
 
 
-@kernel
+@kernel(forceinline=True)
 def collect(sharing):
     """List all links and flows that are connected to the links listed so far; returns how many flows. Their old rates
     still stand."""
@@ -141,7 +141,7 @@ def collect(sharing):
     return flows
 
 
-@kernel
+@kernel(forceinline=True)
 def share_out(sharing):
     """Give every listed flow its rate, and clear the lists."""
     links, routes, hops, flows = sharing.links, sharing.routes, sharing.hops, sharing.flows

@@ -20,7 +20,7 @@ def empty_agenda(items: int) -> tuple[np.ndarray, np.ndarray]:
     return table, np.zeros(items, np.int32)
 
 
-@kernel
+@kernel(forceinline=True)
 def put(items, heap, item, at_s):
     """Give `item` the moment `at_s`, whether it had one or not."""
     place = items[item].place
@@ -39,7 +39,7 @@ def put(items, heap, item, at_s):
     _sink(items, heap, item, place)
 
 
-@kernel
+@kernel(forceinline=True)
 def take(items, heap):
     """Remove and return the item with the earliest moment."""
     first = heap[0]

@@ -170,7 +170,7 @@ class Reference:
             if not any(self.is_busy[stream] for stream in entry[3]):
                 self.in_line.remove(entry)
                 entry[4]()
-        if self.flat.slowdown or self.conditions.pauses:
+        if self.flat.slowdown.any() or self.conditions.pauses:
             for op, job in self.alone.items():
                 job.set_speed(self._speed(op))
         for meeting, rate in self._fair_rates().items():
@@ -182,7 +182,7 @@ class Reference:
             return 0.0
         kind = self.graph.works.kind[self.graph.ops.work[op]]
         if self.transfers[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
-            return 1.0 / (1.0 + self.flat.slowdown)
+            return 1.0 / (1.0 + self.flat.slowdown[rank])
         return 1.0
 
     def _fair_rates(self) -> dict[int, float]:

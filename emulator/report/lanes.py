@@ -4,6 +4,7 @@ columns. A column has the colour of what fills most of it, and is paler the less
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,8 @@ PHASES = (
     "waiting",
     "loading",
     "compression",
+    "compute",
+    "host",
     "other",
 )
 SHADES = 4
@@ -35,7 +38,7 @@ _OF_KIND = {
     Kind.CHECKPOINT: "other",
     Kind.DELAY: "other",
 }
-_COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression")
+_COMPUTES = ("forward", "backward", "recompute", "optimizer", "compression", "compute", "host")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Lane:
     rank: int
     name: str
     runs: list[Run]
+    top: int
+    """Where it is, in pixels from the top."""
 
 
 def phase_of(name: str, kind: Kind) -> str:
@@ -73,7 +78,22 @@ def phase_of(name: str, kind: Kind) -> str:
     return "forward"
 
 
-def lanes(played: Replayed, ranks: np.ndarray, columns: int = COLUMNS) -> list[Lane]:
+def cause_of(name: str, kind: Kind) -> str:
+    """The same for a traced work, whose name says nothing about its phase."""
+    return {Kind.COMPUTE: "compute", Kind.DELAY: "host"}.get(kind) or _OF_KIND[kind]
+
+
+def is_above(phase: str) -> bool:
+    """Whether a rank's upper lane shows this phase."""
+    return phase in _COMPUTES
+
+
+def lanes(
+    played: Replayed,
+    ranks: np.ndarray,
+    columns: int = COLUMNS,
+    phase_of: Callable[[str, Kind], str] = phase_of,
+) -> list[Lane]:
     """Two lanes for each of `ranks`, the second only where it has something in it."""
     graph = played.graph
     edges_s = np.linspace(0.0, played.makespan_s, columns + 1)
@@ -103,13 +123,17 @@ def lanes(played: Replayed, ranks: np.ndarray, columns: int = COLUMNS) -> list[L
             graph.ops.stream[ops][chosen], start_s[chosen], moves_s[chosen], edges_s
         )
         computes = np.isin(PHASES, _COMPUTES)
+        host = PHASES.index("host")  # what it does beside a kernel is not what the rank is busy with
+        busy = filled[computes].sum(axis=0) - filled[host]
+        filled[host] = np.minimum(filled[host], np.maximum(1.0 - busy, 0.0))
         name = f"rank {graph.ranks.device[rank]}"
         if graph.stages() > 1:
             name = f"stage {graph.ranks.stage[rank]}, {name}"
-        found.append(Lane(rank, name, _runs(np.where(computes[:, None], filled, 0.0))))
+        top = found[-1].top + 20 if found else 0
+        found.append(Lane(rank, name, _runs(np.where(computes[:, None], filled, 0.0)), top))
         others = np.where(computes[:, None], 0.0, filled)
         if others.any():
-            found.append(Lane(rank, "", _runs(others)))
+            found.append(Lane(rank, "", _runs(others), top + 15))
     return found
 
 

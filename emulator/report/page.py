@@ -19,7 +19,8 @@ from emulator.replay.parts import PARTS, Parts, parts
 from emulator.replay.whatif import what_if
 from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes
 from emulator.report.perfetto import shown_ranks
-from emulator.report.tables import LONGEST, bytes_text, time_text
+from emulator.report.tables import LONGEST, time_text
+from emulator.report.templates import template
 
 MOST_LANES = 16
 """Ranks in the page's timeline."""
@@ -67,17 +68,7 @@ class Page:
 
 def write_page(page: Page, path: str | Path) -> None:
     """Render `page` into one HTML file."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"time": time_text, "bytes": bytes_text, "slug": lambda name: name.replace(" ", "-")}
-    Path(path).write_text(environment.get_template("page.html").render(_content(page)))
+    Path(path).write_text(template("page.html").render(_content(page)))
 
 
 def _content(page: Page) -> dict[str, Any]:
@@ -97,7 +88,7 @@ def _content(page: Page) -> dict[str, Any]:
         "phases": [phase for phase in PHASES if any(run.phase == phase for lane in shown for run in lane.runs)],
         "columns": COLUMNS,
         "shades": SHADES,
-        "ticks": _ticks(played.makespan_s),
+        "ticks": ticks(played.makespan_s),
         "more_ranks": len(played.graph.ranks) - len({lane.rank for lane in shown}),
         "critical": [(name, seconds, seconds / charged_s) for name, seconds in list(path.by_work.items())[:LONGEST]],
         "helps": _helps(played),
@@ -145,7 +136,7 @@ def _step(most: float, ticks: int = 6) -> float:
     return next(size * factor for factor in (1, 2, 5, 10) if size * factor >= raw)
 
 
-def _ticks(most: float) -> list[tuple[float, str]]:
+def ticks(most: float) -> list[tuple[float, str]]:
     """(share of the axis, text) of ticks on an axis of time."""
     if most <= 0:
         return []

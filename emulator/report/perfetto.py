@@ -1,5 +1,5 @@
 """A timeline in the Trace Event Format (Chrome's JSON), which ui.perfetto.dev and chrome://tracing open: a process
-for each rank, a thread for each stream, a slice for each op, arrows from sends to receives.
+for each rank, a thread for each stream, a slice for each op, arrows from sends to receives; and the critical path.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from emulator.replay.critical import CriticalPath
 from emulator.replay.engine import Replayed
 from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind
 from switchml.errors import ConfigError
@@ -20,13 +21,21 @@ MOST_OPS = 500_000
 """Of a timeline for which no ranks are named: some 100 MB, about what the viewers bear."""
 
 
-def write_timeline(played: Replayed, path: str | Path, ranks: Iterable[int] | None = None) -> dict[str, Any]:
+def write_timeline(
+    played: Replayed,
+    path: str | Path,
+    ranks: Iterable[int] | None = None,
+    *,
+    critical: CriticalPath | None = None,
+    source: str = "switchml emulate",
+) -> dict[str, Any]:
     """Write `path`, compressed where it ends in .gz. `ranks`: whose ops; default: all where they are at most
-    MOST_OPS, else one of each stage. Returns the file's `otherData`: what is shown, and what is left out."""
+    MOST_OPS, else one of each stage. `critical`: drawn as a track of its own, with arrows from op to op. Returns the
+    file's `otherData`: what is shown, and what is left out."""
     graph = played.graph
     shown = shown_ranks(graph, ranks)
     about = {
-        "source": "switchml emulate",
+        "source": source,
         "makespan_s": played.makespan_s,
         "ranks_shown": shown.tolist(),
         "ranks": len(graph.ranks),
@@ -34,7 +43,7 @@ def write_timeline(played: Replayed, path: str | Path, ranks: Iterable[int] | No
     path = Path(path)
     with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "otherData": ' + json.dumps(about) + ', "traceEvents": [\n')
-        _write_events(played, shown, file)
+        _write_events(played, shown, critical, file)
         file.write("\n]}\n")
     return about
 
@@ -52,7 +61,7 @@ def shown_ranks(graph: Graph, ranks: Iterable[int] | None = None, most_ops: int 
     return np.sort(first)
 
 
-def _write_events(played: Replayed, ranks: np.ndarray, file: TextIO) -> None:
+def _write_events(played: Replayed, ranks: np.ndarray, critical: CriticalPath | None, file: TextIO) -> None:
     graph = played.graph
     separator = ""
 
@@ -76,6 +85,39 @@ def _write_events(played: Replayed, ranks: np.ndarray, file: TextIO) -> None:
     for op in np.flatnonzero(is_shown[graph.op_rank()]).tolist():
         for event in _of_op(played, op):
             write(event)
+    if critical is not None:
+        for event in _of_path(played, critical, is_shown):
+            write(event)
+
+
+def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iterable[dict[str, Any]]:
+    """A process with the critical path as its one thread, and an arrow from each op on it to the next."""
+    graph = played.graph
+    pid, tid = len(graph.ranks), len(graph.streams)
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "critical path"}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": -1}}
+    yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": "critical path"}}
+    before: dict[str, Any] | None = None
+    rank = graph.op_rank()
+    number = 0
+    for op, from_s, until_s in zip(path.op.tolist(), path.from_s * 1e6, path.until_s * 1e6, strict=True):
+        if until_s <= from_s:
+            continue
+        work, stream = graph.ops.work[op], int(graph.ops.stream[op])
+        args = {"op": op, "rank": int(graph.ranks.device[rank[op]]), "stream": graph.streams.name[stream]}
+        cat = Kind(graph.works.kind[work]).name.lower()
+        slice_ = {"ph": "X", "name": graph.works.name[work], "cat": cat, "ts": from_s, "dur": until_s - from_s}
+        yield {**slice_, "pid": pid, "tid": tid, "args": args}
+        if not is_shown[rank[op]]:
+            before = None
+            continue
+        place = {"pid": int(rank[op]), "tid": stream}
+        arrow = {"name": "critical path", "cat": "critical", "id": len(graph.meetings) + number}
+        if before is not None:
+            yield {"ph": "s", **arrow, **before}
+            yield {"ph": "f", "bp": "e", **arrow, **place, "ts": from_s + 0.001 * (until_s - from_s)}
+            number += 1
+        before = {**place, "ts": from_s + 0.999 * (until_s - from_s)}  # at its very end it is over
 
 
 def _of_op(played: Replayed, op: int) -> Iterable[dict[str, Any]]:

@@ -160,8 +160,8 @@ class RankTrace:
     groups: list[Group]
     events: Events
     causes: np.ndarray
-    """int32 (causes, 2): the first event had to end (a LAUNCH: to begin) before the second could begin. Order on a lane
-    is not repeated here."""
+    """int32 (causes, 2): the first event had to end (a LAUNCH: to begin) before the second could begin (a SYNC: end).
+    Order on a lane is not repeated here."""
     steps: np.ndarray
     """float64 (steps, 2): start and end of each iteration, seconds since `epoch_s`; where no profiler step is in the
     file, one for everything."""

@@ -6,12 +6,16 @@ host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emulator.trace.events import RankTrace
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
+
+if TYPE_CHECKING:
+    from emulator.trace.network import Network
 
 GAP = -1
 
@@ -43,3 +47,7 @@ class Joined:
     they became final; what bucketing passes start from."""
     assumptions: list[str] = field(default_factory=list)
     """What the join had to guess, for reports."""
+    origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
+    network: Network | None = None
+    """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""

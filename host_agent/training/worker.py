@@ -45,11 +45,15 @@ class Settings:
     """Where Gloo's ranks find each other."""
     codec: str | None = None
     memory: str | None = None
+    file: str | None = None
+    """A settings file (host_agent/settings.py): DDP's arguments in both phases, compression in the aggregator's."""
     backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
     sparse: str = "off"
     """What agents do with blocks of zeros (density.choice)."""
+    trace: Path | None = None
+    """Where each phase leaves its profile, in a folder of its own (host_agent/profile)."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +168,17 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
+    from host_agent.settings import apply, ddp_arguments, load
     from host_agent.training.model import DigitsNet
 
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
     torch.manual_seed(settings.seed)
-    model = DistributedDataParallel(DigitsNet())
+    file = load(settings.file) if settings.file else None
+    model = DistributedDataParallel(DigitsNet(), **(ddp_arguments(file) if file else {}))
     hook = None
-    if backend == "switchml" and settings.codec is not None:
+    if backend == "switchml" and file is not None and file.codec:
+        hook = apply(model, file)
+    elif backend == "switchml" and settings.codec is not None:
         from host_agent.comm_hooks import CodecState, codec_hook
 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
@@ -182,22 +190,23 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     losses, step_seconds, accuracy = [], [], 0.0
     torch.distributed.barrier()
     start = before = time.perf_counter()
-    for step in range(settings.steps):
-        chosen = torch.from_numpy(order.indices(step))
-        optimizer.zero_grad()
-        loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        if rank == 0 and (step + 1) % evaluate_every == 0:
-            accuracy = _accuracy(model.module, digits)
-        now = time.perf_counter()
-        step_seconds.append(now - before)
-        before = now
-        if rank == 0:
-            rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
-            choices = tuple(hook.choices) if hook is not None else ()
-            pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
+    with _profiled(backend, settings):
+        for step in range(settings.steps):
+            chosen = torch.from_numpy(order.indices(step))
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if rank == 0 and (step + 1) % evaluate_every == 0:
+                accuracy = _accuracy(model.module, digits)
+            now = time.perf_counter()
+            step_seconds.append(now - before)
+            before = now
+            if rank == 0:
+                rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
+                choices = tuple(hook.choices) if hook is not None else ()
+                pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
     agent = getattr(torch.distributed.group.WORLD, "agent", None)
     return PhaseResult(
@@ -213,6 +222,16 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
         codec=hook.stats() if hook is not None else {},
         decisions=hook.decisions if hook is not None else [],
     )
+
+
+def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager:
+    """Around the training loop: a profile of some of its steps, if one is wanted."""
+    if settings.trace is None:
+        return contextlib.nullcontext()
+    from host_agent.profile import switchml_profile
+
+    skip = min(3, settings.steps - 1)
+    return switchml_profile(settings.trace / backend, skip=skip, steps=min(10, settings.steps - skip))
 
 
 def _accuracy(model, digits: Digits) -> float:

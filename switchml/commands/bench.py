@@ -15,7 +15,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "network": ("switchml.commands.bench_network:network", "Hosts on slow links, in network namespaces (root)."),
     "codecs": ("switchml.commands.bench_codecs:codecs", "Gradient codecs, beside SZ3, ZFP and torch's."),
     "switch": ("switchml.commands.bench_switch:switch", "The P4 switch: packets a second on one core."),
+    "optimizer": ("switchml.commands.bench_optimizer:optimizer", "Searches for settings: settings tried a minute."),
     "replay": ("switchml.commands.bench_replay:replay", "Whole training jobs: replayed ops a second on one core."),
+    "trace": ("switchml.commands.bench_trace:trace", "Reading profiler traces: megabytes a second, peak memory."),
 }
 
 

@@ -27,9 +27,7 @@ from switchml.commands.bench_allreduce import Checked
     "compared with.  [default: all that can run here]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
-def aggregators(
-    workers: int, size: int, repeats: int, warmup: int, aggregators: str | None, as_json: bool
-) -> None:
+def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators: str | None, as_json: bool) -> None:
     """Time one all-reduce through every aggregator, in turns, in one run.
 
     p4 is our P4 switch, bmv2 the real simple_switch, both with the program of p4/; the two with -lanes run its variant

@@ -23,6 +23,7 @@ def replay(ops: int, repeats: int, as_json: bool) -> None:
     for name, rate in (
         ("nothing competes (sweep)", found.ops_per_s),
         ("the same by events (calendar)", found.calendar_ops_per_s),
+        ("with ops that compete", found.competing_ops_per_s),
         (f"plain simpy, {found.reference_ops:,} ops", found.reference_ops_per_s),
     ):
         click.echo(f"{name:<32}{rate:>14,.0f} ops/s")

@@ -35,7 +35,9 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
         table = Table("", "check", "found", "to do", show_edge=False, pad_edge=False)
         for finding in findings:
             mark, style = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}[finding.state]
-            table.add_row(Text(mark, style), finding.name, finding.found, finding.advice)
+            # As Text, not markup: advice may name an extra, such as switchml[torch].
+            words = (Text(word) for word in (finding.name, finding.found, finding.advice))
+            table.add_row(Text(mark, style), *words)
         Console().print(table)
     if findings[-1].state == "broken":
         raise click.exceptions.Exit(1)

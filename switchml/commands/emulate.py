@@ -74,6 +74,7 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
     ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
     ("--checkpoint-s", ("run", "checkpoint_s"), float, "What a checkpoint takes."),
+    ("--checkpoint-steps", ("run", "checkpoint_steps"), int, "Iterations from one to the next."),
     ("--restart-s", ("run", "restart_s"), float, "From a failure to training again."),
     ("--fold", ("fold",), str, "Which equal ranks stand for each other: all, tensor or none."),
     ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate even what does not fit."),
@@ -89,7 +90,7 @@ def _options(command: Any) -> Any:
 
 
 @click.command()
-@click.argument("what", nargs=-1, metavar="[JOB.toml | list [KIND]]")
+@click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND]]")
 @_options
 @click.option(
     "--timeline",
@@ -119,6 +120,8 @@ def _options(command: Any) -> Any:
     metavar="FILE",
     help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
 )
+@click.option("--share", type=click.Choice(["all", "fabric", "slots"]), help="What several jobs share; default: all.")
+@click.option("--placement", type=click.Choice(["spread", "packed"]), help="Of several jobs' nodes; default: spread.")
 @click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
 @click.option("--processes", type=click.IntRange(min=1), help="Of this machine, for the sweep; default: all cores.")
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
@@ -132,19 +135,31 @@ def emulate(
     out_file: Path | None,
     engine: str | None,
     processes: int | None,
+    share: str | None,
+    placement: str | None,
     time_budget_s: float,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Emulate a training job: iteration time and where it goes, memory, throughput, cost.
 
-    Options override JOB.toml. `switchml emulate list` names models, clusters, schedules, codecs and constants.
+    Options override JOB.toml. Several job files, or one with several [[jobs]], are emulated together on one cluster.
+    `switchml emulate list` names models, clusters, schedules, codecs and constants.
     """
     if what[:1] == ("list",):
         _list(what[1:], as_json)
         return
-    if len(what) > 1:
-        raise click.UsageError(f"expected one job file, not {len(what)}")
+    from switchml.commands.emulate_jobs import job_tables, show_together
+
+    given = {key: value for key, value in options.items() if value is not None}
+    if len(tables := job_tables(what)) > 1:
+        if sweeps or report_file or out_file or engine or processes:
+            raise click.UsageError("--sweep and --report are for one job")
+        tables = {name: with_options(table, given) for name, table in tables.items()}
+        show_together(tables, share, placement, timeline_file, time_budget_s, _progress(as_json), as_json)
+        return
+    if share or placement:
+        raise click.UsageError("--share and --placement are for several jobs: give several job files")
     if not sweeps and (out_file or engine or processes):
         raise click.UsageError("--out, --engine and --processes are for sweeps; give --sweep")
     for path in (timeline_file, report_file):
@@ -152,7 +167,6 @@ def emulate(
             raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
-    given = {key: value for key, value in options.items() if value is not None}
     if what:
         given["job_file"] = what[0]
     given["time_budget_s"] = time_budget_s
@@ -255,6 +269,8 @@ def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> An
         headline |= {"training": f"{found.hours / 24:,.1f} days", "accelerator hours": f"{found.gpu_hours:,.0f}"}
         headline |= {"cost": f"${found.cost:,.0f}"} if found.cost else {}
         headline |= {"energy": f"{found.energy_kwh / 1000:,.1f} MWh"}
+    if spread := found.progress.quantiles():
+        headline |= {"goodput": f"{found.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
     settings = {
         "model": found.plan.model.title,
         "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
@@ -306,7 +322,11 @@ def described(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The tables of a job file, with options (named as in KEYS) in place of what it says."""
     from emulator import datafile
 
-    table: dict[str, Any] = datafile.load(Path(file)) if file else {}
+    return with_options(datafile.load(Path(file)) if file else {}, options)
+
+
+def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The same tables, with options in place of what they say."""
     for name, value in options.items():
         *sections, key = KEYS[name]
         inner = table
@@ -363,7 +383,9 @@ def _show(found: Any) -> None:
         table.add_row("cost", f"${found.cost:,.0f}" if found.cost else "no price known")
         table.add_row("energy", f"{found.energy_kwh / 1000:,.1f} MWh")
         if found.goodput < 1:
-            table.add_row("goodput", f"{found.goodput:.1%}")
+            spread = found.progress.quantiles()
+            between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
+            table.add_row("goodput", f"{found.goodput:.1%}{between}")
     console.print(table)
     console.print(f"{len(found.played.graph.ops):,} ops replayed in {found.wall_s:.2f} s. Assumed:")
     for line in found.assumptions():

@@ -71,6 +71,13 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
 )
 @click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `switchml trace optimize` wrote: sizes of buckets for both runs, compression for the aggregator's.",
+)
+@click.option(
     "--sparse",
     default="off",
     show_default=True,
@@ -106,6 +113,12 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 @click.option("--clock", type=click.Choice(["wall", "virtual"]), default="wall", help="Of --world-size.")
 @click.option("--values", type=click.Choice(["own", "noise", "zeros"]), default="own", help="Of --world-size.")
 @click.option("--slow", default="", metavar="RANK=X,…", help="Of --world-size: ranks that compute X times as long.")
+@click.option(
+    "--trace",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 @click.pass_context
 def train(
@@ -122,10 +135,12 @@ def train(
     sparse: str,
     codec: str | None,
     memory: str | None,
+    settings_file: Path | None,
     loss_rate: float,
     reorder_rate: float,
     plot_file: Path | None,
     world_size: int | None,
+    trace: Path | None,
     as_json: bool,
     **emulated: str,
 ) -> None:
@@ -158,6 +173,14 @@ def train(
     if plot_file is not None:
         report.require_plotting(plot_file)
     halves = False
+    if settings_file is not None:
+        from host_agent.settings import load
+
+        file = load(settings_file)
+        if file.codec and codec is not None:
+            raise click.UsageError(f"--codec: {settings_file} names codecs, too; expected one of the two")
+        wire = wire or file.environment.get("SWITCHML_WIRE")
+        settings_file = settings_file.absolute()
     if memory is not None and codec is None:
         raise click.UsageError("--memory needs --codec")
     if codec is not None:
@@ -188,9 +211,11 @@ def train(
         seed=seed,
         transport=transport,
         wire=wire or ("int16" if halves else "int32"),
-        codec=codec,
+        codec=codec or (", ".join(dict.fromkeys(file.codec)) or None if settings_file is not None else None),
         memory=memory,
+        file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
+        trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
     )
     with progress(steps) as show:
@@ -198,9 +223,7 @@ def train(
     if plot_file is not None:
         report.plot(comparison, plot_file)
     if as_json:
-        click.echo(
-            json.dumps(report.as_json(comparison, settings, aggregator))
-        )
+        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
     else:
         report.print_table(comparison, settings, aggregator)
 

@@ -12,6 +12,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "iterations": ("switchml.commands.validate_tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
     "nccl": ("switchml.commands.validate_tables:nccl", "All-reduce tables of nccl-tests."),
     "megatron": ("switchml.commands.validate_tables:megatron", "Megatron-LM's published times and memory."),
+    "replay": (
+        "switchml.commands.validate_replay:replay",
+        "Traced runs replayed, as they were and changed (root).",
+    ),
     "real": (
         "switchml.commands.validate_real:real",
         "Training runs on this machine, over links of limited rate (root).",

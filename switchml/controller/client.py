@@ -47,7 +47,8 @@ LEAVE_TIMEOUT_S = 1.0
 class JobInfo:
     """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
     packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
-    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded.
+    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded;
+    `dense_only`: none are taken at all.
     """
 
     job: str
@@ -66,6 +67,7 @@ class JobInfo:
     link: Link | None = None
     """For ranks that make their Ethernet frames themselves."""
     padded: bool = False
+    dense_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -404,6 +406,7 @@ class _Link:
             segment=started.segment,
             link=Link(**_fields(started.link)) if started.HasField("link") else None,
             padded=started.padded,
+            dense_only=started.dense_only,
         )
 
     # The dispatching thread.

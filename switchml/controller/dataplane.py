@@ -80,6 +80,8 @@ class Dataplane(Protocol):
     padded: bool = False
     """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
     (docs/protocol.md, section 8)."""
+    dense_only: bool = False
+    """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
 
     def start_job(self, spec: JobSpec) -> None:
         """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is

@@ -355,6 +355,7 @@ class JobRegistry:
             segment=self.dataplane.segment(spec.job_id),
             link=self.dataplane.link(spec.job_id, request.rank),
             padded=self.dataplane.padded,
+            dense_only=self.dataplane.dense_only,
         )
 
     def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:

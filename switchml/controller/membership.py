@@ -132,7 +132,7 @@ class Peer:
 @dataclass(frozen=True)
 class Started:
     """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
-    this event. `segment`, `link`, `padded`: see `Dataplane`.
+    this event. `segment`, `link`, `padded`, `dense_only`: see `Dataplane`.
     """
 
     job_id: int
@@ -147,6 +147,7 @@ class Started:
     segment: str = ""
     link: Link | None = None
     padded: bool = False
+    dense_only: bool = False
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,7 @@ class P4Dataplane:
         has_interfaces = any(not port.is_udp and port.number not in self._links for port in self._ports)
         makes_frames = bool(self._links or udp_bind)
         self.padded = True
+        self.dense_only = False
         self.transports = (("udp", "raw") if has_interfaces else ()) + (("frames",) if makes_frames else ())
 
     def start(self) -> P4Dataplane:

@@ -109,6 +109,7 @@ class P4TreeDataplane:
     buffer_a_rank = True
     transports = ("udp", "raw")
     padded = False
+    dense_only = True
 
     def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
         root = switches[0]

@@ -151,6 +151,7 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
                 segment=event.segment,
                 link=v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
                 padded=event.padded,
+                dense_only=event.dense_only,
             )
         )
     if isinstance(event, PeerLost):

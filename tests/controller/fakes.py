@@ -20,7 +20,7 @@ class FakeDataplane:
     kind = "fake"
     buffer_a_rank = False
     transports = ("udp", "zmq")
-    padded = False
+    padded = dense_only = False
     mac = 0
 
     def __init__(

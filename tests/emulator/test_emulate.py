@@ -6,7 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from emulator import emulate
-from emulator.emulate import Hindrances, Run, goodput, request
+from emulator.emulate import Hindrances, request
+from emulator.training import Run, goodput
 from switchml.__main__ import cli
 from switchml.errors import ConfigError, OutOfMemory
 
@@ -148,9 +149,24 @@ def test_goodput():
 
 def test_failures_lengthen_a_training():
     base = ("--model", "gpt2-124m", "--gpus", "64", "--steps", "1e6")
-    found = run_json(*base, "--mtbf-hours", "5000")
+    found = run_json(*base, "--mtbf-hours", "50")
     assert found["goodput"] < 1
     assert found["hours"] == pytest.approx(run_json(*base)["hours"] / found["goodput"])
+    spread = found["goodput_quantiles"]
+    assert 0 < spread["p5"] < spread["p50"] < spread["p95"] < 1
+    assert found["failures"] == pytest.approx(64 * found["hours"] / 50, rel=0.05)
+    assert found["hours_p95"] > found["hours"] and found["checkpoint_steps"] > 1
+    assert any("1,000 trainings played" in line for line in found["assumptions"])
+    rarely = run_json(*base, "--mtbf-hours", "50", "--checkpoint-steps", str(20 * found["checkpoint_steps"]))
+    assert rarely["goodput"] < found["goodput"] < 1
+    # Of unknown length, the closed form: the same on average.
+    unknown = run_json(*base[:-2], "--mtbf-hours", "50")
+    assert unknown["goodput"] == pytest.approx(found["goodput"], abs=0.01) and "failures" not in unknown
+
+
+def test_a_training_that_never_ends_is_refused():
+    found = run("--model", "gpt2-124m", "--gpus", "64", "--steps", "1e6", "--mtbf-hours", "0.1", "--json")
+    assert found.exit_code != 0 and "next to no progress" in found.output + found.stderr
 
 
 def test_nonsense_is_refused():

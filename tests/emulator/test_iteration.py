@@ -10,6 +10,7 @@ from emulator.cluster import cluster as clusters
 from emulator.emulate import replayed_s
 from emulator.pricing import closed_form_s, plan
 from emulator.replay.engine import replay
+from emulator.replay.parts import parts
 from emulator.workload import models
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
@@ -104,6 +105,19 @@ def test_message_driven_adapts_but_is_no_faster_without_need():
         for name in ("1f1b", "axonn")
     )
     assert driven == pytest.approx(steady, rel=0.1)
+
+
+def test_message_driven_passes_are_undivided_and_say_what_they_exchange():
+    made = plan(GPT, Job(gpus=16, tp=4, pp=4, batch=16, schedule="axonn", overlap=False), DGX)
+    whole, folded = (replay(*iteration.build(made, fold)) for fold in ("none", "all"))
+    assert whole.makespan_s == pytest.approx(folded.makespan_s, rel=1e-12)
+    names = np.array(folded.graph.works.name)[folded.graph.ops.work]
+    for way in ("forward", "backward"):
+        exchanged = np.flatnonzero(names == f"tensor-parallel all-reduces of a {way} pass")
+        assert len(exchanged) == 4 * 16
+        np.testing.assert_array_equal(folded.start_s[exchanged], folded.end_s[exchanged - 1])
+    communication = parts(folded).mean()["exposed communication"]
+    assert communication > sum(2 * step.reduce.seconds for stage in made.stages for step in stage.steps) / 4 * 16
 
 
 def test_buckets_overlap_and_sum_to_all_gradients():

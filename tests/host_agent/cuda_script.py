@@ -26,6 +26,18 @@ on_gpu, on_cpu = torch.ones(1000, device=device), torch.ones(1000)
 works = [dist.all_reduce(tensor, async_op=True) for _ in range(10) for tensor in (on_gpu, on_cpu)]
 for work in works:
     work.wait()
+rows = torch.tensor([[RANK, 5000, 70]], device=device)
+sparse = torch.sparse_coo_tensor(rows, torch.full((3, 4), RANK + 1.0, device=device), (9000, 4))
+torch.cuda._sleep(10_000_000)
+wanted = SIZE * (SIZE + 1) / 2
+for _ in range(3):  # between dense ones, in one order on all ranks
+    summed, dense = sparse.clone(), torch.ones(1000, device=device)
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in (dense, summed, dense)]
+    for work in works:
+        work.wait()
+    assert summed.is_cuda and summed.is_coalesced() and summed.indices().shape[1] == SIZE + 2
+    assert summed.to_dense()[5000].tolist() == [wanted] * 4 and summed.to_dense()[0].tolist() == [1.0] * 4
+
 transposed = torch.arange(600.0, device=device).reshape(20, 30).t()
 dist.all_reduce(transposed)
 assert torch.equal(transposed.cpu(), SIZE * torch.arange(600.0).reshape(20, 30).t())

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
-from host_agent.compressed import gather_by_sum, lanes_of, values_of
+from host_agent.agent import HostAgent
+from host_agent.compressed import AgentReducer, Compressor, gather_by_sum, lanes_of, packets_of, values_of, way_of
 from switchml import codecs
 from switchml.codecs import Payload, Turn
 from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
@@ -20,6 +21,8 @@ STEPS = 3
 def trio():
     running = LocalAggregator()
     agents = join_all(running.address, 3, job="compressed", wire="int16")
+    for agent in agents:
+        agent.dataplane = running.dataplane
     yield agents
     leave_all(agents)
     running.stop()
@@ -107,6 +110,85 @@ def test_small_integers_add_up_in_int32_lanes(dtype, ranks, n, seed):
     lanes = sum((lanes_of(row).astype(np.int64) for row in values), np.zeros(lanes_of(values[0]).size, np.int64))
     assert n == 0 or np.abs(lanes).max() < 2**31
     np.testing.assert_array_equal(values_of(lanes.astype(np.int32), np.dtype(dtype), n), values.sum(axis=0))
+
+
+# Sparse vectors
+
+
+def clustered(rank: int, numel: int = 400_000, rows: int = 40, width: int = 128) -> np.ndarray:
+    """Rows that are far larger than all else, three quarters of them on every rank: an embedding's gradient."""
+    x = np.random.default_rng(rank).standard_normal(numel).astype(np.float32) * np.float32(1e-3)
+    common, own = np.random.default_rng(99), np.random.default_rng((1, rank))
+    chosen = [*common.choice(numel // width, rows * 3 // 4, False), *own.choice(numel // width, rows // 4, False)]
+    for row in chosen:
+        x[row * width : (row + 1) * width] += 1.0
+    return x
+
+
+def sent_bytes(agents, codec: str, name: str) -> tuple[np.ndarray, int, int]:
+    """A mean, bytes that reached the aggregator, and bytes that the reducers counted."""
+    before = received(agents)
+    reducers = [AgentReducer(agent) for agent in agents]
+    means = good(
+        on_all(
+            range(len(agents)),
+            lambda r: Compressor(reducers[r], codec, "none").allreduce(name, clustered(agents[r].rank)),
+        )
+    )
+    assert len({digest([mean]) for mean in means}) == 1
+    return means[0], received(agents) - before, sum(reducer.bytes for reducer in reducers)
+
+
+def received(agents) -> int:
+    """Bytes of packets, headers included, that the aggregator took from these agents."""
+    counters = agents[0].dataplane.counters(agents[0]._session.info.job_id)
+    return sum(rank["received_bytes"] for rank in counters.ranks)
+
+
+def test_selected_elements_that_lie_together_are_streamed(trio, monkeypatch):
+    codec = "topk:ratio=0.0128"
+    streamed, arrived, sent = sent_bytes(trio, codec, "streamed")
+    for agent in trio:
+        monkeypatch.setattr(agent, "takes_sparse", False)
+    gathered, arrived_gathered, sent_gathered = sent_bytes(trio, codec, "gathered")
+    np.testing.assert_allclose(streamed, gathered, atol=1e-5)
+    assert arrived < 0.7 * arrived_gathered and sent < 0.7 * sent_gathered
+
+
+def test_gathered_places_of_others_are_left_out(trio, monkeypatch):
+    """Codes that only make sense together: nothing can be streamed but the places that are not this rank's."""
+    means, arrived, sent = sent_bytes(trio, "qsgd", "sparse places")
+    for agent in trio:
+        monkeypatch.setattr(agent, "takes_sparse", False)
+    again, arrived_dense, sent_dense = sent_bytes(trio, "qsgd", "dense places")
+    assert means.size == again.size and arrived < 0.5 * arrived_dense and sent < 0.4 * sent_dense
+
+
+def test_the_way_that_sends_least():
+    few, many = np.array([10, 10, 10]), np.array([1500] * 3)
+    assert way_of(500_000, few, 400_000, takes_sparse=True) == "stream"
+    assert way_of(500_000, few, 400_000, takes_sparse=False) == "gather"
+    assert way_of(500_000, many, 400_000, takes_sparse=True) == "gather"
+    assert way_of(5e7, many, 400_000, takes_sparse=True) == "dense"
+    assert packets_of(np.array([0, 31, 255, 256, 4000])) == 3 and packets_of(np.array([], np.int64)) == 0
+
+
+def test_a_tree_of_switches_says_that_it_takes_no_sparse_sums(monkeypatch):
+    from switchml.aggregator import SoftwareDataplane
+
+    monkeypatch.setattr(SoftwareDataplane, "dense_only", True)
+    running = LocalAggregator()
+    try:
+        with pytest.raises(ConfigError, match="tree of switches, which add dense tensors only"):
+            HostAgent.join(running.address, job="told", rank=0, world_size=1, sparse="on")
+        agent = HostAgent.join(running.address, job="auto", rank=0, world_size=1, sparse="auto")
+        assert not agent.takes_sparse
+        np.testing.assert_array_equal(agent.allreduce(np.ones(5000, np.float32)), np.ones(5000))
+        with pytest.raises(ConfigError, match="expected off or auto"):
+            agent.allreduce(np.ones(5000, np.float32), sparse=True)
+        agent.leave()
+    finally:
+        running.stop()
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=5))

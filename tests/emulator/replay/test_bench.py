@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from emulator.replay.bench import Shape, job, one_f_one_b
+from emulator.replay.bench import Shape, competing, job, one_f_one_b
+from emulator.replay.engine import replay
+from emulator.replay.reference import Reference
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
 from switchml.__main__ import cli
@@ -25,6 +27,16 @@ def test_job_is_whole(folded):
     assert (graph.groups.size[[name.startswith("tensor") for name in graph.groups.name]] == 2).all()
     sends = graph.op_kind() == Kind.SEND
     assert sends.sum() == (graph.op_kind() == Kind.RECV).sum() == 3 * 2 * 5 * (1 if folded else 4)
+
+
+def test_competing_job_agrees_with_simpy():
+    graph, costs = job(Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=5))
+    contested = competing(graph, costs)
+    played = replay(*contested)
+    assert played.engine == "calendar" and played.makespan_s != replay(graph, costs).makespan_s
+    reference = Reference(*contested)
+    assert np.isclose(reference.run(), played.makespan_s, rtol=1e-9)
+    np.testing.assert_allclose(played.end_s, reference.end_s, rtol=1e-9)
 
 
 @pytest.mark.parametrize("ops", [1_000, 30_000, 1_000_000])
@@ -53,7 +65,7 @@ def test_command():
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert found["ops_per_s"] > found["reference_ops_per_s"] > 0
-    assert found["calendar_ops_per_s"] > 0 and found["ops"] > 500
+    assert found["calendar_ops_per_s"] > 0 and found["competing_ops_per_s"] > 0 and found["ops"] > 500
     assert np.isclose(found["speedup"], found["ops_per_s"] / found["reference_ops_per_s"])
     table = CliRunner().invoke(cli, ["bench", "replay", "--ops", "1000", "--repeats", "1"])
     assert "plain simpy" in table.stdout and "ops/s" in table.stdout

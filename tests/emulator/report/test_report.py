@@ -73,6 +73,27 @@ def test_arrows_join_sends_to_receives(played, tmp_path):
     assert ends["s"] == ends["f"]
 
 
+def test_critical_path_is_a_track_with_arrows(played, tmp_path):
+    path = critical_path(played)
+    write_timeline(played, tmp_path / "out.json", critical=path, source="switchml trace diagnose")
+    trace = json.loads((tmp_path / "out.json").read_text())
+    assert trace["otherData"]["source"] == "switchml trace diagnose"
+    track = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["pid"] == 16]
+    assert sum(event["dur"] for event in track) == pytest.approx(played.makespan_s * 1e6)
+    assert all(one["ts"] + one["dur"] <= other["ts"] + 1e-6 for one, other in zip(track, track[1:], strict=False))
+    arrows = [event for event in trace["traceEvents"] if event.get("cat") == "critical"]
+    starts = {event["id"]: event for event in arrows if event["ph"] == "s"}
+    ends = {event["id"]: event for event in arrows if event["ph"] == "f"}
+    assert starts.keys() == ends.keys() and len(starts) == len(track) - 1
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] != "wait"]
+    by_op = {event["args"]["op"]: event for event in slices if event["pid"] < 16}
+    for (before, after), number in zip(zip(track, track[1:], strict=False), sorted(starts), strict=True):
+        for end, place in ((starts[number], before), (ends[number], after)):
+            slice_ = by_op[place["args"]["op"]]
+            assert (end["pid"], end["tid"]) == (slice_["pid"], slice_["tid"])
+            assert slice_["ts"] <= end["ts"] <= slice_["ts"] + slice_["dur"]
+
+
 def test_timeline_of_some_ranks_compressed(played, tmp_path):
     write_timeline(played, tmp_path / "out.json.gz", ranks=[5, 2])
     trace = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))

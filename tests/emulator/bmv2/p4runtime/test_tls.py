@@ -43,9 +43,7 @@ def certificate(folder: Path, name: str, signer=None) -> tuple[Path, Path, tuple
     paths = folder / f"{name}.crt", folder / f"{name}.key"
     paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return *paths, (subject, key)
 

@@ -1,0 +1,87 @@
+"""The ops of one rank as arrays, collected one by one or as copies of a pass that was there before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.workload.graph import NO_MICRO_BATCH
+
+ALONE = -1
+"""Kind of meeting of an op that concerns its rank alone."""
+
+
+@dataclass
+class Ops:
+    """Ops of one rank as arrays: work, stream, kind of meeting and its number among those of its kind, micro-batch,
+    and dependencies (counts and op numbers)."""
+
+    work: np.ndarray
+    stream: np.ndarray
+    kind: np.ndarray
+    number: np.ndarray
+    micro_batch: np.ndarray
+    dep_counts: np.ndarray
+    deps: np.ndarray
+
+
+class Block:
+    """Collects the ops of one rank: one by one, or a pass like an earlier one, which costs a few array operations."""
+
+    def __init__(self) -> None:
+        self._done: list[Ops] = []
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._after: list[tuple[int, ...]] = []
+        self._first = 0
+
+    def __len__(self) -> int:
+        return self._first + len(self._rows)
+
+    def add(
+        self,
+        work: int,
+        stream: int,
+        kind: int = ALONE,
+        number: int = 0,
+        micro_batch: int = NO_MICRO_BATCH,
+        after: tuple[int, ...] = (),
+    ) -> int:
+        """One op; returns its number."""
+        self._rows.append((work, stream, kind, number, micro_batch))
+        self._after.append(after)
+        return len(self) - 1
+
+    def cut(self) -> Ops | None:
+        """What was added since the last cut, its dependencies counted from its own first op."""
+        if not self._rows:
+            return None
+        columns = np.array(self._rows, np.int32).T
+        counts = np.fromiter(map(len, self._after), np.int64, len(self._after))
+        deps = np.fromiter((op - self._first for ops in self._after for op in ops), np.int32, int(counts.sum()))
+        self._done.append(Ops(*columns, counts, deps))
+        self._first += len(self._rows)
+        self._rows, self._after = [], []
+        return self._done[-1]
+
+    def repeat(self, template: Ops, micro_batch: int, number_from: np.ndarray) -> None:
+        """The ops of `template` once more, with another micro-batch and meetings counted on from `number_from` of each
+        kind."""
+        self.cut()
+        number = template.number + number_from[template.kind]
+        of = np.full(len(template.work), micro_batch, np.int32)
+        self._done.append(
+            Ops(template.work, template.stream, template.kind, number, of, template.dep_counts, template.deps)
+        )
+        self._first += len(template.work)
+
+    def whole(self) -> Ops:
+        """All of it, dependencies counted from the block's first op."""
+        self.cut()
+        first = np.cumsum([0, *(len(part.work) for part in self._done[:-1])])
+        columns = [
+            np.concatenate([getattr(part, name) for part in self._done])
+            for name in ("work", "stream", "kind", "number", "micro_batch", "dep_counts")
+        ]
+        deps = np.concatenate([part.deps + at for part, at in zip(self._done, first, strict=True)])
+        return Ops(*columns, deps.astype(np.int32))

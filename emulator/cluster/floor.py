@@ -1,0 +1,81 @@
+"""Several jobs on one cluster: which nodes each gets, and which links they then share: ports of nodes that two jobs are
+on, uplinks of leaves that two jobs send through. What a job takes of links that it has to itself is in its prices
+already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator import datafile
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.collectives import Price
+from switchml.errors import ConfigError
+
+PLACEMENTS = ("spread", "packed")
+"""spread: nodes are dealt to the jobs in turns, as a busy cluster leaves them; packed: one job after the other, sharing
+the node between them where one does not fill it."""
+NO_LEAVES = ("single-switch", "torus")
+
+
+def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> list[np.ndarray]:
+    """For each job of so many accelerators the node of each of them, int64. Raises ConfigError where they don't
+    fit."""
+    if placement not in PLACEMENTS:
+        raise ConfigError(datafile.unknown("placement", placement, PLACEMENTS))
+    per_node = cluster.accelerators_per_node
+    if placement == "packed":
+        cluster.nodes(sum(gpus))
+        device = np.arange(sum(gpus)) // per_node
+        return np.split(device, np.cumsum(gpus)[:-1])
+    wanted = [-(-count // per_node) for count in gpus]
+    cluster.nodes(sum(wanted) * per_node)
+    turns = [(turn, job) for job, nodes in enumerate(wanted) for turn in range(nodes)]
+    node_of: list[list[int]] = [[] for _ in gpus]
+    for node, (_, job) in enumerate(sorted(turns)):
+        node_of[job].append(node)
+    return [np.array(nodes)[np.arange(count) // per_node] for nodes, count in zip(node_of, gpus, strict=True)]
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Nodes 0, 1, … of `cluster`, under leaves of as many as it has each."""
+
+    cluster: Cluster
+    nodes: int
+
+    @property
+    def leaves(self) -> int:
+        """How many leaves there are uplinks of."""
+        between = self.cluster.between
+        return 0 if between.kind in NO_LEAVES else -(-self.nodes // between.nodes_per_leaf)
+
+    def names(self) -> list[str]:
+        """Of all links: ports of nodes, then uplinks of leaves."""
+        return [f"node {node}" for node in range(self.nodes)] + [f"leaf {leaf}" for leaf in range(self.leaves)]
+
+    def bytes_per_s(self) -> np.ndarray:
+        """float64 (links,), each way."""
+        between = self.cluster.between
+        uplinks = between.nodes_per_leaf * between.node_bytes_per_s / between.oversubscription
+        return np.concatenate([np.full(self.nodes, between.node_bytes_per_s), np.full(self.leaves, uplinks)])
+
+    def load(self, nodes: np.ndarray, price: Price, groups: float) -> np.ndarray:
+        """float64 (links,): bytes on each link for each byte of a meeting that stands for `groups` equal ones, whose
+        members sit on `nodes` (one entry an accelerator)."""
+        found = np.zeros(self.nodes + self.leaves)
+        if not price.leaving_bytes or not price.bytes:
+            return found
+        here = np.bincount(nodes, minlength=self.nodes)
+        found[: self.nodes] = groups * price.leaving_bytes / price.bytes * here / here.sum()
+        if not self.leaves:
+            return found
+        leaf = np.arange(self.nodes) // self.cluster.between.nodes_per_leaf
+        used = np.bincount(leaf[here > 0], minlength=self.leaves)
+        if np.count_nonzero(used) > 1:  # else it never leaves its leaf
+            crossing = np.bincount(leaf, weights=found[: self.nodes], minlength=self.leaves)
+            found[self.nodes :] = crossing / np.maximum(used, 1) if price.once_a_leaf else crossing
+        return found

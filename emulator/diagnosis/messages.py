@@ -1,0 +1,120 @@
+"""Collectives that are so small that latency is all they cost, one after another where one would do."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.diagnosis.finding import Finding
+from emulator.diagnosis.situation import Situation
+from emulator.report.tables import bytes_text, time_text
+from emulator.trace.transfers import fit
+from emulator.workload.graph import NO_MEETING, Collective, Kind
+from switchml.errors import GraphError
+
+FUSED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)
+LATENCY_BOUND = 0.5
+"""Share of its time that is latency from which on a collective counts as small."""
+SMALL_BYTES = 4096
+"""Up to this size all is latency, on any network."""
+LEAST_RUN = 3
+MOST_BETWEEN = 0.5
+"""What may be computed between two collectives, in latencies, for the second to be taken as not needing the first."""
+
+
+def find(seen: Situation) -> list[Finding]:
+    """One finding for all runs of small collectives; not those that the bucket sizes of gradients decide on."""
+    runs = _runs(seen)
+    if not runs:
+        return []
+    latency_s = _latency_s(seen)
+    changed_s = seen.meeting_s.copy()
+    for run in runs:
+        # The one that comes last carries all; the others are not there any more.
+        changed_s[run[-1]] = latency_s[run[-1]] + (seen.meeting_s[run] - latency_s[run]).sum()
+        changed_s[run[:-1]] = 0.0
+    gain_s = seen.iteration_s - seen.again(meeting_s=changed_s)
+    if not seen.is_worth_it(gain_s):
+        return []
+    small = np.concatenate(runs)
+    size = seen.graph.works.bytes[seen.graph.meetings.work[small]]
+    took_s = seen.meeting_s[small]
+    longest = max(runs, key=len)
+    name = seen.graph.works.name[seen.graph.meetings.work[longest[0]]]
+    return [
+        seen.finding(
+            "small messages",
+            f"{len(small)} small collectives pay latency each",
+            gain_s=gain_s,
+            evidence=[
+                f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
+                f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
+                f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with next to nothing between them; the "
+                f"longest row has {len(longest)}, from {name} on",
+            ],
+            settings=[
+                "one flat tensor instead of many: torch.cat or _flatten_dense_tensors before the collective, or "
+                "torch.distributed._coalescing_manager around them",
+                "metrics and norms: reduce them together, every few iterations",
+            ],
+            replayed="each run as one collective, when its last member is ready: one latency, all bytes",
+            sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, small))),
+        )
+    ]
+
+
+def _latency_s(seen: Situation) -> np.ndarray:
+    """float64 (meetings,): what of each meeting's time does not depend on its size."""
+    size = seen.graph.works.bytes[seen.graph.meetings.work]
+    collective = seen.graph.works.collective[seen.graph.meetings.work]
+    latency_s = np.where(size <= SMALL_BYTES, seen.meeting_s, 0.0)
+    for kind in FUSED:
+        some = np.flatnonzero((collective == kind) & (size > 0))
+        if len(some) and size[some].max() > 4 * size[some].min():
+            try:
+                fixed_s = fit(seen.joined, some).fixed_s
+            except GraphError:
+                continue
+            latency_s[some] = np.maximum(latency_s[some], np.minimum(fixed_s, seen.meeting_s[some]))
+    return latency_s
+
+
+def _runs(seen: Situation) -> list[np.ndarray]:
+    """Meetings of one group and one kind, in the order of time, that could be one."""
+    graph = seen.graph
+    if not len(graph.meetings):
+        return []
+    collective = graph.works.collective[graph.meetings.work]
+    small = np.isin(collective, FUSED) & (_latency_s(seen) >= LATENCY_BOUND * seen.meeting_s) & (seen.meeting_s > 0)
+    small[[meeting for _, meeting, _ in seen.joined.gradients if meeting >= 0]] = False
+    latency_s, needed_s = _latency_s(seen), _needed_s(seen)
+    runs = []
+    for group in np.unique(graph.meetings.group[small]):
+        for kind in np.unique(collective[small & (graph.meetings.group == group)]):
+            chosen = np.flatnonzero(small & (graph.meetings.group == group) & (collective == kind))
+            chosen = chosen[np.argsort(seen.played.meeting_start_s[chosen], kind="stable")]
+            run = [chosen[0]]
+            for meeting in chosen[1:]:
+                until_s = seen.played.meeting_start_s[meeting]
+                if _computed_s(seen, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[meeting]:
+                    runs.append(np.array(run))  # something works on what is in it: it can't wait for more
+                    run = []
+                run.append(meeting)
+            runs.append(np.array(run))
+    return [run for run in runs if len(run) >= LEAST_RUN]
+
+
+def _computed_s(seen: Situation, from_s: float, until_s: float) -> float:
+    """What the busiest rank computes between two moments."""
+    start_s = seen.played.start_s
+    chosen = (start_s >= from_s) & (start_s < until_s) & np.isin(seen.kind, (Kind.COMPUTE, Kind.CODEC, Kind.COPY))
+    return float(np.bincount(seen.rank[chosen], seen.own_s[chosen], minlength=1).max())
+
+
+def _needed_s(seen: Situation) -> np.ndarray:
+    """float64 (meetings,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
+    ops = seen.graph.ops
+    owner = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
+    counts = (ops.meeting[ops.deps] != NO_MEETING) & (ops.meeting[owner] == NO_MEETING)
+    needed_s = np.full(len(seen.graph.meetings), np.inf)
+    np.minimum.at(needed_s, ops.meeting[ops.deps[counts]], seen.played.start_s[owner[counts]])
+    return needed_s

@@ -1,0 +1,116 @@
+"""A diagnosis as one HTML page with everything in it: findings, where the time goes, who waits for whom, the iteration
+with its critical path, what would help. `diagnosis.html` lays it out.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.diagnosis.checks import Diagnosis
+from emulator.replay.parts import PARTS
+from emulator.report.lanes import COLUMNS, PHASES, SHADES, Lane, cause_of, is_above, lanes
+from emulator.report.page import ticks
+from emulator.report.tables import LONGEST
+from emulator.report.templates import template
+from emulator.workload.graph import Kind
+
+MOST_RANKS = 16
+"""In the page's pictures: those that findings and the critical path name, then the first."""
+
+
+def write_page(found: Diagnosis, path: str | Path, title: str) -> None:
+    """Render `found` into one file."""
+    Path(path).write_text(template("diagnosis.html", Path(__file__).parent).render(_content(found, title)))
+
+
+def _content(found: Diagnosis, title: str) -> dict[str, Any]:
+    seen = found.seen
+    shown = _shown(found)
+    drawn = lanes(seen.played, shown, phase_of=cause_of)
+    phases = [phase for phase in PHASES if any(run.phase == phase for lane in drawn for run in lane.runs)]
+    whole_s = sum(seen.path.by_work.values())
+    waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
+    return {
+        "title": title,
+        "found": found,
+        "seen": seen,
+        "findings": found.findings,
+        "ranks": len(seen.graph.ranks),
+        "more_ranks": len(seen.graph.ranks) - len(shown),
+        "shown": [seen.short_name(rank) for rank in shown],
+        "mean": seen.causes.parts.mean(),
+        "hidden_s": seen.causes.parts.hidden_communication_s(),
+        "bars": _bars(found, shown),
+        "waiting": [[float(s) for s in row] for row in waiting_s] if waiting_s.any() else [],
+        "most_waited_s": float(waiting_s.max(initial=0.0)),
+        "lanes": drawn,
+        "phases": phases,
+        "columns": COLUMNS,
+        "shades": SHADES,
+        "ticks": ticks(seen.iteration_s),
+        "path": _path(found, drawn),
+        "path_parts": [
+            (name, s, s / whole_s) for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
+        ],
+        "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
+        "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],
+        "helps": _helps(found),
+    }
+
+
+def _shown(found: Diagnosis) -> np.ndarray:
+    """int64: the ranks of pictures."""
+    seen = found.seen
+    named = [sighting.rank for finding in found.findings for sighting in finding.sightings]
+    named += seen.rank[seen.path.op].tolist()
+    wanted = list(dict.fromkeys([*named, *range(len(seen.graph.ranks))]))
+    return np.array(sorted(wanted[:MOST_RANKS]))
+
+
+def _bars(found: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str, float, float]]]]:
+    """For the average rank, then for each shown one: name, and (part, seconds, share) in order."""
+    seen = found.seen
+    by_rank = seen.causes.parts.by_rank
+    rows = [("all ranks", np.average(by_rank, axis=0, weights=seen.causes.parts.weight))]
+    rows += [(seen.short_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
+    return [
+        (name, [(part, float(s), float(s) / seen.iteration_s) for part, s in zip(PARTS, charged, strict=True) if s > 0])
+        for name, charged in rows
+    ]
+
+
+def _path(found: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
+    """Corners of the critical path on the timeline; what lies on a rank that is not shown is left out."""
+    seen = found.seen
+    above = {lane.rank: lane.top + 7 for lane in drawn if lane.name}
+    below = {lane.rank: lane.top + 7 for lane in drawn if not lane.name}
+    scale = COLUMNS / seen.iteration_s if seen.iteration_s else 0.0
+    names, kinds = seen.graph.works.name, seen.graph.works.kind
+    corners: list[tuple[float, float]] = []
+    for op, from_s, until_s in zip(seen.path.op, seen.path.from_s, seen.path.until_s, strict=True):
+        rank, work = int(seen.rank[op]), seen.graph.ops.work[op]
+        if rank not in above or until_s <= from_s:
+            continue
+        upper = is_above(cause_of(names[work], Kind(kinds[work])))
+        y = above[rank] if upper else below.get(rank, above[rank])
+        if len(corners) > 1 and corners[-1][1] == y:
+            corners[-1] = (float(until_s * scale), y)
+        else:
+            corners += [(float(from_s * scale), y), (float(until_s * scale), y)]
+    return corners
+
+
+def _helps(found: Diagnosis) -> list[tuple[str, str, float, float]]:
+    """(what, class, seconds gained, share) of each finding and of each thing at twice its speed, most first."""
+    whole_s = found.seen.iteration_s
+    names = {"exposed communication": "communication"}
+    rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(found.findings, 1)]
+    rows += [
+        (f"{names.get(thing, thing)} twice as fast", "thing", whole_s - seconds)
+        for thing, seconds in found.helps().items()
+    ]
+    rows = [row for row in rows if row[2] > 1e-3 * whole_s]
+    return [(*row, row[2] / whole_s) for row in sorted(rows, key=lambda row: -row[2])]

@@ -1,0 +1,203 @@
+"""What every check starts from: a joined trace, its replay, what follows from both, and ways to play it again with
+something changed. Gains come from nowhere else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from emulator.diagnosis.causes import Causes, causes
+from emulator.diagnosis.finding import Finding, Sighting
+from emulator.diagnosis.iterations import Iterations, iterations
+from emulator.replay.conditions import Conditions
+from emulator.replay.critical import CriticalPath, critical_path
+from emulator.replay.engine import Replayed, replay
+from emulator.trace.editing import op_seconds, with_meeting_seconds, with_seconds
+from emulator.trace.events import LaneKind
+from emulator.trace.joined import GAP, Joined
+from emulator.workload.graph import NO_MEETING, Graph, Kind
+from switchml.errors import Deadlock
+
+LEAST_SHARE = 0.01
+"""Of the iteration: what gains less is not worth a reader's time."""
+SHOWN = 5
+"""Sightings of a finding."""
+
+
+Codecs = dict[str, tuple[float, float]]
+"""Codec → the share of bytes that is sent, and bytes a second of compressing and decompressing."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One iteration of a job. Arrays (ops,) and (meetings,) are those of its graph."""
+
+    joined: Joined
+    played: Replayed
+    least_share: float = LEAST_SHARE
+    codecs: Callable[[], Codecs] = dict
+    """Says what could compress gradients; asked only where communication is worth it."""
+
+    @classmethod
+    def of(cls, joined: Joined, **rest: Any) -> Situation:
+        """Replay it as traced."""
+        return cls(joined, replay(joined.graph, joined.costs), **rest)
+
+    @property
+    def graph(self) -> Graph:
+        """Of the joined trace."""
+        return self.joined.graph
+
+    @property
+    def iteration_s(self) -> float:
+        """Of the replay, which gains are shares of."""
+        return self.played.makespan_s
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """int32 (ops,)."""
+        return self.graph.op_rank()
+
+    @cached_property
+    def kind(self) -> np.ndarray:
+        """int8 (ops,)."""
+        return self.graph.op_kind()
+
+    @cached_property
+    def own_s(self) -> np.ndarray:
+        """float64 (ops,): what each op takes by itself; 0 for a member of a meeting."""
+        return op_seconds(self.joined)
+
+    @cached_property
+    def lane_kind(self) -> np.ndarray:
+        """int8 (ops,): the `LaneKind` of each op's stream, that of the events it has; gaps are the host's."""
+        of_stream = np.full(len(self.graph.streams), LaneKind.HOST, np.int8)
+        for rank, trace in enumerate(self.joined.traces):
+            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
+            kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
+            of_stream[self.graph.ops.stream[ops]] = kinds[trace.events.lane[self.joined.event[ops]]]
+        return of_stream[self.graph.ops.stream]
+
+    def of_events(self, column: str) -> np.ndarray:
+        """int64 (ops,): this column of `Events` for each op, −1 for gaps."""
+        values = np.full(len(self.graph.ops), -1, np.int64)
+        for rank, trace in enumerate(self.joined.traces):
+            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
+            values[ops] = getattr(trace.events, column)[self.joined.event[ops]]
+        return values
+
+    @cached_property
+    def meeting_s(self) -> np.ndarray:
+        """float64 (meetings,): from its last member's coming to its end, as replayed."""
+        longest = np.zeros(len(self.graph.meetings))
+        meets = np.flatnonzero(self.graph.ops.meeting != NO_MEETING)
+        meeting = self.graph.ops.meeting[meets]
+        np.maximum.at(longest, meeting, self.played.end_s[meets] - self.played.meeting_start_s[meeting])
+        return longest
+
+    @cached_property
+    def causes(self) -> Causes:
+        """Where the time went."""
+        return causes(self.played)
+
+    @cached_property
+    def path(self) -> CriticalPath:
+        """What the iteration's length hangs on."""
+        return critical_path(self.played)
+
+    @cached_property
+    def path_by_stream(self) -> dict[str, float]:
+        """`rank 3, stream 7` → seconds of the critical path on it, largest first."""
+        stream = self.graph.ops.stream[self.path.op]
+        seconds = np.bincount(stream, self.path.until_s - self.path.from_s, minlength=len(self.graph.streams))
+        names = self.graph.streams.name
+        found = {
+            f"{self.short_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
+            for each in np.flatnonzero(seconds > 0)
+        }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @cached_property
+    def on_path(self) -> np.ndarray:
+        """bool (ops,)."""
+        found = np.zeros(len(self.graph.ops), bool)
+        found[self.path.op] = True
+        return found
+
+    @cached_property
+    def iterations(self) -> list[Iterations]:
+        """Of each rank, all that were traced."""
+        return [iterations(trace) for trace in self.joined.traces]
+
+    # Played again
+
+    def again(
+        self,
+        *,
+        own_s: np.ndarray | None = None,
+        meeting_s: np.ndarray | None = None,
+        graph: Graph | None = None,
+        conditions: Conditions | None = None,
+    ) -> float:
+        """Seconds that the iteration takes with ops, meetings or the graph itself changed. `graph` may differ in its
+        dependencies only."""
+        joined = dataclasses.replace(self.joined, graph=graph or self.graph)
+        if meeting_s is not None:
+            changed = np.flatnonzero(meeting_s != self.meeting_s)
+            joined = with_meeting_seconds(joined, changed, meeting_s[changed])
+        if own_s is not None:
+            changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.meeting == NO_MEETING))
+            joined = with_seconds(joined, changed, own_s[changed])
+        return self.lasts_s(joined, conditions)
+
+    def lasts_s(self, joined: Joined, conditions: Conditions | None = None) -> float:
+        """Seconds that a changed iteration takes; inf where something in it would wait for ever, such as a backward
+        pass for a bucket that is full only later."""
+        try:
+            return replay(joined.graph, joined.costs, conditions).makespan_s
+        except Deadlock:
+            return np.inf
+
+    def is_worth_it(self, gain_s: float) -> bool:
+        """Whether a gain of that much is to be reported."""
+        return gain_s > 0 and gain_s >= self.least_share * self.iteration_s
+
+    def finding(self, kind: str, title: str, *, gain_s: float, **rest: object) -> Finding:
+        """A finding whose gain is a share of this iteration."""
+        return Finding(kind=kind, title=title, gain_s=gain_s, share=gain_s / self.iteration_s, **rest)
+
+    # Words
+
+    def rank_name(self, rank: int) -> str:
+        """`rank 3` or, where the trace says, `rank 3 on node-b`."""
+        trace = self.joined.traces[rank] if rank < len(self.joined.traces) else None
+        hosts = {each.host for each in self.joined.traces}
+        name = self.short_name(rank)
+        return f"{name} on {trace.host}" if trace and trace.host and len(hosts) > 1 else name
+
+    def short_name(self, rank: int) -> str:
+        """`rank 3`, for tables."""
+        return f"rank {self.joined.traces[rank].rank if rank < len(self.joined.traces) else rank}"
+
+    def op_name(self, op: int) -> str:
+        """Of its work."""
+        return self.graph.works.name[self.graph.ops.work[op]]
+
+    def sightings(self, ops: np.ndarray, most: int = SHOWN) -> list[Sighting]:
+        """The longest of `ops`, in the order of time, when the trace saw them."""
+        start_s, end_s = self.joined.start_s, self.joined.end_s
+        ops = ops[np.argsort(start_s[ops] - end_s[ops], kind="stable")][:most]
+        ops = ops[np.argsort(start_s[ops], kind="stable")]
+        return [Sighting(int(self.rank[op]), self.op_name(op), float(start_s[op]), float(end_s[op])) for op in ops]
+
+    def communicates(self) -> np.ndarray:
+        """bool (meetings,): collectives and sends, not reads from storage."""
+        if not len(self.graph.meetings):
+            return np.zeros(0, bool)
+        return np.isin(self.graph.works.kind[self.graph.meetings.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))

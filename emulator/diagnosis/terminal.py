@@ -1,0 +1,68 @@
+"""A diagnosis for the terminal: where the time goes, who waits for whom, and what to change."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from emulator.diagnosis.checks import Diagnosis
+from emulator.diagnosis.finding import Finding
+from emulator.report.tables import critical_table, time_text
+
+MOST_RANKS = 16
+COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
+
+
+def show(found: Diagnosis, console: Console | None = None) -> None:
+    """Print it."""
+    console = console or Console()
+    seen = found.seen
+    ranks = len(seen.graph.ranks)
+    console.print(
+        f"{ranks} rank{'s' * (ranks != 1)}, iteration {time_text(seen.joined.iteration_s)} as traced, "
+        f"{time_text(seen.iteration_s)} replayed ({found.replay_error:+.1%})\n"
+    )
+    console.print(_by_rank(found))
+    console.print(critical_table(seen.path))
+    console.print()
+    for number, finding in enumerate(found.findings, 1):
+        console.print(_panel(found, number, finding))
+    if not found.findings:
+        console.print(f"[bold]Nothing to change:[/] no check found {seen.least_share:.0%} of the iteration or more.")
+    for line in seen.joined.assumptions:
+        console.print(Text(f"Assumed: {line}", style="dim"))
+
+
+def _by_rank(found: Diagnosis) -> Table:
+    """Rank, its causes, and whom it waits for most."""
+    seen = found.seen
+    rows = seen.causes.by_rank()
+    table = Table("rank", title="Where the time goes", title_justify="left")
+    for name in rows[0] if rows else ():
+        table.add_column(name, justify="right")
+    table.add_column("waits most for")
+    for rank, row in list(enumerate(rows))[:MOST_RANKS]:
+        waited_s = seen.causes.waiting_s[rank].copy()
+        waited_s[rank] = 0.0
+        peer = int(waited_s.argmax())
+        most = f"{seen.short_name(peer)} ({time_text(float(waited_s[peer]))})" if waited_s[peer] > 0 else "nobody"
+        table.add_row(seen.short_name(rank), *(time_text(s) for s in row.values()), most)
+    if len(rows) > MOST_RANKS:
+        table.caption = f"{len(rows) - MOST_RANKS} further ranks are not shown."
+    return table
+
+
+def _panel(found: Diagnosis, number: int, finding: Finding) -> Panel:
+    colour = COLOUR[finding.severity]
+    gain = f"{'at most ' * finding.is_bound}{time_text(finding.gain_s)} of each iteration ({finding.share:.1%})"
+    lines = [Text.assemble(("gains ", "bold"), gain), Text("replayed with " + finding.replayed, style="dim")]
+    lines += [Text("· " + line) for line in finding.evidence]
+    for sighting in finding.sightings[:3]:
+        where = found.seen.rank_name(sighting.rank)
+        span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
+        lines.append(Text(f"  {sighting.op}, {where}, {span}", style="dim"))
+    lines += [Text.assemble(("→ ", "bold green"), setting) for setting in finding.settings]
+    title = Text.assemble(f"{number}. {finding.title} ", (f"[{finding.severity}]", colour))
+    return Panel(Group(*lines), title=title, title_align="left", border_style=colour)

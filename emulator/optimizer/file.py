@@ -1,0 +1,82 @@
+"""The settings file: what was found, in words that DistributedDataParallel and `init_process_group` understand
+(host_agent/settings.py reads it), what it promises, and what it can't do.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from emulator.optimizer.machine import BACKEND_OF, Machine
+from emulator.optimizer.passes import PASSES
+from emulator.optimizer.search import Found
+from emulator.optimizer.setting import Setting
+from emulator.trace.buckets import MIB
+from switchml import codecs
+from switchml.errors import ConfigError
+
+HALF_LANES = ("fp16", "bf16")
+"""Codecs whose values fit int16 lanes of the aggregator."""
+
+
+def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
+    """Table → key → value."""
+    setting = found.best.setting
+    ddp: dict[str, Any] = {}
+    caps = [cap / MIB for cap in setting.buckets]
+    if len(caps) == 1:
+        ddp["bucket_cap_mb"] = caps[0]
+    elif caps:
+        ddp["bucket_cap_mb_list"] = caps
+    ddp["gradient_as_bucket_view"] = True
+    placement = setting.placement or machine.traced_placement
+    backend = BACKEND_OF.get(setting.placement, "")
+    environment = {}
+    named = [codecs.parse(spec).name for spec in setting.codec if spec]
+    if placement == "switchml" and named and all(name in HALF_LANES for name in named) and all(setting.codec):
+        environment["SWITCHML_WIRE"] = "int16"
+    return {
+        "predicted": {
+            "source": source,
+            "traced_s": found.traced.iteration_s,
+            "iteration_s": found.best.iteration_s,
+            "gain": found.gain,
+        },
+        "process_group": {"backend": backend} if backend else {},
+        "environment": environment,
+        "ddp": ddp,
+        "compression": {"codec": [spec or "none" for spec in setting.codec]} if setting.codec else {},
+        "advice": advice(setting),
+    }
+
+
+def advice(setting: Setting) -> dict[str, str]:
+    """What a file can't make a job do, by pass."""
+    changed = setting.changed()
+    said = {
+        one.name: f"{one.title} ({changed[one.name]}): {one.advice}"
+        for one in PASSES
+        if one.name in changed and not one.in_file
+    }
+    if setting.placement == "ps":
+        said["placement"] = "a parameter server, such as BytePS's"
+    return said
+
+
+def write(path: Path, found: Found, machine: Machine, source: str) -> None:
+    """Raises ConfigError where it can't be written."""
+    lines = ["# Written by `switchml trace optimize`; docs/optimizer.md says how to use it."]
+    for name, table in tables(found, machine, source).items():
+        if table:
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}") from None
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value) if isinstance(value, float) else json.dumps(value)

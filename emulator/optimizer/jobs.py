@@ -1,0 +1,221 @@
+"""The same question for a job that `switchml emulate` describes: how to split and schedule it so that a sample takes
+least time, within the memory of its accelerators. The global batch stays, so training computes the same.
+
+Every combination is emulated where there are few enough, else Optuna (TPE) proposes, beginning with the job as it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulator import datafile
+from emulator.cluster import codecs
+from emulator.emulate import Emulation, Request, emulate, load_cluster, load_model
+from emulator.workload.job import ALL_REDUCES, RECOMPUTE
+from emulator.workload.models import Transformer
+from switchml.errors import ConfigError, EmulationError
+
+MIB = 1 << 20
+POWERS = tuple(2**power for power in range(11))
+PIECES = (1, 2, 4)
+CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
+ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "bucket")
+"""What is searched unless told otherwise; `codec` besides, which changes what is computed."""
+
+SAME = 1e-9
+"""A share of the time; what differs by less is the same."""
+
+Change = dict[str, Any]
+"""Field of `Job` → value, or "codec"."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A job and what came out. `sample_s`: seconds for a sample of the global batch."""
+
+    change: Change
+    sample_s: float
+    emulation: Emulation = field(repr=False)
+
+
+@dataclass
+class JobFound:
+    """`refused`: combinations that make no sense or do not fit."""
+
+    asked: Tried | None
+    best: Tried | None
+    alone: dict[str, Tried] = field(default_factory=dict)
+    evaluated: int = 0
+    refused: int = 0
+    how: str = ""
+    wall_s: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Share of a sample's time that is saved; 0 where the job as asked for does not run."""
+        return 1 - self.best.sample_s / self.asked.sample_s if self.asked and self.best else 0.0
+
+
+def axes(asked: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
+    """Name → what may be changed together. Raises ConfigError for unknown names."""
+    job, model = asked.job, load_model(asked)
+    is_transformer = isinstance(model, Transformer)
+    per_node = load_cluster(asked).accelerators_per_node
+    splits = [
+        {"tp": tp, "pp": pp}
+        for tp, pp in itertools.product(POWERS, POWERS)
+        if is_transformer and tp <= per_node and job.gpus % (tp * pp) == 0 and pp <= model.layers
+    ]
+    known: dict[str, list[Change]] = {
+        "split": splits or [{}],
+        "schedule": [
+            {"schedule": "interleaved" if pieces > 1 else schedule, "virtual_stages": pieces}
+            for schedule, pieces in [("1f1b", 1), ("gpipe", 1), ("axonn", 1), ("", 2), ("", 4)]
+        ]
+        if is_transformer
+        else [{}],
+        "micro-batch": [{"micro_batch": size} for size in POWERS if size <= job.global_batch],
+        "recompute": [{"recompute": how} for how in RECOMPUTE],
+        "zero": [{"zero": stage} for stage in range(4)],
+        "allreduce": [{"allreduce": how} for how in ALL_REDUCES],
+        "bucket": [{"bucket_bytes": cap} for cap in CAPS],
+        "codec": [{"codec": name} for name in ("", *codecs.codecs())],
+    }
+    for name in names:
+        if name not in known:
+            raise ConfigError(datafile.unknown("change of a job", name, known))
+    return {name: known[name] for name in known if name in names}
+
+
+def changed(asked: Request, change: Change) -> Request:
+    """`asked` with other fields. Raises ConfigError for what makes no sense."""
+    fields = {key: value for key, value in change.items() if key != "codec"}
+    job = asked.job.replace(batch=asked.job.global_batch, **fields)
+    return dataclasses.replace(asked, job=job, codec=change.get("codec", asked.codec))
+
+
+def tables(asked: Mapping[str, Any], request: Request, change: Change) -> dict[str, Any]:
+    """A job file's tables with the change in it."""
+    fields: dict[str, Any] = {key: value for key, value in change.items() if key != "codec"}
+    over: dict[str, Any] = {"job": {"batch": request.job.global_batch, **fields}}
+    return datafile.merge(asked, over | ({"codec": change["codec"]} if "codec" in change else {}))
+
+
+def search(
+    asked: Request,
+    names: tuple[str, ...] = ONES,
+    *,
+    trials: int = 1000,
+    seed: int = 0,
+    memory_bytes: float = 0.0,
+    time_budget_s: float = float("inf"),
+    progress: Callable[[int, float], None] = lambda evaluated, best_s: None,
+) -> JobFound:
+    """The best of `names`' combinations. `memory_bytes`: of an accelerator, where less than it has. Ctrl-C ends the
+    search with the best so far. Raises ConfigError where nothing that was tried runs."""
+    began_s = time.perf_counter()
+    space = axes(asked, names)
+    known: dict[tuple, Tried | None] = {}
+    found = JobFound(None, None)
+
+    def judge(change: Change) -> Tried | None:
+        key = tuple(sorted(change.items()))
+        if key not in known:
+            known[key] = _tried(asked, change, memory_bytes)
+            found.evaluated += 1
+            one = known[key]
+            found.refused += one is None
+            if one and (found.best is None or one.sample_s < found.best.sample_s):
+                found.best = one
+            progress(found.evaluated, found.best.sample_s if found.best else float("inf"))
+        return known[key]
+
+    try:
+        found.asked = judge({})
+        for name, changes in space.items():
+            worths = [one for change in changes if (one := judge(change))]
+            if worths:
+                found.alone[name] = min(worths, key=lambda one: one.sample_s)
+        if _count(space) <= trials:
+            found.how = "exact: every combination"
+            for change in _combinations(space):
+                if time.perf_counter() - began_s > time_budget_s:
+                    found.how = "the budget ended before the space did"
+                    break
+                judge(change)
+        else:
+            _by_optuna(space, judge, found, trials, seed, began_s + time_budget_s)
+        if found.best:
+            found.best = _trimmed(found.best, judge)
+    except KeyboardInterrupt:
+        found.interrupted, found.how = True, "interrupted: the best until then"
+    found.wall_s = time.perf_counter() - began_s
+    if found.best is None:
+        _tried(asked, {}, memory_bytes, explain=True)
+        raise ConfigError(f"none of {found.evaluated} ways to run this job fits; allow more (recompute, zero, split)")
+    return found
+
+
+def _tried(asked: Request, change: Change, memory_bytes: float, explain: bool = False) -> Tried | None:
+    """None for what makes no sense or does not fit; with `explain` the error that says why."""
+    try:
+        emulation = emulate(changed(asked, change))
+    except (ConfigError, EmulationError):
+        if explain:
+            raise
+        return None
+    if memory_bytes and emulation.memory.total > memory_bytes:
+        return None
+    return Tried(change, 1 / emulation.samples_per_s, emulation)
+
+
+def _trimmed(best: Tried, judge: Callable[[Change], Tried | None]) -> Tried:
+    """Without what gains nothing."""
+    for key in list(best.change):
+        one = judge({name: value for name, value in best.change.items() if name != key})
+        if one and one.sample_s <= best.sample_s * (1 + SAME):
+            best = one
+    return best
+
+
+def _count(space: dict[str, list[Change]]) -> int:
+    total = 1
+    for changes in space.values():
+        total *= len(changes)
+    return total
+
+
+def _combinations(space: dict[str, list[Change]]) -> Iterator[Change]:
+    for chosen in itertools.product(*space.values()):
+        yield {key: value for change in chosen for key, value in change.items()}
+
+
+def _by_optuna(space, judge, found: JobFound, trials: int, seed: int, until_s: float) -> None:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
+    for one in found.alone.values():  # what is best alone is a good start together
+        study.enqueue_trial(
+            {name: changes.index(one.change) for name, changes in space.items() if one.change in changes},
+            skip_if_exists=True,
+        )
+    found.how = "Optuna (TPE): the best of all trials"
+    for _ in range(4 * trials):
+        if found.evaluated >= trials or time.perf_counter() > until_s:
+            break
+        trial = study.ask()
+        change: Change = {}
+        for name, changes in space.items():
+            change |= changes[trial.suggest_categorical(name, range(len(changes)))]
+        one = judge(change)
+        if one is None:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, one.sample_s)

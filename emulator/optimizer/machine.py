@@ -1,0 +1,111 @@
+"""What passes must know that a trace of one run does not say: what all-reduces would cost elsewhere, what codecs take,
+how much memory there is. Where nobody says, it is derived from the trace, and `assumptions` says how.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.optimizer.codec_costs import CodecCost
+from emulator.report.tables import time_text
+from emulator.trace import network as networks
+from emulator.trace.buckets import gradients
+from emulator.trace.joined import Joined
+from emulator.trace.network import TCP_SHARE, Network
+from emulator.trace.transfers import Transfer, fit
+from switchml.errors import ConfigError, GraphError
+
+BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
+"""Placement → what `init_process_group` calls it; a trace's own backend stays what it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What decides how much fits. Bytes of one rank."""
+
+    limit: float = 0.0
+    """0: nobody asks."""
+    activations: float = 0.0
+    """Of the traced batch, at the end of its forward pass."""
+    optimizer: float = 4.0
+    """Bytes of optimizer state a parameter: 0 for SGD, 4 with momentum, 8 for Adam, all float32."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The job's surroundings."""
+
+    network: Network
+    """As fitted to the trace's own all-reduces."""
+    traced: Transfer
+    """What these cost."""
+    ranks: int
+    """That all-reduce together."""
+    codecs: dict[str, CodecCost] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
+    half_speed: float = 0.0
+    """How many times as fast ops on the host are in half precision; 0: no difference. Kernels of an accelerator follow
+    passes/precision.py."""
+    launch_s: float = 5e-6
+    """What starting one op costs besides its work."""
+
+    @classmethod
+    def of(cls, joined: Joined, *, link_bps: float | None = None, **known) -> Machine:
+        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `known`: other fields.
+        Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
+        graph, meetings = joined.graph, gradients(joined).meetings
+        ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
+        network = networks.fit(joined, link_bps)
+        most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
+        return cls(network, fit(joined, meetings, most), ranks, **known)
+
+    @property
+    def traced_placement(self) -> str:
+        """Who adds up gradients in the trace."""
+        return self.network.algorithm
+
+    def transfer(self, placement: str) -> Transfer:
+        """What an all-reduce costs there."""
+        if placement in ("", self.traced_placement):
+            return self.traced
+        return dataclasses.replace(self.network, algorithm=placement).transfer(self.ranks)
+
+    def codec(self, spec: str) -> CodecCost:
+        """What a codec takes. Raises ConfigError for one that nobody has measured."""
+        if spec not in self.codecs:
+            raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
+        return self.codecs[spec]
+
+    def compressed(self, placement: str, spec: str) -> Transfer:
+        """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out. Payloads
+        that must be gathered cross a link n - 1 times, and a switch can't add them up."""
+        dense = self.transfer(placement)
+        if not spec:
+            return dense
+        codec = self.codec(spec)
+        if codec.gathers:
+            network = self.network
+            per_byte_s = (self.ranks - 1) / (TCP_SHARE * network.link_bytes_per_s) + network.host_s_per_byte
+            return Transfer(codec.rounds * (self.ranks - 1) * network.latency_s, 1 / per_byte_s / codec.wire_share)
+        return Transfer(dense.fixed_s * codec.rounds, dense.bytes_per_s / codec.wire_share)
+
+    def assumptions(self) -> list[str]:
+        """For reports."""
+        network = self.network
+        return [
+            f"an all-reduce takes {time_text(self.traced.fixed_s)} and its bytes at "
+            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace",
+            f"links of {network.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s",
+            *dict.fromkeys(said for said in (self.traced.assumed, *network.assumptions) if said),
+        ]
+
+    def states_bytes(self, joined: Joined) -> float:
+        """Weights, gradients and optimizer states of one rank, float32."""
+        try:
+            parameters = float(np.sum(gradients(joined).bytes)) / 4
+        except GraphError:
+            return 0.0
+        return parameters * (8 + self.memory.optimizer)

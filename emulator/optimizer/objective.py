@@ -1,0 +1,107 @@
+"""What a setting is worth: the job with all passes applied, replayed. Passes that change what ranks compute are applied
+to the whole job, once for each combination of them; those that change only how gradients are reduced, to its coarsened
+form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.optimizer import cuts
+from emulator.optimizer.coarsen import coarsen
+from emulator.optimizer.machine import Machine
+from emulator.optimizer.passes import COMMUNICATION, COMPUTE
+from emulator.optimizer.passes.recompute import activations
+from emulator.optimizer.setting import TRACED, Setting
+from emulator.replay.engine import Replayed, replay
+from emulator.trace.joined import Joined
+
+
+@dataclass(frozen=True)
+class Worth:
+    """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes; what is
+    minimized. `memory_bytes`: of a rank, 0 where nobody asks."""
+
+    setting: Setting
+    iteration_s: float
+    sample_s: float
+    memory_bytes: float = 0.0
+    fits: bool = True
+
+
+@dataclass
+class Objective:
+    """Evaluates settings of one job; remembers all. `evaluated`: how many it has replayed."""
+
+    joined: Joined
+    machine: Machine
+    evaluated: int = 0
+    _coarse: dict[Setting, Joined] = field(default_factory=dict)
+    _ready: dict[Setting, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _known: dict[Setting, Worth] = field(default_factory=dict)
+
+    def __call__(self, setting: Setting) -> Worth:
+        """Raises ConfigError or GraphError for what can't be done to this job."""
+        if setting not in self._known:
+            self.evaluated += 1
+            job = self.coarse(setting)
+            for one in COMMUNICATION:
+                job = one.apply(job, setting, self.machine)
+            took_s = replay(job.graph, job.costs).makespan_s
+            memory_bytes = self.memory_bytes(setting)
+            limit = self.machine.memory.limit
+            self._known[setting] = Worth(
+                setting, took_s, took_s / setting.samples, memory_bytes, not limit or memory_bytes <= limit
+            )
+        return self._known[setting]
+
+    def coarse(self, setting: Setting) -> Joined:
+        """The coarsened job with the setting's compute passes."""
+        key = _compute(setting)
+        if key not in self._coarse:
+            self._coarse[key] = coarsen(self._computed(key))
+        return self._coarse[key]
+
+    def ready(self, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
+        """`cuts.ready` of it."""
+        key = _compute(setting)
+        if key not in self._ready:
+            self._ready[key] = cuts.ready(self.coarse(setting))
+        return self._ready[key]
+
+    def _computed(self, setting: Setting) -> Joined:
+        job = self.joined
+        for one in COMPUTE:
+            job = one.apply(job, setting, self.machine)
+        return job
+
+    def whole(self, setting: Setting) -> Joined:
+        """All passes on the job as it is, for reports and for tests of `coarsen`."""
+        job = self._computed(setting)
+        for one in COMMUNICATION:
+            job = one.apply(job, setting, self.machine)
+        return job
+
+    def replayed(self, setting: Setting) -> Replayed:
+        """The whole job's replay."""
+        job = self.whole(setting)
+        return replay(job.graph, job.costs)
+
+    def memory_bytes(self, setting: Setting) -> float:
+        """Of a rank: states, and the activations that the setting leaves; 0 where no limit is given."""
+        memory = self.machine.memory
+        if not memory.limit:
+            return 0.0
+        states = self.machine.states_bytes(self.joined)
+        held = memory.activations * setting.batch
+        if setting.precision:
+            states, held = states / 2, held / 2
+        return states + (activations(held, self.joined) if setting.recompute else held)
+
+
+def _compute(setting: Setting) -> Setting:
+    """What of a setting concerns the passes that change what ranks compute."""
+    return dataclasses.replace(TRACED, **{one.name: getattr(setting, one.name) for one in COMPUTE})

@@ -1,0 +1,120 @@
+"""What a search found, as a table for people and as an object for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from emulator.optimizer.objective import Objective
+from emulator.optimizer.search import Found
+from emulator.optimizer.setting import Setting
+from emulator.optimizer.space import Allowed
+from emulator.report.tables import bytes_text, time_text
+
+SHOWN = 4
+"""Buckets that a table names before it only counts."""
+
+
+def words(name: str, value: Any) -> str:
+    """A field's value for people."""
+    if name == "buckets":
+        if len(value) == 1:
+            return f"caps of {bytes_text(value[0])}"
+        shown = ", ".join(bytes_text(size) for size in value[:SHOWN])
+        return f"{len(value)} of {shown}" + (", …" if len(value) > SHOWN else "")
+    if name == "codec":
+        names = [spec or "none" for spec in value]
+        return names[0] if len(set(names)) == 1 else ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
+    return {
+        "placement": {"switchml": "the aggregator", "ring": "a ring (Gloo, NCCL)", "ps": "a parameter server"}.get(
+            value
+        ),
+        "accumulate": f"{value} micro-batches",
+        "batch": f"{value} times the batch",
+    }.get(name) or "yes"
+
+
+def print_table(found: Found, objective: Objective, allowed: Allowed, console: Console) -> None:
+    """Passes alone and in the setting; promises; assumptions."""
+    traced_s = found.traced.sample_s
+    chosen = found.best.setting.changed()
+    table = Table(title="What each pass gains, in time for a sample", title_justify="left")
+    for column in ("pass", "best alone", "gain alone", "in the setting", "gain there"):
+        table.add_column(column, justify="right" if column.startswith("gain") else "left")
+    for alone in sorted(found.alone, key=lambda each: each.worth.sample_s):
+        name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
+        gain = 1 - alone.worth.sample_s / traced_s
+        own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
+        there = f"{_without(found, objective, name):.1%}" if name in chosen else ""
+        table.add_row(
+            alone.one.title, words(name, value) if gain > 0 else "as it is", f"{max(gain, 0):.1%}", own, there
+        )
+    console.print(table)
+    for text, worth in found.steps:
+        console.print(f"along the critical path, {text}: {time_text(worth.sample_s)}")
+    rate = found.evaluated / found.wall_s * 60 if found.wall_s else 0
+    console.print(f"{found.evaluated:,} settings in {found.wall_s:.1f} s ({rate:,.0f} a minute); {found.how}")
+    samples = f" for {found.best.setting.samples:g} times the samples" if found.best.setting.samples != 1 else ""
+    console.print(
+        f"traced [bold]{time_text(objective.joined.iteration_s)}[/], replayed "
+        f"{time_text(found.traced.iteration_s)}; with the setting "
+        f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample"
+    )
+    for line in assumptions(found, objective):
+        console.print(f"[dim]· {line}[/]")
+
+
+def assumptions(found: Found, objective: Objective) -> list[str]:
+    """What the result rests on, and what its codecs do to gradients."""
+    machine = objective.machine
+    costs = {spec: machine.codec(spec) for spec in found.best.setting.codec if spec}
+    said = [
+        f"codec {spec}: {cost.wire_share:.1%} of the bytes, {cost.bytes_per_s / 1e6:,.0f} MB/s on one core, "
+        f"relative error {cost.error:.2g} of a gradient before what is remembered"
+        for spec, cost in costs.items()
+    ]
+    return machine.assumptions() + said + objective.joined.assumptions
+
+
+def _without(found: Found, objective: Objective, name: str) -> float:
+    """What the setting would lose without one of its passes, as a share of the traced time."""
+    setting = found.best.setting
+    bare = dataclasses.replace(setting, **{name: getattr(Setting(), name)})
+    if name == "buckets":
+        bare = dataclasses.replace(bare, codec=bare.codec[:1])
+    return (objective(bare).sample_s - found.best.sample_s) / found.traced.sample_s
+
+
+def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Seconds of iterations (`_s`), shares (`gain`)."""
+    return {
+        "traced_s": objective.joined.iteration_s,
+        "replayed_s": found.traced.iteration_s,
+        "predicted_s": found.best.iteration_s,
+        "samples": found.best.setting.samples,
+        "gain": found.gain,
+        "setting": found.best.setting.changed(),
+        "settings_file": {name: table for name, table in tables.items() if table},
+        "alone": [
+            {
+                "pass": each.one.name,
+                "setting": each.worth.setting.changed(),
+                "iteration_s": each.worth.iteration_s,
+                "gain": 1 - each.worth.sample_s / found.traced.sample_s,
+                "in_file": each.one.in_file,
+                "keeps_results": each.one.keeps_results,
+            }
+            for each in found.alone
+        ],
+        "critical_path_steps": [{"pass": name, "iteration_s": worth.iteration_s} for name, worth in found.steps],
+        "how": found.how,
+        "evaluated": found.evaluated,
+        "wall_s": found.wall_s,
+        "settings_per_minute": found.evaluated / found.wall_s * 60 if found.wall_s else None,
+        "interrupted": found.interrupted,
+        "memory_bytes": found.best.memory_bytes or None,
+        "assumptions": assumptions(found, objective),
+    }

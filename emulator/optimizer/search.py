@@ -1,0 +1,278 @@
+"""Searches for the setting with which a job takes least time for its samples.
+
+1. Each pass alone, also those that may not be used: what they would gain. 2. Along the critical path: of the passes
+that act on a part of it, the one that gains most, again until none gains; buckets come from `cuts.py` each time.
+3. Where few combinations are left, all of them; else Optuna (TPE) proposes, and buckets are improved around what it
+proposes. What is found is exact where everything was tried or the space is a path, and the best of so many trials
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.optimizer import cuts, space
+from emulator.optimizer.objective import Objective, Worth
+from emulator.optimizer.passes import PASSES, Pass
+from emulator.optimizer.setting import TRACED, Setting
+from emulator.optimizer.space import Allowed
+from emulator.replay.critical import critical_path
+from emulator.trace.buckets import assign, caps_of, gradients
+
+CLIMBS, MOST_MOVES = 9, 3
+"""Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
+takes Optuna longer than the replay of several settings."""
+GAIN = 1e-6
+"""A share of the time; less is no gain."""
+ACTS_ON = {
+    "buckets": ("exposed communication", "compression"),
+    "placement": ("exposed communication",),
+    "codec": ("exposed communication", "compression"),
+    "priority": ("exposed communication",),
+    "precision": ("compute", "exposed communication"),
+    "batch": ("exposed communication", "host"),
+    "fuse": ("compute", "host"),
+    "recompute": (),
+    "accumulate": ("exposed communication",),
+}
+"""Parts of the critical path (`emulator.replay.parts`) that a pass can shorten for a sample. Recomputation shortens
+none; it makes room."""
+
+Progress = Callable[[int, float], None]
+"""Called with (settings evaluated, best seconds so far)."""
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A pass's best with nothing else changed."""
+
+    one: Pass
+    worth: Worth
+
+
+@dataclass
+class Found:
+    """`steps`: how the critical path was shortened. `how`: what the result rests on."""
+
+    traced: Worth
+    best: Worth
+    alone: list[Alone] = field(default_factory=list)
+    steps: list[tuple[str, Worth]] = field(default_factory=list)
+    how: str = ""
+    evaluated: int = 0
+    wall_s: float = 0.0
+    interrupted: bool = False
+
+    @property
+    def gain(self) -> float:
+        """Share of the time for a sample that is saved."""
+        return 1 - self.best.sample_s / self.traced.sample_s
+
+
+def search(
+    objective: Objective,
+    allowed: Allowed,
+    *,
+    trials: int = 1000,
+    seed: int = 0,
+    time_budget_s: float = np.inf,
+    progress: Progress = lambda evaluated, best_s: None,
+) -> Found:
+    """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
+    far."""
+    began_s = time.perf_counter()
+    traced = objective(TRACED)
+    hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
+    found = hunt.found
+    try:
+        hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
+    except KeyboardInterrupt:
+        found.interrupted, found.how = True, "interrupted: the best until then"
+    hunt.trim()
+    found.evaluated, found.wall_s = hunt.evaluated, time.perf_counter() - began_s
+    return found
+
+
+class _Spent(Exception):
+    """No trials or no time left."""
+
+
+@dataclass
+class Hunt:
+    """A search under way; what it finds is in `found`."""
+
+    objective: Objective
+    allowed: Allowed
+    found: Found
+    trials: int
+    until_s: float
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.before = self.objective.evaluated
+        self.is_path = cuts.is_path(self.objective.joined)
+        self.sizes = gradients(self.objective.joined).bytes
+
+    @property
+    def evaluated(self) -> int:
+        """Settings that this search has had replayed."""
+        return self.objective.evaluated - self.before
+
+    def until_spent(self, *stages: Callable[[], None]) -> None:
+        """Run these until one of them finds the budget spent."""
+        try:
+            for stage in stages:
+                stage()
+        except _Spent:
+            self.found.how = self.found.how or "the budget ended before the space did"
+
+    def judge(self, setting: Setting) -> Worth:
+        """Its worth; the best so far is kept."""
+        if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
+            raise _Spent
+        worth = self.objective(setting)
+        if worth.fits and (not self.found.best.fits or worth.sample_s < self.found.best.sample_s * (1 - GAIN)):
+            self.found.best = worth
+        self.progress(self.evaluated, self.found.best.sample_s)
+        return worth
+
+    def trim(self) -> None:
+        """Leave out of the best setting what gains nothing."""
+        for name in self.found.best.setting.changed():
+            bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
+            worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
+            if worth.fits and worth.sample_s <= self.found.best.sample_s * (1 + GAIN):
+                self.found.best = worth
+
+    # Each pass alone
+
+    def alone(self) -> None:
+        for one in PASSES:
+            allowed = self.allowed.only(one.name) if one.name != "codec" or self.allowed.codecs else None
+            worths = (
+                [self.objective(setting) for setting in self.proposals(TRACED, one.name, allowed)] if allowed else []
+            )
+            fitting = [worth for worth in worths if worth.fits]
+            if fitting:
+                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.sample_s)))
+                if one.name in self.allowed.passes:
+                    self.judge(self.found.alone[-1].worth.setting)
+
+    def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
+        """`base` with other values of one field."""
+        if name == "buckets":
+            yield from self.bucketed(base, [""] if not base.codec else list(dict.fromkeys(base.codec)))
+            return
+        for value in allowed.values(self.objective.machine).get(name, []):
+            if value != getattr(base, name):
+                yield dataclasses.replace(base, **{name: value})
+
+    def bucketed(self, base: Setting, codecs: list[str]) -> Iterator[Setting]:
+        """`base` with other buckets: uniform caps, and, where a list may be given, the best along the path."""
+        for cap in space.CAPS:
+            if cap < 2 * self.sizes.sum():
+                yield dataclasses.replace(base, buckets=(cap,), codec=base.codec[:1])
+        if self.allowed.lists:
+            yield self.along(base, codecs)
+
+    def along(self, base: Setting, codecs: list[str]) -> Setting:
+        """`base` with the buckets that `cuts.fastest` finds."""
+        options = cuts.choices(self.objective.machine, base.placement, codecs)
+        caps, chosen = cuts.fastest(*self.objective.ready(base), options)
+        return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
+
+    # Along the critical path
+
+    def along_the_path(self) -> None:
+        while True:
+            now = self.found.best
+            part_s = critical_path(self.objective.replayed(now.setting)).by_part
+            on_it = {part for part, seconds in part_s.items() if seconds > 0}
+            tried: list[tuple[str, Worth]] = []
+            for name in self.allowed.passes:
+                if not on_it.isdisjoint(ACTS_ON[name]):
+                    for setting in self.proposals(now.setting, name, self.allowed):
+                        tried.append((name, self.judge(setting)))
+                        if "buckets" in self.allowed.passes and self.allowed.lists and name != "buckets":
+                            tried.append((f"{name}, buckets", self.judge(self.along(setting, self.codecs(setting)))))
+            if self.found.best is now:
+                return
+            self.found.steps.append(next(step for step in tried if step[1] is self.found.best))
+
+    def codecs(self, setting: Setting) -> list[str]:
+        """Which codecs the buckets of `setting` may choose from: all that may be used, where it has any."""
+        return ["", *self.allowed.codecs] if setting.codec else [""]
+
+    # Everywhere
+
+    def everywhere(self, seed: int) -> None:
+        values = self.allowed.values(self.objective.machine)
+        cut = "buckets" in self.allowed.passes
+        if cut and self.allowed.lists and "codec" in values:
+            values["codec"] = [(), self.allowed.codecs]  # which of them, `along` decides bucket by bucket
+        left = self.trials - self.evaluated
+        ways = 2.0 ** (len(self.sizes) - 1)
+        if not cut or (self.allowed.lists and self.is_path):
+            if space.count(values) <= left:
+                for setting in space.combinations(values):
+                    self.judge(self.along(setting, self.codecs(setting)) if cut else setting)
+                self.found.how = "exact: every combination, each with the best buckets" if cut else "exact: all tried"
+                return
+        elif self.allowed.lists and ways * space.count(values) <= left and "codec" not in values:
+            for setting in space.combinations(values):
+                for caps in space.runs(self.sizes):
+                    self.judge(dataclasses.replace(setting, buckets=caps))
+            self.found.how = "exact: every combination with every way to cut"
+            return
+        self.by_optuna(values, cut, left, seed)
+
+    def by_optuna(self, values: dict[str, list], cut: bool, left: int, seed: int) -> None:
+        """TPE over the fields, and over how buckets are made: along the path, by one cap, or near the best known."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        rng = np.random.default_rng(seed)
+        study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
+        total = float(self.sizes.sum())
+        ways = ["traced", *(["cap"] if cut else []), *(["path", "best"] if cut and self.allowed.lists else [])]
+
+        def proposal(trial: optuna.Trial) -> Setting:
+            """What Optuna wants next."""
+            chosen = {name: each[trial.suggest_categorical(name, range(len(each)))] for name, each in values.items()}
+            base = Setting(**chosen)
+            way = trial.suggest_categorical("buckets", ways)
+            if way == "cap":
+                caps = (int(trial.suggest_float("cap", min(float(self.sizes.min()), total / 2), total, log=True)),)
+                return dataclasses.replace(base, buckets=caps, codec=base.codec[:1])
+            if way == "path":
+                return self.along(base, self.codecs(base))
+            if way == "best":
+                return dataclasses.replace(base, buckets=self.found.best.setting.buckets, codec=base.codec[:1])
+            return base
+
+        self.found.how = "Optuna (TPE): the best of all trials"
+        for _ in range(4 * max(left, 0)):  # what is known already costs no trial of ours
+            trial = study.ask()
+            worth = self.judge(proposal(trial))
+            if cut and self.allowed.lists:
+                worth = self.climb(worth, rng)
+            study.tell(trial, worth.sample_s if worth.fits else 10 * self.found.traced.sample_s)
+
+    def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
+        """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
+        for moves in rng.integers(1, MOST_MOVES + 1, CLIMBS):
+            bucket = assign(self.sizes, worth.setting.buckets or (self.sizes.sum(),))
+            cut = np.diff(bucket)
+            if not len(cut):
+                break
+            cut[rng.integers(0, len(cut), moves)] ^= 1
+            caps = caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
+            other = self.judge(dataclasses.replace(worth.setting, buckets=caps, codec=worth.setting.codec[:1]))
+            if other.fits and other.sample_s < worth.sample_s:
+                worth = other
+        return worth

@@ -1,0 +1,72 @@
+"""Prices for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its meetings on the
+cluster's links. Works that say how long they last keep that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.cluster import kernels
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.collectives import Price, price
+from emulator.cluster.topology import Place, place
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import Collective, Graph
+
+OPERATIONS = {
+    Collective.ALL_REDUCE: "all_reduce",
+    Collective.REDUCE_SCATTER: "reduce_scatter",
+    Collective.ALL_GATHER: "all_gather",
+    Collective.ALL_TO_ALL: "all_to_all",
+    Collective.BROADCAST: "broadcast",
+    Collective.REDUCE: "reduce",
+    Collective.BARRIER: "barrier",
+    Collective.P2P: "p2p",
+}
+
+
+def costs(
+    graph: Graph, cluster: Cluster, strides: dict[int, int], *, precision: str = "fp16", allreduce: str = "auto"
+) -> Costs:
+    """Prices of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
+    FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
+    known: dict[tuple[int, int], Price] = {}
+    for key in set(zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)):
+        known[key] = _exchange(graph, cluster, strides, *key, allreduce)
+    prices = [known[key] for key in zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)]
+    return Costs(
+        work_s=_works_s(graph, cluster, precision),
+        meeting_fixed_s=np.array([one.fixed_s for one in prices]),
+        meeting_bytes=np.array([one.bytes for one in prices]),
+        meeting_bytes_per_s=np.array([one.bytes_per_s for one in prices]),
+        meeting_route=np.full(len(prices), NO_ROUTE, np.int32),
+    )
+
+
+def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
+    works, constants, device = graph.works, cluster.software, cluster.device
+    found_s = works.seconds.copy()
+    priced = np.isnan(found_s) & (works.collective == Collective.NONE)
+    if priced.any():  # else the precision is nobody's business
+        rows = np.array([kernels.memory(float(size)) for size in works.bytes[priced]])
+        moving_s = kernels.seconds(rows, device, constants, precision)
+        computing_s = works.flops[priced] / device.sustained(precision, constants.gemm_efficiency)
+        found_s[priced] = np.maximum(moving_s, computing_s)
+    return found_s
+
+
+def _exchange(graph: Graph, cluster: Cluster, strides: dict[int, int], work: int, group: int, allreduce: str) -> Price:
+    collective = Collective(graph.works.collective[work])
+    where = _place(graph, cluster, strides, group)
+    algorithm = allreduce if collective == Collective.ALL_REDUCE else "auto"
+    return price(cluster, OPERATIONS[collective], float(graph.works.bytes[work]), where, algorithm)
+
+
+def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> Place:
+    """By the members' own places where all are in the graph, else by their stride."""
+    size, per_node = int(graph.groups.size[group]), cluster.accelerators_per_node
+    devices = graph.ranks.device[graph.groups.members(group)]
+    if len(devices) < size:
+        return place(size, strides.get(group, 1), per_node)
+    nodes, counts = np.unique(devices // per_node, return_counts=True)
+    return Place(size, len(nodes), int(counts.max()), int(nodes[-1] - nodes[0]) + 1)

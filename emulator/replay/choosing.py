@@ -1,0 +1,98 @@
+"""How streams of order READY choose: of all ops and complete meetings whose streams are idle the first by priority,
+ready time and number starts; again, until none is left. A meeting that finds one of its streams busy stands in line
+for that stream: until it is free, the meeting can't begin.
+"""
+
+from __future__ import annotations
+
+from emulator.replay import queues
+from emulator.replay.events import meet, park, start
+from emulator.replay.tables import DIRTY
+from switchml.jit import kernel
+
+
+@kernel(forceinline=True)
+def choose(world, flat, now_s):
+    """Let the dirty streams take what is first in line."""
+    streams, dirty, choices = world.streams, world.dirty, world.choices
+    count, meetings = _collect(world)
+    if meetings:
+        _sort(world.choice_order, choices, count)
+    for at in range(count):
+        who = choices[world.choice_order[at]].who if meetings else choices[at].who
+        if who < 0:
+            _meet_or_park(world, -1 - who, now_s)
+        elif streams[world.ops[who].stream].running < 0:
+            streams[world.ops[who].stream].line = queues.without_first(world.ops, who)
+            start(world, flat, who, now_s)
+    for at in range(world.counts[DIRTY]):
+        streams[dirty[at]].is_dirty = 0
+    world.counts[DIRTY] = 0
+
+
+@kernel(forceinline=True)
+def _collect(world):
+    """List the first op in each dirty stream's line, where it is idle, and all meetings that stand in line for it;
+    returns how many there are, and how many are meetings."""
+    ops, streams, meetings, choices = world.ops, world.streams, world.meetings, world.choices
+    count = met = 0
+    for at in range(world.counts[DIRTY]):
+        stream = world.dirty[at]
+        meeting = streams[stream].parked
+        streams[stream].parked = -1
+        while meeting >= 0:
+            choices[count].who = -1 - meeting
+            choices[count].number = world.member[meetings[meeting].member]
+            choices[count].ready_s = meetings[meeting].start_s
+            choices[count].priority = meetings[meeting].priority
+            count += 1
+            met += 1
+            meeting = meetings[meeting].parked
+        op = streams[stream].line
+        if op >= 0 and streams[stream].running < 0:
+            choices[count].who = choices[count].number = op
+            choices[count].ready_s = ops[op].start_s
+            choices[count].priority = ops[op].priority
+            count += 1
+    return count, met
+
+
+@kernel(forceinline=True)
+def _meet_or_park(world, meeting, now_s):
+    streams, first = world.streams, world.meetings[meeting].member
+    busy = -1
+    for i in range(first, world.meetings[meeting + 1].member):
+        stream = world.ops[world.member[i]].stream
+        if streams[stream].takes_ready and streams[stream].running >= 0:
+            busy = stream
+    if busy >= 0:
+        park(world, meeting, busy)
+    else:
+        meet(world, meeting, now_s)
+
+
+@kernel
+def _sort(order, choices, count):
+    """Fill `order` with places by falling priority, then rising `ready_s`, then rising `number` (Shell's sort: numba's
+    argsort takes seconds to compile)."""
+    for at in range(count):
+        order[at] = at
+    gap = max(1, count // 2)
+    while gap:
+        for i in range(gap, count):
+            one = order[i]
+            at = i
+            while at >= gap and _is_before(choices, one, order[at - gap]):
+                order[at] = order[at - gap]
+                at -= gap
+            order[at] = one
+        gap //= 2
+
+
+@kernel(forceinline=True)
+def _is_before(choices, one, other):
+    if choices[one].priority != choices[other].priority:
+        return choices[one].priority > choices[other].priority
+    if choices[one].ready_s != choices[other].ready_s:
+        return choices[one].ready_s < choices[other].ready_s
+    return choices[one].number < choices[other].number

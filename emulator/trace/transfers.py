@@ -1,0 +1,142 @@
+"""What an all-reduce costs by its size: a fixed time and bytes at a rate, fitted to a trace's own all-reduces. Those
+that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.trace.joined import Joined
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import NO_MEETING, Collective
+from switchml.errors import GraphError
+
+LEAST_FIXED_S = 3e-4
+"""Assumed where a trace's sizes do not tell latency from rate: what a small all-reduce over TCP takes at least."""
+
+TOUCHING_S = 1e-6
+"""All-reduces that overlap by less follow one another."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
+
+    fixed_s: float
+    bytes_per_s: float
+    assumed: str = ""
+
+    def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """Of one all-reduce of so many bytes."""
+        return self.fixed_s + size_bytes / self.bytes_per_s
+
+
+def all_reduces(joined: Joined) -> np.ndarray:
+    """int64: the meetings that are all-reduces among more than one rank."""
+    graph = joined.graph
+    is_it = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
+    return np.flatnonzero(is_it & (graph.groups.size[graph.meetings.group] > 1))
+
+
+def meeting_s(costs: Costs) -> np.ndarray:
+    """float64 (meetings,): what each takes with its links to itself."""
+    return costs.meeting_fixed_s + costs.meeting_bytes / costs.meeting_bytes_per_s
+
+
+def meeting_bytes(joined: Joined) -> np.ndarray:
+    """float64 (meetings,): message sizes."""
+    graph = joined.graph
+    return graph.works.bytes[graph.meetings.work]
+
+
+def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> Transfer:
+    """To `meetings` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
+    the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
+    is none that moves bytes."""
+    count, moved, busy_s, size = _stretches(joined, meetings)
+    fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
+    if per_byte_s < 1 / most_bytes_per_s:
+        per_byte_s = 1 / most_bytes_per_s
+        fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
+    assumed = ""
+    if fixed_s < LEAST_FIXED_S and np.ptp(size) < size.max() / 2:
+        fixed_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+        per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
+        assumed = f"the all-reduces have one size, so {fixed_s * 1e6:.0f} µs of each are taken for its fixed cost"
+    if per_byte_s <= 0:
+        per_byte_s = 1e-15
+    return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
+
+
+def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
+    """Bytes of all these over the time in which any was under way."""
+    _, moved, busy_s, _ = _stretches(joined, meetings)
+    return float(moved.sum() / busy_s.sum())
+
+
+def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    """`_busy` of `meetings` that move bytes, and the sizes of these."""
+    meetings = all_reduces(joined) if meetings is None else meetings
+    size = meeting_bytes(joined)[meetings]
+    took_s = meeting_s(joined.costs)[meetings]
+    seen = (size > 0) & (took_s > 0)
+    if not seen.any():
+        raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
+    meetings, size, took_s = meetings[seen], size[seen], took_s[seen]
+    began_s = arrivals_s(joined)[meetings]
+    if np.isnan(began_s).any():
+        began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
+    return *_busy(began_s, took_s, size), size
+
+
+def arrivals_s(joined: Joined) -> np.ndarray:
+    """float64 (meetings,): when the last member had come, as traced."""
+    meeting = joined.graph.ops.meeting
+    began_s = np.full(len(joined.graph.meetings), -np.inf)
+    member = meeting != NO_MEETING
+    np.maximum.at(began_s, meeting[member], joined.start_s[member])
+    return began_s
+
+
+def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(how many, bytes, seconds) of each stretch of time in which all-reduces were under way without a pause."""
+    order = np.argsort(began_s, kind="stable")
+    began_s, end_s, size = began_s[order], (began_s + took_s)[order], size[order]
+    reach_s = np.maximum.accumulate(end_s)
+    first = np.flatnonzero(np.concatenate([[True], began_s[1:] >= reach_s[:-1] - TOUCHING_S]))
+    last = np.concatenate([first[1:], [len(size)]]) - 1
+    return (last - first + 1).astype(float), np.add.reduceat(size, first), reach_s[last] - began_s[first]
+
+
+def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:
+    """Non-negative (seconds each, seconds a byte) for busy_s ≈ count · a + moved · b, errors relative to busy_s."""
+    rows = np.stack([count / busy_s, moved / busy_s], axis=1)
+    ones = np.ones(len(busy_s))
+    if len(ones) > 1 and np.linalg.matrix_rank(rows / rows.max(axis=0), tol=1e-6) == 2:
+        fixed_s, per_byte_s = np.linalg.lstsq(rows, ones, rcond=None)[0]
+        if fixed_s >= 0 and per_byte_s > 0:
+            return float(fixed_s), float(per_byte_s)
+        if per_byte_s <= 0:
+            return float(rows[:, 0].sum() / (rows[:, 0] ** 2).sum()), 0.0
+    return 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
+
+
+def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = None) -> Joined:
+    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes."""
+    meetings = all_reduces(joined) if meetings is None else meetings
+    costs = joined.costs
+    fixed_s, moved, rate, route = (
+        costs.meeting_fixed_s.copy(),
+        costs.meeting_bytes.copy(),
+        costs.meeting_bytes_per_s.copy(),
+        costs.meeting_route.copy(),
+    )
+    fixed_s[meetings], rate[meetings], route[meetings] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
+    moved[meetings] = meeting_bytes(joined)[meetings]
+    costs = dataclasses.replace(
+        costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate, meeting_route=route
+    )
+    return dataclasses.replace(joined, costs=costs)

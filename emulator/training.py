@@ -1,0 +1,113 @@
+"""From an iteration to the whole training: how long it is, what interrupts it, and what share of its time is progress.
+Failures are drawn many times over (`replay/failures.py`) where the length is known; where it is not, the share follows
+from the closed form of Young and Daly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emulator.replay import failures
+from switchml.errors import ConfigError
+
+PLAYED = 1000
+"""Trainings that are played, each with failures of its own."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The whole training: how long it is, and what interrupts it."""
+
+    steps: float = 0.0
+    tokens: float = 0.0
+    """Instead of steps; samples, where a sample has no length."""
+    mtbf_hours: float = 0.0
+    """Mean time between failures of one accelerator with its share of the node; 0: nothing fails."""
+    checkpoint_s: float = 0.0
+    """What writing a checkpoint keeps the job from training; 0: as storage allows."""
+    checkpoint_steps: int = 0
+    """Iterations from one to the next; 0: Young's and Daly's interval."""
+    restart_s: float = 300.0
+    """From a failure to training again, without the work that is lost."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "tokens", "mtbf_hours", "checkpoint_s", "checkpoint_steps", "restart_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least 0")
+        if self.steps and self.tokens:
+            raise ConfigError("give the length of a training in steps or in tokens, not in both")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What is left of a training's time for training: not checkpoints, lost work or restarts."""
+
+    goodput: float
+    """On average."""
+    played: failures.Outcome | None = None
+
+    def quantiles(self) -> dict[str, float]:
+        """Goodput of the unluckiest twentieth of trainings, of the middle, and of the luckiest; empty: not played."""
+        if self.played is None:
+            return {}
+        shares = np.quantile(self.played.ideal_s / self.played.wall_s, (0.05, 0.5, 0.95))
+        return {name: float(share) for name, share in zip(("p5", "p50", "p95"), shares, strict=True)}
+
+    def to_json(self) -> dict[str, Any]:
+        """`goodput`; of played trainings also its distribution, failures and the interval between checkpoints."""
+        if self.played is None:
+            return {"goodput": self.goodput}
+        return {
+            "goodput": self.goodput,
+            "goodput_quantiles": self.quantiles(),
+            "failures": float(self.played.failures.mean()),
+            "checkpoint_steps": self.played.interval_steps,
+            "hours_p95": float(np.quantile(self.played.wall_s, 0.95) / 3600),
+        }
+
+    def said(self, checkpoint_s: float) -> str:
+        """As an assumption of a report."""
+        if self.played is None:
+            return f"checkpoints at Young's and Daly's interval; one takes {checkpoint_s:.1f} s"
+        return (
+            f"failures: independent, exponential; {len(self.played.wall_s):,} trainings played, a checkpoint of "
+            f"{checkpoint_s:.1f} s every {self.played.interval_steps:,} steps"
+        )
+
+
+def progress(run: Run, steps: float, iteration_s: float, checkpoint_s: float, gpus: int, seed: int = 0) -> Progress:
+    """Of a training of `steps` iterations (0: not said) on `gpus` accelerators. Raises ConfigError or EmulationError
+    where next to no time would be left."""
+    if not run.mtbf_hours:
+        return Progress(1.0)
+    mtbf_s = run.mtbf_hours * 3600 / gpus
+    if not steps:
+        return Progress(goodput(checkpoint_s, run.restart_s, mtbf_s))
+    whole = failures.Run(
+        steps=math.ceil(steps),
+        iteration_s=iteration_s,
+        mtbf_s=mtbf_s,
+        checkpoint_s=checkpoint_s,
+        checkpoint_steps=run.checkpoint_steps or None,
+        restart_s=run.restart_s,
+    )
+    played = failures.simulate(whole, runs=PLAYED, seed=seed)
+    return Progress(played.goodput, played)
+
+
+def goodput(checkpoint_s: float, restart_s: float, mtbf_s: float) -> float:
+    """Share of time left for training at the best interval between checkpoints, sqrt(2 C M): C / interval for writing
+    them, (interval / 2 + restart) / M for what a failure destroys (Young, CACM 1974; Daly, FGCS 2006). Raises
+    ConfigError where nothing would be left."""
+    interval = math.sqrt(2 * max(checkpoint_s, 1e-9) * mtbf_s)
+    lost = checkpoint_s / interval + (interval / 2 + restart_s) / mtbf_s
+    if lost >= 1:
+        raise ConfigError(
+            f"with a failure every {mtbf_s:.0f} s, checkpoints of {checkpoint_s:.0f} s and restarts of "
+            f"{restart_s:.0f} s no time is left to train"
+        )
+    return 1.0 - lost

@@ -1,0 +1,54 @@
+"""Profiling a script that knows nothing of it: `switchml trace capture` says in the environment what it wants, and our
+entry point, which torch calls at `import torch`, arms every process that finds it there.
+
+    SWITCHML_TRACE_DIR       where the files go
+    SWITCHML_TRACE_STEPS     SKIP:STOP, iterations from 0; the first that is captured, and the first that is not
+    SWITCHML_TRACE_PACKETS   how many packets an agent notes at most
+    SWITCHML_TRACE_PAIRS     see switchml_profile
+    SWITCHML_TRACE_GRAPH     0: no execution trace
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+DIR, STEPS, PACKETS, PAIRS, GRAPH = (f"SWITCHML_TRACE_{name}" for name in ("DIR", "STEPS", "PACKETS", "PAIRS", "GRAPH"))
+
+
+def arm() -> None:
+    """Profile this process as the environment says. It must not fail for that: what goes wrong is said on stderr."""
+    from host_agent.profile.profile import SKIP, switchml_profile
+    from host_agent.recording import MOST_PACKETS
+
+    class Armed(switchml_profile):
+        """One that leaves the script alone whatever happens."""
+
+        def _boundary(self, inside: bool = False) -> None:
+            try:
+                super()._boundary(inside)
+            except Exception as error:
+                self._give_up(error)
+
+        def finish(self) -> None:
+            if not self._log:  # torchrun itself, or a script that trains nothing: the command says so
+                self._close()
+                return
+            try:
+                super().finish()
+            except Exception as error:
+                self._give_up(error)
+
+        def _give_up(self, error: Exception) -> None:
+            self._close()
+            print(f"switchml trace capture: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    skip, _, stop = os.environ.get(STEPS, f"{SKIP}:").partition(":")
+    Armed(
+        os.environ[DIR],
+        skip=int(skip),
+        **({"steps": int(stop) - int(skip)} if stop else {}),
+        packets=int(os.environ.get(PACKETS, MOST_PACKETS)),
+        pairs=int(os.environ.get(PAIRS, 0)),
+        execution_trace=os.environ.get(GRAPH, "1") != "0",
+    ).begin()

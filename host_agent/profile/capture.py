@@ -1,0 +1,140 @@
+"""One window of a job under observation: torch's profiler, its execution trace for the last of the iterations, the
+notes of our agents, and spans where somebody waits for communication, which torch has none for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+from host_agent import recording
+from host_agent.profile.iterations import living
+from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
+
+ITERATION = "ProfilerStep"
+"""torch's own name of an iteration's span; its number follows after #."""
+
+
+class Capture:
+    """From `Capture(…)` to `stop`. `execution_trace`: the file that `with_execution_trace` writes to."""
+
+    def __init__(self, most_packets: int, execution_trace: Path | None) -> None:
+        self.rank, self.world_size, self.backend = _place()
+        self.host = socket.gethostname()
+        self.clock = [_clock()]
+        self._iteration: record_function | None = None
+        self._observer: ExecutionTraceObserver | None = None
+        self._execution_trace = execution_trace
+        self._spans = _Spans()
+        self.recording = recording.start(most_packets, record_function)
+        self.profiler = profile(activities=_activities(), record_shapes=True, **_lean())
+        self.profiler.start()
+
+    def begin_iteration(self, number: int) -> None:
+        """An iteration of the job begins."""
+        self._iteration = record_function(f"{ITERATION}#{number}")
+        self._iteration.__enter__()
+
+    def end_iteration(self) -> None:
+        if self._iteration is not None:
+            self._iteration.__exit__(None, None, None)
+            self._iteration = None
+
+    def observe_execution(self) -> None:
+        """Write down the graph of operators, which doubles their cost, from here to the end."""
+        if self._execution_trace is not None:
+            self._observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
+            self._observer.start()
+
+    def stop(self) -> None:
+        """What was seen is then in `profiler`, `recording` and the execution trace's file."""
+        self.end_iteration()
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.unregister_callback()
+        self.profiler.stop()
+        recording.stop(self.recording)
+        self._spans.remove()
+        self.clock.append(_clock())
+
+
+class _Spans:
+    """While a capture runs: a span around `Work.wait`, and one around DDP's wait for all buckets at the end of a
+    backward pass, which happens in C++ where nobody sees it."""
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+        if not dist.is_available():
+            return
+        from torch._C._distributed_c10d import Work
+        from torch.nn.parallel import DistributedDataParallel
+
+        plain = Work.wait
+
+        def wait(work, *args, **kwargs):
+            with record_function(WAIT):
+                return plain(work, *args, **kwargs)
+
+        Work.wait = wait
+        self._undo.callback(setattr, Work, "wait", plain)
+        for module in living(DistributedDataParallel):
+            wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            if wanted:
+                self._undo.callback(wanted[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
+
+    def remove(self) -> None:
+        self._undo.close()
+
+
+def _expect_the_wait(_parameter: torch.Tensor) -> None:
+    """The engine runs callbacks in the order of their coming: this one before DDP's, which comes once all buckets are
+    on their way; and what it queues while it runs, after that."""
+    engine = torch.autograd.Variable._execution_engine
+
+    def before() -> None:
+        span = record_function(WAIT_FOR_BUCKETS)
+        span.__enter__()
+        engine.queue_callback(lambda: span.__exit__(None, None, None))
+
+    engine.queue_callback(before)
+
+
+def _place() -> tuple[int, int, str]:
+    """Rank, world size and backend, as far as they are known."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    return int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)), ""
+
+
+def _activities() -> list[ProfilerActivity]:
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+
+
+def _lean() -> dict:
+    """Options of a torch that need not make Python objects of all events at the end."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    with contextlib.suppress(TypeError):  # an older torch
+        return {"experimental_config": _ExperimentalConfig(trace_only=True)}
+    return {}
+
+
+def _clock() -> tuple[int, int]:
+    """The same moment by CLOCK_MONOTONIC and by Unix time, nanoseconds."""
+    before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+    return (before + after) // 2, unix
+
+
+def versions() -> dict[str, str]:
+    from switchml import __version__
+
+    return {"python": sys.version.split()[0], "torch": torch.__version__, "switchml": __version__}

@@ -1,0 +1,75 @@
+"""Where one iteration of a training script ends and the next begins, found without its help: when its optimizer has
+stepped. A script with several optimizers is cut where the first of them that steps does.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import types
+import weakref
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+
+def living(kind: type) -> list:
+    """All objects of this type that there are, the oldest first."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+
+
+class Iterations:
+    """Calls `boundary()` after every step of the optimizer, until `close`.
+
+    torch's hook is called inside the step, before its profiler range has ended. So it only tells which optimizer it is,
+    whose `step` is then wrapped; `boundary(inside=True)` is that first call.
+    """
+
+    def __init__(self, boundary: Callable[..., None], watch: bool = True) -> None:
+        """`watch`: look for optimizers at all."""
+        self._boundary, self._watch = boundary, watch
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._wrapped: list[tuple[weakref.ref[Optimizer], types.MethodType]] = []
+        self._hook = register_optimizer_step_post_hook(self._stepped) if watch else None
+
+    def expect(self) -> None:
+        """Wrap the optimizers that there are before any of them has stepped."""
+        for optimizer in living(Optimizer) if self._watch else ():
+            self._wrap(optimizer)
+
+    def close(self) -> None:
+        """Leave the optimizers as they were."""
+        if self._hook is not None:
+            self._hook.remove()
+        for reference, ours in self._wrapped:
+            optimizer = reference()
+            if optimizer is not None and optimizer.__dict__.get("step") is ours:
+                if "step" in ours.__func__.replaced:
+                    optimizer.step = ours.__func__.replaced["step"]
+                else:
+                    del optimizer.step
+        self._wrapped.clear()
+
+    def _stepped(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        if self._optimizer is None or self._optimizer() is None:
+            self._optimizer = weakref.ref(optimizer)
+            if not any(reference() is optimizer for reference, _ in self._wrapped):
+                self._wrap(optimizer)
+                self._boundary(inside=True)
+
+    def _wrap(self, optimizer: Optimizer) -> None:
+        step, reference = optimizer.step, weakref.ref(optimizer)
+
+        @functools.wraps(step)
+        def stepped(_, *args, **kwargs):
+            result = step(*args, **kwargs)
+            if self._optimizer is not None and self._optimizer() is reference():
+                self._boundary()
+            return result
+
+        stepped.replaced = {name: value for name, value in optimizer.__dict__.items() if name == "step"}
+        # A method, and not a function: learning rate schedulers look into it.
+        ours = types.MethodType(stepped, optimizer)
+        optimizer.step = ours
+        self._wrapped.append((reference, ours))

@@ -1,0 +1,248 @@
+"""`switchml_profile`: which iterations of a job are watched, and what is left of them in a folder."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from host_agent.profile import buckets, files
+from host_agent.profile.capture import Capture, versions
+from host_agent.profile.iterations import Iterations, living
+from host_agent.recording import MOST_PACKETS
+from switchml.errors import ConfigError
+
+SKIP, STEPS = 3, 10
+"""Iterations that are left out, as they warm up, and iterations that are captured."""
+
+
+class Kind(Enum):
+    """What happens to an iteration."""
+
+    PLAIN = "plain"
+    """Nothing."""
+    CAPTURED = "captured"
+    GRAPH = "graph"
+    """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
+
+
+class _Iteration(NamedTuple):
+    """`start` and `end`: Unix time and CPU time of the process, nanoseconds."""
+
+    kind: Kind
+    start: tuple[int, int]
+    end: tuple[int, int]
+
+
+def _now() -> tuple[int, int]:
+    return time.time_ns(), time.process_time_ns()
+
+
+class switchml_profile:
+    """Profile the iterations of this rank in a `with` block; every rank must do so.
+
+    `folder`: where the files go (files.py), made if it is not there. `skip`: iterations that are left out first;
+    `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. An iteration ends
+    when the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one
+    iteration more, write down torch's execution trace too. `packets`: how many packets an agent notes at most; what is
+    over is counted. `pairs`: do so that often, with `steps` iterations that are not captured before each, so that the
+    two can be compared; the last capture stays.
+
+    Files are written once the last iteration is over, at the end of the block, or when the process ends, by SIGTERM
+    too. Raises ConfigError for numbers that make no sense and a folder that can't be made.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        *,
+        skip: int = SKIP,
+        steps: int = STEPS,
+        execution_trace: bool = True,
+        packets: int = MOST_PACKETS,
+        pairs: int = 0,
+        by_step: bool = False,
+    ) -> None:
+        if skip < 0 or steps < 1 or pairs < 0 or packets < 1:
+            raise ConfigError(
+                f"skip={skip}, steps={steps}, pairs={pairs}, packets={packets}: expected at least 0, 1, 0 and 1"
+            )
+        self.folder = Path(folder).absolute()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"can't make the folder {self.folder}: {error.strerror}") from None
+        window = [Kind.CAPTURED] * steps
+        self._plan = [Kind.PLAIN] * skip + (([Kind.PLAIN] * steps + window) * pairs or window)
+        if execution_trace:
+            self._plan.append(Kind.GRAPH)
+        self._graph_file = self.folder / f".et.{os.getpid()}.json" if execution_trace else None
+        self._packets, self._skip, self._pairs = packets, skip, pairs
+        self._log: list[_Iteration] = []
+        self._started = _now()
+        self._capture: Capture | None = None
+        self._iterations: Iterations | None = None
+        self._by_step = by_step
+        self._term = _OnTermination(self.finish)
+
+    def __enter__(self) -> switchml_profile:
+        self.begin()
+        return self
+
+    def __exit__(self, kind, error, traceback) -> None:
+        self.finish()
+
+    def begin(self) -> None:
+        """What `with` does first. From here on, the end of the process is the end of the block."""
+        atexit.register(self.finish)
+        self._iterations = Iterations(self._boundary, watch=not self._by_step)
+        if self._plan[0] is not Kind.PLAIN:
+            self._iterations.expect()
+            self._enter_next()
+
+    def step(self) -> None:
+        """An iteration ends here, with `by_step`. Raises ConfigError without."""
+        if not self._by_step:
+            raise ConfigError("switchml_profile(…, by_step=True) lets step() tell iterations; else optimizers do")
+        self._boundary()
+
+    def finish(self) -> None:
+        """Stop, and write what was captured. Does nothing the second time."""
+        if not self._close():
+            return
+        capture, self._capture = self._capture, None
+        self._term.hold()
+        try:
+            if capture is not None:
+                capture.stop()
+                files.write(capture, self.folder, self._graph_file, self._about(capture))
+            else:
+                warnings.warn(
+                    f"nothing was captured: {len(self._log)} iterations were seen, and the capture begins after "
+                    f"{self._plan.index(Kind.CAPTURED)}",
+                    stacklevel=3,
+                )
+        finally:
+            if self._graph_file is not None:
+                self._graph_file.unlink(missing_ok=True)
+            self._term.remove()
+
+    def _close(self) -> bool:
+        """Look for no more iterations; whether that was still to be done."""
+        iterations, self._iterations = self._iterations, None
+        if iterations is None:
+            return False
+        iterations.close()
+        atexit.unregister(self.finish)
+        return True
+
+    def _boundary(self, inside: bool = False) -> None:
+        """One iteration is over. `inside`: its optimizer's span is still open, and can't be crossed by one of ours."""
+        if self._iterations is None or (inside and self._capture is not None):
+            return
+        self._log.append(_Iteration(self._plan[len(self._log)], self._started, _now()))
+        if self._capture is not None:
+            self._capture.end_iteration()
+        if len(self._log) == len(self._plan):
+            self.finish()
+        else:
+            self._enter_next()
+
+    def _enter_next(self) -> None:
+        number = len(self._log)
+        kind = self._plan[number]
+        if kind is Kind.PLAIN and self._capture is not None:
+            self._capture.stop()
+            self._capture = None
+        if kind is not Kind.PLAIN and self._capture is None:
+            self._term.install()
+            self._capture = Capture(self._packets, self._graph_file)
+        if kind is Kind.CAPTURED:
+            self._capture.begin_iteration(number)
+        if kind is Kind.GRAPH:
+            self._capture.observe_execution()
+        self._started = _now()
+
+    def _about(self, capture: Capture) -> dict[str, Any]:
+        ddp: list[dict] = []
+        with contextlib.suppress(RuntimeError):  # its process group is gone
+            ddp = buckets.describe()
+        return {
+            "rank": capture.rank,
+            "world_size": capture.world_size,
+            "host": capture.host,
+            "backend": capture.backend,
+            "clock": [{"monotonic_ns": monotonic, "unix_ns": unix} for monotonic, unix in capture.clock],
+            "skip": self._skip,
+            "pairs": self._pairs,
+            "iterations": [
+                {
+                    "number": number,
+                    "kind": one.kind.value,
+                    "start_unix_ns": one.start[0],
+                    "end_unix_ns": one.end[0],
+                    "cpu_ns": one.end[1] - one.start[1],
+                }
+                for number, one in enumerate(self._log)
+            ],
+            "ddp": ddp,
+            "codec": _codec(),
+            "versions": versions(),
+        }
+
+
+def _codec() -> str:
+    """That of the DDP hook in use, "" without one."""
+    hooks = sys.modules.get("host_agent.comm_hooks")
+    states = living(hooks.CodecState) if hooks is not None else []
+    return str(getattr(states[-1].compressor, "codec", "auto")) if states else ""
+
+
+class _OnTermination:
+    """`torchrun` ends the others with SIGTERM when a rank has died: then what they have seen is still written."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+        self._pid = 0
+        self._is_held = self._is_due = False
+
+    def install(self) -> None:
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._pid = os.getpid()
+            signal.signal(signal.SIGTERM, self._terminate)
+
+    def hold(self) -> None:
+        """Writing has begun: what comes now must wait for its end."""
+        self._is_held = True
+
+    def remove(self) -> None:
+        if self._is_due:
+            self._die()
+        if self._pid and threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGTERM) == self._terminate:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._pid = 0
+
+    def _terminate(self, _number: int, _frame) -> None:
+        if os.getpid() != self._pid:  # a forked child has nothing of its own to write
+            self._die()
+        elif self._is_held:
+            self._is_due = True
+        else:
+            try:
+                self._finish()
+            finally:
+                self._die()
+
+    def _die(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)

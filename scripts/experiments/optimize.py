@@ -1,0 +1,208 @@
+"""Capture a job on a slow network, optimize it, and run it both ways: what was promised, and what came.
+
+    sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
+
+Hosts are network namespaces around a switch (emulator/star.py), one rank of scripts/examples/ddp_mlp.py in each; the
+software aggregator sits in the switch. The script runs with DDP's defaults over Gloo, is traced, and its settings file
+is searched for each set of passes that may be used; then the script runs with each of them and as it is, in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+
+from emulator import star as stars
+from emulator.namespaces import Lab
+from emulator.optimizer import codec_costs, file
+from emulator.optimizer.machine import Machine
+from emulator.optimizer.objective import Objective
+from emulator.optimizer.prepare import prepared
+from emulator.optimizer.search import search
+from emulator.optimizer.space import Allowed
+from emulator.trace.join import join
+from emulator.trace.read import read
+from host_agent.bench.network import SwitchAggregator
+from host_agent.bench.settings import median_step_s
+from host_agent.settings_arming import SETTINGS, STEP_TIMES
+from switchml.commands.bench_network import RATE
+from switchml.errors import JobError
+
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_mlp.py"
+FIRST_PORT = 29600
+TRACED = (5, 15)
+"""Iterations that are captured: from, to before."""
+TIMEOUT_S = 600.0
+
+
+@dataclass
+class Row:
+    """Seconds of a step, and how many times as fast as with DDP's defaults."""
+
+    allowed: str
+    predicted_s: float
+    measured_s: float
+    promised: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the promised speed-up."""
+        return self.promised / self.measured - 1
+
+
+class Hosts:
+    """Runs the script, a rank in each host."""
+
+    def __init__(self, star: stars.Star, aggregator: str, arguments: list[str]) -> None:
+        self.star, self.aggregator, self.arguments = star, aggregator, arguments
+        self.port = FIRST_PORT
+
+    def run(self, **environment: str) -> None:
+        """Raises JobError if a rank fails."""
+        self.port += 1
+        common = os.environ | {
+            "WORLD_SIZE": str(len(self.star.hosts)),
+            "MASTER_ADDR": self.star.address(0),
+            "MASTER_PORT": str(self.port),
+            "GLOO_SOCKET_IFNAME": stars.INTERFACE,
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "OMP_NUM_THREADS": "1",
+            "SWITCHML_AGGREGATOR": self.aggregator,
+            "SWITCHML_TRANSPORT": "udp",
+        }
+        processes = [
+            host.popen(
+                [sys.executable, str(SCRIPT), *self.arguments],
+                env=common | environment | {"RANK": str(rank), "LOCAL_RANK": "0"},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank, host in enumerate(self.star.hosts)
+        ]
+        try:
+            for rank, process in enumerate(processes):
+                _, said = process.communicate(timeout=TIMEOUT_S)
+                if process.returncode:
+                    last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                    raise JobError(f"rank {rank} ended with exit code {process.returncode}: {last[0]}")
+        finally:
+            for process in processes:
+                process.kill()
+
+    def step_s(self, settings: Path | None = None) -> float:
+        """Median seconds of a step."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.run(**{STEP_TIMES: folder}, **({SETTINGS: str(settings)} if settings else {}))
+            return median_step_s(Path(folder))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@click.command()
+@click.option("--workers", default=4, show_default=True)
+@click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Of each host's link.")
+@click.option("--steps", default=25, show_default=True, help="Of each run.")
+@click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
+@click.option(
+    "--allow", multiple=True, default=["buckets", "buckets,placement", "buckets,placement,codec"], show_default=True
+)
+@click.option("--codec", "codecs", multiple=True, default=["fp16"], show_default=True, help="That may be used.")
+@click.option("--layers", default=8, show_default=True)
+@click.option("--width", default=384, show_default=True)
+@click.option("--batch-size", default=1024, show_default=True)
+@click.option("--trials", default=1000, show_default=True)
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep traces and settings here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def main(
+    workers: int,
+    rate: float,
+    steps: int,
+    rounds: int,
+    allow: tuple[str, ...],
+    codecs: tuple[str, ...],
+    layers: int,
+    width: int,
+    batch_size: int,
+    trials: int,
+    keep: Path | None,
+    as_json: bool,
+) -> None:
+    """Promised against measured gains of optimized settings, on links of limited rate."""
+    arguments = ["--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers), "--width", str(width)]
+    arguments += ["--batch-size", str(batch_size)]
+    with contextlib.ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-optimize-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        lab = stack.enter_context(Lab())
+        star = stars.Star(lab, workers, stars.LinkOptions(rate_bps=rate))
+        stack.callback(star.close)
+        aggregator = SwitchAggregator(star)
+        stack.callback(aggregator.stop)
+        hosts = Hosts(star, aggregator.address, arguments)
+
+        say("capturing with DDP's defaults")
+        traces = folder / "traces"
+        traces.mkdir(exist_ok=True)
+        hosts.run(
+            SWITCHML_TRACE_DIR=str(traces),
+            SWITCHML_TRACE_STEPS=f"{TRACED[0]}:{TRACED[1]}",
+            SWITCHML_TRACE_GRAPH="0",
+        )
+        joined = prepared(join(read(traces)))
+        machine = Machine.of(joined, link_bps=rate, codecs=codec_costs.measure(codecs, workers))
+        objective = Objective(joined, machine)
+        found = []
+        for number, passes in enumerate(allow):
+            result = search(objective, Allowed(passes=tuple(passes.split(",")), codecs=codecs), trials=trials)
+            path = folder / f"settings-{number}.toml"
+            file.write(path, result, machine, str(traces))
+            found.append((passes, result, path))
+            say(f"{passes}: {result.best.setting.changed()}, {result.evaluated} settings in {result.wall_s:.1f} s")
+        measured: dict[str, list[float]] = {"": [], **{passes: [] for passes in allow}}
+        for turn in range(rounds):
+            for name, path in [("", None), *((passes, path) for passes, _, path in found)]:
+                measured[name].append(hosts.step_s(path))
+                say(f"round {turn + 1}, {name or 'defaults'}: {measured[name][-1] * 1e3:.1f} ms a step")
+    default_s = median(measured[""])
+    rows = [
+        Row(
+            passes,
+            result.best.iteration_s,
+            median(measured[passes]),
+            result.traced.iteration_s / result.best.iteration_s,
+            median(old / new for old, new in zip(measured[""], measured[passes], strict=True)),
+        )
+        for passes, result, _ in found
+    ]
+    if as_json:
+        told = {"workers": workers, "rate_bps": rate, "default_s": default_s, "traced_s": joined.iteration_s}
+        told |= {"replayed_s": found[0][1].traced.iteration_s}
+        click.echo(json.dumps(told | {"rows": [asdict(row) | {"error": row.error} for row in rows]}))
+        return
+    click.echo(
+        f"{workers} workers, {rate / 1e6:g} Mbit/s: {default_s * 1e3:.1f} ms a step with defaults, "
+        f"{joined.iteration_s * 1e3:.1f} ms traced, {found[0][1].traced.iteration_s * 1e3:.1f} ms replayed"
+    )
+    for row in rows:
+        click.echo(
+            f"{row.allowed:<28} predicted {row.predicted_s * 1e3:7.1f} ms, measured {row.measured_s * 1e3:7.1f} ms "
+            f"({row.predicted_s / row.measured_s - 1:+.1%}); {row.measured:.2f} times as fast, promised "
+            f"{row.promised:.2f} ({row.error:+.1%})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""`switchml trace diagnose` and `switchml trace diff` on files of a job with known troubles."""
+
+import json
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from kineto_data import published
+from rich.console import Console
+from traced_jobs import Job, traced
+
+from emulator.diagnosis.checks import diagnose
+from emulator.diagnosis.iterations import iterations
+from emulator.diagnosis.page import write_page
+from emulator.diagnosis.terminal import show
+from emulator.trace import native
+from emulator.trace.events import LaneKind, What
+from emulator.trace.join import join
+from emulator.trace.read import read as read_traces
+from switchml.__main__ import cli
+
+TROUBLED = Job(
+    ranks=6,
+    bytes_per_s=1e9,
+    load_s=0.004,
+    gap_s=2e-4,
+    slowness=lambda rank, name, iteration: 1.35 if rank == 2 else 3.0 if (rank, name) == (4, "backward 5") else 1.0,
+    metrics=10,
+    metric_s=3e-4,
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return diagnose(traced(TROUBLED, iterations=6))
+
+
+def write(job, folder, iterations=5):
+    folder.mkdir()
+    for trace in traced(job, iterations=iterations).traces:
+        native.write(trace, folder / f"rank-{trace.rank}.npz")
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["trace", *map(str, arguments)])
+
+
+# Commands
+
+
+def test_diagnose(tmp_path):
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    folder = write(TROUBLED, tmp_path / "run")
+    page, timeline = tmp_path / "out.html", tmp_path / "out.json"
+    done = run("diagnose", folder, "--json", "--report", page, "--timeline", timeline)
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    gains = [finding["gain_s"] for finding in said["findings"]]
+    assert gains == sorted(gains, reverse=True)
+    assert {"straggler", "loading"} <= {finding["kind"] for finding in said["findings"]}
+    for rank in said["ranks"]:
+        assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
+    segments = said["critical_path"]["segments"]
+    assert sum(segment["until_s"] - segment["from_s"] for segment in segments) == pytest.approx(said["replayed_s"])
+    assert sum(said["critical_path"]["by_stream_s"].values()) == pytest.approx(said["replayed_s"])
+    assert sum(said["critical_path"]["by_part_s"].values()) == pytest.approx(said["replayed_s"])
+    assert "Diagnosis of run" in page.read_text()
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert {"name": "process_name", "ph": "M", "pid": 6, "args": {"name": "critical path"}} in events
+
+
+def test_diagnose_for_people(tmp_path):
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    done = run("diagnose", write(TROUBLED, tmp_path / "run"))
+    assert done.exit_code == 0, done.output
+    assert "1. rank 2" in done.output and "Where the time goes" in done.output
+    done = run("diagnose", tmp_path / "run", "--least", "0.99")
+    assert "Nothing to change" in done.output
+
+
+def test_one_iteration(tmp_path):
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    folder = write(TROUBLED, tmp_path / "run")
+    assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).output)["findings"]
+    done = run("diagnose", folder, "--iteration", 9)
+    assert done.exit_code == 1 and "there is no iteration 9" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["diagnose", "nowhere"], "no trace at nowhere"),
+        (["diff", "nowhere", "nowhere"], "no trace at nowhere"),
+        (["diagnose", ".", "--report", "nowhere/out.html"], "there is no directory nowhere to write out.html to"),
+    ],
+)
+def test_errors(tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.exit_code == 1
+    assert words in done.output and "Traceback" not in done.output
+
+
+def test_diff(tmp_path):
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
+    b = write(TROUBLED, tmp_path / "b")
+    done = run("diff", a, b, "--json")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    whole_s = said["iteration"]["difference_s"]
+    for rows in (said["parts"], said["critical_path"]):
+        assert sum(row["difference_s"] for row in rows) + said["unexplained_s"] == pytest.approx(whole_s)
+    assert said["operations"][0]["name"] == "DataLoader.__next__"
+    done = run("diff", a, b)
+    assert done.exit_code == 0 and "By cause, average rank" in done.output
+
+
+@pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
+def test_published_traces(name, tmp_path):
+    """Of accelerators that their hosts don't keep busy; what CUDA's start-up takes is seen for what it is."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    path = published(name)
+    done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.output)
+    assert said["replay_error"] == pytest.approx(0, abs=0.03)
+    assert said["findings"][0]["kind"] == "starved accelerator"
+    assert ("allocations" in [finding["kind"] for finding in said["findings"]]) == name.startswith("alexnet")
+    for rank in said["ranks"]:
+        assert sum(rank["causes_s"].values()) == pytest.approx(said["replayed_s"])
+
+
+def test_compute_is_what_kernels_cover():
+    """The trace says so itself, without graph or replay: how much of each iteration its kernels cover."""
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
+    (trace,) = read_traces(published("nccl_data.json.gz"))
+    events, own = trace.events, iterations(trace)
+    lanes = np.array([lane.kind for lane in trace.lanes])
+    kernels = np.flatnonzero((events.what == What.COMPUTE) & (lanes[events.lane] == LaneKind.DEVICE))
+    kernels = kernels[np.argsort(events.start_s[kernels])]
+    reach_s = np.maximum.accumulate(events.end_s[kernels])
+    begin_s = np.maximum(events.start_s[kernels][1:], reach_s[:-1])
+    covered_s = events.duration_s[kernels[0]] + np.maximum(events.end_s[kernels][1:] - begin_s, 0).sum()
+    found = diagnose(join([trace]))
+    compute_s = found.seen.causes.parts.mean()["compute"]
+    assert compute_s == pytest.approx(covered_s / own.count, rel=0.05)
+
+
+# Terminal and page
+
+
+def test_terminal_says_what_was_found(found):
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    show(found, console)
+    text = console.export_text()
+    for number, finding in enumerate(found.findings, 1):
+        assert f"{number}. {finding.title[:40]}" in text
+    assert "rank 2 (" in text  # whom others wait for
+
+
+class Seen(HTMLParser):
+    """Tags in balance, nothing loaded from elsewhere."""
+
+    VOID = ("meta", "line", "rect", "circle", "polyline", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def read(path):
+    seen = Seen()
+    seen.feed(path.read_text())
+    assert seen.open == [] and seen.links == []
+    return re.sub(r"\s+", " ", " ".join(seen.words))
+
+
+def test_page_says_what_was_found(found, tmp_path):
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
+    write_page(found, tmp_path / "out.html", "Diagnosis of <run>")
+    text = read(tmp_path / "out.html")
+    assert "Diagnosis of <run>" in text and "nan" not in text and "None" not in text
+    for finding in found.findings:
+        for words in (finding.title, *finding.evidence, *finding.settings):
+            assert words in text
+    assert "Who waits for whom" in text and "critical path" in text and "What would help" in text
+
+
+def test_path_on_the_page_is_the_critical_path(found):
+    """Every corner lies on a lane of its rank, times rise, and the path spans the iteration."""
+    from emulator.diagnosis.page import _path
+    from emulator.report.lanes import cause_of, lanes
+
+    drawn = lanes(found.seen.played, np.arange(6), phase_of=cause_of)
+    corners = _path(found, drawn)
+    across = [x for x, _ in corners]
+    assert across == sorted(across)
+    assert across[0] == 0 and across[-1] == pytest.approx(1000)
+    assert {y for _, y in corners} <= {lane.top + 7 for lane in drawn}
+
+
+@pytest.mark.parametrize("job", [Job(bytes_per_s=5e10, latency_s=2e-5), Job(ranks=1), Job(ranks=40, load_s=0.01)])
+def test_pages_of_other_jobs(job, tmp_path):
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
+    write_page(diagnose(traced(job)), tmp_path / "out.html", "a job")
+    text = read(tmp_path / "out.html")
+    assert ("24 further ranks are not shown" in text) == (job.ranks == 40)
+
+
+def test_browser_draws_the_page(found, tmp_path):
+    """All of the pictures have a size, no text of theirs leaves the page, and the page fits its window."""
+    pytest.importorskip("jinja2", reason="needs jinja2 (pip install 'switchml[report]')")
+    browser = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+    )
+    if not browser:
+        pytest.skip("needs chromium")
+    write_page(found, tmp_path / "out.html", "Diagnosis of a run")
+    probe = tmp_path / "probe.html"
+    script = """<script> const found = [...document.querySelectorAll("svg[role=img]")].map(svg => { const boxes =
+    [...svg.querySelectorAll("text")].map(text => text.getBoundingClientRect()); const box =
+    svg.getBoundingClientRect(); const path = svg.querySelector(".path").getBoundingClientRect(); return {width:
+    box.width, height: box.height, texts: boxes.length, path: path.width, outside: boxes.filter(b => b.left < 0 ||
+    b.right > innerWidth).length}; }); document.title = JSON.stringify({found, scroll:
+    document.documentElement.scrollWidth <= innerWidth}); </script></body>"""
+    probe.write_text((tmp_path / "out.html").read_text().replace("</body>", script))
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1240,1800", "--dump-dom"]
+    command += [f"--user-data-dir={tmp_path / 'profile'}", probe.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.S)
+    assert title, done.stderr[-2000:]
+    drawn = json.loads(title.group(1).replace("&quot;", '"'))
+    assert drawn["scroll"], "the page is wider than the window"
+    (picture,) = drawn["found"]
+    assert picture["width"] > 800 and picture["height"] > 150 and picture["texts"] > 8
+    assert picture["path"] > 700 and picture["outside"] == 0

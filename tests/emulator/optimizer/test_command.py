@@ -1,0 +1,67 @@
+import json
+
+import pytest
+import traced_jobs
+from click.testing import CliRunner
+
+from emulator.trace import native
+from host_agent.settings import load
+from switchml.__main__ import cli
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory):
+    """Two iterations of a job that pays the latency of many all-reduces, one after the other."""
+    folder = tmp_path_factory.mktemp("traces")
+    job = traced_jobs.Job(
+        ranks=2, backward_s=0.010, gradient_bytes=1e6, buckets=(1, 1, 1, 1, 2, 2), latency_s=0.02, bytes_per_s=1e8
+    )
+    for trace in traced_jobs.traced(job, iterations=2).traces:
+        native.write(trace, folder / f"rank-{trace.rank}{native.SUFFIX}")
+    return folder
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["trace", "optimize", *map(str, arguments)])
+
+
+def test_a_file_and_an_object(traces, tmp_path):
+    out = tmp_path / "settings.toml"
+    ran = run(traces, "--out", out, "--json", "--trials", 300)
+    assert ran.exit_code == 0, ran.output
+    told = json.loads(ran.stdout)
+    assert told["replayed_s"] == pytest.approx(told["traced_s"], rel=0.03)
+    assert 0 < told["predicted_s"] < told["replayed_s"] and 0.1 < told["gain"] < 1
+    assert {each["pass"] for each in told["alone"]} >= {"buckets", "placement", "codec", "accumulate", "fuse"}
+    settings = load(out)
+    assert settings.ddp == told["settings_file"]["ddp"]
+    assert "bucket_cap_mb" in settings.ddp or "bucket_cap_mb_list" in settings.ddp
+
+
+def test_a_table_for_people(traces, tmp_path):
+    out = tmp_path / "settings.toml"
+    ran = run(traces, "--out", out, "--allow", "buckets,accumulate", "--uniform", "--trials", 200)
+    assert ran.exit_code == 0, ran.output
+    assert "less time for a sample" in " ".join(ran.output.split()) and "no_sync" in ran.output
+    assert "bucket_cap_mb_list" not in load(out).ddp
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--allow", "bukkets"], "unknown pass 'bukkets'"),
+        (["--check"], "needs a command"),
+        (["--placements", "moon"], "moon"),
+        (["--memory", "lots"], "16GB"),
+        (["--link", "1mbit"], "was it traced on that network"),
+        (["--codec", "zip", "--allow", "codec"], "zip"),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence(traces, tmp_path, arguments, message):
+    ran = run(traces, "--out", tmp_path / "settings.toml", *arguments)
+    assert ran.exit_code in (1, 2) and message in ran.output and "Traceback" not in ran.output
+
+
+def test_what_is_no_trace_is_refused(tmp_path):
+    ran = run(tmp_path / "none")
+    assert ran.exit_code == 1 and "no trace at" in ran.output

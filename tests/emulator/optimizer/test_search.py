@@ -1,0 +1,129 @@
+import itertools
+
+import ddp_jobs
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulator.optimizer import cuts, space
+from emulator.optimizer.codec_costs import CodecCost
+from emulator.optimizer.machine import Machine, Memory
+from emulator.optimizer.objective import Objective
+from emulator.optimizer.search import search
+from emulator.optimizer.setting import TRACED, Setting
+from emulator.optimizer.space import Allowed
+from emulator.trace.buckets import MIB, gradients
+
+CODECS = {"half": CodecCost(0.5, 2e8), "quarter": CodecCost(0.25, 5e7)}
+
+
+@st.composite
+def jobs(draw, own=False, most=6):
+    count = draw(st.integers(1, most))
+    return ddp_jobs.ddp(
+        [size * MIB / 4 for size in draw(st.lists(st.integers(1, 8), min_size=count, max_size=count))],
+        [seconds / 256 for seconds in draw(st.lists(st.integers(0, 8), min_size=count, max_size=count))],
+        fixed_s=draw(st.sampled_from([0.0, 1 / 512, 1 / 64])),
+        bytes_per_s=64.0 * MIB,
+        waits_for_own=draw(st.booleans()) if own else False,
+    )
+
+
+def slowly(objective, placements, codecs):
+    """The best of every way to cut, with every placement, and every codec in every bucket."""
+    sizes = gradients(objective.joined).bytes
+    best = objective(TRACED).sample_s
+    for caps, placement in itertools.product(space.runs(sizes), placements):
+        for chosen in itertools.product(("", *codecs), repeat=len(caps)):
+            best = min(best, objective(Setting(buckets=caps, placement=placement, codec=chosen)).sample_s)
+    return best
+
+
+@settings(deadline=None, max_examples=15)
+@given(jobs(most=4))
+def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job):
+    machine = Machine.of(job, codecs=CODECS)
+    allowed = Allowed(passes=("buckets", "placement", "codec"), placements=("ps",), codecs=tuple(CODECS))
+    found = search(Objective(job, machine), allowed, trials=500)
+    assert found.how.startswith("exact")
+    assert found.best.sample_s == pytest.approx(slowly(Objective(job, machine), ("", "ps"), CODECS), rel=1e-5)
+
+
+@settings(deadline=None, max_examples=15)
+@given(jobs(own=True))
+def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job):
+    machine = Machine.of(job)
+    found = search(Objective(job, machine), Allowed(passes=("buckets",)), trials=500)
+    assert found.best.sample_s == pytest.approx(slowly(Objective(job, machine), ("",), ()), rel=1e-5)
+
+
+@settings(deadline=None, max_examples=20)
+@given(jobs())
+def test_the_path_is_what_replay_says(job):
+    machine = Machine.of(job, codecs=CODECS)
+    options = cuts.choices(machine, "", ["", *CODECS])
+    caps, chosen = cuts.fastest(*cuts.ready(job), options)
+    objective = Objective(job, machine)
+    _, _, end_s = cuts.path(
+        *cuts.ready(job),
+        np.array([one.fixed_s for one in options]),
+        np.array([one.bytes_per_s for one in options]),
+    )
+    worth = objective(Setting(buckets=caps, codec=chosen))
+    assert worth.iteration_s == pytest.approx(end_s[-1] + 0.003, rel=1e-9)  # the optimizer comes after
+
+
+def big(optimizer_s=(0.001,), **given):
+    rng = np.random.default_rng(3)
+    sizes = rng.integers(1, 40, 40) * MIB / 8
+    return ddp_jobs.ddp(sizes, rng.random(40) / 100, waits_for_own=True, optimizer_s=optimizer_s, **given)
+
+
+def test_where_the_space_is_large_optuna_proposes_and_a_seed_repeats_it():
+    job = big(fixed_s=0.003, optimizer_s=[0.02])
+    allowed = Allowed(passes=("buckets", "priority", "accumulate"), lists=True)
+    first, again = (search(Objective(job, Machine.of(job)), allowed, trials=150, seed=7) for _ in range(2))
+    assert first.best.setting == again.best.setting and "Optuna" in first.how
+    assert first.evaluated <= 150
+    alone = search(Objective(job, Machine.of(job)), Allowed(passes=("priority",)), trials=150)
+    assert first.best.sample_s < alone.best.sample_s < first.traced.sample_s
+
+
+def test_urgent_buckets_first_gains_only_where_updates_wait_for_their_own():
+    job = ddp_jobs.ddp([MIB, 8 * MIB, MIB], [0.001] * 3, caps=[1], optimizer_s=[0.05], waits_for_own=True)
+    objective = Objective(job, Machine.of(job))
+    assert objective(Setting(priority=True)).iteration_s < objective(TRACED).iteration_s - 0.04
+    everyone = ddp_jobs.ddp([8 * MIB, MIB], [0.001, 0.001], caps=[1])
+    objective = Objective(everyone, Machine.of(everyone))
+    assert objective(Setting(priority=True)).iteration_s == objective(TRACED).iteration_s
+
+
+def test_a_batch_grows_as_far_as_memory_goes():
+    job = ddp_jobs.ddp([4 * MIB] * 4, [0.01] * 4)
+    states = 16 * MIB / 4 * 12
+    roomy = Machine.of(job, memory=Memory(limit=states + 4.5e9, activations=1e9))
+    found = search(Objective(job, roomy), Allowed(passes=("batch",)))
+    assert found.best.setting.batch == 4 and found.best.memory_bytes <= roomy.memory.limit
+    tight = Machine.of(job, memory=Memory(limit=states + 4.5e9, activations=9e9))
+    found = search(Objective(job, tight), Allowed(passes=("batch", "recompute")))
+    assert found.best.fits and not found.traced.fits
+
+
+def test_the_budget_and_ctrl_c_end_it_with_the_best_so_far():
+    job = big()
+    found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)), trials=40)
+    assert found.evaluated <= 40 and found.best.sample_s < found.traced.sample_s
+
+    def stop(evaluated, best_s):
+        if evaluated > 30:
+            raise KeyboardInterrupt
+
+    found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)), progress=stop)
+    assert found.interrupted and found.best.sample_s < found.traced.sample_s
+
+
+def test_nothing_to_gain_leaves_everything_as_traced():
+    job = ddp_jobs.ddp([MIB / 64] * 3, [0.1] * 3, fixed_s=0.0, bytes_per_s=1e12, optimizer_s=[0.1])
+    found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)))
+    assert found.best.setting == TRACED and found.gain == 0

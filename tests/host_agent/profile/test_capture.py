@@ -1,0 +1,186 @@
+"""`switchml trace capture` around a script that knows nothing of it, with real ranks, and what is read of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import until
+
+from tests.host_agent.ranks import environment
+
+pytest.importorskip("torch")
+
+from emulator.trace.events import LaneKind, RankTrace, What, WireWhat
+from emulator.trace.join import join
+from emulator.trace.read import read
+
+# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
+
+JOB = Path(__file__).with_name("job.py")
+GRADIENTS = ["4.bias", "4.weight", "2.bias", "2.weight", "0.bias", "0.weight"]
+PARAMETERS_BYTES = 4 * (64 * 300 + 300 + 300 * 300 + 300 + 300 * 10 + 10)
+STEPS = range(3, 7)
+
+
+def command(folder: Path, *job: str, options: tuple[str, ...] = ()) -> list[str]:
+    return [sys.executable, "-m", "switchml", "trace", "capture", "--out", str(folder), "--steps", "3:7", *options,
+            "--", "torchrun", "--standalone", "--nproc-per-node", "2", str(JOB), *job]  # fmt: skip
+
+
+def capture(folder: Path, *job: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        command(folder, *job, options=options), env=environment(), capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module", params=["gloo", "switchml"])
+def captured(request, tmp_path_factory) -> tuple[str, Path, subprocess.CompletedProcess]:
+    """One capture of each backend: its name, the folder, and what the command said."""
+    folder = tmp_path_factory.mktemp(request.param)
+    done = capture(folder, request.param, "12", options=("--json",))
+    assert done.returncode == 0, done.stderr
+    return request.param, folder, done
+
+
+def abouts(folder: Path) -> list[dict]:
+    return [json.loads((folder / f"rank-{rank}.about.json").read_text()) for rank in range(2)]
+
+
+def of(trace: RankTrace, what: What) -> np.ndarray:
+    """Events in the captured iterations."""
+    events = trace.events
+    inside = (events.start_s >= trace.steps[0, 0]) & (events.start_s < trace.steps[-1, 1])
+    return np.flatnonzero(inside & (events.what == what))
+
+
+def test_every_rank_leaves_all_files(captured):
+    backend, folder, done = captured
+    endings = {"json.gz", "et.json", "about.json"} | ({"wire.npz"} if backend == "switchml" else set())
+    assert {path.name for path in folder.iterdir()} == {f"rank-{rank}.{end}" for rank in range(2) for end in endings}
+    told = json.loads(done.stdout)
+    assert (told["world_size"], told["missing"], told["exit_code"]) == (2, [], 0)
+    assert [rank["iterations"] for rank in told["ranks"]] == [len(STEPS)] * 2
+    assert done.stderr.count("loss ") == 2, "the script ran as ever"
+    losses = {line for line in done.stderr.splitlines() if line.startswith("loss ")}
+    graph = json.loads((folder / "rank-0.et.json").read_text())
+    assert sum(node["name"] == "aten::addmm" for node in graph["nodes"]) == 3, f"one iteration's graph; {losses}"
+
+
+def test_iterations_are_found(captured):
+    backend, folder, _ = captured
+    for rank, trace in enumerate(read(folder)):
+        assert (trace.rank, trace.world_size, trace.backend, trace.format) == (rank, 2, backend, "switchml")
+        assert trace.steps.shape == (len(STEPS), 2)
+        assert (trace.steps[1:, 0] >= trace.steps[:-1, 1]).all(), "iterations follow one another"
+        names = np.array(trace.names)[trace.events.name]
+        starts_s = trace.events.start_s
+        for from_s, until_s in trace.steps:
+            inside = names[(starts_s >= from_s) & (starts_s < until_s)]
+            assert (inside == "Optimizer.step#SGD.step").sum() == 1
+            assert (inside == "DistributedDataParallel.forward").sum() == 1
+
+
+def test_gradients_have_names(captured):
+    for trace in read(captured[1]):
+        gradients = of(trace, What.COMPUTE)
+        gradients = gradients[trace.events.gradient[gradients]]
+        assert [trace.gradient_names[event] for event in gradients.tolist()] == GRADIENTS * len(STEPS)
+        assert trace.events.bytes[gradients].sum() == len(STEPS) * PARAMETERS_BYTES
+        assert trace.about["bucket_cap_mb"] == "0.1"
+
+
+def test_all_reduces_have_causes_and_waits(captured):
+    backend, folder, _ = captured
+    for trace, about in zip(read(folder), abouts(folder), strict=True):
+        buckets = len(about["ddp"][0]["buckets"])
+        assert buckets >= 2
+        events = trace.events
+        collectives = of(trace, What.COLLECTIVE)
+        assert len(collectives) == len(STEPS) * (buckets + 1)
+        assert events.bytes[collectives].sum() == len(STEPS) * (PARAMETERS_BYTES + 4)
+        assert all(trace.lanes[lane].kind == LaneKind.TRANSPORT for lane in events.lane[collectives])
+        sequence = np.sort(events.sequence[collectives])
+        np.testing.assert_array_equal(np.diff(sequence), 1)
+        launches = {int(b): int(a) for a, b in trace.causes if events.what[a] == What.LAUNCH}
+        for event in collectives.tolist():
+            assert events.start_s[launches[event]] <= events.start_s[event]
+        awaited = {int(a): int(b) for a, b in trace.causes if events.what[b] == What.SYNC}
+        waits = of(trace, What.SYNC)
+        assert len(waits) == len(collectives)
+        assert set(awaited) >= set(collectives[events.bytes[collectives] > 4].tolist()), "every bucket is waited for"
+        for event in collectives.tolist():
+            if event in awaited:
+                assert events.end_s[event] <= events.end_s[awaited[event]] + 1e-3
+
+
+def test_ranks_join_into_one_graph(captured):
+    traces = read(captured[1])
+    joined = join(traces)
+    assert len(joined.graph.ranks) == 2
+    assert 0.3 < joined.iteration_s / np.mean([np.diff(trace.steps).mean() for trace in traces]) < 3
+
+
+def test_packets_are_what_the_counters_say(captured):
+    backend, folder, _ = captured
+    if backend == "gloo":
+        assert all(trace.wire is None for trace in read(folder))
+        return
+    for trace, about in zip(read(folder), abouts(folder), strict=True):
+        (agent,) = about["agents"]
+        grown = {name: agent["after"][name] - agent["before"][name] for name in ("sent", "received", "retransmitted")}
+        counts = np.bincount(trace.wire.what, minlength=4)
+        assert agent["packets_lost"] == 0
+        assert counts[WireWhat.SENT] + counts[WireWhat.RESENT] == grown["sent"]
+        assert counts[WireWhat.RESENT] == grown["retransmitted"]
+        assert counts[WireWhat.RECEIVED] + counts[WireWhat.REPEATED] == grown["received"]
+        own = [event for event in of(trace, What.COLLECTIVE).tolist() if trace.events.bytes[event] > 4]
+        for event in own:
+            packets = np.flatnonzero(trace.wire.tensor == trace.events.sequence[event])
+            chunks = -(-int(trace.events.bytes[event]) // 1024)
+            assert len(np.unique(trace.wire.chunk[packets])) == chunks
+            at_s = trace.wire.at_s[packets]
+            assert at_s.min() >= trace.events.start_s[event] - 1e-4
+            assert at_s.max() <= trace.events.end_s[event] + 1e-4
+
+
+@pytest.mark.parametrize("backend", ["gloo", "switchml"])
+def test_a_killed_rank_leaves_the_others_traces(backend, tmp_path):
+    done = capture(tmp_path, backend, "12", "die", options=("--steps", "3:1000"))
+    assert done.returncode == 1
+    assert "ended with exit code" in done.stderr.splitlines()[-1]
+    assert "no trace of rank 1" in done.stdout
+    (trace,) = read(tmp_path)
+    assert trace.rank == 0
+    assert len(trace.steps) == 5, "iterations 3 to 7 were whole"
+
+
+def test_ctrl_c(tmp_path):
+    asked = command(tmp_path, "gloo", "1000000", "print", options=("--steps", "3:1000000"))
+    process = subprocess.Popen(
+        asked, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        until(lambda: process.stdout.readline() == "iteration 8\n")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "exit code 130" in err.splitlines()[-1]
+    traces = read(tmp_path)
+    assert [trace.rank for trace in traces] == [0, 1], out + err
+    assert all(len(trace.steps) >= 5 for trace in traces)
+
+
+def test_a_script_without_enough_steps(tmp_path):
+    done = capture(tmp_path, "gloo", "2")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last

@@ -1,0 +1,228 @@
+"""`switchml_profile` in one process: which iterations it takes, and that it leaves a script as it was."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from click.testing import CliRunner  # noqa: E402
+
+from emulator.trace.read import read  # noqa: E402
+from host_agent.profile import switchml_profile  # noqa: E402
+from switchml.__main__ import cli  # noqa: E402
+from switchml.errors import ConfigError, TraceError  # noqa: E402
+
+
+class Training:
+    """A model, its optimizer, and `train(n)`."""
+
+    def __init__(self, scheduled: bool = False) -> None:
+        self.model = torch.nn.Linear(4, 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2) if scheduled else None
+
+    def train(self, iterations: int, after=lambda: None) -> None:
+        for _ in range(iterations):
+            self.optimizer.zero_grad()
+            self.model(torch.ones(2, 4)).sum().backward()
+            self.optimizer.step()
+            if self.scheduler is not None:
+                self.scheduler.step()
+            after()
+
+
+def kinds(folder) -> list[str]:
+    return [one["kind"] for one in json.loads((folder / "rank-0.about.json").read_text())["iterations"]]
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("skip", [0, 1, 3])
+def test_takes_the_iterations_that_it_should(tmp_path, skip, scheduled):
+    training = Training(scheduled)
+    with switchml_profile(tmp_path, skip=skip, steps=2):
+        training.train(8)
+    assert kinds(tmp_path) == ["plain"] * skip + ["captured"] * 2 + ["graph"]
+    (trace,) = read(tmp_path)
+    assert len(trace.steps) == 2
+    assert (tmp_path / "rank-0.et.json").exists()
+    with gzip.open(tmp_path / "rank-0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    spans = [(event["ts"], event["dur"], event["name"]) for event in events if event.get("cat") == "user_annotation"]
+    steps = [span for span in spans if span[2].startswith("ProfilerStep#")]
+    assert [name for *_, name in sorted(steps)] == [f"ProfilerStep#{skip + i}" for i in range(2)]
+    optimizing = [span for span in spans if span[2].startswith("Optimizer.step")]
+    for start, duration, _ in steps:
+        within = [one for one in optimizing if start <= one[0] and one[0] + one[1] <= start + duration]
+        assert len(within) == 1, "an iteration ends after its optimizer's span"
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_leaves_the_optimizer_as_it_was(tmp_path, scheduled):
+    training = Training(scheduled)
+    before = dict(training.optimizer.__dict__)
+    with switchml_profile(tmp_path, skip=1, steps=1):
+        training.train(1)
+        torch.optim.lr_scheduler.StepLR(training.optimizer, 3)  # looks into the method that it finds
+        training.train(4)
+    training.train(1)
+    if scheduled:
+        assert training.optimizer.__dict__["step"] is before["step"]
+    assert kinds(tmp_path) == ["plain", "captured", "graph"]
+
+
+def test_only_the_first_optimizer_counts(tmp_path):
+    one, other = Training(), Training()
+    with switchml_profile(tmp_path, skip=2, steps=2, execution_trace=False):
+        for _ in range(6):
+            one.train(1)
+            other.train(1)
+    assert kinds(tmp_path) == ["plain"] * 2 + ["captured"] * 2
+    assert not (tmp_path / "rank-0.et.json").exists()
+
+
+@pytest.mark.parametrize("skip", [0, 1, 2])
+def test_steps_can_be_told(tmp_path, skip):
+    training = Training()
+    with switchml_profile(tmp_path, skip=skip, steps=2, execution_trace=False, by_step=True) as profile:
+        for _ in range(5):
+            training.train(2)
+            profile.step()
+    assert kinds(tmp_path) == ["plain"] * skip + ["captured"] * 2
+    (trace,) = read(tmp_path)
+    names = [trace.names[name] for name in trace.events.name]
+    assert names.count("Optimizer.step#SGD.step") == 4, "two of them in each iteration"
+    assert len(trace.steps) == 2
+
+
+def test_steps_that_nobody_asked_for(tmp_path):
+    with switchml_profile(tmp_path, skip=0, steps=1) as profile, pytest.raises(ConfigError, match="by_step=True"):
+        profile.step()
+
+
+def test_a_block_that_ends_early(tmp_path):
+    training = Training()
+    with switchml_profile(tmp_path, skip=1, steps=10):
+        training.train(3)
+        training.model(torch.ones(2, 4))
+    assert kinds(tmp_path) == ["plain", "captured", "captured"]
+    (trace,) = read(tmp_path)
+    assert len(trace.steps) == 2, "the iteration that was not finished does not count"
+
+
+def test_a_block_that_fails_is_written_too(tmp_path):
+    with pytest.raises(ZeroDivisionError), switchml_profile(tmp_path, skip=1, steps=10):
+        Training().train(3)
+        raise ZeroDivisionError
+    assert kinds(tmp_path) == ["plain", "captured", "captured"]
+
+
+def test_a_block_that_is_too_short_says_so(tmp_path):
+    told = pytest.warns(UserWarning, match="2 iterations were seen, and the capture begins after 3")
+    with told, switchml_profile(tmp_path):
+        Training().train(2)
+    with pytest.raises(TraceError, match="no trace in"):
+        read(tmp_path)
+
+
+def test_pairs(tmp_path):
+    with switchml_profile(tmp_path, skip=1, steps=2, pairs=2, execution_trace=False):
+        Training().train(12)
+    assert kinds(tmp_path) == ["plain"] + ["plain", "plain", "captured", "captured"] * 2
+    (trace,) = read(tmp_path)
+    assert len(trace.steps) == 2, "the last capture stays"
+
+
+def test_nothing_is_left_on_after_a_capture(tmp_path):
+    from torch._C._distributed_c10d import Work
+
+    from host_agent import recording
+
+    before = Work.wait
+    with switchml_profile(tmp_path, skip=0, steps=1, execution_trace=False):
+        assert Work.wait is not before
+        Training().train(2)
+        assert Work.wait is before
+    assert recording._current is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Training().train(2)
+
+
+@pytest.mark.parametrize("wrong", [{"skip": -1}, {"steps": 0}, {"pairs": -1}, {"packets": 0}])
+def test_numbers_that_make_no_sense(tmp_path, wrong):
+    with pytest.raises(ConfigError, match="expected at least"):
+        switchml_profile(tmp_path, **wrong)
+
+
+def test_a_folder_that_cannot_be(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="can't make the folder"):
+        switchml_profile(tmp_path / "file" / "traces")
+
+
+# Files that are broken
+
+
+@pytest.fixture
+def folder(tmp_path):
+    with switchml_profile(tmp_path, skip=1, steps=1, execution_trace=False):
+        Training().train(3)
+    return tmp_path
+
+
+def test_one_file_stands_for_its_rank(folder):
+    for name in ("rank-0.about.json", "rank-0.json.gz"):
+        (trace,) = read(folder / name)
+        assert trace.format == "switchml"
+
+
+def test_a_missing_profile(folder):
+    (folder / "rank-0.json.gz").unlink()
+    with pytest.raises(TraceError, match=r"rank-0\.json\.gz is not beside it"):
+        read(folder)
+
+
+def test_another_version(folder):
+    path = folder / "rank-0.about.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(TraceError, match="has version 2; this switchml reads version 1"):
+        read(folder)
+
+
+def test_an_about_that_breaks_off(folder):
+    path = folder / "rank-0.about.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(TraceError, match="can't be read"):
+        read(folder)
+
+
+# The command line
+
+
+def test_a_folder_with_a_capture_is_not_overwritten(folder):
+    refused = CliRunner().invoke(cli, ["trace", "capture", "--out", str(folder), "--", "true"])
+    assert refused.exit_code == 1 and "there is a capture in it already" in refused.output
+    (folder / "mine.txt").touch()
+    CliRunner().invoke(cli, ["trace", "capture", "--overwrite", "--out", str(folder), "--", "true"])
+    assert [path.name for path in folder.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("steps", ["3", "0:3", "3:3", "a:b", "5:3"])
+def test_steps_that_make_no_sense(steps, tmp_path):
+    refused = CliRunner().invoke(cli, ["trace", "capture", "--out", str(tmp_path), "--steps", steps, "--", "true"])
+    assert refused.exit_code == 2 and "expected SKIP:STOP" in refused.output
+
+
+def test_a_command_that_is_none(tmp_path):
+    refused = CliRunner().invoke(cli, ["trace", "capture", "--out", str(tmp_path), "--", "no-such-program"])
+    assert refused.exit_code == 1 and "no such program" in refused.output
+
+
+def test_a_command_that_fails(tmp_path):
+    refused = CliRunner().invoke(cli, ["trace", "capture", "--out", str(tmp_path), "--", "false"])
+    assert refused.exit_code == 1 and "false ended with exit code 1; no rank has written a trace" in refused.output
