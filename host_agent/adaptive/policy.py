@@ -114,7 +114,7 @@ class BucketPolicy:
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
         seen.step = self._step = step
-        if self.costs[choice].is_known:
+        if self.costs[choice].is_known and not network.is_suspicious:
             model_s = self._model_s(choice, network)
             self._extra[choice] = min(max(median(seen.times_s) - model_s, 0.0), model_s), step
 

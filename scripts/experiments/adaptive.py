@@ -37,6 +37,8 @@ AUTO = "auto"
 TURN_STEPS = 10
 WARM_UP_STEPS = 20
 """Uncounted, at the first rate: DDP forms its buckets, kernels and memory are touched, auto rehearses."""
+BURST_S = 1e-3
+"""Of the links: a longer burst would let a small step's packets pass at any rate."""
 STORE_PORT = 29500
 BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
 
@@ -148,7 +150,7 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
         context = get_context("forkserver")
         context.set_forkserver_preload(["host_agent.training.preload"])
         forkserver.ensure_running()
-        star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0]))
+        star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0], burst_s=BURST_S))
         stack.callback(star.close)
         aggregator = SwitchAggregator(star)
         stack.callback(aggregator.stop)
