@@ -184,7 +184,7 @@ class AutoCompressor:
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
         bucket.calls += 1
-        if self.step and len(self._done) == len(self._buckets):
+        if 0 < self.step < self._decide_at - 1 and len(self._done) == len(self._buckets):
             self._tell(turn)
         return outcome.mean
 
