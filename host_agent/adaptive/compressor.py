@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import GATHER, SUM, Network, Prober, Sample, Watch
+from host_agent.adaptive.network import GATHER, LEAST_PROBE_BYTES, SUM, Network, Prober, Sample, Watch
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
 from host_agent.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
 from switchml import codecs
@@ -184,7 +184,7 @@ class AutoCompressor:
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
         bucket.calls += 1
-        if self.step and len(self._done) == len(self._buckets):
+        if 0 < self.step < self._decide_at - 1 and len(self._done) == len(self._buckets):
             self._tell(turn)
         return outcome.mean
 
@@ -209,6 +209,14 @@ class AutoCompressor:
         start = time.perf_counter()
         self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), turn)
         self._probe = wire_bytes, time.perf_counter() - start
+
+    def _make_sure(self) -> None:
+        """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
+        self._probe_rate(LEAST_PROBE_BYTES)
+        turn = Turn("probed", rank=self.reducer.rank, world=self.reducer.world)
+        worst = self.reducer.reduce(Max(np.array([-self._probe[1]], np.float32)), turn)
+        self._prober.took(self._probe[0], -float(worst[0]), self.network)
+        self._probe = 0, math.inf
 
     def _bucket(self, name: str, elements: int) -> _Bucket:
         key = (name, elements)
@@ -301,6 +309,8 @@ class AutoCompressor:
             )
             for record, network_s, compute_s, _ in parts:
                 buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
+        if self.network.is_suspicious:
+            self._make_sure()
         step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)
         self._elapsed_before, self._decided_at = elapsed_s, self.step
         for bucket, table in zip(buckets, costs, strict=True):

@@ -15,7 +15,8 @@ from statistics import median
 KEPT = 5
 """Samples that an estimate is the median of."""
 JUMP, LEAP = 1.5, 4.0
-"""The network has changed if two samples in a row are so far from the estimate, or one is."""
+"""The network has changed if two samples in a row are so far from the estimate; it has become faster if one is. That
+one sample was slow may have other reasons."""
 LEAST_SHARE = 0.05
 """Of a sample's time that is put down to its bytes, whatever the requests take: an estimate never becomes 0."""
 VISIBLE_SHARE = 0.5
@@ -25,10 +26,18 @@ ALARM = 2.0
 PROBE_SHARE = 0.025
 """Of the time, at most, that goes into finding out how fast bytes go while steps send too few to tell."""
 LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 1 << 13, 1 << 20
+MOST_LEAST_BYTES = 1 << 16
+"""What the first probe grows to where smaller ones were wrong: token buckets let a few bytes pass at any rate."""
+LASTING_S = 0.5
+"""What a probe has found is to hold for so many seconds of exchanges."""
 
 
 SUM, GATHER = 0, 1
 """Ways: sums go through the aggregator, gathers by whatever the backend has; their bytes differ in speed."""
+
+
+PROBE = ((-1, -1),)
+"""What a probe names as its choices."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +62,18 @@ class _Rate:
 
     def has_changed(self, rate: float, choices: tuple) -> bool:
         """Whether a sample shows another network than those before."""
-        is_same, self.choices = choices == self.choices, choices
+        is_probe = choices == PROBE
+        is_same = is_probe or choices == self.choices
+        self.choices = self.choices if is_probe else choices
         if not self.samples:
             return False
         known = median(self.samples)
-        factor = max(rate / known, known / rate)
-        self.odd = [*self.odd, rate] if factor > JUMP and (is_same or not self.odd) else []
-        return factor > LEAP or len(self.odd) > 1
+        if max(rate / known, known / rate) > JUMP:
+            goes_on = is_same and self.odd and (self.odd[-1] > known) == (rate > known)
+            self.odd = [*self.odd, rate] if goes_on else [rate]
+        elif not is_probe:  # a few bytes may slip through where many do not: token buckets
+            self.odd = []
+        return rate < known / LEAP or len(self.odd) > 1
 
 
 class Network:
@@ -101,6 +115,11 @@ class Network:
         """Whether the latest samples say how fast bytes go, and not only that they go faster than could be seen."""
         return self._share >= VISIBLE_SHARE
 
+    @property
+    def is_suspicious(self) -> bool:
+        """Whether the latest sample looks as if the network had become slower: a probe will tell."""
+        return any(rate.odd for rate in self._rates.values())
+
     def hide_rate(self) -> None:
         """A probe showed the rate, steps still do not."""
         self._share = 0.0
@@ -138,6 +157,7 @@ class Network:
         self._share = bulk_s / max(sample.seconds, 1e-9)
         if not self.is_rate_visible:
             # The requests took the time: all that is known is that a byte takes no longer than this.
+            known.odd = known.odd if sample.choices == PROBE else []
             slowest = sample.seconds / sample.wire_bytes
             if known.samples and median(known.samples) > JUMP * slowest:
                 self._start_afresh(sample)
@@ -175,25 +195,26 @@ class Watch:
         return is_odd
 
 
-PROBE = ((-1, -1),)
-"""What a probe names as its choices."""
-
-
 class Prober:
     """Bytes that say nothing but how fast they go: few at first, more where they went too fast to be timed."""
 
     def __init__(self) -> None:
-        self._bytes = LEAST_PROBE_BYTES
+        self._least = self._bytes = LEAST_PROBE_BYTES
         self._probed_at_s = 0.0
         self._regime = -1
+        self._found = -2, 0.0  # regime, and when
+        self._now_s = 0.0
 
     def due(self, network: Network, now_s: float) -> int:
         """How many bytes to send now, 0: none. `now_s`: agreed seconds spent on exchanges so far."""
+        self._now_s = now_s
         if network.is_rate_visible or not network.is_known:
             self._probed_at_s = now_s
             return 0
         if network.regime != self._regime:
-            self._regime, self._bytes = network.regime, LEAST_PROBE_BYTES
+            if self._found[0] == self._regime and now_s - self._found[1] < LASTING_S:  # it was too small to tell
+                self._least = min(2 * self._least, MOST_LEAST_BYTES)
+            self._regime, self._bytes = network.regime, self._least
         if network.seconds(1, self._bytes) > PROBE_SHARE * (now_s - self._probed_at_s):
             return 0
         self._probed_at_s = now_s
@@ -201,11 +222,12 @@ class Prober:
 
     def took(self, wire_bytes: int, seconds: float, network: Network) -> None:
         """A probe of so many bytes took so long, as agreed."""
-        regime = network.regime
+        regime, was_visible = network.regime, network.is_rate_visible
         network.add(Sample(PROBE, 1, wire_bytes, seconds))
-        if network.is_rate_visible:
+        if network.is_rate_visible and not was_visible:
             network.hide_rate()
-        else:
+        elif not network.is_rate_visible:
             self._bytes = min(4 * self._bytes, MOST_PROBE_BYTES)
         if network.regime != regime:  # go on at once, with larger ones: there may be more to find
             self._regime, self._probed_at_s = network.regime, -math.inf
+            self._found = network.regime, self._now_s

@@ -36,6 +36,8 @@ ALIKE = 1.03
 LATENCY_NOISE, STEP_NOISE = 0.1, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
 KEPT = 5
+SPREAD_TIMES = 4
+"""From so many on they tell how much they vary."""
 FORGET_STEPS = 25
 """What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
 HALF_LIFE_STEPS = 200
@@ -114,7 +116,7 @@ class BucketPolicy:
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
         seen.step = self._step = step
-        if self.costs[choice].is_known:
+        if self.costs[choice].is_known and not network.is_suspicious:
             model_s = self._model_s(choice, network)
             self._extra[choice] = min(max(median(seen.times_s) - model_s, 0.0), model_s), step
 
@@ -151,12 +153,21 @@ class BucketPolicy:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
-        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
+        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s, self._spread_s())
         best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
         if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
             best = self.current
         self.current = best
         return self.current
+
+    def _spread_s(self) -> float:
+        """How far the current choice's times are from their median, in the median: what a machine that does other
+        things as well adds to any."""
+        times = self._seen[self.current].times_s if self.current in self._seen else ()
+        if len(times) < SPREAD_TIMES:
+            return 0.0
+        middle = median(times)
+        return median(abs(seconds - middle) for seconds in times)
 
     def _follow(self, network: Network) -> None:
         if network.regime != self._regime:
