@@ -149,8 +149,10 @@ class Star:
         return self._wires.counts() if self._wires else {}
 
     def set_rate(self, rate_bps: float) -> None:
-        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay. Raises
-        ConfigError."""
+        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay.
+
+        Raises ConfigError.
+        """
         self.link = replace(self.link, rate_bps=rate_bps)
         for host in self.hosts:
             host.tc(f"qdisc change dev {INTERFACE} root {_shape(self.link)}")

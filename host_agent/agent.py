@@ -41,8 +41,8 @@ from switchml.memory import f32_at
 from switchml.sparse import Sparse
 
 from . import density, reach, recording, tensors
-from . import tape as tapes
 from . import loop as compiled
+from . import tape as tapes
 
 log = logging.getLogger("host_agent")
 

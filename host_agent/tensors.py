@@ -42,7 +42,8 @@ def prepare(x, out=None) -> Prepared:
     x = np.asarray(x)
     if x.dtype.name not in (*NATIVE, "float16") or not x.dtype.isnative:
         raise UnsupportedTensor(
-            f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte order"
+            f"dtype {x.dtype.str} ({x.dtype.name}): expected float32, float64, float16, int32 or int64 in native byte "
+            "order"
         )
     if out is None:
         out = np.empty(x.shape, x.dtype)

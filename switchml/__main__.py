@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "control": ("switchml.commands.control:control", "Run the control plane of a P4 switch."),
     "status": ("switchml.commands.status:status", "Show a running aggregator's jobs, pools and counters."),
     "bench": ("switchml.commands.bench:bench", "Measure all-reduces beside Gloo's."),
-    "simulate": ("switchml.commands.simulate:simulate", "Run jobs through drawn faults in virtual time; check every sum."),
+    "simulate": ("switchml.commands.simulate:simulate", "Run jobs through faults in virtual time; check every sum."),
     "trace": ("switchml.commands.trace:trace", "Capture, read, replay, diagnose and optimize a real job."),
     "validate": ("switchml.commands.validate:validate", "Compare the emulator's predictions with measurements."),
     "switch": ("switchml.commands.switch:switch", "Run a P4 program as simple_switch does."),

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class DigitsNet(nn.Module):
-    """(n, 1, 8, 8) images to (n, 10) logits. `hidden`: units between the two linear layers; each adds 523 parameters."""
+    """(n, 1, 8, 8) images to (n, 10) logits. `hidden`: units between the linear layers; each adds 523 parameters."""
 
     def __init__(self, hidden: int = 128) -> None:
         super().__init__()

@@ -25,7 +25,8 @@ class TerminalProgress:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TextColumn(
-                "loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>7}  {task.fields[rate]:>7} img/s  {task.fields[choices]}"
+                "loss {task.fields[loss]:>7}  accuracy {task.fields[accuracy]:>7}  {task.fields[rate]:>7} img/s  "
+                "{task.fields[choices]}"
             ),
             console=Console(stderr=True),
         )
@@ -71,7 +72,8 @@ class PlainProgress:
             self._next_line = now + PLAIN_LINE_EVERY_S
             print(
                 f"{TITLES[step.backend]}: step {step.step}/{self._steps}, loss {step.loss:.4f}, "
-                f"accuracy {step.accuracy:.2%}, {step.images_per_s:.0f} img/s" + (f", {listed(step.choices)}" if step.choices else ""),
+                f"accuracy {step.accuracy:.2%}, {step.images_per_s:.0f} img/s"
+                + (f", {listed(step.choices)}" if step.choices else ""),
                 file=sys.stderr,
                 flush=True,
             )

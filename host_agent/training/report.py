@@ -46,7 +46,8 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
 def _codec_totals(comparison: Comparison) -> dict[str, float]:
     """Bytes of all ranks, seconds of the slowest; empty without a codec."""
     each = comparison.outcomes["switchml"].codecs
-    return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in each[0]} if each else {}
+    names = each[0] if each else ()
+    return {name: (max if name.endswith("_s") else sum)(stats[name] for stats in each) for name in names}
 
 
 def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> None:
@@ -55,7 +56,8 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     from rich.table import Table
 
     table = Table(
-        title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over {comparison.transport}, {settings.wire}",
+        title=f"{settings.workers} workers, {settings.steps} steps, aggregator: {aggregator} over "
+        f"{comparison.transport}, {settings.wire}",
         title_justify="left",
     )
     table.add_column("")

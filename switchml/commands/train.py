@@ -57,7 +57,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
     default=None,
-    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16 and auto]",
+    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16, auto]",
 )
 @click.option(
     "--codec",

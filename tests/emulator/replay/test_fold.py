@@ -12,10 +12,10 @@ from emulator import iteration
 from emulator.replay.bench import Shape, competing, job
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
+from emulator.replay.fold import fold
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
 from emulator.workload.costs import Costs
-from emulator.replay.fold import fold
 from emulator.workload.graph import Collective, Kind, Order
 from emulator.workload.merge import merge
 
