@@ -52,7 +52,9 @@ def files(path: Path) -> list[tuple[Path, str]]:
     """The traces at `path`, each with its format; TraceError where there is none."""
     if not path.exists():
         raise TraceError(f"no trace at {path}: no such file or directory")
-    inside = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    inside = [path]
+    if path.is_dir():  # hidden files are those that a rank was killed over
+        inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
     if path.is_dir() and not any(formats.detect(file) for file in inside):
         inside = sorted(file for file in path.rglob("*") if file.is_file())  # a directory for each rank
     inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one for each rank's capture

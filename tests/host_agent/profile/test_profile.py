@@ -181,6 +181,12 @@ def test_one_file_stands_for_its_rank(folder):
         assert trace.format == "switchml"
 
 
+def test_what_a_killed_rank_leaves_half_done_is_passed_over(folder):
+    (folder / ".rank-1.json.gz.4711").write_bytes(b"{")
+    (folder / ".et.4711.json").write_text('{"schema": "1.1')
+    assert [trace.rank for trace in read(folder)] == [0]
+
+
 def test_a_missing_profile(folder):
     (folder / "rank-0.json.gz").unlink()
     with pytest.raises(TraceError, match=r"rank-0\.json\.gz is not beside it"):
