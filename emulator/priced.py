@@ -45,10 +45,14 @@ def costs(
 
 def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     works, constants, device = graph.works, cluster.software, cluster.device
-    memory = np.array([kernels.memory(float(size)) for size in works.bytes]).reshape(-1, 6)
-    moving_s = kernels.seconds(memory, device, constants, precision)
-    computing_s = works.flops / device.sustained(precision, constants.gemm_efficiency)
-    return np.where(np.isnan(works.seconds), np.maximum(moving_s, computing_s), works.seconds)
+    found_s = works.seconds.copy()
+    priced = np.isnan(found_s) & (works.collective == Collective.NONE)
+    if priced.any():  # else the precision is nobody's business
+        rows = np.array([kernels.memory(float(size)) for size in works.bytes[priced]])
+        moving_s = kernels.seconds(rows, device, constants, precision)
+        computing_s = works.flops[priced] / device.sustained(precision, constants.gemm_efficiency)
+        found_s[priced] = np.maximum(moving_s, computing_s)
+    return found_s
 
 
 def _exchange(graph: Graph, cluster: Cluster, strides: dict[int, int], work: int, group: int, allreduce: str) -> Price:

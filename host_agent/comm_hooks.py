@@ -12,6 +12,7 @@ NCCL or MPI it is that backend's all-reduce. What must be gathered takes the bac
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,20 @@ class GroupReducer:
             return self._reduce(request, turn)
         finally:
             self.seconds += time.perf_counter() - start
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], np.ndarray]:
+        """The answer when it is called for; the request goes out now."""
+        if self._agent is not None:
+            return self._agent.later(request, turn)
+        tensor = torch.from_numpy(request.values.copy()).to(self._device)
+        self.bytes += request.nbytes
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def answer() -> np.ndarray:
+            work.wait()
+            return tensor.cpu().numpy()
+
+        return answer
 
     def wire_bytes(self, request: Request) -> int:
         if isinstance(request, Sum | Max) and self._agent is not None:

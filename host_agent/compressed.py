@@ -39,6 +39,16 @@ class Reducer(Protocol):
         """What a request puts on the busier direction of this rank's link, headers of packets left out."""
         ...
 
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        """Ask now, and get the answer from what this returns, when it is needed. All ranks must ask at the same place
+        in the order of their requests."""
+        ...
+
+
+def round_trips(request: Request) -> int:
+    """How many collectives follow each other in a request: who gathers asks for sizes first."""
+    return 2 if isinstance(request, Gather | SparseSum) else 1
+
 
 class Compressor:
     """One rank's compressed all-reduces with one codec and one memory.
@@ -248,6 +258,12 @@ class AgentReducer:
             gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=told[:, 0])
         )
 
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        asked = codecs.max_as_sum(request, turn).values
+        self.bytes += asked.nbytes
+        handle = self._agent.allreduce(asked, wire="int32", async_op=True)
+        return lambda: codecs.max_of_sum(handle.wait(), turn)
+
     def tell_sparse(self, request: SparseSum) -> Array:
         """int32[world, 2]: each rank's bytes if it gathers, and packets if it streams."""
         packets = packets_of(request.indices)
@@ -325,7 +341,7 @@ class Echo:
         self.rank, self.world = self.inner.rank, self.inner.world
 
     def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += 1
+        self.requests += round_trips(request)
         self.wire_bytes += self.inner.wire_bytes(request)
         if isinstance(request, Sum):
             return request.values * request.values.dtype.type(self.world)

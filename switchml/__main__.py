@@ -39,6 +39,9 @@ EXTRA_OF_MODULE: dict[str, str] = {
     "jinja2": "report",
     "pyarrow": "parquet",
     "distributed": "dask",
+    "optuna": "optimize",
+    "scipy": "trace",
+    "msgspec": "trace",
 }
 """Optional top-level module → the extra that installs it."""
 

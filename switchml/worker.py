@@ -38,15 +38,20 @@ from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
 from .packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
 from .retransmission import (
+    ASKED,
     INITIAL_RTO,
     LEAST_CAUTION,
     LEAST_IN_FLIGHT,
     LEAST_REORDERING,
     LONGEST_PROBE,
     PROBES,
+    SURE,
+    WAITED,
     adapt_limit,
     patience,
+    sample_reordering,
     sample_rtt,
+    sample_silence,
     spurious,
 )
 from .sparse import Sparse
@@ -98,7 +103,17 @@ ME = np.dtype(
         ("least_patience", "i8"),
         ("least_rtt", "i8"),
         ("base_rtt", "i8"),
+        ("heard_at", "i8"),
+        ("answered_at", "i8"),
+        ("flight_at", "i8"),
+        ("silence", "i8"),
+        ("suspected", "i8"),
+        ("reordered", "i8"),
+        ("doubt", "i8"),
+        ("asked_at", "i8"),
+        ("unasked", "i8"),
         ("in_flight", "i8"),
+        ("credit", "i8"),
         ("limit", "i8"),
         ("limited", "i8"),
         ("counted", "i8"),
@@ -112,8 +127,12 @@ ME = np.dtype(
 yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that held something back since `counted_at`. `padded`: the switch wants sparse packets without
-data padded. `streamed`: rounds of sparse streams after their first."""
+most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
+taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own packet
+brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight. `silence`,
+`reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the clock last
+spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the switch
+wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
     [
@@ -121,6 +140,7 @@ SLOT = np.dtype(
         ("task", "i8"),
         ("round", "i8"),
         ("resent", "i8"),
+        ("asked", "i8"),
         ("sent_at", "i8"),
         ("deadline", "i8"),
         ("retries", "i4"),
@@ -140,10 +160,10 @@ SLOT = np.dtype(
     ],
     align=True,
 )
-"""One slot. `resent`: the last round that was retransmitted (-1: none). `agreed`: `ahead` of its last result;
-`next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream, 0 if the chunk is
-dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or FIRST_ROUND of
-sparse.py."""
+"""One slot. `resent`: the last round retransmitted, `asked`: because of the clock (-1: none). `agreed`: `ahead`
+of its last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `columns`: of a sparse stream,
+0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: that is still to be written, for NEXT_ROUND or
+FIRST_ROUND of sparse.py."""
 
 TASK = np.dtype(
     [
@@ -269,6 +289,8 @@ def _send(w, index, now, out, n):
     """Append a slot's new packet to the list of what to send."""
     me, slot = w.me[0], w.slots[index]
     slot.busy, slot.waited, slot.retries = 1, 0, 0
+    if not me.in_flight:
+        me.flight_at = now
     me.in_flight += 1
     slot.sent_at, slot.deadline = now, now + max(me.rto, me.least_patience)
     me.earliest = min(me.earliest, slot.deadline)
@@ -284,8 +306,8 @@ def fill(w, now, out, n):
     me = w.me[0]
     if not me.least_patience:
         adapt_limit(me, now)
-    while me.next < me.total and me.next < me.base + me.slots:
-        if me.in_flight >= me.limit:
+    while me.next < me.total:
+        if me.in_flight >= me.limit or me.next >= me.base + me.slots:
             me.limited = 1
             break
         chunk = me.next
@@ -414,7 +436,8 @@ def receive(w, address, length, now, out, n):
     if data[0] == wire_format.WAIT << 4 and length == _HEADER + wire_format.BITMAP_BYTES:
         if distance == 0 and slot.busy:
             me.waits += 1
-            slot.waited = 1
+            me.doubt, me.suspected = WAITED, 0
+            slot.waited, slot.sent_at = 1, now
             slot.deadline = now + 2 * patience(me, now)
             me.earliest = now
             for i in range(wire_format.BITMAP_BYTES):
@@ -433,16 +456,22 @@ def receive(w, address, length, now, out, n):
     me.received += 1
     if distance != 0 or not slot.busy:
         if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.slots:
-            spurious(me, now)
+            spurious(me, now, slot.asked == slot.resent)
         elif distance > 0:
             me.refused += 1
         return n
 
     slot.busy = 0
     me.in_flight -= 1
+    me.credit = min(me.credit + 1, LEAST_IN_FLIGHT)
     me.earliest = now
-    if slot.retries == 0 and not slot.waited:
-        sample_rtt(me, now - slot.sent_at)
+    is_clean = slot.retries == 0 and not slot.waited
+    if is_clean or me.doubt == WAITED:
+        me.heard_at = now
+    is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
+    if is_clean:
+        sample_rtt(me, now - slot.sent_at, is_first)
+        sample_reordering(me, me.newest - slot.sent_at)
         me.newest = max(me.newest, slot.sent_at)
     if is_sparse != (slot.columns != 0):
         me.error, me.error_chunk = ERROR_MIXED, slot.chunk
@@ -493,19 +522,30 @@ def timeouts(w, now, out, n):
     me = w.me[0]
     if now < me.earliest:
         return n
-    reordering = max(me.srtt // 4, LEAST_REORDERING)
+    reordering = max(me.srtt // 4, me.reordered + me.reordered // 2, LEAST_REORDERING)
     earliest = np.int64(0x7FFFFFFFFFFFFFFF)
-    probed = 0
+    may_lose, quiet = me.least_patience == 0, me.heard_at + me.rto
+    probes, probed = np.int64(PROBES), 0
     for chunk in range(me.base, me.next):
         index = chunk & (me.slots - 1)
         slot = w.slots[index]
         if not slot.busy:
             continue
-        lost = me.least_patience == 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
-        # The first rounds of a burst teach how long those behind them queue: their deadlines were set without knowing.
-        due = slot.deadline if slot.retries else max(slot.deadline, slot.sent_at + me.rto)
-        if lost or (probed < PROBES and due <= now):
+        lost = may_lose and me.credit > 0 and me.newest - slot.sent_at > reordering << min(slot.retries, 3)
+        # As long as results come, their order says what is lost; the clock is for when they stop.
+        due = max(slot.deadline, quiet)
+        if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+            due = max(due, slot.sent_at + me.rto)
+        if not probed:
+            probes = max(PROBES >> max(slot.retries - 1, 0), 1)
+        if lost or (probed < probes and due <= now):
             due = now + patience(me, now)
+            if lost:
+                me.credit -= 1
+            else:
+                slot.asked = slot.round
+                if me.doubt == SURE:
+                    me.doubt, me.asked_at = ASKED, now
             slot.retries += 1
             slot.sent_at, slot.resent = now, slot.round
             slot.deadline = due
@@ -514,7 +554,7 @@ def timeouts(w, now, out, n):
             me.sent += 1
             out[n] = index
             n += 1
-        if probed < PROBES:
+        if probed < probes:
             probed += 1
             earliest = min(earliest, due)
     me.earliest = earliest
@@ -570,6 +610,7 @@ class Worker:
             tag=tag,
             isn=isn,
             window=window,
+            credit=LEAST_IN_FLIGHT,
             limit=window if lossless else min(window, LEAST_IN_FLIGHT),
             base_rtt=np.iinfo(np.int64).max // 4,
             rto=INITIAL_RTO,
@@ -579,7 +620,7 @@ class Worker:
         ).items():
             me[name] = value
         self.state.slots["agreed"] = CODE_UNKNOWN
-        self.state.slots["resent"] = -1
+        self.state.slots["resent"] = self.state.slots["asked"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
 
     @property

@@ -46,6 +46,7 @@ def test_entry_points():
     ours = {(entry.group, entry.name, entry.value) for entry in metadata.distribution("switchml").entry_points}
     assert ("console_scripts", "switchml", "switchml.__main__:main") in ours
     assert ("torch.backends", "switchml", "host_agent.torch_backend:autoload") in ours
+    assert ("torch.backends", "switchml-emulated", "emulator.peers.backend:autoload") in ours
 
 
 def test_every_data_file_is_packaged():

@@ -358,7 +358,17 @@ def test_only_the_lowest_eight_are_resent_by_the_clock():
     # Others become the lowest: their timers ended while nobody looked, the next look finds them.
     assert seqs(rank(now + 1, rank.result(0), rank.result(5))) == [8, 9]
     assert seqs(rank(rank.worker.deadline)) == [1, 2, 3, 4, 6, 7]
-    assert seqs(rank(rank.worker.deadline)) == [8, 9]
+    # From the third time on that the lowest has no answer, half as many.
+    assert [seqs(packets) for packets in asked(rank, 4)] == [[1, 2, 3, 4], [1, 2], [1], [1]]
+
+
+def asked(rank: Rank, times: int) -> list[list[bytes]]:
+    """What the clock alone makes a rank send, so many times."""
+    sent = []
+    while len(sent) < times:
+        packets = rank(rank.worker.deadline)
+        sent += [packets] if packets else []
+    return sent
 
 
 def test_patience_grows_while_nothing_moves_and_ends_at_200_ms():
@@ -437,7 +447,7 @@ def test_a_round_sent_shortly_before_is_not_taken_for_lost():
 
 
 def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing():
-    """Through shared memory: no resending by order, and five questions a second."""
+    """Through shared memory: no resending by order, and a round is asked for five times a second."""
     rank = Rank(8, lossless=True)
     rank(0)
     rank.start(8)
@@ -446,7 +456,7 @@ def test_where_nothing_is_lost_a_round_is_asked_for_only_to_learn_who_is_missing
     questions = []
     while rank.worker.deadline < SECOND:
         questions += seqs(rank(rank.worker.deadline))
-    assert questions.count(1) == 4 and len(questions) == 4 * 8
+    assert questions.count(1) == 4 and len(questions) == 8 + 6 + 4 + 2
 
 
 def test_the_margin_doubles_with_each_resend_three_times():
@@ -487,6 +497,100 @@ def test_a_round_that_was_waited_for_is_no_sample():
     rank(now + 1, rank.wait(200, 1))
     rank(now + 2, rank.result(200))
     assert rank.me["rtt_samples"] == before
+
+
+def test_results_restart_the_clock():
+    """What queues behind others is not lost as long as those come: however long it takes, nobody asks."""
+    rank, now = steady(slots=128)
+    rank.start(100)
+    assert len(rank(now)) == 100
+    for number in range(200, 300):
+        now += rank.me["rto"] - 1
+        assert rank(now, rank.result(number)) == []
+    assert rank.me["retransmitted"] == 0 and rank.me["rto"] == MILLISECOND
+
+
+def silent(rank: Rank, now: int, first: int, pause: int, wait: bool = False) -> int:
+    """64 rounds of which the second half comes `pause` later; how many were asked for. With `wait`, one comes too."""
+    before = int(rank.me["retransmitted"])
+    rank.start(64)
+    rank(now)
+    now += 100 * MICROSECOND
+    rank(now, *(rank.result(n) for n in range(first, first + 32)))
+    while rank.worker.deadline < now + pause:
+        rank(rank.worker.deadline)
+        if wait:
+            rank(rank.worker.deadline, rank.wait(first + 32, 1))
+    rank(now + pause, *(rank.result(n) for n in range(first + 32, first + 64)))
+    return int(rank.me["retransmitted"]) - before
+
+
+def test_a_pause_that_ends_of_its_own_accord_is_learned():
+    """As behind a token bucket, where results come train by train. It is forgotten again where nothing pauses."""
+    rank, now = steady(slots=128)
+    assert silent(rank, now, 200, 30 * MILLISECOND) > 8
+    assert rank.me["rto"] == 45 * MILLISECOND
+    assert silent(rank, now + SECOND, 264, 30 * MILLISECOND) == 0
+    number, now = 328, now + 2 * SECOND
+    rank.start(128)
+    for _ in range(4000):
+        rank(now)
+        now += 500 * MICROSECOND
+        rank(now, rank.result(number))
+        number += 1
+        rank.start(1)
+    assert rank.me["rto"] < 2 * MILLISECOND
+
+
+def test_a_pause_that_a_peer_makes_is_not():
+    rank, now = steady(slots=128)
+    assert silent(rank, now, 200, 30 * MILLISECOND, wait=True) > 0
+    assert rank.me["rto"] == MILLISECOND
+
+
+def test_after_a_wait_the_first_result_restarts_the_clock():
+    """The peer is there again: the rest is on its way, and need not be asked for round by round."""
+    rank, now = steady(slots=64)
+    rank.start(40)
+    rank(now)
+    asked_at = rank.worker.deadline
+    assert len(rank(asked_at)) == 8
+    rank(asked_at + 1, rank.wait(200, 1))
+    for number in range(200, 240):
+        asked_at += 20 * MICROSECOND
+        assert rank(asked_at, rank.result(number)) == []
+
+
+def test_as_many_rounds_are_taken_for_lost_as_results_come_in():
+    """Most of a window found a queue full: to send it again at once would fill that again."""
+    rank = Rank(512, slots=512)
+    rank.me["limit"] = 512
+    assert len(rank(0)) == 512
+    rank.start(8)
+    rank.me["limit"] = 1024
+    now = rank.worker.deadline - 1
+    for number in range(8):  # the first slots take the new chunks, long after the others were sent
+        rank(now - 100, rank.result(number))
+    assert len(rank(now, rank.result(512))) == rules.LEAST_IN_FLIGHT
+    assert [len(rank(now, rank.result(512 + n))) for n in range(1, 4)] == [1, 1, 1]
+
+
+def test_the_margin_follows_the_reordering_seen():
+    """A round that came by itself, overtaken by 190 us, makes it 285; what comes in order brings it down again."""
+    rank = Rank(1, slots=64)
+    rank(0)
+    rank.start(1)
+    rank(190 * MICROSECOND)
+    assert rank(200 * MICROSECOND, rank.result(1)) == [] and rank(201 * MICROSECOND, rank.result(0)) == []
+    now = MILLISECOND
+    rank.start(1)
+    rank(now)
+    rank.start(1)
+    rank(now + 284 * MICROSECOND)
+    assert rank(now + 285 * MICROSECOND, rank.result(3)) == []
+    rank.start(1)
+    rank(now + 286 * MICROSECOND)
+    assert seqs(rank(now + 287 * MICROSECOND, rank.result(4))) == [2]
 
 
 # -- estimates --

@@ -127,6 +127,7 @@ def _persistent_ones(
         gain_s = before_s - seen.again(own_s=own_s)
         if seen.is_worth_it(gain_s):
             after = f", once that of {_names(seen, mended)} is" if mended else ""
+            after += f"; {_names(seen, now_and_then)}, slow now and then, too" if now_and_then else ""
             found.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
             mended, together, before_s = mended + together, [], before_s - gain_s
     return found

@@ -39,43 +39,44 @@ class Exchange:
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, number: int) -> None:
         """In place."""
-        self._reduce("all_reduce", [tensor], [tensor], op, number, lambda parts: parts)
+        both = [tensor]
+        self._reduce("all_reduce", both, both, op, number)
 
     def reduce(self, tensor: torch.Tensor, op: dist.ReduceOp, root: int, number: int) -> None:
         """In place at `root`; elsewhere `tensor` stays."""
         out = tensor if self._me == root else tensor.clone()
-        self._reduce("reduce", [tensor], [out], op, number, lambda parts: parts)
+        self._reduce("reduce", [tensor], [out], op, number)
 
     def reduce_scatter(self, out: torch.Tensor, chunks: Tensors, op: dist.ReduceOp, number: int) -> None:
         """`out` becomes the reduction of everybody's chunk for this rank."""
-        mine = self._real.index(self._me)
-        # Of the real ranks' chunks, each needs its own; the others are nobody's here.
-        wanted = [chunks[rank] for rank in self._real]
-        self._reduce("reduce_scatter", wanted, [out], op, number, lambda parts: [parts[mine]])
+        self._reduce("reduce_scatter", list(chunks), [out], op, number, self._me)
 
-    def _reduce(self, name, given, got, op, number, pick) -> None:
-        """Reduce all of `given` over the real ranks, `pick` what this rank is to get, and add what is absent."""
+    def _reduce(self, name, given, got, op, number, mine: int = 0) -> None:
+        """`got` becomes the reduction of `given[mine]`; others of `given` are the chunks of other ranks, of which those
+        that are real need theirs."""
         before = [tensor.clone() for tensor in given] if self._writer else []
         then = self._recorded(name, number, given, got)
         is_sum = op == Op.SUM or op == Op.AVG
-        parts = [tensor.clone() for tensor in given]
+        is_here = given is got and then is None and got[0].is_contiguous()
+        needed = self._real if len(given) > 1 else (0,)
+        parts = {rank: given[rank] if is_here else given[rank].clone() for rank in needed}
         if then is not None and is_sum:
-            parts = [now - old for now, old in zip(parts, then[0], strict=True)]
+            parts = {rank: part - then[0][rank] for rank, part in parts.items()}
         if self._gloo is not None:
-            for part in parts:
+            for part in parts.values():
                 _wait(self._gloo.allreduce([part], _among_real(op)))
-        for index, (out, part) in enumerate(zip(got, pick(parts), strict=True)):
-            part = part.reshape(out.shape)
-            if then is None:
-                # Numbered by the group's collective: whoever reduces the same draws the same.
-                self._values.reduce(part, op, len(self._real), len(self._absent), number)
+        out, part = got[0], parts[mine].reshape(got[0].shape)
+        if then is None:
+            # Numbered by the group's collective: whoever reduces the same draws the same.
+            self._values.reduce(part, op, len(self._real), len(self._absent), number)
+            if not is_here:
                 out.copy_(part)
-            elif is_sum:
-                if op == Op.AVG:
-                    part = part / len(self._ranks) if part.is_floating_point() else part // len(self._ranks)
-                out.copy_(then[1][index] + part)
-            else:
-                out.copy_(_TWO[str(op)](then[1][index], part) if str(op) in _TWO else then[1][index])
+        elif is_sum:
+            if op == Op.AVG:
+                part = part / len(self._ranks) if part.is_floating_point() else part // len(self._ranks)
+            out.copy_(then[1][0] + part)
+        else:
+            out.copy_(_TWO[str(op)](then[1][0], part) if str(op) in _TWO else then[1][0])
         self._note(name, number, before, got)
 
     # Copies

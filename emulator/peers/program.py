@@ -21,8 +21,14 @@ _COLLECTIVES = {
 }
 
 
+MOST_STEPS = 200_000
+"""What is kept of one iteration; a script without an optimizer may have but one."""
+NOT_KEPT = -1
+
+
 class Program:
-    """Steps in the order of the script: computing, starting a collective, waiting for some."""
+    """Steps in the order of the script: computing, starting a collective, waiting for some. After MOST_STEPS nothing is
+    kept."""
 
     def __init__(self) -> None:
         self.steps: list[tuple] = []
@@ -31,17 +37,21 @@ class Program:
         """The script computed."""
         if self.steps and self.steps[-1][0] == "compute":
             seconds += self.steps.pop()[1]
-        self.steps.append(("compute", seconds))
+        if len(self.steps) < MOST_STEPS:
+            self.steps.append(("compute", seconds))
 
     def call(self, line: int, ranks: tuple[int, ...], operation: str, size_bytes: float, seconds: float) -> int:
         """It started a collective on communicator `line`; returns the step's number. Numbers stay: only computing that
         follows computing is merged, and a call is in between."""
+        if len(self.steps) >= MOST_STEPS:
+            return NOT_KEPT
         self.steps.append(("call", line, ranks, operation, size_bytes, seconds))
         return len(self.steps) - 1
 
     def wait(self, calls: list[int]) -> None:
         """It waited for the collectives of these steps."""
-        self.steps.append(("wait", tuple(calls)))
+        if len(self.steps) < MOST_STEPS:
+            self.steps.append(("wait", tuple(calls)))
 
     def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:
         """All `ranks` running it, each at its pace (over that which was measured). A collective's members are those of

@@ -68,8 +68,8 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of each step or all-reduce; `cpu_s`: of the process, for all of them. `report`: of the emulated world,
-    where there is one."""
+    """Seconds of each step or all-reduce; `cpu_s`: of the training thread, for all of them. `report`: of the emulated
+    world, where there is one."""
 
     seconds: list[float]
     cpu_s: float = 0.0
@@ -164,7 +164,7 @@ class Training:
         """Train, and take the time of each step."""
         import torch.distributed as dist
 
-        seconds, spent_s = [], time.process_time()
+        seconds, spent_s = [], time.thread_time()
         for _ in range(steps.count):
             before = time.perf_counter()
             self._step(steps.is_alone)
@@ -176,7 +176,7 @@ class Training:
 
             report = as_json(world)
             report["iteration_seconds"] = report["iteration_seconds"][-steps.count :]
-        return Times(seconds, time.process_time() - spent_s, self._gradient_bytes, report)
+        return Times(seconds, time.thread_time() - spent_s, self._gradient_bytes, report)
 
     def _step(self, is_alone: bool) -> None:
         from torch.nn import functional

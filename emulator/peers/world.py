@@ -16,7 +16,7 @@ import numpy as np
 from emulator.peers.clock import Clock
 from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.prices import Prices
-from emulator.peers.program import Program
+from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Call:
     act: Callable[[], None]
     work: PeersWork
     at_s: np.ndarray
-    step: int = -1
+    step: int = NOT_KEPT
     met: Met | None = None
 
 
@@ -84,8 +84,8 @@ class World:
         self._current = Iteration(self.clock.now_s())
         self._lock = threading.RLock()
         self._waiting = 0
+        # Somebody has their futures, and nobody has told us yet that he waited.
         self._untold: list[PeersWork] = []
-        self._told_at_backwards_end: list[PeersWork] = []
         self._is_queued = False
         self._draw()
 
@@ -155,6 +155,7 @@ class World:
             self.iterations.append(self._current)
             self._current = Iteration(now_s)
             self.last_program, self.program = self.program, Program()
+            self._is_queued = False  # a backward pass that failed has not called us
             self._draw()
 
     def future_taken(self, work: PeersWork) -> None:

@@ -26,6 +26,7 @@ from switchml.errors import TraceError
 
 LEAST_DRIFT_S = 20.0
 """Traces shorter than this don't tell how fast clocks drift: at 50 ppm that is a millisecond."""
+WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
 MOST_MEETINGS = 2000
@@ -41,8 +42,8 @@ class Clocks:
     """float64 (ranks,): seconds that must be added for each second since `since_s`."""
     since_s: float = 0.0
     """On the first trace's clock, from its epoch."""
-    spread_s: float = 0.0
-    """Median of what ends of the same collective still differ by."""
+    error_s: float = 0.0
+    """About how far off the least certain pair of clocks may be."""
     assumptions: list[str] = field(default_factory=list)
 
     def shift_s(self, traces: Sequence[RankTrace], at_s: Sequence[float]) -> np.ndarray:
@@ -75,11 +76,9 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
     since_s = float(np.median([row[2] for row in (*told.differences, *told.bounds)]))
     span_s = np.ptp([row[2] for row in (*told.differences, *told.bounds)])
     theta, rate = _solve(told, count, since_s, with_drift=span_s >= LEAST_DRIFT_S)
-    left = [
-        abs(value - (theta[a] - theta[b]) - (rate[a] - rate[b]) * (at - since_s))
-        for a, b, at, value, _ in told.differences
-    ]
-    return Clocks(theta[hosts], rate[hosts], since_s, float(np.median(left)) if left else 0.0)
+    error_s = max(told.errors_s, default=0.0)
+    about = [f"clocks of hosts are aligned to about {error_s * 1e3:.1f} ms"] if error_s > WORTH_SAYING_S else []
+    return Clocks(theta[hosts], rate[hosts], since_s, error_s, about)
 
 
 def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
@@ -95,10 +94,11 @@ class _Told:
     def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
         self.differences: list[tuple[int, int, float, float, float]] = []
         self.bounds: list[tuple[int, int, float, float]] = []
+        self.errors_s: list[float] = []
         base_s = epochs_s(traces)
         self._packets(traces, hosts, base_s)
         has_packets = bool(self.differences)
-        self._meetings(traces, hosts, base_s, weight=0.1 if has_packets else 1.0)
+        self._meetings(traces, hosts, base_s, weight=0.01 if has_packets else 1.0)
 
     def _packets(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
         wired = [i for i, trace in enumerate(traces) if trace.wire is not None and len(trace.wire)]
@@ -124,6 +124,7 @@ class _Told:
                 self.bounds.append((int(hosts[i]), int(hosts[j]), at_s, most_s))
                 self.bounds.append((int(hosts[j]), int(hosts[i]), at_s, other_s))
                 self.differences.append((int(hosts[i]), int(hosts[j]), at_s, (most_s - other_s) / 2, 1.0))
+                self.errors_s.append(abs(most_s + other_s) / 4)
 
     def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray, weight: float) -> None:
         met: dict[Key, list[tuple[int, float, float, float]]] = {}
@@ -169,6 +170,8 @@ class _Told:
         both_s, between_s = tightest
         shares = np.array([error_s, max(both_s, 1e-9) / 4]) ** -2.0
         value_s = float(np.dot(shares, [middle_s, between_s]) / shares.sum())
+        if weight == 1.0:
+            self.errors_s.append(float(shares.sum() ** -0.5))
         self.differences.append((a, b, float(np.median(done_a)), value_s, weight))
 
 

@@ -25,19 +25,23 @@ class Measured:
     file_bytes: int
     events: int
     read_s: float
+    cpu_s: float
+    """Processor time of it; less than `read_s` where the machine had other things to do."""
     peak_bytes: int
     """Resident memory of the process that read it."""
     start_bytes: int
     """The same before it read anything: the interpreter and its libraries."""
     plain_read_s: float | None = None
     """What json.load takes for the same file, and below the memory that it needs."""
+    plain_cpu_s: float | None = None
     plain_peak_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """All fields, and rates."""
         return asdict(self) | {
             "json_bytes_per_s": self.json_bytes / self.read_s,
-            "events_per_s": self.events / self.read_s,
+            "json_bytes_per_cpu_s": self.json_bytes / self.cpu_s,
+            "events_per_cpu_s": self.events / self.cpu_s,
         }
 
 
@@ -49,7 +53,7 @@ def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder:
         told = _run("ours", path)
         if compare:
             plain = _run("json", path)
-            told |= {"plain_read_s": plain["read_s"], "plain_peak_bytes": plain["peak_bytes"]}
+            told |= {f"plain_{name}": plain[name] for name in ("read_s", "cpu_s", "peak_bytes")}
         return Measured(json_bytes=json_bytes, file_bytes=path.stat().st_size, **told)
 
 
@@ -110,14 +114,19 @@ def main(reader: str, path: str) -> None:
     if reader == "ours":
         from emulator.trace import kineto
 
-    start_bytes, began_s = _peak_bytes(), time.perf_counter()
+    start_bytes, began_s, cpu_began_s = _peak_bytes(), time.perf_counter(), time.process_time()
     if reader == "ours":
         events = len(kineto.read(Path(path)).events)
     else:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             events = len(json.load(file)["traceEvents"])
-    took_s = time.perf_counter() - began_s
-    found = {"events": events, "read_s": took_s, "peak_bytes": _peak_bytes(), "start_bytes": start_bytes}
+    found = {
+        "events": events,
+        "read_s": time.perf_counter() - began_s,
+        "cpu_s": time.process_time() - cpu_began_s,
+        "peak_bytes": _peak_bytes(),
+        "start_bytes": start_bytes,
+    }
     print(json.dumps(found))
 
 

@@ -42,7 +42,8 @@ class Causality:
         self.buckets: list[tuple[int, list[int]]] = []
         """(communication, its gradients' segments), where gradients are known."""
         self.waiter: dict[int, int] = {}
-        """Communication → the first segment that needs it, of those that nothing but a gap shows."""
+        """Communication → the first segment that needs it. Where it was recorded to end later than that one went on, it
+        was the record that came late."""
         self._edges: set[tuple[int, int]] = set()
         self._told()
         self._hand_overs()
@@ -94,8 +95,12 @@ class Causality:
         if first < 0 or first == second:
             return
         segments = self.segments
-        end_s = segments.end_s[second] if self.what[second] == What.SYNC else segments.start_s[second]
-        if segments.end_s[first] > end_s + TOUCHING_S:
+        if self.what[second] == What.SYNC:
+            if self.what[first] in COMMUNICATION and segments.start_s[first] < segments.end_s[second]:
+                self.waiter.setdefault(first, second)
+            elif segments.end_s[first] > segments.end_s[second] + TOUCHING_S:
+                return
+        elif segments.end_s[first] > segments.start_s[second] + TOUCHING_S:
             return
         if segments.lane[first] == segments.lane[second] and self.lane_kind[first] != LaneKind.TRANSPORT:
             return

@@ -1,5 +1,6 @@
-"""Chakra execution traces as a graph to be priced: each rank computes one node at a time on its host and one on its
-accelerator, and has one collective, one send and one receive at a time, in the order in which nodes become ready. A
+"""Chakra execution traces as a graph to be priced: a rank does one node at a time on each of its host threads (`tid`)
+and streams (`stream`), where computing, collectives, sends and receives are apart, in the order in which nodes become
+ready. A
 compute node lasts as long as it says, or is priced by `num_ops` and `tensor_size`; communication is always priced by
 its bytes: what a trace says it took has waiting for others in it. A send does not block: what the trace puts after it
 comes after what the send itself waits for.
@@ -13,13 +14,13 @@ from pathlib import Path
 
 from emulator.trace import chakra_pb2 as pb
 from emulator.trace.chakra import COMMUNICATION, ChakraTrace, Node, communication, load
+from emulator.trace.chakra_write import INTEGERS
 from emulator.trace.workloads import Workload
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError
 
-_STREAMS = ("host", "compute", "collectives", "sends", "receives")
-_STREAM_OF = {pb.COMM_COLL_NODE: 2, pb.COMM_SEND_NODE: 3, pb.COMM_RECV_NODE: 4}
+_STREAM_OF = {pb.COMM_COLL_NODE: "collectives", pb.COMM_SEND_NODE: "sends", pb.COMM_RECV_NODE: "receives"}
 _KINDS = {pb.COMM_COLL_NODE: Kind.COLLECTIVE, pb.COMM_SEND_NODE: Kind.SEND, pb.COMM_RECV_NODE: Kind.RECV}
 
 
@@ -44,6 +45,7 @@ class _Building:
         self._members: dict[int, tuple[int, ...]] = {}
         self._meetings: dict[tuple, int] = {}
         self._sources = 0
+        self._streams: dict[tuple[str, object], int] = {}
         self._lost = 0
         self._sizeless = 0
 
@@ -51,7 +53,7 @@ class _Building:
         op_of: dict[tuple[int, int], int] = {}
         counts: Counter[tuple] = Counter()
         for trace in self._traces:
-            streams = [self._builder.add_stream(self._place[trace.rank], name, Order.READY) for name in _STREAMS]
+            self._streams = {}
             nodes = [node for node in trace.nodes if node.type != pb.INVALID_NODE]
             by_id = {node.id: node for node in nodes}
             number = {node.id: len(op_of) + at for at, node in enumerate(nodes)}
@@ -60,14 +62,23 @@ class _Building:
                 self._lost += sum(dep not in number for dep in node.deps)
                 if node.type in COMMUNICATION and "comm_size" in node.attr:
                     work, meeting = self._exchange(trace, node, counts, source=not after)
-                    stream = streams[_STREAM_OF[node.type]]
+                    stream = self._stream(trace, _STREAM_OF[node.type], node.attr.get("stream"))
                     op = self._builder.add_op(stream, work, after=after, meeting=meeting)
                 else:
                     self._sizeless += node.type in COMMUNICATION
                     on_host = bool(node.attr.get("is_cpu_op", node.type == pb.METADATA_NODE))
-                    op = self._builder.add_op(streams[0 if on_host else 1], self._compute(node), after=after)
+                    lane = node.attr.get("tid" if on_host else "stream")
+                    stream = self._stream(trace, "host" if on_host else "compute", lane)
+                    op = self._builder.add_op(stream, self._compute(node), after=after)
                 op_of[trace.rank, node.id] = op
         return Workload(self._builder.build(), self._strides(), self._world, self._assumptions())
+
+    def _stream(self, trace: ChakraTrace, what: str, lane: object) -> int:
+        """The stream of the rank at hand for what is done there."""
+        if (what, lane) not in self._streams:
+            name = what if lane is None else f"{what} {lane}"
+            self._streams[what, lane] = self._builder.add_stream(self._place[trace.rank], name, Order.READY)
+        return self._streams[what, lane]
 
     def _compute(self, node: Node) -> int:
         if node.type in (pb.MEM_LOAD_NODE, pb.MEM_STORE_NODE):
@@ -83,7 +94,7 @@ class _Building:
         if node.type == pb.COMM_COLL_NODE:
             told = trace.groups.get(str(node.attr.get("pg_name", "")))
             ranks = tuple(told or range(self._world))
-            key: tuple = (ranks, counts[trace.rank, ranks])
+            key: tuple = (ranks, _sequence(node, counts[trace.rank, ranks]))
             counts[trace.rank, ranks] += 1
         else:
             ends = [int(node.attr.get("comm_src", trace.rank)), int(node.attr.get("comm_dst", trace.rank))]
@@ -91,7 +102,7 @@ class _Building:
             ends[node.type == pb.COMM_RECV_NODE] = trace.rank
             ranks, tag = tuple(sorted(set(ends))), int(node.attr.get("comm_tag", 0))
             side = (trace.rank, *ends, tag)
-            key = (*ends, tag, counts[side])
+            key = (*ends, tag, _sequence(node, counts[side]))
             counts[side] += 1
             if missing := [rank for rank in ranks if rank not in self._place]:
                 raise TraceError(
@@ -131,6 +142,12 @@ class _Building:
         if self._sources:
             found.append(f"{self._sources} communication nodes wait for nothing, so they begin at once")
         return found
+
+
+def _sequence(node: Node, counted: int) -> int:
+    """The how-many-eth communication of its group a node is: ours say it, of others the file's order counts."""
+    ours = node.attr.get("switchml.event")
+    return int(ours[INTEGERS.index("sequence")]) if ours else counted
 
 
 def _through_sends(node: Node, by_id: dict[int, Node]) -> set[int]:

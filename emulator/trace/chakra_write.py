@@ -87,7 +87,10 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
             start_time_micros=round(float(cut.start_s[piece]) * 1e6),
             duration_micros=round(float(cut.duration_s[piece]) * 1e6),
         )
-        if before != NONE:
+        # Which of a transport's threads works on what is chance, and differs between ranks: communication there follows
+        # its launch, in the same order on all ranks.
+        on_transport = trace.lanes[cut.lane[piece]].kind == LaneKind.TRANSPORT
+        if before != NONE and not (on_transport and is_first[piece] and What(events.what[event]) in _TYPES):
             node.ctrl_deps.append(int(ids[before]))
         if is_first[piece]:
             node.data_deps.extend(causes.get(event, []))

@@ -60,6 +60,8 @@ class ChromeFile:
         self._offset = 0
         """Of the buffer's first byte in the (unpacked) file."""
         self._ended = False
+        self._fault = ""
+        """Why no more can be read, once that is so."""
         self._is_bare = False
         """An array without an object around it; then its end may be missing, by the format's definition."""
 
@@ -84,13 +86,18 @@ class ChromeFile:
         """The next block; b"" at the end. What gzip can't unpack counts as the end of the file."""
         if self._ended:
             return b""
+        parts, missing = [], BLOCK_BYTES
         try:
-            # read1 returns what there is before gzip notices that more is missing.
-            block = self._file.read1(BLOCK_BYTES) if self._salvage else self._file.read(BLOCK_BYTES)
+            # read1 returns what there is before gzip notices that more should be.
+            while not self._fault and missing > 0 and (part := self._file.read1(missing)):
+                parts.append(part)
+                missing -= len(part)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            self._break(f"its compressed data breaks off ({error})")
-            block = b""
+            self._fault = f"its compressed data breaks off ({error})"
+        block = b"".join(parts)
         self._ended = not block
+        if self._ended and self._fault:
+            self._break(self._fault)
         if (say := WATCHER.get()) is not None:
             raw = getattr(self._file, "fileobj", self._file)
             say(self.path, self._size if self._ended else min(raw.tell(), self._size - 1), self._size)
@@ -140,7 +147,7 @@ class ChromeFile:
         at = self._offset + len(self._buffer)
         self.broken = self.broken or f"{self.path} is truncated: {what}, at byte {at:,} of its JSON"
         if not self._salvage:
-            raise TraceError(f"{self.broken}; --salvage reads the {self.events:,} events before that")
+            raise TraceError(f"{self.broken}; --salvage takes what is before that")
 
     def _decode(self, text: bytes) -> tuple[list[Any], bool] | None:
         """The events in `text`, whose bytes then leave the buffer, and whether the array closes in it; None where

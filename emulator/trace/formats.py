@@ -19,7 +19,11 @@ DESCRIPTIONS = (
     "a file of our own (.npz)",
 )
 _LOOK_BYTES = 1 << 20
-_KINETO_KEYS = re.compile(rb'"(traceEvents|deviceProperties|distributedInfo|schemaVersion)"\s*:')
+_KINETO = re.compile(
+    rb'"(deviceProperties|distributedInfo|schemaVersion)"\s*:'
+    rb'|"cat"\s*:\s*"(cpu_op|user_annotation|python_function|kernel|gpu_\w+|\w+_runtime|\w+_driver|Operator|Runtime)"'
+)
+"""What tells PyTorch's from other programs' Chrome traces."""
 _DPRO_PLACE = re.compile(rb'"pid"\s*:\s*"[^"]*host\d+\.rank\d+"')
 _TORCH_ET = re.compile(rb'"schema"\s*:\s*"[^"]*chakra[^"]*"')
 
@@ -44,7 +48,7 @@ def detect(path: Path) -> str:
             return CHAKRA
         if _TORCH_ET.search(text[:4096]) and b'"nodes"' in text:
             return EXECUTION_TRACE
-        return KINETO if text[:1] == b"[" or _KINETO_KEYS.search(text) else ""
+        return KINETO if _KINETO.search(text) else ""
     if re.match(rb"[A-Z_]+\s+model_parallel_NPU_group:", text):
         return SIMAI
     return CHAKRA if chakra_file.is_chakra(start) else ""

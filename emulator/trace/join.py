@@ -12,6 +12,7 @@ stands for all.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ from emulator.trace.segments import Segments, cut
 from emulator.workload import checks
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, Collective, Kind
+from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
@@ -146,7 +147,9 @@ class _Plan:
             members = np.flatnonzero(meeting != NO_MEETING)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
-                own_end_s[one] = min(own_end_s[one], starts[place][waiter])  # the record may come after the wake-up
+                is_wait = self.causality[place].what[waiter] == What.SYNC
+                went_on_s = ends[place][waiter] if is_wait else starts[place][waiter]
+                own_end_s[one] = max(min(own_end_s[one], went_on_s), starts[place][one])
             np.maximum.at(came_s, meeting[members], starts[place][members])
             np.add.at(done_s, meeting[members], own_end_s[members])
             np.add.at(members_of, meeting[members], 1.0)
@@ -202,7 +205,12 @@ class _Plan:
             gradients += [
                 (int(ops[one]), bucket.get(one, NO_MEETING), float(events.bytes[segments.event[one]])) for one in made
             ]
-        graph = builder.build()
+        graph, orphans = _with_sources(builder.build())
+        if orphans:
+            assumptions = [
+                *assumptions,
+                f"{orphans} communications have no producer here: they begin with the iteration",
+            ]
         event, op_start_s, op_end_s = zip(*rows, strict=True)
         typical_s = [segments.step_s[0] for segments in self.cuts]
         shift_s = self.clocks.shift_s(self.traces, typical_s)
@@ -299,6 +307,15 @@ class _Plan:
             builder.add_op(streams[int(segments.lane[last])], work, after=[int(number[last])])
             rows.append((GAP, float(end_s[last]), float(end_s[last] + tail_s)))
         return number
+
+
+def _with_sources(graph: Graph) -> tuple[Graph, int]:
+    """Communication that nothing in the iteration comes before, such as what the one before has launched, may start at
+    once; and how many ops these are."""
+    starts = np.isin(graph.op_kind(), (Kind.COLLECTIVE, Kind.SEND)) & (np.diff(graph.ops.dep_start) == 0)
+    is_source = graph.works.is_source.copy()
+    is_source[graph.ops.work[starts]] = True
+    return dataclasses.replace(graph, works=dataclasses.replace(graph.works, is_source=is_source)), int(starts.sum())
 
 
 def _main_lane(causality: Causality) -> int:

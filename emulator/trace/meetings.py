@@ -96,6 +96,7 @@ class Met:
         for key, met in zip(self.keys, members, strict=True):
             self._check(key, met, present)
         self._assume(members, len(present), bool(strangers))
+        self._look_for_the_invisible()
 
     def _assume(self, members: list[list[tuple[int, int]]], traced: int, has_strangers: bool) -> None:
         missing = max((len(key.ranks) for key in self.keys), default=traced) - traced
@@ -111,6 +112,23 @@ class Met:
         if lonely:
             self.assumptions.append(
                 f"of {lonely} communications only one side was traced: their waiting counts as transfer"
+            )
+
+    def _look_for_the_invisible(self) -> None:
+        """Calls of torch.distributed whose work the profiler did not see: a backend's own threads."""
+        unseen = 0
+        for trace, segments in zip(self.traces, self.cuts, strict=True):
+            called = [i for i, name in enumerate(trace.names) if name.startswith("c10d::")]
+            from_s, until_s = segments.step_s
+            events = trace.events
+            within = (events.start_s >= from_s) & (events.start_s < until_s)
+            calls = int((np.isin(events.name, called) & within).sum())
+            seen = int(np.isin(events.what[segments.event], COMMUNICATION).sum())
+            unseen += calls if calls and not seen else 0
+        if unseen:
+            self.assumptions.append(
+                f"{unseen} calls of torch.distributed have left no work in the traces: waiting for it counts as the "
+                "host's; `switchml trace capture` sees that of the switchml backend"
             )
 
     def _check(self, key: Key, met: list[tuple[int, int]], present: set[int]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,10 +113,15 @@ class Network:
         return transfers.Transfer(fixed_s, 1.0 / max(self.seconds(1.0, ranks) - fixed_s, 1e-18))
 
 
-def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Network:
-    """To the all-reduces of the trace. `link_bps`: what each host's link is known to carry; else all of the time that
-    grows with size counts as the link's. `per_host`: ranks on a host; 0: as the traces say. Raises GraphError without
-    an all-reduce, ConfigError for links slower than what was measured."""
+def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_host: int = 0) -> Network:
+    """To the all-reduces of the trace; of several iterations the median fit counts.
+
+    link_bps: what each host's link is known to carry; else all of the time that grows with size counts as the link's.
+    per_host: ranks on a host; 0: as the traces say.
+    Raises GraphError without an all-reduce, ConfigError for links slower than what was measured.
+    """
+    several = [joined] if isinstance(joined, Joined) else list(joined)
+    joined = several[0]
     backend = next((trace.backend for trace in joined.traces if trace.backend), "gloo")
     algorithm = OF_BACKEND.get(backend, "ring")
     ranks = world_size(joined)
@@ -125,7 +131,8 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
     model = Network(algorithm, 1.0, 0.0, per_host=per_host)
     share = SWITCHML_SHARE if algorithm == "switchml" else TCP_SHARE
     volume = model.volume(Collective.ALL_REDUCE, ranks) / share
-    told = transfers.fit(joined, most_bytes_per_s=link_bps / 8 / volume if link_bps and volume else np.inf)
+    most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
+    told = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
     latency_s = told.fixed_s / max(1.0, model.steps(Collective.ALL_REDUCE, ranks))
     assumptions = (told.assumed,) if told.assumed else ()
     if link_bps is None:
@@ -133,7 +140,7 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
         return dataclasses.replace(
             model, link_bytes_per_s=volume * told.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
-    used_bps = 8 * volume * transfers.used_bytes_per_s(joined)
+    used_bps = 8 * volume * float(np.median([transfers.used_bytes_per_s(one) for one in several]))
     if used_bps > link_bps * TOO_MUCH:
         raise ConfigError(
             f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which is said to carry "
@@ -146,6 +153,13 @@ def fit(joined: Joined, link_bps: float | None = None, per_host: int = 0) -> Net
         host_s_per_byte=max(0.0, 1.0 / told.bytes_per_s - volume / (link_bps / 8)),
         assumptions=assumptions,
     )
+
+
+def _median(fits: list[transfers.Transfer]) -> transfers.Transfer:
+    """Of each number by itself: an iteration in which something else held up a transfer is no measure of it."""
+    fixed_s = float(np.median([one.fixed_s for one in fits]))
+    per_byte_s = float(np.median([1.0 / one.bytes_per_s for one in fits]))
+    return transfers.Transfer(fixed_s, 1.0 / per_byte_s, fits[0].assumed)
 
 
 def world_size(joined: Joined) -> int:

@@ -12,10 +12,10 @@ import numpy as np
 
 from emulator.replay.conditions import Conditions, Pause
 from emulator.replay.engine import Replayed, replay
-from emulator.replay.parts import PARTS, parts
+from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, parts
 from emulator.trace.iterations import chain
 from emulator.trace.joined import Joined
-from emulator.workload.graph import NO_MEETING
+from emulator.workload.graph import NO_MEETING, Kind
 from switchml.errors import TraceError
 
 
@@ -46,9 +46,19 @@ class Played:
 def predicted(iterations: Sequence[Joined]) -> Played:
     """Replay them one after the other, ranks starting the first when they did."""
     graph, costs = chain(iterations)
-    late = tuple(Pause(rank, 0.0, late_s) for rank, late_s in enumerate(_late_s(iterations[0])) if late_s > 0)
-    played = replay(graph, costs, Conditions(pauses=late))
-    return _per_iteration(played, len(iterations))
+    late_s = _late_s(iterations[0])
+    pauses = tuple(Pause(rank, 0.0, seconds) for rank, seconds in enumerate(late_s) if seconds > 0)
+    played = replay(graph, costs, Conditions(pauses=pauses))
+    found = _per_iteration(played, len(iterations))
+    # A pause prolongs a rank's first op, but the others' time until then is not that op's.
+    rank = graph.op_rank()
+    for pause in pauses:
+        first = int(np.flatnonzero(rank == pause.rank)[0])
+        part = PART_OF_KIND[Kind(graph.op_kind()[first])]
+        moved_s = min(pause.until_s / len(iterations), found.by_rank[pause.rank, part])
+        found.by_rank[pause.rank, part] -= moved_s
+        found.by_rank[pause.rank, WAITING] += moved_s
+    return found
 
 
 def traced(iterations: Sequence[Joined]) -> Played:

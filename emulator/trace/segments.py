@@ -91,6 +91,7 @@ def cut(trace: RankTrace, step: int) -> Segments:
     ]
     order = np.lexsort(keys)
     event, start_s, end_s, lane = event[order], start_s[order], end_s[order], lane[order]
+    _in_turn(lane, start_s, end_s, is_transport[order])
     of_event: dict[int, tuple[int, int]] = {}
     for place, number in enumerate(event.tolist()):
         first, last = of_event.get(number, (place, place))
@@ -107,6 +108,15 @@ def cut(trace: RankTrace, step: int) -> Segments:
         of_event=of_event,
         step_s=(float(trace.steps[step, 0]), float(trace.steps[step, 1])),
     )
+
+
+def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transport: np.ndarray) -> None:
+    """A transport's lane serves what it is given in turn: one begins when it was given and the one before is done."""
+    for number in np.unique(lane[is_transport]).tolist():
+        mine = np.flatnonzero(is_transport & (lane == number))
+        mine = mine[np.argsort(start_s[mine], kind="stable")]
+        end_s[mine] = np.maximum.accumulate(end_s[mine])
+        start_s[mine[1:]] = np.maximum(start_s[mine[1:]], end_s[mine[:-1]])
 
 
 def _in_step(trace: RankTrace, step: int) -> np.ndarray:

@@ -42,9 +42,7 @@ def read(path: Path | str) -> Workload:
             )
         return read_simai(simai[0])
     if not chakra:
-        raise TraceError(
-            f"{path} is {found[0][1]}: what a job did, not what there is to do; `switchml trace replay` plays it"
-        )
+        raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` plays it again")
     from emulator.trace.chakra_graph import read_chakra
 
     return read_chakra(chakra)

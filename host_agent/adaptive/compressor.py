@@ -2,6 +2,8 @@
 
 Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks tell each other what
 they have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike.
+After each step they tell what it took, which costs nothing because nobody waits for the answer until the next one: if
+that was out of proportion, they decide before it.
 """
 
 from __future__ import annotations
@@ -16,18 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import GATHER, SUM, Network, Sample
+from host_agent.adaptive.network import GATHER, LEAST_PROBE_BYTES, SUM, Network, Prober, Sample, Watch
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
-from host_agent.compressed import Echo, Reducer, agree, drive, warm_up
+from host_agent.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
 from switchml import codecs
-from switchml.codecs import Codec, Max, Request, Turn
+from switchml.codecs import Codec, Max, Request, Sum, Turn
 
-REHEARSAL_SHARE = 0.02
+REHEARSAL_SHARE = 0.01
 """Of the time goes into measuring again what choices cost that are not in use."""
-DECISION_SHARE = 0.03
-"""Of the time goes into agreeing, at most, unless steps are so long that one decision a step is less."""
-MOST_STEPS = 16
-"""Between two decisions."""
+DECISION_SHARE, STEADY_SHARE = 0.03, 0.01
+"""Of the time goes into agreeing, at most, unless steps are so long that one decision a step is less; the second while
+decisions change nothing."""
+MOST_STEPS = 32
+"""Between two decisions. What happens in between is seen by `_hears_of_change`."""
 KEPT = 5
 """Measurements that count: their median does."""
 
@@ -90,7 +93,7 @@ class _Meter:
         self.rank, self.world = self.inner.rank, self.inner.world
 
     def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += 1
+        self.requests += round_trips(request)
         self.wire_bytes += self.inner.wire_bytes(request)
         start = time.perf_counter()
         answer = self.inner.reduce(request, turn)
@@ -102,8 +105,8 @@ class AutoCompressor:
     """As `compressed.Compressor`, but for a codec that stays the same.
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
-    the step from which on it holds (from 1), bucket, elements, from, to, whether as a probe of one step, and what it
-    was decided on, in bits and seconds. Raises ConfigError for a memory that does not suit every choice.
+    the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
+    seconds. Raises ConfigError for a memory that does not suit every choice.
     """
 
     by_matrix = False
@@ -121,7 +124,9 @@ class AutoCompressor:
         self.memory = check_memory(memory)
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
-        self.network = Network()
+        self.network, self._watch, self._prober = Network(), Watch(), Prober()
+        self._told: list[Callable[[], np.ndarray]] = []
+        self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
         self._health = health
@@ -151,7 +156,7 @@ class AutoCompressor:
         if name in self._done:
             self._done.clear()
             self.step += 1
-            if self.step >= self._decide_at:
+            if self._hears_of_change() or self.step >= self._decide_at:
                 self._decide()
         self._done.add(name)
         bucket = self._bucket(name, x.size)
@@ -179,7 +184,39 @@ class AutoCompressor:
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
         bucket.calls += 1
+        if 0 < self.step < self._decide_at - 1 and len(self._done) == len(self._buckets):
+            self._tell(turn)
         return outcome.mean
+
+    # -- seeing changes --
+
+    def _tell(self, turn: Turn) -> None:
+        """The step is over: what its exchanges took. Asked before anybody else can ask for something, so that the order
+        is the same on all ranks."""
+        spent_s = sum(record.network_s for record in self._records if record.step == self.step)
+        self._told.append(self.reducer.later(Max(np.array([-spent_s], np.float32)), turn))
+
+    def _hears_of_change(self) -> bool:
+        """Whether the step before was out of proportion; the least of all ranks' times counts."""
+        choices = tuple(bucket.policy.current for bucket in self._buckets.values())
+        told, self._told = self._told, []
+        times = [-float(answer()[0]) for answer in told]
+        return any([self._watch.sees_change(choices, seconds, self.network.latency_s) for seconds in times])
+
+    def _probe_rate(self, wire_bytes: int) -> None:
+        """Send so many bytes for their own sake."""
+        turn = Turn("probe", rank=self.reducer.rank, world=self.reducer.world)
+        start = time.perf_counter()
+        self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), turn)
+        self._probe = wire_bytes, time.perf_counter() - start
+
+    def _make_sure(self) -> None:
+        """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
+        self._probe_rate(LEAST_PROBE_BYTES)
+        turn = Turn("probed", rank=self.reducer.rank, world=self.reducer.world)
+        worst = self.reducer.reduce(Max(np.array([-self._probe[1]], np.float32)), turn)
+        self._prober.took(self._probe[0], -float(worst[0]), self.network)
+        self._probe = 0, math.inf
 
     def _bucket(self, name: str, elements: int) -> _Bucket:
         key = (name, elements)
@@ -236,7 +273,12 @@ class AutoCompressor:
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
         mine = np.array(
-            [-self._decision_s, elapsed_s, health.rtt_s, loss, *_costs_of(buckets), *_times_of(records)], np.float32
+            [
+                *(-self._decision_s, elapsed_s, health.rtt_s, loss, -self._probe[1]),
+                *_costs_of(buckets),
+                *_times_of(records),
+            ],
+            np.float32,
         )
         start = time.perf_counter()
         worst = self.reducer.reduce(Max(mine), Turn("auto", rank=self.reducer.rank, world=self.reducer.world))
@@ -244,10 +286,13 @@ class AutoCompressor:
         self._health_before = health
         self._records = []
         latency_s, elapsed_s, rtt_s, loss = -float(worst[0]), *(float(value) for value in worst[1:4])
-        costs = worst[4 : 4 + 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
-        times = worst[4 + costs.size :].reshape(-1, 3)
+        costs = worst[5 : 5 + 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
+        times = worst[5 + costs.size :].reshape(-1, 3)
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
+        if self._probe[0]:
+            self._prober.took(self._probe[0], -float(worst[4]), self.network)
+            self._probe = 0, math.inf
         steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
             parts = steps.setdefault((record.step, _way(self.codecs[record.choice])), [])
@@ -264,16 +309,22 @@ class AutoCompressor:
             )
             for record, network_s, compute_s, _ in parts:
                 buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
+        if self.network.is_suspicious:
+            self._make_sure()
         step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)
         self._elapsed_before, self._decided_at = elapsed_s, self.step
         for bucket, table in zip(buckets, costs, strict=True):
-            self._decide_for(bucket, table, elapsed_s, step_s, {"rtt_s": rtt_s, "loss": loss})
-        share = self.network.latency_s / (DECISION_SHARE * step_s) if step_s > 0 else 1.0
-        pause = 1 if any(bucket.policy.is_probing for bucket in buckets) else min(MOST_STEPS, math.ceil(share))
+            self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
+        is_steady = bool(self.decisions) and self.decisions[-1]["step"] <= self.step - MOST_STEPS
+        share = STEADY_SHARE if is_steady else DECISION_SHARE
+        pause = min(MOST_STEPS, math.ceil(self.network.latency_s / (share * step_s))) if step_s > 0 else 1
+        if wire_bytes := self._prober.due(self.network, elapsed_s):
+            self._probe_rate(wire_bytes)
+            pause = 1
         self._decide_at = self.step + max(1, pause)
 
     def _decide_for(
-        self, bucket: _Bucket, table: np.ndarray, elapsed_s: float, step_s: float, seen: dict[str, float]
+        self, bucket: _Bucket, table: np.ndarray, step_s: float, seen: dict[str, float]
     ) -> None:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
@@ -281,7 +332,7 @@ class AutoCompressor:
             Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
             for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
         ]
-        after = policy.decide(self.step, elapsed_s, self.network, step_s)
+        after = policy.decide(self.step, self.network, step_s)
         if after == before:
             return
         self.decisions.append(
@@ -291,7 +342,6 @@ class AutoCompressor:
                 "elements": bucket.elements,
                 "from": CHOICES[before],
                 "to": CHOICES[after],
-                "is_probe": policy.is_probing,
                 "error": policy.costs[after].error,
                 "wire_bytes": policy.costs[after].wire_bytes,
                 "compress_s": policy.costs[after].compute_s,

@@ -33,13 +33,15 @@ STAY = 1.08
 """A change must promise to be faster by this factor."""
 ALIKE = 1.03
 """Among choices that are as fast but for this factor, the most exact is taken."""
-LATENCY_NOISE, STEP_NOISE = 0.5, 0.02
+LATENCY_NOISE, STEP_NOISE = 0.1, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
 KEPT = 5
-PROBE_SHARE = 0.05
-"""Of the time, at most, that goes into trying what should be slower but may not be."""
+SPREAD_TIMES = 4
+"""From so many on they tell how much they vary."""
 FORGET_STEPS = 25
 """What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
+HALF_LIFE_STEPS = 200
+"""After so many steps out of use half is believed of what a choice took longer than was expected of it."""
 
 
 @dataclass(frozen=True)
@@ -96,80 +98,76 @@ class _Seen:
 
 
 class BucketPolicy:
-    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use, which
-    `is_probing` says to be a try of one step."""
+    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use."""
 
     def __init__(self, error: float, choices: int = len(CHOICES)):
         self.error = error
         self.costs = [Costs() for _ in range(choices)]
         self.current = 0
         self._seen: dict[int, _Seen] = {}
+        self._step = 0
+        self._extra: dict[int, tuple[float, int]] = {}
+        """Seconds above the model's, and the step that they were seen in: they outlive a regime."""
         self._regime = 0
-        self._probed_at_s = 0.0
-        self.is_probing = False
-        self._probes: dict[int, int] = {}
 
     def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
         """A step with `choice` took `seconds`, computing and exchanging."""
         self._follow(network)
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
-        seen.step = step
+        seen.step = self._step = step
+        if self.costs[choice].is_known and not network.is_suspicious:
+            model_s = self._model_s(choice, network)
+            self._extra[choice] = min(max(median(seen.times_s) - model_s, 0.0), model_s), step
+
+    def _model_s(self, choice: int, network: Network) -> float:
+        costs = self.costs[choice]
+        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
 
     def expected_s(self, choice: int, network: Network) -> float:
         """What a step with `choice` should take: the median of what it took lately and what the model says, so that
-        the model counts for one measurement."""
-        costs = self.costs[choice]
-        model_s = costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
-        return median([model_s, *(self._seen[choice].times_s if choice in self._seen else ())])
+        the model counts for one measurement; of a choice that was not in use lately the model's word, and what it was
+        wrong by."""
+        model_s = self._model_s(choice, network)
+        if choice in self._seen:
+            return median([model_s, *self._seen[choice].times_s])
+        extra_s, step = self._extra.get(choice, (0.0, self._step))
+        return model_s + extra_s * 0.5 ** ((self._step - step) / HALF_LIFE_STEPS)
 
     def admissible(self) -> list[int]:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
-    def decide(self, step: int, now_s: float, network: Network, step_s: float = 0.0) -> int:
-        """The choice from `step` on. `now_s`: agreed seconds spent on exchanges so far; `step_s`: on those of
-        a step, all buckets together.
+    def decide(self, step: int, network: Network, step_s: float = 0.0) -> int:
+        """The choice from `step` on. `step_s`: agreed seconds spent on the exchanges of a step, all buckets together.
 
         1. Expect of each admissible choice what it took, or what costs and network make of it.
         2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
-        3. If that one sends so little that nobody knows how fast the network is, try the next that sends more, once in
-           a while.
         """
         self._follow(network)
+        self._step = step
         for choice in [c for c, seen in self._seen.items() if step - seen.step > FORGET_STEPS and c != self.current]:
             del self._seen[choice]
-        self.is_probing = False
         allowed = self.admissible()
         if not allowed or not network.is_known:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
-        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
+        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s, self._spread_s())
         best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
         if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
             best = self.current
-        probe = self._probe(best, expected, now_s, network)
-        self.is_probing = probe is not None
-        self.current = best if probe is None else probe
+        self.current = best
         return self.current
 
-    def _probe(self, best: int, expected: dict[int, float], now_s: float, network: Network) -> int | None:
-        """A choice worth a try: it sends more than `best`, and would be faster if bytes cost nothing."""
-        if network.is_rate_visible:
-            return None
-        least_s = {
-            c: self.costs[c].compute_s + self.costs[c].requests * network.latency_s
-            for c in expected
-            if self._probes.get(c) != network.regime and self.costs[c].wire_bytes > self.costs[best].wire_bytes
-        }
-        for choice in sorted(least_s, key=lambda c: self.costs[c].wire_bytes):
-            extra_s = max(expected[choice] - expected[best], 0.0)
-            if least_s[choice] < expected[best] and extra_s <= PROBE_SHARE * (now_s - self._probed_at_s):
-                self._probed_at_s = now_s
-                self._probes[choice] = network.regime
-                return choice
-        return None
+    def _spread_s(self) -> float:
+        """How far the current choice's times are from their median, in the median: what a machine that does other
+        things as well adds to any."""
+        times = self._seen[self.current].times_s if self.current in self._seen else ()
+        if len(times) < SPREAD_TIMES:
+            return 0.0
+        middle = median(times)
+        return median(abs(seconds - middle) for seconds in times)
 
     def _follow(self, network: Network) -> None:
         if network.regime != self._regime:

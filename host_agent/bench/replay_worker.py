@@ -1,5 +1,5 @@
 """One rank of `switchml validate replay`: trains a stack of equal layers with DDP in its host's namespace, when told,
-with and without torch's profiler, and reports how long each step took.
+with and without being profiled, and reports how long each step took.
 
 The parent speaks first. `Job` makes the process group and the model anew, `Steps` runs so many steps; each is answered
 by itself or by `Times`. A `Failure` may come in place of any answer.
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Steps:
-    """`trace`: a file for the profiler's trace, "" to run without it."""
+    """`trace`: a folder for the profile, "" to run without it."""
 
     count: int
     trace: str = ""
@@ -128,22 +128,12 @@ class _Training:
         self._labels = torch.randint(0, CLASSES, (job.batch,))
 
     def run(self, steps: Steps) -> Times:
-        from torch.profiler import ProfilerActivity, profile, schedule
+        from host_agent.profile import switchml_profile
 
         if not steps.trace:
             return Times([self._timed() for _ in range(steps.count)])
-        plan = schedule(wait=0, warmup=WARMUP_STEPS, active=steps.count, repeat=1)
-        recorded = profile(
-            activities=[ProfilerActivity.CPU],
-            schedule=plan,
-            record_shapes=True,
-            on_trace_ready=lambda found: found.export_chrome_trace(steps.trace),
-        )
-        seconds = []
-        with recorded:
-            for _ in range(WARMUP_STEPS + steps.count):
-                seconds.append(self._timed())
-                recorded.step()
+        with switchml_profile(steps.trace, skip=WARMUP_STEPS, steps=steps.count, execution_trace=False):
+            seconds = [self._timed() for _ in range(WARMUP_STEPS + steps.count)]
         return Times(seconds[WARMUP_STEPS:])
 
     def _timed(self) -> float:

@@ -3,11 +3,11 @@ change is made for real.
 
 DDP trains in network namespaces around a switch (emulator/star.py), with links slow enough that the network decides,
 and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this machine.
-One run with Gloo is traced by torch's profiler. From its traces alone, and the rate of its links, come the predictions:
-of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow rank. Nothing is fitted
-to the runs that they are compared with. Each run is measured without the profiler, the traced one before and after it;
-a prediction is that time, times what the replay says the change makes of an iteration, so that what the profiler costs
-is in neither.
+One run with Gloo is captured as `switchml trace capture` does it. From its traces alone, and the rate of its links,
+come the predictions: of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow
+rank. Nothing is fitted to the runs that they are compared with. Each run is measured without being captured, the
+captured one before and after it; a prediction is that time, and what the replay says the change adds to an iteration,
+so that what the profiler costs is in neither.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from emulator.namespaces import Lab
 from emulator.star import LinkOptions
 from emulator.trace import changes
 from emulator.trace.iterations import join_each
-from emulator.trace.join import join
 from emulator.trace.joined import Joined
 from emulator.trace.network import fit
 from emulator.trace.predict import predicted
@@ -142,7 +141,8 @@ class _Runs:
         if trace:
             folder = self.folder / jobs[0].backend
             folder.mkdir(parents=True, exist_ok=True)
-            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps), folder)))
+            # The last step has the writing of files in it.
+            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps, str(folder))))[:-1])
             seconds += _step_s(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
         self.say(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
@@ -159,8 +159,9 @@ class _Runs:
         """The traced run with Gloo, changed and replayed, beside the runs that were changed so."""
         plan = self.plan
         traces = read(self.folder / "gloo")
-        network = fit(join(traces), plan.rate_bps)
-        iterations = [dataclasses.replace(one, network=network) for one in join_each(traces)]
+        iterations = join_each(traces)
+        network = fit(iterations, plan.rate_bps)
+        iterations = [dataclasses.replace(one, network=network) for one in iterations]
         cap = plan.other_cap_mb * 2**20
         made: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
@@ -168,11 +169,11 @@ class _Runs:
             "a slow rank": lambda one: changes.slow(one, {self.workers - 1: plan.slowness}),
             "the aggregator": lambda one: changes.allreduce(one, "switchml"),
         }
-        untraced = self.measured["gloo"] / predicted(iterations).iteration_s
+        untraced_s = self.measured["gloo"] - predicted(iterations).iteration_s
         rows = []
         for name, change in made.items():
             replayed_s = predicted([change(one) for one in iterations]).iteration_s
-            rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], untraced * replayed_s, "s"))
+            rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], replayed_s + untraced_s, "s"))
         return rows
 
 
@@ -204,11 +205,8 @@ class _Team(Team):
             pipe.send(dataclasses.replace(job, port=self._port))
         self.replies(Job)
 
-    def run(self, steps: Steps, traces: Path | None = None) -> list[Times]:
-        """With `traces`, each rank's trace is put there."""
-        for rank, pipe in enumerate(self._pipes):
-            trace = str(traces / f"rank-{rank}.json") if traces else ""
-            pipe.send(dataclasses.replace(steps, trace=trace))
+    def run(self, steps: Steps) -> list[Times]:
+        self.tell(steps)
         return self.replies(Times)
 
 

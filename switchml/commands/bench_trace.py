@@ -21,9 +21,16 @@ def trace(megabytes: int, compressed: bool, compare: bool, as_json: bool) -> Non
         click.echo(json.dumps(found.to_json()))
         return
     click.echo(f"{found.json_bytes / 1e6:,.0f} MB of JSON, {found.file_bytes / 1e6:,.0f} MB on disk")
-    click.echo(f"{found.events:,} events in {found.read_s:.2f} s: {found.json_bytes / 1e6 / found.read_s:.0f} MB/s")
+    rates = [found.json_bytes / 1e6 / seconds for seconds in (found.read_s, found.cpu_s)]
+    click.echo(
+        f"{found.events:,} events in {found.read_s:.2f} s: {rates[0]:.0f} MB/s; "
+        f"{found.cpu_s:.2f} s on the processor: {rates[1]:.0f} MB/s"
+    )
     click.echo(
         f"peak memory {found.peak_bytes / 1e6:,.0f} MB, of which {found.start_bytes / 1e6:,.0f} MB before reading"
     )
     if found.plain_read_s and found.plain_peak_bytes:
-        click.echo(f"json.load: {found.plain_read_s:.2f} s, {found.plain_peak_bytes / 1e6:,.0f} MB")
+        click.echo(
+            f"json.load: {found.plain_read_s:.2f} s, {found.plain_cpu_s:.2f} s on the processor, "
+            f"{found.plain_peak_bytes / 1e6:,.0f} MB"
+        )

@@ -75,13 +75,14 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     mean = join(traces, iteration=iteration, clocks=clocks)
     iterations = [mean] if iteration is not None else join_each(traces, clocks)
     was, again = traced(iterations), predicted(iterations)
-    changes, prepare = _changes(mean, **options)
+    changes, prepare = _changes(mean, iterations, **options)
     ranks = mean.graph.ranks.device.tolist()
     report: dict[str, Any] = {
         "iterations": len(iterations),
         "ops": len(mean.graph.ops),
         "ranks": ranks,
         "clock_offset_s": [float(offset) for offset in mean.offset_s],
+        "clock_error_s": clocks.error_s,
         "traced": was.as_json(ranks),
         "replayed": again.as_json(ranks),
         "error": again.iteration_s / was.iteration_s - 1,
@@ -114,8 +115,8 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         _show(report)
 
 
-def _changes(mean, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec, accelerator,
-             without_straggler, slow):  # fmt: skip
+def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec,
+             accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
     import dataclasses
 
@@ -157,7 +158,7 @@ def _changes(mean, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks
         return [], None
     model = None
     if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
-        model = network.fit(mean, link, ranks_per_host or 0)
+        model = network.fit(iterations, link, ranks_per_host or 0)
     return found, lambda one: dataclasses.replace(one, network=model)
 
 

@@ -55,7 +55,7 @@ def run(*arguments):
 
 
 def test_diagnose(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     page, timeline = tmp_path / "out.html", tmp_path / "out.json"
     done = run("diagnose", folder, "--json", "--report", page, "--timeline", timeline)
@@ -76,7 +76,7 @@ def test_diagnose(tmp_path):
 
 
 def test_diagnose_for_people(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     done = run("diagnose", write(TROUBLED, tmp_path / "run"))
     assert done.exit_code == 0, done.output
     assert "1. rank 2" in done.output and "Where the time goes" in done.output
@@ -85,7 +85,7 @@ def test_diagnose_for_people(tmp_path):
 
 
 def test_one_iteration(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     folder = write(TROUBLED, tmp_path / "run")
     assert json.loads(run("diagnose", folder, "--json", "--iteration", 3).output)["findings"]
     done = run("diagnose", folder, "--iteration", 9)
@@ -108,7 +108,7 @@ def test_errors(tmp_path, monkeypatch, arguments, words):
 
 
 def test_diff(tmp_path):
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     a = write(replace(TROUBLED, load_s=0.001), tmp_path / "a")
     b = write(TROUBLED, tmp_path / "b")
     done = run("diff", a, b, "--json")
@@ -125,7 +125,7 @@ def test_diff(tmp_path):
 @pytest.mark.parametrize("name", ["nccl_data.json.gz", "alexnet.json.gz", "mi250.json.gz"])
 def test_published_traces(name, tmp_path):
     """Of accelerators that their hosts don't keep busy; what CUDA's start-up takes is seen for what it is."""
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     path = published(name)
     done = run("diagnose", path, "--json", "--report", tmp_path / "out.html")
     assert done.exit_code == 0, done.output
@@ -139,7 +139,7 @@ def test_published_traces(name, tmp_path):
 
 def test_compute_is_what_kernels_cover():
     """The trace says so itself, without graph or replay: how much of each iteration its kernels cover."""
-    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[fit]')")
+    pytest.importorskip("scipy", reason="needs scipy (pip install 'switchml[trace]')")
     (trace,) = read_traces(published("nccl_data.json.gz"))
     events, own = trace.events, iterations(trace)
     lanes = np.array([lane.kind for lane in trace.lanes])

@@ -7,6 +7,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 dist.init_process_group("gloo")
 rank, world = dist.get_rank(), dist.get_world_size()
@@ -53,6 +54,9 @@ with dist.distributed_c10d._coalescing_manager():
         dist.all_reduce(tensor)
 for tensor in tensors:
     check(tensor, total)
+
+tensor = functional.wait_tensor(functional.all_reduce(mine(), "sum", dist.group.WORLD))
+check(tensor, total)
 
 # Copies
 

@@ -124,6 +124,22 @@ def test_recorded_peers_give_what_they_gave(tmp_path):
     assert (same.item(), other.item()) == (11.0, 25.0)
 
 
+def test_recorded_chunks_and_copies(tmp_path):
+    """A reduce-scatter and an all-gather of two ranks, played back to rank 0 alone."""
+    writer = Writer(tmp_path, 0)
+    mine, other = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])], torch.tensor([10.0, 20.0])
+    writer.add(((0, 1), 0), "reduce_scatter", mine, [mine[0] + other])
+    writer.add(((0, 1), 1), "all_gather", [mine[0]], [mine[0], other])
+    writer.close()
+    exchange = replayed(tmp_path)
+    out = torch.zeros(2)
+    exchange.reduce_scatter(out, [mine[0] * 2, mine[1]], Op.SUM, 0)
+    assert out.tolist() == [12.0, 24.0]
+    outs = [torch.zeros(2), torch.zeros(2)]
+    exchange.all_gather(outs, mine[0] * 3, 1)
+    assert torch.stack(outs).tolist() == [[3.0, 6.0], [10.0, 20.0]]
+
+
 def test_a_recording_that_does_not_fit_says_so(tmp_path):
     record(tmp_path, 1)
     with pytest.raises(ConfigError, match="has 1 collectives of that group"):

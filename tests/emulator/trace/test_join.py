@@ -154,6 +154,30 @@ def test_host_ops_of_a_rank_with_a_device_are_the_hosts_time():
     assert replay(joined.graph, halved).makespan_s == pytest.approx(joined.iteration_s - 200e-6, abs=2e-6)
 
 
+def test_communication_that_an_earlier_iteration_launched_begins_with_this_one():
+    given = []
+    for rank in range(2):
+        recorder = traces.Recorder(rank, 2)
+        recorder.add("gather", What.COLLECTIVE, 0.0, 5e-3, 1, collective=3, group=0, sequence=0, bytes=1e6)
+        recorder.add("aten::mm", What.COMPUTE, 1e-3, 9e-3)
+        recorder.steps = [(0.0, 10e-3)]
+        given.append(recorder.trace())
+    joined = join(given)
+    assert "2 communications have no producer here" in joined.assumptions[-1]
+    assert replay(joined.graph, joined.costs).makespan_s == pytest.approx(10e-3)
+
+
+def test_calls_whose_work_nobody_saw_are_told_of():
+    given = []
+    for rank in range(2):
+        recorder = traces.Recorder(rank, 2)
+        recorder.add("c10d::allreduce_", What.SCOPE, 1e-3, 2e-3)
+        recorder.add("aten::mm", What.COMPUTE, 5e-3, 9e-3)
+        recorder.steps = [(0.0, 10e-3)]
+        given.append(recorder.trace())
+    assert any("2 calls of torch.distributed have left no work" in line for line in join(given).assumptions)
+
+
 # What does not belong together
 
 

@@ -190,7 +190,7 @@ def test_nccl_arguments_of_every_collective(tmp_path):
 
 
 def test_cudas_records_of_waits_name_stream_and_event(tmp_path):
-    """Stream 20 and the host wait for what stream 7 had been given when the event was recorded, and for nothing more."""
+    """Stream 20 and the host wait for what stream 7 had been given when the event was recorded, no more."""
 
     def call(name, start_us, correlation):
         return span(name, start_us, 1, cat="cuda_runtime", args={"correlation": correlation})

@@ -38,6 +38,7 @@ def test_a_directory_has_a_trace_for_each_rank_in_their_order(tmp_path):
     write(tmp_path / "b.json", work(0), distributedInfo={"rank": 0, "world_size": 2})
     (tmp_path / "README.md").write_text("# not a trace")
     (tmp_path / "settings.json").write_text('{"lr": 0.1}')
+    (tmp_path / "timeline.json").write_text('{"traceEvents": [{"ph": "X", "cat": "wait", "name": "a"}]}')
     traces = read(tmp_path)
     assert [(trace.rank, trace.source.name) for trace in traces] == [(0, "b.json"), (1, "a.json")]
 
@@ -64,8 +65,9 @@ def test_the_rank_comes_from_the_file_or_its_name_or_the_caller(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("x.json", '{"traceEvents": []}', "no events"),
-        ("x.json", '{"traceEvents": [{"ph": "X", "cat": "blink", "name": "a"}]}', "categories are blink"),
+        ("x.json", '{"schemaVersion": 1, "traceEvents": []}', "no events"),
+        ("x.json", '{"traceEvents": [{"ph": "X", "cat": "blink", "name": "a"}]}', "no trace that is known here"),
+        ("x.json", '{"schemaVersion": 1, "traceEvents": [{"ph": "X", "cat": "a", "name": "b"}]}', "categories are a"),
         ("x.json", '{"a": 1}', "no trace that is known here"),
         ("x.bin", "\x05hello world", "no trace that is known here"),
         ("x.npz", "PK\x03\x04", "no trace that is known here"),

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from kineto_data import span, write
 
 from emulator import priced
 from emulator.cluster import cluster as clusters
@@ -14,9 +15,10 @@ from emulator.cluster.collectives import price
 from emulator.cluster.topology import Place, place
 from emulator.replay.engine import replay
 from emulator.trace import chakra_pb2 as pb
-from emulator.trace import workloads
+from emulator.trace import chakra_write, workloads
 from emulator.trace.chakra_file import attribute, write_messages
 from emulator.trace.chakra_write import groups_node
+from emulator.trace.read import read
 from emulator.workload.checks import check
 from emulator.workload.graph import Collective
 from switchml.__main__ import cli
@@ -164,6 +166,27 @@ def test_groups_come_from_the_files_and_absent_ranks_do_what_others_do(tmp_path)
     expected = 10e-6 + price(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 8, 8)).seconds
     assert played_s(workload) == pytest.approx(expected, rel=1e-6)
     assert workload.graph.works.collective.max() == Collective.ALL_REDUCE
+
+
+def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_path):
+    """Gloo's threads take the all-reduces in another order on each rank; they meet all the same."""
+    float_ = {"Input type": ["float"], "Input Dims": [[1 << 20]]}
+    for rank in range(2):
+        events = [span("ProfilerStep#1", 0, 1000, cat="user_annotation")]
+        for at in range(4):
+            thread = 2 + (at in (0, 3) if rank else at in (0, 2))
+            ids = [{"Record function id": 2 * at + which} for which in (1, 2)]
+            events.append(span("c10d::allreduce_", 100 * at + 10, 20, args=ids[0]))
+            events.append(span("gloo:all_reduce", 100 * at + 20, 70, tid=thread, cat="user_annotation",
+                               args=ids[1] | float_))  # fmt: skip
+        write(tmp_path / f"rank-{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+    (tmp_path / "et").mkdir()
+    chakra_write.write(read(tmp_path), tmp_path / "et")
+    workload = workloads.read(tmp_path / "et")
+    assert (workload.graph.ops.meeting >= 0).sum() == 8
+    assert len(workload.graph.meetings) == 4
+    step = price(clusters.load(CLUSTER), "all_reduce", 4 << 20, place(2, 1, 8)).seconds
+    assert 1e-3 <= played_s(workload) <= 1e-3 + 4 * step
 
 
 def test_what_can_never_run_is_named(tmp_path):

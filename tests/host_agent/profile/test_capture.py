@@ -184,3 +184,15 @@ def test_a_script_without_enough_steps(tmp_path):
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last
+
+
+def test_switchml_train_traces_both_of_its_runs(tmp_path):
+    options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path), "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "switchml", "train", *options], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    for backend in ("gloo", "switchml"):
+        traces = read(tmp_path / backend)
+        assert [(trace.rank, trace.backend, len(trace.steps)) for trace in traces] == [(0, backend, 3), (1, backend, 3)]
+        assert all((trace.wire is not None) == (backend == "switchml") for trace in traces)
