@@ -58,14 +58,19 @@ def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: fl
     is none that moves bytes."""
     count, moved, busy_s, size = _stretches(joined, meetings)
     fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
+    says_little = np.ptp(size) < size.max() / 2
     if per_byte_s < 1 / most_bytes_per_s:
+        says_little = True
         per_byte_s = 1 / most_bytes_per_s
         fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
     assumed = ""
-    if fixed_s < LEAST_FIXED_S and np.ptp(size) < size.max() / 2:
+    if fixed_s < LEAST_FIXED_S and says_little:
         fixed_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
         per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
-        assumed = f"the all-reduces have one size, so {fixed_s * 1e6:.0f} µs of each are taken for its fixed cost"
+        assumed = (
+            f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are taken for "
+            "its fixed cost"
+        )
     if per_byte_s <= 0:
         per_byte_s = 1e-15
     return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
