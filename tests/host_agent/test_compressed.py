@@ -39,7 +39,13 @@ def in_one_process(codec: str, memory: str, name: str) -> list[np.ndarray]:
     return [
         codecs.together(
             [
-                codecs.allreduce(coder, keeper, *states[rank], gradient(step, rank), Turn(name, step, rank=rank, world=3, shape=(5000,)))
+                codecs.allreduce(
+                    coder,
+                    keeper,
+                    *states[rank],
+                    gradient(step, rank),
+                    Turn(name, step, rank=rank, world=3, shape=(5000,)),
+                )
                 for rank in range(3)
             ]
         )[0]
