@@ -135,6 +135,7 @@ class _Growing:
         self._names, self._lanes, self._groups = list(trace.names), list(trace.lanes), list(trace.groups)
         self._what = trace.events.what.copy()
         self._name = trace.events.name.copy()
+        self._duration_s = trace.events.duration_s.copy()
         self._rows: list[dict[str, Any]] = []
         self._causes = [tuple(pair) for pair in trace.causes.tolist()]
         self._launches = self._find_launches()
@@ -230,6 +231,15 @@ class _Growing:
         lane, name = int(self._trace.events.lane[span]), int(self._name[span])
         sync = self._add(name=name, what=What.SYNC, lane=lane, start_s=from_s, duration_s=max(until_s - from_s, 0.0))
         self._causes += [(one.event, sync) for one in causes]
+        for one in causes:  # a communicator's thread may close its span long after it has woken who waits
+            if one.start_s < until_s < one.end_s:
+                self._shorten(one.event, until_s - one.start_s)
+
+    def _shorten(self, event: int, duration_s: float) -> None:
+        if event < len(self._duration_s):
+            self._duration_s[event] = duration_s
+        else:
+            self._rows[event - len(self._duration_s)]["duration_s"] = duration_s
 
     def _launched(self) -> list[_Launched]:
         """Collectives that a host thread has launched, in the order of the launches."""
@@ -262,7 +272,8 @@ class _Growing:
         added |= {"gradient": False, "parent": NONE}
         columns = {}
         for field in dataclasses.fields(Events):
-            old = {"what": self._what, "name": self._name}.get(field.name, getattr(events, field.name))
+            changed = {"what": self._what, "name": self._name, "duration_s": self._duration_s}
+            old = changed.get(field.name, getattr(events, field.name))
             new = np.array([row.get(field.name, added.get(field.name)) for row in rows], old.dtype)
             columns[field.name] = np.concatenate([old, new])
         order = np.lexsort((-columns["duration_s"], columns["start_s"], columns["lane"]))

@@ -118,7 +118,7 @@ def test_all_reduces_have_causes_and_waits(captured):
         assert set(awaited) >= set(collectives[events.bytes[collectives] > 4].tolist()), "every bucket is waited for"
         for event in collectives.tolist():
             if event in awaited:
-                assert events.end_s[event] <= events.end_s[awaited[event]] + 1e-3
+                assert events.end_s[event] <= events.end_s[awaited[event]] + 1e-6
 
 
 def test_ranks_join_into_one_graph(captured):
