@@ -12,7 +12,7 @@ import numpy as np
 
 from emulator.trace.align import Clocks, align
 from emulator.trace.events import RankTrace
-from emulator.trace.join import join
+from emulator.trace.join import join, warm_up
 from emulator.trace.joined import Joined
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
@@ -21,12 +21,13 @@ from switchml.errors import TraceError
 
 
 def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
-    """Every iteration of its own, in order."""
+    """Every iteration of its own, in order, without those in which profilers started."""
     clocks = align(sorted(traces, key=lambda trace: trace.rank)) if clocks is None else clocks
     steps = min((len(trace.steps) for trace in traces), default=0)
     if not steps:
         raise TraceError("the traces have no iterations")
-    return [join(traces, iteration=step, clocks=clocks, check=step == 0) for step in range(steps)]
+    first = warm_up(traces)
+    return [join(traces, iteration=step, clocks=clocks, check=step == first) for step in range(first, steps)]
 
 
 def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:

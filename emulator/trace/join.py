@@ -31,6 +31,8 @@ from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
+WARM_UP = 1.3
+"""Iterations at the start that take so many times the median one are left out."""
 LEAST_GAP_S = 1e-7
 """What profilers can't tell from nothing."""
 
@@ -48,7 +50,7 @@ def join(
     steps = min(len(trace.steps) for trace in traces)
     if iteration is not None and not 0 <= iteration < steps:
         raise TraceError(f"there is no iteration {iteration}: the traces have {steps}, from 0 on")
-    wanted = range(steps) if iteration is None else [iteration]
+    wanted = range(warm_up(traces), steps) if iteration is None else [iteration]
     lasted_s = {step: float(np.mean([_length_s(trace, step) for trace in traces])) for step in wanted}
     typical = sorted(wanted, key=lasted_s.__getitem__)[len(wanted) // 2]
     plan = _Plan(traces, typical, clocks)
@@ -61,6 +63,8 @@ def join(
     if 2 * len(used) < len(wanted):
         timings, used = [plan.timing(plan.cuts, typical)], [typical]
     assumptions = list(plan.assumptions)
+    if iteration is None and wanted[0]:
+        assumptions.append(f"the first {wanted[0]} of {steps} iterations took much longer than the others: left out")
     if iteration is None and len(used) < len(wanted):
         others = f"{len(wanted) - len(used)} of {len(wanted)} iterations do other things than the typical one"
         assumptions.append(f"{others}: they are left out")
@@ -84,6 +88,18 @@ def _belong_together(traces: Sequence[RankTrace]) -> None:
     for trace in traces:
         if not len(trace.steps) or not len(trace.events):
             raise TraceError(f"{trace.source} has no events in any iteration")
+
+
+def warm_up(traces: Sequence[RankTrace]) -> int:
+    """How many iterations at the start are no measure of the others: in the first, profilers start on some ranks while
+    others wait."""
+    steps = min(len(trace.steps) for trace in traces)
+    length_s = np.array([max(_length_s(trace, step) for trace in traces) for step in range(steps)])
+    usual_s = float(np.median(length_s))
+    first = 0
+    while 2 * first < steps - 2 and length_s[first] > WARM_UP * usual_s:
+        first += 1
+    return first
 
 
 def _length_s(trace: RankTrace, step: int) -> float:

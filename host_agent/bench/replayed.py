@@ -141,8 +141,8 @@ class _Runs:
         if trace:
             folder = self.folder / jobs[0].backend
             folder.mkdir(parents=True, exist_ok=True)
-            # The last step has the writing of files in it.
-            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps, str(folder))))[:-1])
+            # The profiler starts in the first step, and writes its files in the last.
+            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps + 2, str(folder))))[1:-1])
             seconds += _step_s(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
         self.say(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")

@@ -106,6 +106,16 @@ def test_iterations_that_do_other_things_are_left_out_and_said_so():
     assert any("1 of 4 iterations" in line for line in joined.assumptions)
 
 
+def test_an_iteration_in_which_profilers_start_is_left_out():
+    slow, usual = traces.ddp(slowness=[4.0, 1.0]), traces.ddp(iterations=1)
+    several = [_appended(_appended(a, b), b) for a, b in zip(slow, usual, strict=True)]
+    several = [_appended(one, b) for one, b in zip(several, usual, strict=True)]
+    assert [one.iteration for one in join_each(several)] == [1, 2, 3]
+    joined = join(several)
+    assert joined.iteration_s == pytest.approx(join(usual).iteration_s, rel=1e-6)
+    assert any("the first 1 of 4 iterations" in line for line in joined.assumptions)
+
+
 def test_iterations_one_after_the_other_take_what_they_took():
     """Ranks are late in turn: each iteration by itself hides that, the chain does not."""
     given = traces.ddp(iterations=5, slowness=[1.0, 1.3], jitter=0.5, seed=3)
@@ -250,7 +260,7 @@ def _appended(first, second):
         if name == "parent":
             more = np.where(more >= 0, more + len(a), more)
         elif name == "sequence":
-            more = np.where(more >= 0, more + 2, more)
+            more = np.where(more >= 0, more + 1 + a.sequence.max(), more)
         elif name in shift:
             more = more + shift[name]
         columns[name] = np.concatenate([getattr(a, name), more])
