@@ -322,8 +322,9 @@ class AutoCompressor:
             self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
         is_steady = bool(self.decisions) and self.decisions[-1]["step"] <= self.step - MOST_STEPS
         share = STEADY_SHARE if is_steady else DECISION_SHARE
-        pause = min(MOST_STEPS, math.ceil(self.network.latency_s / (share * step_s))) if step_s > 0 else 1
-        self._tell_every = min(MOST_UNTOLD, math.ceil(self.network.latency_s / (TELL_SHARE * step_s))) if step_s > 0 else 1
+        in_steps = self.network.latency_s / step_s if step_s > 0 else 0.0
+        pause = min(MOST_STEPS, math.ceil(in_steps / share))
+        self._tell_every = max(1, min(MOST_UNTOLD, math.ceil(in_steps / TELL_SHARE)))
         if wire_bytes := self._prober.due(self.network, elapsed_s):
             self._probe_rate(wire_bytes)
             pause = 1
