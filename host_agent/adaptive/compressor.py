@@ -2,8 +2,8 @@
 
 Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks tell each other what
 they have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike.
-After each step they tell what it took, which costs nothing because nobody waits for the answer until the next one: if
-that was out of proportion, they decide before it.
+After a step, after every one unless steps are short, they tell what it took, and nobody waits for the answer until the
+next one: if that was out of proportion, they decide before it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ REHEARSAL_SHARE = 0.01
 DECISION_SHARE, STEADY_SHARE = 0.03, 0.01
 """Of the time goes into agreeing, at most, unless steps are so long that one decision a step is less; the second while
 decisions change nothing."""
+TELL_SHARE, MOST_UNTOLD = 0.05, 4
+"""Telling what a step took keeps nobody waiting, but is a collective all the same: it may take this share of the time,
+were it waited for, or comes after every fourth step."""
 MOST_STEPS = 32
 """Between two decisions. What happens in between is seen by `_hears_of_change`."""
 KEPT = 5
@@ -125,6 +128,7 @@ class AutoCompressor:
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
         self.network, self._watch, self._prober = Network(), Watch(), Prober()
+        self._tell_every = 1
         self._told: list[Callable[[], np.ndarray]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
@@ -184,7 +188,8 @@ class AutoCompressor:
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
         bucket.calls += 1
-        if 0 < self.step < self._decide_at - 1 and len(self._done) == len(self._buckets):
+        is_told = 0 < self.step < self._decide_at - 1 and (self.step - self._decided_at) % self._tell_every == 0
+        if is_told and len(self._done) == len(self._buckets):
             self._tell(turn)
         return outcome.mean
 
@@ -317,7 +322,9 @@ class AutoCompressor:
             self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
         is_steady = bool(self.decisions) and self.decisions[-1]["step"] <= self.step - MOST_STEPS
         share = STEADY_SHARE if is_steady else DECISION_SHARE
-        pause = min(MOST_STEPS, math.ceil(self.network.latency_s / (share * step_s))) if step_s > 0 else 1
+        in_steps = self.network.latency_s / step_s if step_s > 0 else 0.0
+        pause = min(MOST_STEPS, math.ceil(in_steps / share))
+        self._tell_every = max(1, min(MOST_UNTOLD, math.ceil(in_steps / TELL_SHARE)))
         if wire_bytes := self._prober.due(self.network, elapsed_s):
             self._probe_rate(wire_bytes)
             pause = 1

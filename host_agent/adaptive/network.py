@@ -21,6 +21,8 @@ LEAST_SHARE = 0.05
 """Of a sample's time that is put down to its bytes, whatever the requests take: an estimate never becomes 0."""
 VISIBLE_SHARE = 0.5
 """From here on the time of the bytes stands out from the time of the requests."""
+LATER = 3.0
+"""How many times its least a latency may be."""
 ALARM = 2.0
 """The ranks decide at once after a step so many times slower or faster than those before."""
 PROBE_SHARE = 0.025
@@ -82,6 +84,7 @@ class Network:
     def __init__(self) -> None:
         self.regime = 0
         self._latencies: dict[int, deque[float]] = {way: deque(maxlen=2 * KEPT) for way in (SUM, GATHER)}
+        self._least_gather_s = math.inf
         self._rates = {SUM: _Rate(), GATHER: _Rate()}
         self._share = 1.0
 
@@ -138,11 +141,11 @@ class Network:
             return False
         bulk_s = sample.wire_bytes * self.s_per_byte(SUM)
         latency_s = (sample.seconds - bulk_s) / max(1, sample.requests)
-        known = self._latencies[GATHER]
-        is_alike = not known or latency_s < ALARM * median(known)
-        if bulk_s > VISIBLE_SHARE * sample.seconds or not is_alike:
+        # Against the least ever: against the latest, it would creep up with the time that bytes take.
+        if bulk_s > VISIBLE_SHARE * sample.seconds or latency_s > LATER * self._least_gather_s:
             return False
-        known.append(max(latency_s, 0.0))
+        self._least_gather_s = min(self._least_gather_s, max(latency_s, self.latency_s / LATER))
+        self._latencies[GATHER].append(max(latency_s, 0.0))
         return True
 
     def add(self, sample: Sample) -> None:
@@ -167,6 +170,9 @@ class Network:
         rate = bulk_s / sample.wire_bytes
         if known.has_changed(rate, sample.choices):
             self._start_afresh(sample)
+        sums = self._rates[SUM]
+        if sample.way == GATHER and sums.samples and rate > LEAP * median(sums.samples):
+            sums.odd = [rate]  # the links are the same
         self._rates[sample.way].samples.append(rate)
 
     def _start_afresh(self, sample: Sample) -> None:
@@ -203,7 +209,7 @@ class Prober:
         self._probed_at_s = 0.0
         self._regime = -1
         self._found = -2, 0.0  # regime, and when
-        self._now_s = 0.0
+        self._now_s = self._expected_s = 0.0
 
     def due(self, network: Network, now_s: float) -> int:
         """How many bytes to send now, 0: none. `now_s`: agreed seconds spent on exchanges so far."""
@@ -215,7 +221,8 @@ class Prober:
             if self._found[0] == self._regime and now_s - self._found[1] < LASTING_S:  # it was too small to tell
                 self._least = min(2 * self._least, MOST_LEAST_BYTES)
             self._regime, self._bytes = network.regime, self._least
-        if network.seconds(1, self._bytes) > PROBE_SHARE * (now_s - self._probed_at_s):
+        self._expected_s = network.seconds(1, self._bytes)
+        if self._expected_s > PROBE_SHARE * (now_s - self._probed_at_s):
             return 0
         self._probed_at_s = now_s
         return self._bytes
@@ -224,6 +231,8 @@ class Prober:
         """A probe of so many bytes took so long, as agreed."""
         regime, was_visible = network.regime, network.is_rate_visible
         network.add(Sample(PROBE, 1, wire_bytes, seconds))
+        # What it took too long is saved up for before the next.
+        self._probed_at_s = self._now_s + max(0.0, seconds - self._expected_s) / PROBE_SHARE
         if network.is_rate_visible and not was_visible:
             network.hide_rate()
         elif not network.is_rate_visible:

@@ -153,9 +153,11 @@ class BucketPolicy:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
-        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s, self._spread_s())
+        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
         best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
-        if self.current in expected and expected[self.current] <= STAY * expected[best] + noise_s:
+        if self.current in expected and expected[self.current] <= STAY * expected[best] + max(
+            noise_s, self._spread_s() / 2
+        ):
             best = self.current
         self.current = best
         return self.current

@@ -212,6 +212,19 @@ def test_what_gathers_take_longer_for_is_not_put_down_to_their_bytes():
     assert network.regime == 1 or network.s_per_byte(GATHER) > 3e-6
 
 
+def test_a_slower_network_does_not_pass_for_latency():
+    network = Network()
+    network.add_latency(1e-3)
+    network.add(Sample(((0, 0),), 1, 1_250_000, 0.011))  # 1 Gbit/s
+    for _ in range(5):
+        network.add(Sample(((0, 3),), 2, 26_000, 0.0032, GATHER))
+    for _ in range(20):
+        network.add(Sample(((0, 3),), 2, 26_000, 0.0134, GATHER))  # 20 Mbit/s
+    assert network.is_suspicious and network.latency_of(GATHER) < 2e-3
+    Prober().took(8192, 1e-3 + 8192 * 8 / 20e6, network)
+    assert network.goodput_bps == pytest.approx(20e6, rel=0.05)
+
+
 def test_probes_are_few_and_find_out_how_fast_bytes_go():
     network, prober = Network(), Prober()
     network.add_latency(1e-3)
