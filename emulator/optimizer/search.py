@@ -27,6 +27,7 @@ from emulator.trace.buckets import assign, caps_of, gradients
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
 takes Optuna longer than the replay of several settings."""
+PRUDENCE, PRUDENT_S = 0.005, 1e-3
 GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
@@ -81,10 +82,11 @@ def search(
     trials: int = 1000,
     seed: int = 0,
     time_budget_s: float = np.inf,
+    prudence: float = PRUDENCE,
     progress: Progress = lambda evaluated, best_s: None,
 ) -> Found:
     """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
-    far."""
+    far. `prudence`: what share of the best's time may be given up for fewer buckets."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
     hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
@@ -93,8 +95,9 @@ def search(
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
-    hunt.trim()
-    found.evaluated, found.wall_s = hunt.evaluated, time.perf_counter() - began_s
+    found.evaluated = hunt.evaluated
+    hunt.trim(prudence)
+    found.wall_s = time.perf_counter() - began_s
     return found
 
 
@@ -141,8 +144,15 @@ class Hunt:
         self.progress(self.evaluated, self.found.best.sample_s)
         return worth
 
-    def trim(self) -> None:
-        """Leave out of the best setting what gains nothing."""
+    def trim(self, prudence: float) -> None:
+        """Leave out of the best setting what gains nothing, and take fewer buckets where more gain next to nothing:
+        what an all-reduce costs at least is the least certain of all that is known."""
+        best = self.found.best
+        if "buckets" in self.allowed.passes and self.allowed.lists and best.setting.buckets and prudence:
+            prudent = self.objective(self.along(best.setting, list(dict.fromkeys(best.setting.codec)) or [""], True))
+            fewer = len(prudent.setting.buckets) < len(best.setting.buckets)
+            if fewer and prudent.fits and prudent.sample_s <= best.sample_s * (1 + prudence):
+                self.found.best = prudent
         for name in self.found.best.setting.changed():
             bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
             worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
@@ -180,9 +190,11 @@ class Hunt:
         if self.allowed.lists:
             yield self.along(base, codecs)
 
-    def along(self, base: Setting, codecs: list[str]) -> Setting:
-        """`base` with the buckets that `cuts.fastest` finds."""
+    def along(self, base: Setting, codecs: list[str], is_prudent: bool = False) -> Setting:
+        """`base` with the buckets that `cuts.fastest` finds; prudently, as if each cost more than is known."""
         options = cuts.choices(self.objective.machine, base.placement, codecs)
+        if is_prudent:
+            options = [dataclasses.replace(one, fixed_s=2 * one.fixed_s + PRUDENT_S) for one in options]
         caps, chosen = cuts.fastest(*self.objective.ready(base), options)
         return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
 

@@ -45,7 +45,7 @@ def slowly(objective, placements, codecs):
 def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job):
     machine = Machine.of(job, codecs=CODECS)
     allowed = Allowed(passes=("buckets", "placement", "codec"), placements=("ps",), codecs=tuple(CODECS))
-    found = search(Objective(job, machine), allowed, trials=500)
+    found = search(Objective(job, machine), allowed, trials=500, prudence=0)
     assert found.how.startswith("exact")
     assert found.best.sample_s == pytest.approx(slowly(Objective(job, machine), ("", "ps"), CODECS), rel=1e-5)
 
@@ -54,7 +54,7 @@ def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job):
 @given(jobs(own=True))
 def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job):
     machine = Machine.of(job)
-    found = search(Objective(job, machine), Allowed(passes=("buckets",)), trials=500)
+    found = search(Objective(job, machine), Allowed(passes=("buckets",)), trials=500, prudence=0)
     assert found.best.sample_s == pytest.approx(slowly(Objective(job, machine), ("",), ()), rel=1e-5)
 
 
@@ -127,3 +127,13 @@ def test_nothing_to_gain_leaves_everything_as_traced():
     job = ddp_jobs.ddp([MIB / 64] * 3, [0.1] * 3, fixed_s=0.0, bytes_per_s=1e12, optimizer_s=[0.1])
     found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)))
     assert found.best.setting == TRACED and found.gain == 0
+
+
+def test_more_buckets_must_gain_something():
+    job = ddp_jobs.ddp([MIB / 64] * 64, [0.02] * 64, fixed_s=1e-5, bytes_per_s=1e9)
+    exact, prudent = (
+        search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)), prudence=share).best
+        for share in (0, 0.005)
+    )
+    assert len(prudent.setting.buckets) <= len(exact.setting.buckets)
+    assert exact.sample_s <= prudent.sample_s <= exact.sample_s * 1.005
