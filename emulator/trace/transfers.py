@@ -102,7 +102,8 @@ def arrivals_s(joined: Joined) -> np.ndarray:
     meeting = joined.graph.ops.meeting
     began_s = np.full(len(joined.graph.meetings), -np.inf)
     member = meeting != NO_MEETING
-    np.maximum.at(began_s, meeting[member], joined.start_s[member])
+    with np.errstate(invalid="ignore"):  # NaN where an op was never traced
+        np.maximum.at(began_s, meeting[member], joined.start_s[member])
     return began_s
 
 
