@@ -64,7 +64,7 @@ BUGS: dict[str, Bug] = {
     ),
     "never-again": Bug(
         "switchml/worker.py",
-        "if lost or (probed < PROBES and due <= now):",
+        "if lost or (probed < probes and due <= now):",
         "if lost:",
         "a worker resends what later packets have overtaken, and has no timer",
     ),
