@@ -5,15 +5,18 @@ Real: DDP on the digits in network namespaces around a switch (emulator/star.py)
 the switch's place. Predicted: emulator/network plays the same all-reduces packet by packet over links with the same
 token buckets, with a step's computation as a pause between them.
 
-One run, two ranks at the middle rate, sets the three constants: the CPU time of a step's computation `compute_s`, and
-for each backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores
-compute in turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the
-calibration run's rows count in no average.
+One run, two ranks at the middle rate, sets the constants: the CPU time of a step's computation `compute_s`; how many
+packets an agent sends for each chunk of gradients (`packets_per_chunk`: gradients that grow or shrink by a binade make
+rounds go again with another exponent, which the model, whose tensors stay the same, does not know); and for each
+backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
+turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's
+rows count in no average.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -69,10 +72,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Seconds of one step: a rank's CPU time without all-reduces, and what each backend adds to the model."""
+    """Seconds of one step: a rank's CPU time without all-reduces, and what each backend adds to the model.
+    `packets_per_chunk`: that an agent sent, by backend; 1 with Gloo."""
 
     compute_s: float
     overhead_s: dict[str, float]
+    packets_per_chunk: dict[str, float]
     cores: int
 
     def turns(self, workers: int) -> float:
@@ -90,6 +95,8 @@ class Row:
     measured_s: float
     predicted_s: float
     is_calibration: bool
+    packets_per_chunk: float = 1.0
+    """That an agent sent in this run: for comparison, predictions take the calibration run's."""
 
     @property
     def error(self) -> float:
@@ -129,6 +136,7 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Vali
     """Measure, then predict. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
     PeerLost or JobError if a process dies."""
     measured: Measured = {}
+    sent: dict[tuple[str, int, float], float] = {}
     compute_s, gradient_bytes = 0.0, 0
     counts = sorted({CALIBRATION_WORKERS, *plan.workers})
     with tempfile.TemporaryDirectory(prefix="switchml-validate-") as folder:
@@ -136,17 +144,26 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Vali
         data.load().save(digits)
         for workers in counts:
             rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
-            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, say)
+            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, say)
             if workers == CALIBRATION_WORKERS:
                 compute_s = alone_s
     say("playing the same packet by packet")
-    return _predict(plan, measured, compute_s, gradient_bytes)
+    return _predict(plan, measured, sent, compute_s, gradient_bytes)
 
 
 def _measure(
-    plan: Plan, workers: int, rates: Sequence[float], digits: Path, measured: Measured, say: Callable[[str], None]
+    plan: Plan,
+    workers: int,
+    rates: Sequence[float],
+    digits: Path,
+    measured: Measured,
+    sent: Measured,
+    say: Callable[[str], None],
 ) -> tuple[float, int]:
-    """Fill `measured` for so many workers; returns (CPU seconds of a step without all-reduces, bytes of gradient)."""
+    """Fill `measured` and `sent` (packets a rank and step) for so many workers.
+
+    Returns (CPU seconds of a step without all-reduces, bytes of gradient).
+    """
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
@@ -171,6 +188,7 @@ def _measure(
                 measured[backend, workers, rate_bps] = median(
                     mean(step) for step in zip(*(one.seconds for one in times), strict=True)
                 )
+                sent[backend, workers, rate_bps] = mean(one.sent / len(one.seconds) for one in times)
                 say(
                     f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
                     f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
@@ -216,14 +234,22 @@ def _context():
     return context
 
 
-def _predict(plan: Plan, measured: Measured, compute_s: float, gradient_bytes: int) -> Validation:
+def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int) -> Validation:
     cores = len(os.sched_getaffinity(0))
     rate_bps = plan.calibration_rate_bps
+    chunks = math.ceil(gradient_bytes / JobConfig.payload_bytes)
+    per_chunk = {run: packets / chunks or 1.0 for run, packets in sent.items()}
+    packets_per_chunk = {backend: per_chunk[backend, CALIBRATION_WORKERS, rate_bps] for backend in BACKENDS}
     overhead_s = {}
-    calibration = Calibration(compute_s, overhead_s, cores)
+    calibration = Calibration(compute_s, overhead_s, packets_per_chunk, cores)
+
+    def step_s(backend: str, workers: int, rate_bps: float, pause_s: float) -> float:
+        size_bytes = 4 * round(gradient_bytes * packets_per_chunk[backend] / 4)
+        return play(backend, workers, rate_bps, size_bytes, pause_s)
+
     for backend in BACKENDS:
         pause_s = compute_s * calibration.turns(CALIBRATION_WORKERS)
-        played_s = play(backend, CALIBRATION_WORKERS, rate_bps, gradient_bytes, pause_s)
+        played_s = step_s(backend, CALIBRATION_WORKERS, rate_bps, pause_s)
         overhead_s[backend] = max(measured[backend, CALIBRATION_WORKERS, rate_bps] - played_s, 0.0)
     rows = []
     for (backend, workers, rate), seconds in measured.items():
@@ -235,8 +261,9 @@ def _predict(plan: Plan, measured: Measured, compute_s: float, gradient_bytes: i
                 workers,
                 rate,
                 seconds,
-                play(backend, workers, rate, gradient_bytes, pause_s),
+                step_s(backend, workers, rate, pause_s),
                 (workers, rate) == (CALIBRATION_WORKERS, rate_bps),
+                per_chunk[backend, workers, rate],
             )
         )
     return Validation(rows, calibration, gradient_bytes)

@@ -38,7 +38,7 @@ def print_table(validation: Validation) -> None:
     for heading in ("workers", "Mbit/s"):
         table.add_column(heading, justify="right")
     table.add_column("")
-    for heading in ("measured ms", "predicted ms", "error"):
+    for heading in ("measured ms", "predicted ms", "error", "packets a chunk"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("")
     for one in validation.rows:
@@ -49,6 +49,7 @@ def print_table(validation: Validation) -> None:
             f"{one.measured_s * 1e3:.1f}",
             f"{one.predicted_s * 1e3:.1f}",
             f"{one.error:+.1%}",
+            f"{one.packets_per_chunk:.2f}" if one.backend != "gloo" else "",
             "calibration" if one.is_calibration else "",
         )
     console.print(table)
@@ -61,7 +62,8 @@ def print_table(validation: Validation) -> None:
     )
     console.print(
         f"Steps of DDP on {validation.gradient_bytes / 1024:.0f} KiB of gradients. Calibrated by one run of "
-        f"{CALIBRATION_WORKERS} workers: {constants.compute_s * 1e3:.1f} ms of computation a step, {overheads}; "
+        f"{CALIBRATION_WORKERS} workers: {constants.compute_s * 1e3:.1f} ms of computation a step, {overheads}, "
+        f"{constants.packets_per_chunk['switchml']:.2f} packets a chunk; "
         f"{constants.cores} cores.",
         style="dim",
     )

@@ -17,7 +17,8 @@ def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4
 
 def test_the_calibration_run_counts_in_no_average():
     rows = [row(1.0, 9.0, True), row(1.0, 1.1), row(2.0, 1.92), row(1.0, 0.7)]
-    found = Validation(rows, Calibration(0.001, {"gloo": 0.0, "switchml": 0.0}, 2), 4096)
+    calibration = Calibration(0.001, {"gloo": 0.0, "switchml": 0.0}, {"gloo": 1.0, "switchml": 1.2}, 2)
+    found = Validation(rows, calibration, 4096)
     assert found.mape == pytest.approx((0.1 + 0.04 + 0.3) / 3)
     assert found.worst is rows[3] and found.within_5_percent == pytest.approx(1 / 3)
     told = real_report.as_json(found)
@@ -25,7 +26,7 @@ def test_the_calibration_run_counts_in_no_average():
 
 
 def test_ranks_that_share_cores_compute_in_turns():
-    assert [Calibration(0.001, {}, 4).turns(workers) for workers in (2, 4, 8)] == [1.0, 1.0, 2.0]
+    assert [Calibration(0.001, {}, {}, 4).turns(workers) for workers in (2, 4, 8)] == [1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("backend", ["gloo", "switchml"])
