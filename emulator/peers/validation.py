@@ -114,8 +114,8 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Foun
                 for rate_bps in plan.rates_bps:
                     team.star.set_rate(rate_bps)
                     name = f"{workers} ranks, {backend}, {rate_bps / 1e6:g} Mbit/s"
+                    team.time(Steps(WARMUP_STEPS, False))  # transports learn the new rate
                     link = _link(name, team, backend, workers, rate_bps)
-                    team.time(Steps(WARMUP_STEPS, False))
                     seconds = team.time(Steps(plan.steps, False))
                     measured[backend, workers, rate_bps] = seconds, link
                     say(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")

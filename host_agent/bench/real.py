@@ -182,8 +182,8 @@ def _measure(
             team.replies(Backend)
             for rate_bps in rates:
                 star.set_rate(rate_bps)
-                team.run(WARMUP_STEPS, False)
-                times = team.run(plan.steps, False)
+                team.run(Steps(WARMUP_STEPS, False, is_first=True))
+                times = team.run(Steps(plan.steps, False))
                 # Ranks finish each step together; one that is late now and then is no reason to count its wait twice.
                 measured[backend, workers, rate_bps] = median(
                     mean(step) for step in zip(*(one.seconds for one in times), strict=True)
@@ -193,7 +193,7 @@ def _measure(
                     f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
                     f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
                 )
-            alone += team.run(plan.steps, True)
+            alone += team.run(Steps(plan.steps, True))
         team.leave()
         return median(one.cpu_s / len(one.seconds) for one in alone), alone[0].gradient_bytes
 
@@ -222,8 +222,8 @@ class _Team(Team):
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, steps: int, is_alone: bool) -> list[Times]:
-        self.tell(Steps(steps, is_alone))
+    def run(self, steps: Steps) -> list[Times]:
+        self.tell(steps)
         return self.replies(Times)
 
 

@@ -46,10 +46,12 @@ class Backend:
 
 @dataclass(frozen=True)
 class Steps:
-    """`is_alone`: without all-reduces (DDP's no_sync)."""
+    """`is_alone`: without all-reduces (DDP's no_sync). `is_first`: training begins anew, so that runs at all rates
+    reduce the same gradients."""
 
     count: int
     is_alone: bool
+    is_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,23 @@ class _Training:
         self._images, self._labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
         torch.manual_seed(1)
         self._model = DistributedDataParallel(DigitsNet())
-        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
+        self._start = [parameter.detach().clone() for parameter in self._model.parameters()]
         self._order = BatchOrder(rank=place.rank, workers=place.workers, batch_size=place.batch_size, seed=1)
-        self._step = 0
+        self._begin()
         self._gradient_bytes = sum(4 * parameter.numel() for parameter in self._model.parameters())
 
+    def _begin(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for parameter, value in zip(self._model.parameters(), self._start, strict=True):
+                parameter.copy_(value)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.05, momentum=0.9)
+        self._step = 0
+
     def run(self, steps: Steps) -> Times:
+        if steps.is_first:
+            self._begin()
         seconds, spent, sent = [], time.process_time(), self._sent()
         for _ in range(steps.count):
             before = time.perf_counter()
