@@ -30,7 +30,7 @@ that the lowest has no answer: a slow peer is no reason to send a whole window a
 LEAST_REORDERING = 200 * MICROSECOND
 """A round sent this much (or SRTT/4, or half again the reordering seen lately, if that is more) before one that has its
 result is taken for lost (RACK, RFC 8985)."""
-MOST_REORDERING, REORDERINGS = 10 * MILLISECOND, 1024
+MOST_REORDERING, REORDERINGS = MILLISECOND, 1024
 """Reordering counts up to this, and is forgotten over so many results."""
 
 SURE, ASKED, WAITED = range(3)
