@@ -2,7 +2,8 @@
 before its cause. Three things tell:
 
 - packets: a result that a rank received holds what every rank had sent before, so each pair of hosts has, both ways, a
-  least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905),
+  least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905). And a
+  result leaves for all ranks at once, so the median difference of receipts is the difference of clocks, too,
 - sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
 - collectives: nobody ends before the last one began, again a middle between both ways, for each message size; and all
   end at nearly the same time, so the median difference of ends is the difference of clocks. Each has an error that can
@@ -123,8 +124,17 @@ class _Told:
                 # received at j − sent at i ≥ θ_i − θ_j, and the other way round.
                 self.bounds.append((int(hosts[i]), int(hosts[j]), at_s, most_s))
                 self.bounds.append((int(hosts[j]), int(hosts[i]), at_s, other_s))
-                self.differences.append((int(hosts[i]), int(hosts[j]), at_s, (most_s - other_s) / 2, 1.0))
-                self.errors_s.append(abs(most_s + other_s) / 4)
+                value_s, error_s = (most_s - other_s) / 2, abs(most_s + other_s) / 4
+                both = np.array([got[j][key] - got[i][key] for key in got[i].keys() & got[j].keys()])
+                if len(both):
+                    # A result goes to all ranks at once, however late the packets were that made it. Its median may be
+                    # biased (one rank always reads later), so more samples do not make its error less.
+                    low_s, median_s, high_s = np.percentile(both, [25, 50, 75])
+                    shares = np.array([max(error_s, 1e-7), max((high_s - low_s) / 4, 1e-7)]) ** -2.0
+                    value_s = float(np.dot(shares, [value_s, median_s]) / shares.sum())
+                    error_s = float(shares.sum() ** -0.5)
+                self.differences.append((int(hosts[i]), int(hosts[j]), at_s, value_s, 1.0))
+                self.errors_s.append(error_s)
 
     def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray, weight: float) -> None:
         met: dict[Key, list[tuple[int, float, float, float]]] = {}
