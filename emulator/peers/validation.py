@@ -19,7 +19,7 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -196,19 +196,11 @@ class _Ranks(Team):
 
     def __init__(self, places: list[Place], plan: Plan, context):
         self._plan = plan
-        self._pipes: list[connection.Connection] = []
-        self._processes = []
         self._joined = 0
         self.gradient_bytes = 0
         self.report: dict = {}
         self.cpu_s = 0.0
-        for place in places:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=rank_main, args=(place, theirs), name=f"rank {place.rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        self._start(context, rank_main, [(place,) for place in places])
 
     def _join(self, backend: str, port: int, workers: int, variables: dict[str, str]) -> None:
         batch = max(1, self._plan.batch // workers)

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-from emulator.namespaces import die_with_parent, enter
 from emulator.peers.settings import PREFIX
-from host_agent.bench.rank import GROUP_TIMEOUT, Failure
-from switchml.errors import JobError
+from host_agent.bench import rank_process
+from host_agent.bench.rank import GROUP_TIMEOUT
 
 INPUTS, HIDDEN, CLASSES = 512, 512, 10
 BUCKETS = 4
@@ -79,19 +77,7 @@ class Times:
 
 def main(place: Place, pipe: connection.Connection) -> None:
     """Entry point of a rank's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(os.getppid())
-    try:
-        if place.namespace:
-            enter(place.namespace)
-        _serve(place, pipe)
-    except (EOFError, ConnectionError):
-        os._exit(1)
-    except Exception as error:
-        message = (str(error).strip() or type(error).__name__).split("\n")[0]
-        is_consequence = isinstance(error, JobError) or "onnection closed" in message or "onnection reset" in message
-        pipe.send(Failure(place.rank, type(error).__name__, message, is_consequence))
-        os._exit(1)
+    rank_process.run(place.rank, place.namespace, pipe, lambda: _serve(place, pipe))
 
 
 def _serve(place: Place, pipe: connection.Connection) -> None:

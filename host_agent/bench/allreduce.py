@@ -200,13 +200,15 @@ class Team:
     """The ranks' processes."""
 
     def __init__(self, settings: Settings, context):
+        self._start(context, ranks.main, [(rank, settings) for rank in range(settings.workers)])
+
+    def _start(self, context, main: Callable[..., None], arguments: Sequence[tuple]) -> None:
+        """A process for each rank, in their order: `main` gets its arguments and a pipe."""
         self._pipes: list[connection.Connection] = []
         self._processes = []
-        for rank in range(settings.workers):
+        for rank, its_own in enumerate(arguments):
             ours, theirs = context.Pipe()
-            process = context.Process(
-                target=ranks.main, args=(rank, settings, theirs), name=f"rank {rank}", daemon=True
-            )
+            process = context.Process(target=main, args=(*its_own, theirs), name=f"rank {rank}", daemon=True)
             process.start()
             theirs.close()
             self._pipes.append(ours)

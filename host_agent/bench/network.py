@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import median
 
@@ -247,20 +247,12 @@ class HostTeam(allreduce.Team):
     """The ranks' processes, each in a host of its own."""
 
     def __init__(self, settings: Settings, star: stars.Star, experiment: Experiment, context):
-        self._pipes: list[connection.Connection] = []
-        self._processes = []
-        for rank, host in enumerate(star.hosts[: settings.workers]):
-            ours, theirs = context.Pipe()
-            place = network_worker.Place(
-                host.name, stars.INTERFACE, star.address(0), experiment.payload_bytes, experiment.slots
-            )
-            process = context.Process(
-                target=network_worker.main, args=(rank, settings, place, theirs), name=f"rank {rank}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        shared = (stars.INTERFACE, star.address(0), experiment.payload_bytes, experiment.slots)
+        arguments = [
+            (rank, settings, network_worker.Place(host.name, *shared))
+            for rank, host in enumerate(star.hosts[: settings.workers])
+        ]
+        self._start(context, network_worker.main, arguments)
 
 
 def context_of_ranks(with_torch: bool):

@@ -7,7 +7,6 @@ the ranks of Gloo meet, and that every repeat is one call.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from emulator.namespaces import die_with_parent, enter
 from host_agent.agent import HostAgent
 from host_agent.bench import rank as ranks
-from host_agent.bench.rank import GLOO, GO, GROUP_TIMEOUT, SWITCHML, Failure, Joined, Prepare, Sample, Settings
+from host_agent.bench import rank_process
+from host_agent.bench.rank import GLOO, GO, GROUP_TIMEOUT, SWITCHML, Joined, Prepare, Sample, Settings
 from host_agent.density import Choice
-from switchml.errors import JobError
 
 STORE_PORT = 29500
 """Where rank 0 keeps Gloo's rendezvous; the namespace has no other user."""
@@ -41,19 +39,8 @@ class Place:
 
 
 def main(rank: int, settings: Settings, place: Place, pipe: connection.Connection) -> None:
-    """Entry point of a rank's process. Namespaces stay as long as processes live in them: it must not survive."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what ends when
-    die_with_parent(os.getppid())
-    try:
-        enter(place.namespace)
-        _serve(rank, settings, place, pipe)
-    except (EOFError, ConnectionError):
-        os._exit(1)  # the parent is gone or does not want us any more
-    except Exception as error:
-        message = (str(error).strip() or type(error).__name__).split("\n")[0]
-        is_consequence = isinstance(error, JobError) or "onnection closed" in message or "onnection reset" in message
-        pipe.send(Failure(rank, type(error).__name__, message, is_consequence))
-        os._exit(1)  # leaving in good order would wait for ranks that wait for us
+    """Entry point of a rank's process."""
+    rank_process.run(rank, place.namespace, pipe, lambda: _serve(rank, settings, place, pipe))
 
 
 def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connection) -> None:

@@ -21,7 +21,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -202,11 +202,8 @@ class _Team(Team):
     """The ranks' processes, each in a host of its own."""
 
     def __init__(self, star: stars.Star, aggregator: str, digits: Path, plan: Plan, context):
-        self._pipes: list[connection.Connection] = []
-        self._processes = []
-        for rank, host in enumerate(star.hosts):
-            ours, theirs = context.Pipe()
-            place = Place(
+        places = [
+            Place(
                 rank,
                 len(star.hosts),
                 host.name,
@@ -216,11 +213,9 @@ class _Team(Team):
                 str(digits),
                 plan.batch_size,
             )
-            process = context.Process(target=worker_main, args=(place, theirs), name=f"rank {rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            for rank, host in enumerate(star.hosts)
+        ]
+        self._start(context, worker_main, [(place,) for place in places])
 
     def run(self, steps: Steps) -> list[Times]:
         self.tell(steps)

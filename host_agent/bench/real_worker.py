@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import connection
 
-from emulator.namespaces import die_with_parent, enter
-from host_agent.bench.rank import GROUP_TIMEOUT, Failure
+from host_agent.bench import rank_process
+from host_agent.bench.rank import GROUP_TIMEOUT
 from host_agent.training.data import BatchOrder, Digits
-from switchml.errors import JobError
 
 STORE_PORT = 29500
 
@@ -67,18 +65,7 @@ class Times:
 
 def main(place: Place, pipe: connection.Connection) -> None:
     """Entry point of a rank's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(os.getppid())
-    try:
-        enter(place.namespace)
-        _serve(place, pipe)
-    except (EOFError, ConnectionError):
-        os._exit(1)
-    except Exception as error:
-        message = (str(error).strip() or type(error).__name__).split("\n")[0]
-        is_consequence = isinstance(error, JobError) or "onnection closed" in message or "onnection reset" in message
-        pipe.send(Failure(place.rank, type(error).__name__, message, is_consequence))
-        os._exit(1)
+    rank_process.run(place.rank, place.namespace, pipe, lambda: _serve(place, pipe))
 
 
 def _serve(place: Place, pipe: connection.Connection) -> None:

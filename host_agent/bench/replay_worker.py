@@ -8,14 +8,12 @@ by itself or by `Times`. A `Failure` may come in place of any answer.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from dataclasses import dataclass
 from multiprocessing import connection
 
-from emulator.namespaces import die_with_parent, enter
-from host_agent.bench.rank import GROUP_TIMEOUT, Failure
-from switchml.errors import JobError
+from host_agent.bench import rank_process
+from host_agent.bench.rank import GROUP_TIMEOUT
 
 INPUTS, CLASSES = 64, 10
 WARMUP_STEPS = 3
@@ -68,18 +66,7 @@ class Times:
 
 def main(home: Home, pipe: connection.Connection) -> None:
     """Entry point of a rank's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(os.getppid())
-    try:
-        enter(home.namespace)
-        _serve(home, pipe)
-    except (EOFError, ConnectionError):
-        os._exit(1)
-    except Exception as error:
-        message = (str(error).strip() or type(error).__name__).split("\n")[0]
-        is_consequence = isinstance(error, JobError) or "onnection closed" in message or "onnection reset" in message
-        pipe.send(Failure(home.rank, type(error).__name__, message, is_consequence))
-        os._exit(1)
+    rank_process.run(home.rank, home.namespace, pipe, lambda: _serve(home, pipe))
 
 
 def _serve(home: Home, pipe: connection.Connection) -> None:

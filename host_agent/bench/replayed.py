@@ -18,7 +18,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean
 
@@ -186,17 +186,12 @@ class _Team(Team):
     """The ranks' processes, each in a host of its own."""
 
     def __init__(self, star: stars.Star, aggregator: str, context) -> None:
-        self._pipes: list[connection.Connection] = []
-        self._processes = []
         self._port = FIRST_PORT
-        for rank, host in enumerate(star.hosts):
-            ours, theirs = context.Pipe()
-            home = Home(rank, len(star.hosts), host.name, stars.INTERFACE, star.address(0), aggregator)
-            process = context.Process(target=worker_main, args=(home, theirs), name=f"rank {rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+        homes = [
+            Home(rank, len(star.hosts), host.name, stars.INTERFACE, star.address(0), aggregator)
+            for rank, host in enumerate(star.hosts)
+        ]
+        self._start(context, worker_main, [(home,) for home in homes])
 
     def start(self, jobs: Sequence[Job]) -> None:
         """A job of its own for each rank."""
