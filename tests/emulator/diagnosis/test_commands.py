@@ -5,11 +5,11 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from html_pages import Seen
 from kineto_data import published
 from rich.console import Console
 from traced_jobs import Job, traced
@@ -163,28 +163,6 @@ def test_terminal_says_what_was_found(found):
     for number, finding in enumerate(found.findings, 1):
         assert f"{number}. {finding.title[:40]}" in text
     assert "rank 2 (" in text  # whom others wait for
-
-
-class Seen(HTMLParser):
-    """Tags in balance, nothing loaded from elsewhere."""
-
-    VOID = ("meta", "line", "rect", "circle", "polyline", "br")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.words, self.links = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 def read(path):

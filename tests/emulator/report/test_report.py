@@ -5,10 +5,10 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from html_pages import Seen
 from rich.console import Console
 
 from emulator.replay.bench import Shape, job
@@ -144,28 +144,6 @@ def test_lanes_cover_what_the_rank_does(played):
 
 
 # The page
-
-
-class Seen(HTMLParser):
-    """Tags in balance, and what the page says."""
-
-    VOID = ("meta", "line", "rect", "circle", "polyline", "br")
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.words, self.links = [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in self.VOID:
-            self.open.append(tag)
-        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-
-    def handle_endtag(self, tag):
-        if tag not in self.VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
 
 
 @pytest.fixture(scope="module")

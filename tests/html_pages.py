@@ -1,0 +1,25 @@
+"""What tests of HTML pages share: a parser that checks them as it reads."""
+
+from html.parser import HTMLParser
+
+
+class Seen(HTMLParser):
+    """Tags in balance; the words and the links of the page."""
+
+    VOID = ("meta", "line", "rect", "circle", "polyline", "br")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.words, self.links = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in self.VOID:
+            self.open.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
