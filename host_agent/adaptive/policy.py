@@ -36,7 +36,7 @@ ALIKE = 1.03
 LATENCY_NOISE, STEP_NOISE = 0.05, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
 SPREAD_TIMES = 4
-"""From so many on they tell how much they vary."""
+"""Of what a choice took: from so many on they tell how much they vary, and what the model leaves out."""
 FORGET_STEPS, MOST_DOUBLINGS = 25, 6
 """What a choice took that is not in use is believed for so many steps; then the estimate counts again. Each time that
 the choice is given up in the same network it is believed twice as long."""
@@ -127,7 +127,7 @@ class BucketPolicy:
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
         seen.step = self._step = step
-        if self.costs[choice].is_known and not network.is_suspicious:
+        if len(seen.times_s) >= SPREAD_TIMES and self.costs[choice].is_known and not network.is_suspicious:
             model_s = self._model_s(choice, network)
             self._extra[choice] = min(max(low(seen.times_s) - model_s, 0.0), model_s), step
 
