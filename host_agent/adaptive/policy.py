@@ -122,7 +122,7 @@ class BucketPolicy:
         again), and whether one was taken."""
 
     def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
-        """Steps with `choice` took `seconds`, computing and exchanging; one figure for those that followed each other."""
+        """Steps with `choice` took `seconds`, computing and exchanging: a figure for all that followed each other."""
         self._follow(network)
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
