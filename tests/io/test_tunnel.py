@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total, until
 
-from host_agent import agent as agents_module
+from host_agent import joining
+from host_agent.agent import HostAgent
 from switchml.controller import v2_pb2
 from switchml.controller.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
@@ -379,7 +380,7 @@ def kind(request, monkeypatch):
     def choose(addresses, host):
         return next(url for url in addresses if url.startswith(request.param))
 
-    monkeypatch.setattr(agents_module, "choose_address", choose)
+    monkeypatch.setattr(joining, "choose_address", choose)
     return request.param
 
 
@@ -407,7 +408,7 @@ def test_results_are_those_of_udp(aggregator, kind, ranks):
 
 def test_ranks_of_one_job_may_come_either_way(aggregator):
     transports = ["zmq", "udp", "auto"]
-    join = agents_module.HostAgent.join
+    join = HostAgent.join
     agents = good(
         on_all(range(3), lambda r: join(aggregator.address, job="mixed", rank=r, world_size=3, transport=transports[r]))
     )
