@@ -59,9 +59,7 @@ def measure(
     case = Case((size_bytes // ITEM_BYTES,), False, repeats, warmup)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-bench-"))
-        started = {
-            name: start_aggregator(name, workers, "auto", stack)[1] for name in backends if name != GLOO
-        }
+        started = {name: start_aggregator(name, workers, "auto", stack)[1] for name in backends if name != GLOO}
         context = context_of_ranks(backends)
         inputs, sums = stack.enter_context(shared_tensors(case.elements, workers))
         targets = {name: target() for name, target in started.items()}
