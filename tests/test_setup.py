@@ -99,7 +99,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.worker", f"{KERNELS} switchml.fixedpoint switchml.retransmission switchml.sparse", "numpy numba"),
     ("switchml.sparse",          f"{KERNELS} switchml.fixedpoint",                   "numpy numba"),
     ("switchml.codecs.*",        "switchml.codecs switchml.bfloat16 switchml.memory switchml.jit", "numpy numba"),
-    ("switchml.io.tunnel",       "switchml.io switchml.memory switchml.jit",         "numpy zmq"),
+    ("switchml.io.tunnel.*",     "switchml.io switchml.memory switchml.jit",         "numpy zmq"),
     ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",         "numpy numba llvmlite"),
     ("switchml.thrift.*",        "switchml.thrift",                                  ""),
     ("switchml.controller.dataplane", "",                                            ""),
