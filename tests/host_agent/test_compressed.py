@@ -116,9 +116,7 @@ def test_codecs_take_float32_only(trio):
         trio[0].allreduce(np.ones(10), codec="fp16")
 
 
-@given(
-    st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1)
-)
+@given(st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1))
 def test_small_integers_add_up_in_int32_lanes(dtype, ranks, n, seed):
     most = np.iinfo(dtype).max // ranks
     values = np.random.default_rng(seed).integers(-most, most + 1, (ranks, n)).astype(dtype)
