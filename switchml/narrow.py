@@ -26,7 +26,7 @@ def steps(bits: int, workers: int) -> int:
 
 def spread(steps: int) -> int:
     """By how much the exponent of a guessed round may exceed what its block needs (docs/protocol.md, section 4): a
-    step is then 2^spread as large at most. Lanes that have few steps to lose afford less."""
+    step is then 2^spread times as large at most. Lanes that have few steps to lose can spare less."""
     return 4 if steps >= 1024 else 2 if steps >= 16 else 1 if steps >= 8 else 0
 
 

@@ -125,8 +125,8 @@ ME = np.dtype(
     ],
     align=True,
 )
-"""A worker's scalars. `room`: fixedpoint.headroom, `spread`: narrow.spread, by wire. `base`: lowest chunk without a result, `next`: lowest not
-yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
+"""A worker's scalars. `room`: fixedpoint.headroom, `spread`: narrow.spread, by wire. `base`: lowest chunk without a
+result, `next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
 latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
 bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
 most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
@@ -188,8 +188,8 @@ TASK = np.dtype(
     align=True,
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
-`history`: address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the tensor is sparse, else 0; its
-chunks are then streams of positions, and `per_chunk` the elements of a position."""
+`history`: address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the
+tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
