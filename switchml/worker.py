@@ -126,15 +126,15 @@ ME = np.dtype(
     align=True,
 )
 """A worker's scalars. `room`: fixedpoint.headroom, `spread`: narrow.spread, by wire. `base`: lowest chunk without a
-result, `next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
-latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
-bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
-taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own packet
-brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight. `silence`,
-`reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the clock last
-spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the switch
-wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
+result, `next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way
+(modulo TASKS). `newest`: latest sending time of a packet that got its result. `earliest`: when `timeouts` has something
+to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent
+and not answered, at most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how
+many rounds may be taken for lost before more results are here. `heard_at`: when there was a result that nothing but its
+own packet brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight.
+`silence`, `reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the
+clock last spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the
+switch wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
     [
