@@ -33,10 +33,10 @@ from .fixedpoint import (
     headroom,
     keep_classes,
     need_of,
+    spreads,
 )
 from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
-from .narrow import spread
 from .packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
 from .retransmission import (
     ASKED,
@@ -125,13 +125,13 @@ ME = np.dtype(
     ],
     align=True,
 )
-"""A worker's scalars. `room`: fixedpoint.headroom, `spread`: narrow.spread, by wire. `base`: lowest chunk without a
-result, `next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way
-(modulo TASKS). `newest`: latest sending time of a packet that got its result. `earliest`: when `timeouts` has something
-to do; any result may bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent
-and not answered, at most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how
-many rounds may be taken for lost before more results are here. `heard_at`: when there was a result that nothing but its
-own packet brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight.
+"""A worker's scalars. `room`, `spread`: headroom and spreads of fixedpoint.py. `base`: lowest chunk without a result,
+`next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo
+TASKS). `newest`: latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do;
+any result may bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not
+answered, at most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many
+rounds may be taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own
+packet brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight.
 `silence`, `reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the
 clock last spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the
 switch wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
@@ -610,7 +610,7 @@ class Worker:
             slots=slots,
             payload=payload_bytes,
             room=headroom(workers),
-            spread=[0, *map(spread, headroom(workers)[1:])],
+            spread=spreads(workers),
             least_patience=LONGEST_PROBE if lossless else 0,
             tag=tag,
             isn=isn,
