@@ -121,7 +121,7 @@ def run(loop, reported, tick_ns):
         incoming = loop.incoming
         if bad:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
-        n = 0
+        n = np.int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
             results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)

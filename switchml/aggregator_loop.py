@@ -207,7 +207,7 @@ def _step(loop, packets, count, now):
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
     trains."""
     unicasts = 0  # they lie in `replies` and are listed first
-    n = finished = 0
+    n = finished = np.int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
     outgoing = loop.outgoing
     room = outgoing.address.size
     for i in range(count):
@@ -263,7 +263,7 @@ def _step(loop, packets, count, now):
 @kernel
 def _take_nearby(loop):
     """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
-    count = 0
+    count = np.int64(0)
     for k in range(loop.rings[0]):
         index = loop.rings[1 + k]
         entry = loop.jobs[index]
@@ -311,7 +311,7 @@ def serve(loop):
     while True:
         nearby = _take_nearby(loop)
         if nearby:
-            _step(loop, loop.nearby, nearby, 0)
+            _step(loop, loop.nearby, nearby, np.int64(0))
             _wake_ranks(loop)
             quiet, busy = 0, busy + 1
             if busy < _PATIENCE:
