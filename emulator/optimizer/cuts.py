@@ -23,20 +23,31 @@ from switchml.jit import kernel
 
 @dataclass(frozen=True)
 class Choice:
-    """What one bucket may go through: `fixed_s`, then its bytes at `bytes_per_s`, codec and all-reduce together."""
+    """What one bucket may go through. `fixed_s`, then `per_byte_s` for each of its bytes, codec and all-reduce together;
+    `again_s` more for each of its first `guessed_bytes` where exponents are guessed."""
 
     codec: str
     fixed_s: float
-    bytes_per_s: float
+    per_byte_s: float
+    again_s: float = 0.0
+    guessed_bytes: float = 0.0
 
 
 def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Choice]:
-    """For each codec ("" is none)."""
+    """For each codec ("" is none), at worst."""
     found = []
     for spec in codecs:
         transfer = machine.compressed(placement, spec)
         codec_s = 1 / machine.codec(spec).bytes_per_s if spec else 0.0
-        found.append(Choice(spec, transfer.fixed_s, 1 / (1 / transfer.bytes_per_s + codec_s)))
+        found.append(
+            Choice(
+                spec,
+                transfer.fixed_s + machine.doubt_s,
+                1 / transfer.bytes_per_s + codec_s,
+                transfer.again / transfer.bytes_per_s,
+                transfer.guessed_bytes,
+            )
+        )
     return found
 
 
@@ -52,12 +63,7 @@ def fastest(
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(caps in bytes, codec of each bucket) of the buckets that are all reduced first. Gradients have `sizes` bytes and
     are final at `ready_s`, which must not fall."""
-    first, option, _ = path(
-        ready_s,
-        sizes,
-        np.array([one.fixed_s for one in options]),
-        np.array([one.bytes_per_s for one in options]),
-    )
+    first, option, _ = path(ready_s, sizes, *columns(options))
     bucket = np.zeros(len(sizes), np.int64)
     codecs = []
     at = len(bucket)
@@ -66,6 +72,12 @@ def fastest(
         codecs.append(options[option[at]].codec)
         at = first[at]
     return caps_of(sizes, bucket - bucket[0]), tuple(codecs[::-1])
+
+
+def columns(options: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
+    """`path`'s last arguments."""
+    numbers = [(one.fixed_s, one.per_byte_s, one.again_s, one.guessed_bytes) for one in options]
+    return *np.array(numbers).T.copy(), any(one.codec for one in options)
 
 
 def is_path(joined: Joined) -> bool:
@@ -78,8 +90,9 @@ def is_path(joined: Joined) -> bool:
 
 
 @kernel
-def path(ready_s, size, fixed_s, bytes_per_s):
-    """For the first j gradients, j from 0: where the last bucket begins, its option, and when all are reduced."""
+def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns):
+    """For the first j gradients, j from 0: where the last bucket begins, its option, and when all are reduced.
+    `in_turns`: no all-reduce waits in line, so exponents are guessed in all of them, not in the first alone."""
     count = len(size)
     first, option = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
     end_s = np.full(count + 1, np.inf)
@@ -89,7 +102,9 @@ def path(ready_s, size, fixed_s, bytes_per_s):
         for i in range(j - 1, -1, -1):
             held += size[i]
             for k in range(len(fixed_s)):
-                done_s = max(end_s[i], ready_s[j - 1]) + fixed_s[k] + held / bytes_per_s[k]
+                done_s = max(end_s[i], ready_s[j - 1]) + fixed_s[k] + held * per_byte_s[k]
+                if in_turns or i == 0:
+                    done_s += again_s[k] * min(held, guessed_bytes[k])
                 if done_s < end_s[j]:
                     first[j], option[j], end_s[j] = i, k, done_s
     return first, option, end_s

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from emulator.optimizer.codec_costs import HALF
 from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
@@ -15,9 +16,6 @@ from emulator.optimizer.setting import Setting
 from emulator.trace.buckets import MIB
 from switchml import codecs
 from switchml.errors import ConfigError
-
-HALF_LANES = ("fp16", "bf16")
-"""Codecs whose values fit int16 lanes of the aggregator."""
 
 
 def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
@@ -33,9 +31,8 @@ def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, A
     placement = setting.placement or machine.traced_placement
     backend = BACKEND_OF.get(setting.placement, "")
     environment = {}
-    named = [codecs.parse(spec).name for spec in setting.codec if spec]
-    if placement == "switchml" and named and all(name in HALF_LANES for name in named) and all(setting.codec):
-        environment["SWITCHML_WIRE"] = "int16"
+    if placement == "switchml" and any(codecs.parse(spec).name in HALF for spec in setting.codec if spec):
+        environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
     return {
         "predicted": {
             "source": source,

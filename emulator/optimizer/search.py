@@ -27,7 +27,6 @@ from emulator.trace.buckets import assign, caps_of, gradients
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
 takes Optuna longer than the replay of several settings."""
-PRUDENCE, PRUDENT_S = 0.005, 1e-3
 GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
@@ -72,7 +71,16 @@ class Found:
     @property
     def gain(self) -> float:
         """Share of the time for a sample that is saved."""
-        return 1 - self.best.sample_s / self.traced.sample_s
+        return self.gain_of(self.best)
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast a sample is done: what is promised."""
+        return self.traced.sample_s / self.best.sample_s
+
+    def gain_of(self, worth: Worth, at_worst: bool = False) -> float:
+        """Share of the traced job's time for a sample that `worth` saves."""
+        return 1 - (worth.worst_s if at_worst else worth.sample_s) / self.traced.sample_s
 
 
 def search(
@@ -82,11 +90,10 @@ def search(
     trials: int = 1000,
     seed: int = 0,
     time_budget_s: float = np.inf,
-    prudence: float = PRUDENCE,
     progress: Progress = lambda evaluated, best_s: None,
 ) -> Found:
     """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
-    far. `prudence`: what share of the best's time may be given up for fewer buckets."""
+    far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
     hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
@@ -96,7 +103,7 @@ def search(
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
     found.evaluated = hunt.evaluated
-    hunt.trim(prudence)
+    hunt.trim(max(objective.error, GAIN))
     found.wall_s = time.perf_counter() - began_s
     return found
 
@@ -139,24 +146,17 @@ class Hunt:
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         worth = self.objective(setting)
-        if worth.fits and (not self.found.best.fits or worth.sample_s < self.found.best.sample_s * (1 - GAIN)):
+        if worth.fits and (not self.found.best.fits or worth.worst_s < self.found.best.worst_s * (1 - GAIN)):
             self.found.best = worth
         self.progress(self.evaluated, self.found.best.sample_s)
         return worth
 
-    def trim(self, prudence: float) -> None:
-        """Leave out of the best setting what gains nothing, and take fewer buckets where more gain next to nothing:
-        what an all-reduce costs at least is the least certain of all that is known."""
-        best = self.found.best
-        if "buckets" in self.allowed.passes and self.allowed.lists and best.setting.buckets and prudence:
-            prudent = self.objective(self.along(best.setting, list(dict.fromkeys(best.setting.codec)) or [""], True))
-            fewer = len(prudent.setting.buckets) < len(best.setting.buckets)
-            if fewer and prudent.fits and prudent.sample_s <= best.sample_s * (1 + prudence):
-                self.found.best = prudent
+    def trim(self, least: float) -> None:
+        """Leave out of the best setting what does not gain this share of its time."""
         for name in self.found.best.setting.changed():
             bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
             worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
-            if worth.fits and worth.sample_s <= self.found.best.sample_s * (1 + GAIN):
+            if worth.fits and worth.worst_s <= self.found.best.worst_s * (1 + least):
                 self.found.best = worth
 
     # Each pass alone
@@ -169,7 +169,7 @@ class Hunt:
             )
             fitting = [worth for worth in worths if worth.fits]
             if fitting:
-                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.sample_s)))
+                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
                 if one.name in self.allowed.passes:
                     self.judge(self.found.alone[-1].worth.setting)
 
@@ -190,11 +190,9 @@ class Hunt:
         if self.allowed.lists:
             yield self.along(base, codecs)
 
-    def along(self, base: Setting, codecs: list[str], is_prudent: bool = False) -> Setting:
-        """`base` with the buckets that `cuts.fastest` finds; prudently, as if each cost more than is known."""
+    def along(self, base: Setting, codecs: list[str]) -> Setting:
+        """`base` with the buckets that `cuts.fastest` finds."""
         options = cuts.choices(self.objective.machine, base.placement, codecs)
-        if is_prudent:
-            options = [dataclasses.replace(one, fixed_s=2 * one.fixed_s + PRUDENT_S) for one in options]
         caps, chosen = cuts.fastest(*self.objective.ready(base), options)
         return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
 
@@ -273,7 +271,7 @@ class Hunt:
             worth = self.judge(proposal(trial))
             if cut and self.allowed.lists:
                 worth = self.climb(worth, rng)
-            study.tell(trial, worth.sample_s if worth.fits else 10 * self.found.traced.sample_s)
+            study.tell(trial, worth.worst_s if worth.fits else 10 * self.found.traced.worst_s)
 
     def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
         """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
@@ -285,6 +283,6 @@ class Hunt:
             cut[rng.integers(0, len(cut), moves)] ^= 1
             caps = caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
             other = self.judge(dataclasses.replace(worth.setting, buckets=caps, codec=worth.setting.codec[:1]))
-            if other.fits and other.sample_s < worth.sample_s:
+            if other.fits and other.worst_s < worth.worst_s:
                 worth = other
         return worth
