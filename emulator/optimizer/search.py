@@ -176,25 +176,19 @@ class Hunt:
     def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
         """`base` with other values of one field."""
         if name == "buckets":
-            yield from self.bucketed(base, [""] if not base.codec else list(dict.fromkeys(base.codec)))
+            yield from self.bucketed(base, tuple(dict.fromkeys(base.codec)) or ("",))
             return
         for value in allowed.values(self.objective.machine).get(name, []):
             if value != getattr(base, name):
                 yield dataclasses.replace(base, **{name: value})
 
-    def bucketed(self, base: Setting, codecs: list[str]) -> Iterator[Setting]:
+    def bucketed(self, base: Setting, codecs: tuple[str, ...]) -> Iterator[Setting]:
         """`base` with other buckets: uniform caps, and, where a list may be given, the best along the path."""
         for cap in space.CAPS:
             if cap < 2 * self.sizes.sum():
                 yield dataclasses.replace(base, buckets=(cap,), codec=base.codec[:1])
         if self.allowed.lists:
-            yield self.along(base, codecs)
-
-    def along(self, base: Setting, codecs: list[str]) -> Setting:
-        """`base` with the buckets that `cuts.fastest` finds."""
-        options = cuts.choices(self.objective.machine, base.placement, codecs)
-        caps, chosen = cuts.fastest(*self.objective.ready(base), options)
-        return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
+            yield self.objective.cut(base, codecs)
 
     # Along the critical path
 
@@ -209,14 +203,15 @@ class Hunt:
                     for setting in self.proposals(now.setting, name, self.allowed):
                         tried.append((name, self.judge(setting)))
                         if "buckets" in self.allowed.passes and self.allowed.lists and name != "buckets":
-                            tried.append((f"{name}, buckets", self.judge(self.along(setting, self.codecs(setting)))))
+                            cut = self.objective.cut(setting, self.codecs(setting))
+                            tried.append((f"{name}, buckets", self.judge(cut)))
             if self.found.best is now:
                 return
             self.found.steps.append(next(step for step in tried if step[1] is self.found.best))
 
-    def codecs(self, setting: Setting) -> list[str]:
+    def codecs(self, setting: Setting) -> tuple[str, ...]:
         """Which codecs the buckets of `setting` may choose from: all that may be used, where it has any."""
-        return ["", *self.allowed.codecs] if setting.codec else [""]
+        return ("", *self.allowed.codecs) if setting.codec else ("",)
 
     # Everywhere
 
@@ -224,13 +219,13 @@ class Hunt:
         values = self.allowed.values(self.objective.machine)
         cut = "buckets" in self.allowed.passes
         if cut and self.allowed.lists and "codec" in values:
-            values["codec"] = [(), self.allowed.codecs]  # which of them, `along` decides bucket by bucket
+            values["codec"] = [(), self.allowed.codecs]  # which of them, is decided bucket by bucket
         left = self.trials - self.evaluated
         ways = 2.0 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
                 for setting in space.combinations(values):
-                    self.judge(self.along(setting, self.codecs(setting)) if cut else setting)
+                    self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
                 self.found.how = "exact: every combination, each with the best buckets" if cut else "exact: all tried"
                 return
         elif self.allowed.lists and ways * space.count(values) <= left and "codec" not in values:
@@ -260,7 +255,7 @@ class Hunt:
                 caps = (int(trial.suggest_float("cap", min(float(self.sizes.min()), total / 2), total, log=True)),)
                 return dataclasses.replace(base, buckets=caps, codec=base.codec[:1])
             if way == "path":
-                return self.along(base, self.codecs(base))
+                return self.objective.cut(base, self.codecs(base))
             if way == "best":
                 return dataclasses.replace(base, buckets=self.found.best.setting.buckets, codec=base.codec[:1])
             return base

@@ -19,8 +19,8 @@ from emulator.workload.graph import Kind
 
 
 def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
-    """Buckets with a codec cost what compressed ones do, and have it run before (half its time) and after. None waits in
-    line behind another, so exponents are guessed in all of them."""
+    """Buckets with a codec cost what compressed ones do, and have it run before (half its time) and after. None waits
+    in line behind another, so exponents are guessed in all of them."""
     meetings = gradients(joined).meetings
     specs = [setting.codec_of(i) for i in range(len(meetings))]
     if not any(specs):
