@@ -20,14 +20,15 @@ from switchml.errors import ConfigError
 
 def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
     """Table → key → value."""
-    setting = found.best.setting
+    setting = found.in_file.setting
     ddp: dict[str, Any] = {}
     caps = [cap / MIB for cap in setting.buckets]
     if len(caps) == 1:
         ddp["bucket_cap_mb"] = caps[0]
     elif caps:
         ddp["bucket_cap_mb_list"] = caps
-    ddp["gradient_as_bucket_view"] = True
+    if setting.changed():
+        ddp["gradient_as_bucket_view"] = True
     placement = setting.placement or machine.traced_placement
     backend = BACKEND_OF.get(setting.placement, "")
     environment = {}
@@ -37,14 +38,14 @@ def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, A
         "predicted": {
             "source": source,
             "traced_s": found.traced.iteration_s,
-            "iteration_s": found.best.iteration_s,
-            "gain": found.gain,
+            "iteration_s": found.in_file.iteration_s,
+            "gain": found.gain_of(found.in_file),
         },
         "process_group": {"backend": backend} if backend else {},
         "environment": environment,
         "ddp": ddp,
         "compression": {"codec": [spec or "none" for spec in setting.codec]} if setting.codec else {},
-        "advice": advice(setting),
+        "advice": advice(found.best.setting),
     }
 
 

@@ -56,9 +56,7 @@ class Machine:
     """By how much an all-reduce that was never traced may take longer than its `transfer` says."""
 
     @classmethod
-    def of(
-        cls, joined: Joined, *, link_bps: float | None = None, doubt_s: float | None = None, **known
-    ) -> Machine:
+    def of(cls, joined: Joined, *, link_bps: float | None = None, doubt_s: float | None = None, **known) -> Machine:
         """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `doubt_s`: by default
         what all-reduces differ by from iteration to iteration; `known`: other fields.
         Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
@@ -66,8 +64,10 @@ class Machine:
         ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
         network = networks.fit(joined, link_bps)
         most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
-        doubt_s = max(joined.scatter_s, LEAST_FIXED_S) if doubt_s is None else doubt_s
-        return cls(network, fit(joined, meetings, most), ranks, doubt_s=doubt_s, **known)
+        traced = fit(joined, meetings, most)
+        if doubt_s is None:
+            doubt_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
+        return cls(network, traced, ranks, doubt_s=doubt_s, **known)
 
     @property
     def traced_placement(self) -> str:

@@ -61,9 +61,10 @@ def print_table(found: Found, objective: Objective, allowed: Allowed, console: C
     console.print(
         f"traced [bold]{time_text(objective.joined.iteration_s)}[/], replayed "
         f"{time_text(found.traced.iteration_s)}; with the setting "
-        f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample, "
-        f"{found.speedup:.2f} times as fast"
+        f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample"
     )
+    rest = "" if found.in_file is found.best else " without what is only advised"
+    console.print(f"promised of the settings file: [bold]{found.promised:.2f}[/] times as fast{rest}")
     for line in assumptions(found, objective):
         console.print(f"[dim]· {line}[/]")
 
@@ -114,7 +115,7 @@ def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]
         "samples": found.best.setting.samples,
         "gain": found.gain,
         "gain_at_worst": found.gain_of(found.best, at_worst=True),
-        "promised_speedup": found.speedup,
+        "promised": found.promised,
         "doubt_s": objective.machine.doubt_s,
         "replay_error": objective.error,
         "setting": found.best.setting.changed(),

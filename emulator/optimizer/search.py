@@ -18,7 +18,7 @@ import numpy as np
 
 from emulator.optimizer import cuts, space
 from emulator.optimizer.objective import Objective, Worth
-from emulator.optimizer.passes import PASSES, Pass
+from emulator.optimizer.passes import PASSES, Pass, in_file
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.critical import critical_path
@@ -57,10 +57,12 @@ class Alone:
 
 @dataclass
 class Found:
-    """`steps`: how the critical path was shortened. `how`: what the result rests on."""
+    """`in_file`: what is left of the best setting where only a settings file is obeyed. `steps`: how the critical path
+    was shortened. `how`: what the result rests on."""
 
     traced: Worth
     best: Worth
+    in_file: Worth
     alone: list[Alone] = field(default_factory=list)
     steps: list[tuple[str, Worth]] = field(default_factory=list)
     how: str = ""
@@ -74,9 +76,9 @@ class Found:
         return self.gain_of(self.best)
 
     @property
-    def speedup(self) -> float:
-        """How many times as fast a sample is done: what is promised."""
-        return self.traced.sample_s / self.best.sample_s
+    def promised(self) -> float:
+        """How many times as fast the job is with the settings file."""
+        return self.traced.sample_s / self.in_file.sample_s
 
     def gain_of(self, worth: Worth, at_worst: bool = False) -> float:
         """Share of the traced job's time for a sample that `worth` saves."""
@@ -96,7 +98,7 @@ def search(
     far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
-    hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
+    hunt = Hunt(objective, allowed, Found(traced, traced, traced), trials, began_s + time_budget_s, progress)
     found = hunt.found
     try:
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
@@ -104,6 +106,7 @@ def search(
         found.interrupted, found.how = True, "interrupted: the best until then"
     found.evaluated = hunt.evaluated
     hunt.trim(max(objective.error, GAIN))
+    found.in_file = objective(in_file(found.best.setting))
     found.wall_s = time.perf_counter() - began_s
     return found
 

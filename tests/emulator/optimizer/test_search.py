@@ -158,7 +158,7 @@ def test_a_gain_that_the_replay_is_off_by_is_none():
     longer = dataclasses.replace(job, iteration_s=job.iteration_s * 1.5)
     objective = Objective(longer, Machine.of(longer))
     found = search(objective, Allowed(passes=("buckets",)))
-    assert found.best.setting == TRACED and found.speedup == 1
+    assert found.best.setting == TRACED and found.promised == 1
     (said,) = report.too_little(found, objective, Allowed(passes=("buckets",)))
     assert "buckets of gradients as it is" in said and "33.3% off" in said
 
