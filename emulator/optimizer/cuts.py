@@ -99,8 +99,7 @@ def is_path(joined: Joined) -> bool:
 @kernel
 def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns, most):
     """For up to `most` buckets (row) of the first gradients (column), from 0: where the last bucket begins, its option,
-    and when all are reduced. `in_turns`: no all-reduce waits in line, so exponents are guessed in all of them, not in
-    the first alone."""
+    and when all are reduced. `in_turns`: no all-reduce waits in line, so nothing announces their exponents."""
     count = len(size)
     first, option = np.zeros((most + 1, count + 1), np.int64), np.zeros((most + 1, count + 1), np.int64)
     end_s = np.full((most + 1, count + 1), np.inf)
@@ -111,10 +110,10 @@ def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns, m
             for i in range(j - 1, bucket - 2, -1):
                 held += size[i]
                 begun_s = max(end_s[bucket - 1, i], ready_s[j - 1])
+                waited_s = 0.0 if in_turns else begun_s - ready_s[j - 1]
                 for k in range(len(fixed_s)):
-                    done_s = begun_s + fixed_s[k] + held * per_byte_s[k]
-                    if in_turns or i == 0:
-                        done_s += again_s[k] * min(held, guessed_bytes[k])
+                    guessed = min(held, max(guessed_bytes[k] - waited_s / per_byte_s[k], 0.0))
+                    done_s = begun_s + fixed_s[k] + held * per_byte_s[k] + guessed * again_s[k]
                     if done_s < end_s[bucket, j]:
                         first[bucket, j], option[bucket, j], end_s[bucket, j] = i, k, done_s
     return first, option, end_s

@@ -337,7 +337,7 @@ def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
         return 0.0
     spent_s = [transfers.under_way_s(timing.came_s[own], timing.meeting_s[own]) for timing in timings]
     low_s, high_s = np.quantile(spent_s, (1 / 6, 5 / 6))
-    return float(high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own))
+    return float((high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own)))
 
 
 def _with_sources(graph: Graph) -> tuple[Graph, int]:

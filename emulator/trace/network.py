@@ -200,9 +200,9 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
         now = network.seconds(size, int(new_sizes[group]), collective)
         seconds[i] = max(took_s[meeting] + now - was, LEAST_LEFT * min(now, took_s[meeting]))
     if network.algorithm != before.algorithm and len(reduces := transfers.all_reduces(joined)):
-        first = reduces[np.argmin(transfers.arrivals_s(joined)[reduces])]  # the others' exponents are announced
-        transfer = network.transfer(int(new_sizes[graph.meetings.group[first]]))
-        seconds[found == first] += transfer.again_s(float(graph.works.bytes[graph.meetings.work[first]]))
+        first = reduces[np.argmin(transfers.arrivals_s(joined)[reduces])]  # the others are taken to wait in line
+        size, ranks = float(transfers.meeting_bytes(joined)[first]), world_size(joined)
+        seconds[found == first] += network.transfer(ranks).again_s(size) - before.transfer(ranks).again_s(size)
     changed = with_meeting_seconds(joined, found, seconds)
     graph = dataclasses.replace(graph, groups=dataclasses.replace(graph.groups, size=new_sizes))
     return dataclasses.replace(changed, graph=graph, network=network)

@@ -38,8 +38,22 @@ class Transfer:
         return self.fixed_s + size_bytes / self.bytes_per_s
 
     def again_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """What is added where exponents are guessed."""
+        """What is added where no exponents are announced."""
         return self.again * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
+
+
+def lost_to_guesses_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
+    As long as one waits in line behind others, their packets announce its exponents."""
+    lost_s = np.zeros(len(size_bytes))
+    free_s = -np.inf
+    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.again else ():
+        begun_s = max(free_s, ready_s[i])
+        announced = (begun_s - ready_s[i]) * transfer.bytes_per_s
+        guessed = min(size_bytes[i], max(transfer.guessed_bytes - announced, 0.0))
+        lost_s[i] = transfer.again * guessed / transfer.bytes_per_s
+        free_s = begun_s + transfer.seconds(size_bytes[i]) + lost_s[i]
+    return lost_s
 
 
 def all_reduces(joined: Joined) -> np.ndarray:
@@ -143,8 +157,7 @@ def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> 
 
 
 def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = None) -> Joined:
-    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes. The first one's exponents are
-    guessed, the others wait in line."""
+    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
     meetings = all_reduces(joined) if meetings is None else meetings
     costs = joined.costs
     fixed_s, moved, rate, route = (
@@ -155,7 +168,6 @@ def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = N
     )
     fixed_s[meetings], rate[meetings], route[meetings] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
     moved[meetings] = meeting_bytes(joined)[meetings]
-    fixed_s[meetings[:1]] += transfer.again_s(moved[meetings[:1]])
     costs = dataclasses.replace(
         costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate, meeting_route=route
     )

@@ -20,7 +20,7 @@ from emulator.workload.graph import Kind
 
 def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
     """Buckets with a codec cost what compressed ones do, and have it run before (half its time) and after. None waits
-    in line behind another, so exponents are guessed in all of them."""
+    in line behind another, so nothing announces their exponents."""
     meetings = gradients(joined).meetings
     specs = [setting.codec_of(i) for i in range(len(meetings))]
     if not any(specs):
@@ -31,14 +31,12 @@ def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
     )
     sizes = meeting_bytes(joined)
     took_s = np.zeros(len(fixed_s))
-    for place, (meeting, spec) in enumerate(zip(meetings, specs, strict=True)):
+    for meeting, spec in zip(meetings, specs, strict=True):
         transfer = machine.compressed(setting.placement, spec)
-        again_s = transfer.again_s(sizes[meeting])
         if spec:
             fixed_s[meeting], rate[meeting], moved[meeting] = transfer.fixed_s, transfer.bytes_per_s, sizes[meeting]
             took_s[meeting] = sizes[meeting] / machine.codec(spec).bytes_per_s
-        if spec or place:  # the first one's is in its price already
-            fixed_s[meeting] += again_s
+        fixed_s[meeting] += transfer.again_s(sizes[meeting])
     costs = dataclasses.replace(costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate)
     joined = dataclasses.replace(joined, costs=costs)
     ops = np.flatnonzero(np.isin(joined.graph.ops.meeting, np.flatnonzero(took_s > 0)))
