@@ -482,7 +482,7 @@ class HostAgent:
                 call.numel,
                 call.dtype,
                 call.divisor,
-                None if is_sparse else self._histories.of(call, self._running.values()),
+                None if is_sparse else self._histories.of(call),
                 call.sparse.blocks if is_sparse else None,
             )
             self._running[call.number] = call

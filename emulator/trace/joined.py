@@ -49,5 +49,7 @@ class Joined:
     """What the join had to guess, for reports."""
     origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
+    scatter_s: float = 0.0
+    """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
     network: Network | None = None
     """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
