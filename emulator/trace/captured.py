@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire
+from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.trace.nesting import parents
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
@@ -75,6 +75,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         backend=about["backend"] or trace.backend,
         steps=_steps(trace, about),
         wire=wire,
+        pings=_pings(about.get("pings"), clock),
         gradient_names=_gradient_names(trace, about),
         about=trace.about | _told(about),
     )
@@ -309,6 +310,13 @@ def _wire(agents: list[dict], packets: list[np.ndarray], clock: _Clock) -> Wire:
         version=records["version"],
         bytes=records["bytes"],
     )
+
+
+def _pings(columns: dict[str, list] | None, clock: _Clock) -> Pings | None:
+    if not columns or not columns["message"]:
+        return None
+    at_s = clock.seconds(np.array(columns["at_ns"], np.int64))
+    return Pings(at_s, np.array(columns["message"], np.int64), np.array(columns["sent"], bool))
 
 
 def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:

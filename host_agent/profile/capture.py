@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from host_agent import recording
+from host_agent.profile.clocks import Pings
 from host_agent.profile.iterations import living
 from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
 
@@ -31,6 +32,8 @@ class Capture:
         self.rank, self.world_size, self.backend = _place()
         self.host = socket.gethostname()
         self.clock = [_clock()]
+        self.pings = Pings(self.rank, self.world_size)
+        self.pings.exchange()
         self._iteration: record_function | None = None
         self._observer: ExecutionTraceObserver | None = None
         self._execution_trace = execution_trace
@@ -55,8 +58,9 @@ class Capture:
             self._observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
             self._observer.start()
 
-    def stop(self) -> None:
-        """What was seen is then in `profiler`, `recording` and the execution trace's file."""
+    def stop(self, *, with_others: bool = False) -> None:
+        """What was seen is then in `profiler`, `recording` and the execution trace's file. `with_others`: all ranks
+        stop here."""
         self.end_iteration()
         if self._observer is not None:
             self._observer.stop()
@@ -64,6 +68,8 @@ class Capture:
         self.profiler.stop()
         recording.stop(self.recording)
         self._spans.remove()
+        if with_others:
+            self.pings.exchange()
         self.clock.append(_clock())
 
 

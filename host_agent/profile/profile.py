@@ -123,7 +123,7 @@ class switchml_profile:
         self._term.hold()
         try:
             if capture is not None:
-                capture.stop()
+                capture.stop(with_others=len(self._log) == len(self._plan))
                 files.write(capture, self.folder, self._graph_file, self._about(capture))
             else:
                 warnings.warn(
@@ -182,6 +182,7 @@ class switchml_profile:
             "host": capture.host,
             "backend": capture.backend,
             "clock": [{"monotonic_ns": monotonic, "unix_ns": unix} for monotonic, unix in capture.clock],
+            "pings": capture.pings.columns(),
             "skip": self._skip,
             "pairs": self._pairs,
             "iterations": [
