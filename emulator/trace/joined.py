@@ -15,6 +15,7 @@ from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
 
 if TYPE_CHECKING:
+    from emulator.trace.competition import Competition
     from emulator.trace.network import Network
 
 GAP = -1
@@ -51,3 +52,5 @@ class Joined:
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
     network: Network | None = None
     """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
+    competition: Competition | None = None
+    """What computing loses to communication, where somebody has asked (`competition.known`)."""

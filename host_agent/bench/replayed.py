@@ -25,7 +25,7 @@ from statistics import mean
 from emulator import star as stars
 from emulator.namespaces import Lab
 from emulator.star import LinkOptions
-from emulator.trace import changes
+from emulator.trace import changes, competition
 from emulator.trace.iterations import join_each
 from emulator.trace.joined import Joined
 from emulator.trace.network import fit
@@ -161,7 +161,7 @@ class _Runs:
         traces = read(self.folder / "gloo")
         iterations = join_each(traces)
         network = fit(iterations, plan.rate_bps)
-        iterations = [dataclasses.replace(one, network=network) for one in iterations]
+        iterations = [dataclasses.replace(one, network=network) for one in competition.known(iterations)]
         cap = plan.other_cap_mb * 2**20
         made: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
