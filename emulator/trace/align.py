@@ -32,9 +32,9 @@ WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
 MOST_MEETINGS = 2000
-LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 1e-4
-"""No difference of clocks is known better than that: from messages; from spans of collectives, which threads note that
-must wake up first."""
+LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 3e-4
+"""No difference of clocks is known better than that: from messages; from spans of collectives, whose threads wake up
+later on one host than on another, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -158,19 +158,20 @@ class _Told:
         size, begun_a, done_a, begun_b, done_b = rows.T
         if np.ptp(done_a) >= LEAST_DRIFT_S:
             ends_s = done_b - done_a
-            error_s = max(_error_of_median_s(ends_s) * float(np.sqrt(len(rows))), LEAST_END_ERROR_S)
-            self.differences += [(a, b, at, value, error_s) for at, value in zip(done_a, ends_s, strict=True)]
-            return error_s / float(np.sqrt(len(rows)))
+            error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
+            each_s = error_s * len(rows)
+            self.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
+            return error_s
         told = []
         for one in np.unique(size):
             mine = size == one
             ends_s = (done_b - done_a)[mine]
             there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
-            told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)))
-            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) / 4, LEAST_END_ERROR_S)))
+            told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
+            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) / 4, LEAST_ERROR_S)))
         values_s, errors_s = np.array(told).T
         shares = errors_s**-2.0
-        error_s = float(shares.sum() ** -0.5)
+        error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
         self.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
         return error_s
 
