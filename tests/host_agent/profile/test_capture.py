@@ -160,9 +160,8 @@ def test_clocks_were_compared(captured):
     for trace in traces:
         assert len(trace.pings) == 2 * 2 * ROUNDS
         assert np.isin(np.arange(4 * ROUNDS), trace.pings.message).all()
-        assert (
-            (trace.pings.at_s < trace.steps[0, 0]).sum() == (trace.pings.at_s > trace.steps[-1, 1]).sum() == 2 * ROUNDS
-        )
+        before, after = trace.pings.at_s < trace.steps[0, 0], trace.pings.at_s > trace.steps[-1, 1]
+        assert before.sum() == after.sum() == 2 * ROUNDS
     one, other = (trace.pings for trace in traces)
     np.testing.assert_array_equal(np.sort(one.message[one.is_sent]), np.sort(other.message[~other.is_sent]))
     found = {row.told_by: row.error_s for row in recovered(backend, traces)}
