@@ -32,7 +32,9 @@ WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
 MOST_MEETINGS = 2000
-LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 3e-4
+MIDDLE_ERROR = 1 / 6
+"""How far off the middle between two bounds is, over how far apart these are: as seen in captures on one machine."""
+LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
 """No difference of clocks is known better than that: from messages; from spans of collectives, whose threads wake up
 later on one host than on another, however many there are."""
 
@@ -115,7 +117,7 @@ class _Told:
                 # came at j − left at i ≥ θ_i − θ_j, and the other way round.
                 self.bounds.append((a, b, there.at_s, there.took_s))
                 self.bounds.append((b, a, back.at_s, back.took_s))
-                errors_s.append(max(abs(there.took_s + back.took_s) / 4, LEAST_ERROR_S))
+                errors_s.append(max(abs(there.took_s + back.took_s) * MIDDLE_ERROR, LEAST_ERROR_S))
                 at_s = (there.at_s + back.at_s) / 2
                 self.differences.append((a, b, at_s, (there.took_s - back.took_s) / 2, errors_s[-1]))
             if errors_s:
@@ -168,7 +170,7 @@ class _Told:
             ends_s = (done_b - done_a)[mine]
             there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
             told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
-            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) / 4, LEAST_ERROR_S)))
+            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
         values_s, errors_s = np.array(told).T
         shares = errors_s**-2.0
         error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)

@@ -138,11 +138,11 @@ def _anchors(joined: Joined) -> np.ndarray:
 
 
 def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bool], float]:
-    """(rank, whether gaps) → the sum of medians over the sum of minima of what is never disturbed."""
+    """(rank, whether gaps) → the sum of means over the sum of minima of what is never disturbed."""
     sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for (rank, is_gap, *_), rows in samples.items():
         if len(rows) >= LEAST_ITERATIONS and all(row.beside <= ALONE for row in rows):
-            sums[rank, is_gap][0] += float(np.median([row.took_s for row in rows]))
+            sums[rank, is_gap][0] += float(np.mean([row.took_s for row in rows]))
             sums[rank, is_gap][1] += min(row.took_s for row in rows)
     return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}
 
