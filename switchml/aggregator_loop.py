@@ -151,8 +151,8 @@ def _result_of(entry, row, length):
 
 @kernel
 def apply_one(senders, jobs, endpoint, address, length, reply):
-    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1 for
-    a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1
+    for a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
     value = _find(senders, endpoint)
     if value < 0:
         value = _find(senders, endpoint & ~np.uint64(0xFFFF))
@@ -233,7 +233,7 @@ def _step(loop, packets, count, now):
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, np.int64(result), size
             loop.done[finished, 3] = port
             finished += 1
-        elif action == UNICAST or action == WAITING:
+        elif action in (UNICAST, WAITING):
             size = np.int64(_WAIT_BYTES)
             if action == UNICAST:
                 _, size = _result_of(entry, row, packets.length[i])

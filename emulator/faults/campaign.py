@@ -76,8 +76,8 @@ BUGS: dict[str, Bug] = {
     ),
     "deaf": Bug(
         "host_agent/agent.py",
-        'if kind == "PeerLost":\n            self._fail(error)',
-        'if kind == "PeerLost":\n            self._departure = None',
+        'if kind == "PeerLost":\n            self._fail(self._watch.lost(event))',
+        'if kind == "PeerLost":\n            pass',
         "an agent does not act on the loss of a peer",
     ),
 }

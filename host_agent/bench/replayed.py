@@ -21,7 +21,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean
 
@@ -40,6 +39,7 @@ from host_agent.bench.allreduce import Team
 from host_agent.bench.network import SwitchAggregator
 from host_agent.bench.replay_worker import WARMUP_STEPS, Home, Job, Steps, Times
 from host_agent.bench.replay_worker import main as worker_main
+from host_agent.forking import fork_server
 from switchml.errors import ConfigError
 
 BURST_S = 0.002
@@ -231,7 +231,4 @@ class _Team(Team):
 
 def _context():
     os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["host_agent.training.preload", "host_agent.bench.replay_worker"])
-    forkserver.ensure_running()
-    return context
+    return fork_server("host_agent.training.preload", "host_agent.bench.replay_worker")

@@ -542,7 +542,8 @@ def test_a_call_can_be_late_while_others_finish(join):
         if late.is_done():
             break
         time.sleep(0.002)
-    with pytest.raises(CollectiveTimeout, match="all-reduce 1000 is not done in the time it was given(; it waits for rank 1)?$"):
+    given = r"all-reduce 1000 is not done in the time it was given(; it waits for rank 1)?$"
+    with pytest.raises(CollectiveTimeout, match=given):
         late.wait(DEADLINE_S)
     assert (earlier[0].wait(DEADLINE_S) == 2).all()
     with pytest.raises(CollectiveTimeout):  # the limit passed while earlier calls were being finished, and was seen
