@@ -17,7 +17,7 @@ import click
 
 from switchml.errors import ConfigError
 
-FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|wire\.npz|about\.json)")
+FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
 """What a capture leaves (host_agent/profile/files.py)."""
 INTERRUPT_S = 60.0
 """How long ranks may take to write their traces after Ctrl-C."""
