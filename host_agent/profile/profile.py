@@ -31,8 +31,8 @@ class Kind(Enum):
     PLAIN = "plain"
     """Nothing."""
     LEAD_IN = "lead-in"
-    """The capture runs, but the iteration doesn't count: ranks wait for the one that was last to begin with it, and what
-    the profiler writes to is touched for the first time."""
+    """The capture runs, but the iteration doesn't count: ranks wait for the last one to begin, and what the profiler
+    writes to is touched for the first time."""
     CAPTURED = "captured"
     GRAPH = "graph"
     """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
