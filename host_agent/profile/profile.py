@@ -136,6 +136,7 @@ class switchml_profile:
         try:
             if capture is not None:
                 self._stop(capture)
+            if capture is not None and len(self._log) >= self._plan.index(Kind.CAPTURED):
                 files.write(capture, self.folder, self._graph_file, self._about(capture))
             else:
                 warnings.warn(

@@ -56,7 +56,7 @@ class Sizes:
         def watched(what: str, plain):
             def method(group, tensors, peer, *args, **kwargs):
                 if tensors[0].device.type == "cpu":
-                    shapes, types = zip(*((list(one.shape), str(one.dtype)) for one in tensors), strict=True)
+                    shapes, types = zip(*((list(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors), strict=True)
                     call = {"name": f"gloo:{what}", "at_ns": time.time_ns(), "in": shapes, "in_types": types}
                     self._messages.append((group, peer, call))
                 return plain(group, tensors, peer, *args, **kwargs)
@@ -64,9 +64,9 @@ class Sizes:
             return method
 
         for what in ("send", "recv"):
-            plain = getattr(ProcessGroup, what)
-            setattr(ProcessGroup, what, watched(what, plain))
-            self._undo.callback(setattr, ProcessGroup, what, plain)
+            # Not what getattr gives: that would no longer be bound to instances.
+            self._undo.callback(setattr, ProcessGroup, what, vars(ProcessGroup)[what])
+            setattr(ProcessGroup, what, watched(what, getattr(ProcessGroup, what)))
 
     def stop(self) -> None:
         """No more is noted, and every hook is gone."""
