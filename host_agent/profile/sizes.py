@@ -56,7 +56,8 @@ class Sizes:
         def watched(what: str, plain):
             def method(group, tensors, peer, *args, **kwargs):
                 if tensors[0].device.type == "cpu":
-                    shapes, types = zip(*((list(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors), strict=True)
+                    shapes = [list(tensor.shape) for tensor in tensors]
+                    types = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
                     call = {"name": f"gloo:{what}", "at_ns": time.time_ns(), "in": shapes, "in_types": types}
                     self._messages.append((group, peer, call))
                 return plain(group, tensors, peer, *args, **kwargs)
