@@ -21,6 +21,7 @@ import numpy as np
 from emulator.trace.communication import collective_of, count, item_bytes, message_bytes, whole
 from emulator.trace.events import NONE, Group, LaneKind, What
 from emulator.trace.kineto_events import Args
+from emulator.trace.sizes import Asked, match
 from emulator.workload.graph import Collective
 
 if TYPE_CHECKING:
@@ -178,7 +179,26 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
                 if reading.lanes[reading.lane[event]].kind == LaneKind.TRANSPORT:
                     reading.what[caller] = What.LAUNCH
         result.append((event, said))
-    return result
+    return _with_sizes(reading, found, result)
+
+
+def _with_sizes(
+    reading: Reading, found: Communication, works: list[tuple[int, list[_Said]]]
+) -> list[tuple[int, list[_Said]]]:
+    """What is known from beside the profile counts first."""
+    if reading.sizes is None:
+        return works
+    asked = []
+    for event, said in works:
+        call = found.launch.get(event)
+        from_s = reading.start_s[call] if call is not None else 0.0
+        until_s = from_s + reading.duration_s[call] if call is not None else reading.start_s[event]
+        asked.append(Asked(event, said[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
+    calls = match(reading.sizes.calls, asked)
+    return [
+        (event, [_Said(said[0].name, reading.sizes.args(calls[event])), *said] if event in calls else said)
+        for event, said in works
+    ]
 
 
 def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:
