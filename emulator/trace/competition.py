@@ -27,6 +27,7 @@ LEAST_ITERATIONS = 4
 BESIDE, ALONE = 0.5, 0.05
 """An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
 LEAST_SHARE = 0.02
+"""Of its traced time an op is taken to need at least."""
 PASSES = 2
 """Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
 
@@ -156,18 +157,24 @@ def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarra
     np.maximum.at(began_s, meeting[member], start_s[member])
     np.maximum.at(done_s, meeting[member], end_s[member])
     rows = np.flatnonzero(done_s > began_s)
-    rows = rows[np.argsort(began_s[rows])]
-    if not len(rows):
-        return np.zeros(len(meeting))
-    # How long any was under way until a time: a line that rises with slope 1 within the union of all, else not.
-    reach_s = np.maximum.accumulate(done_s[rows])
-    from_s = np.maximum(began_s[rows], np.concatenate([[-np.inf], reach_s[:-1]]))
+    return covered(start_s, end_s, began_s[rows], done_s[rows])
+
+
+def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:
+    """float64 (spans,): what share of each span lies within any of the others, which begin at `from_s` and end at
+    `until_s`. Spans without a length count 0."""
+    if not len(from_s):
+        return np.zeros(len(start_s))
+    order = np.argsort(from_s)
+    # How much of the union lies before a time: a line that rises with slope 1 within the union, else not.
+    reach_s = np.maximum.accumulate(until_s[order])
+    from_s = np.maximum(from_s[order], np.concatenate([[-np.inf], reach_s[:-1]]))
     width_s = np.maximum(reach_s - from_s, 0.0)
     at_s = np.stack([reach_s - width_s, reach_s], axis=1).ravel()
-    until_s = np.stack([np.cumsum(width_s) - width_s, np.cumsum(width_s)], axis=1).ravel()
-    beside_s = np.interp(end_s, at_s, until_s) - np.interp(start_s, at_s, until_s)
+    before_s = np.stack([np.cumsum(width_s) - width_s, np.cumsum(width_s)], axis=1).ravel()
+    within_s = np.interp(end_s, at_s, before_s) - np.interp(start_s, at_s, before_s)
     length_s = end_s - start_s
-    return np.divide(beside_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)
+    return np.divide(within_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)
 
 
 __all__ = ["Competition", "disturbed", "found", "known", "relieved"]

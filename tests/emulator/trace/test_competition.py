@@ -5,6 +5,8 @@ import dataclasses
 import ddp_traces as traces
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from emulator.trace import changes, competition
 from emulator.trace.iterations import join_each
@@ -70,6 +72,19 @@ def test_a_faster_accelerator_first(iterations):
     twice = [changes.buckets(changes.accelerator(one, 2), [25 << 20]) for one in competition.known(iterations)]
     half = [changes.accelerator(changes.buckets(one, [25 << 20]), 2) for one in competition.known(iterations)]
     assert mean_s(twice) == pytest.approx(mean_s(half), rel=1e-6)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), min_size=1, max_size=8)
+
+
+@given(SPANS, SPANS)
+def test_shares_that_are_covered(spans, others):
+    """Beside counting whole seconds."""
+    (start, length), (begin, size) = (np.array(rows).T for rows in (spans, others))
+    found = competition.covered(*(column.astype(float) for column in (start, start + length, begin, begin + size)))
+    seconds = {t for a, n in others for t in range(a, a + n)}
+    counted = [sum(t in seconds for t in range(a, a + n)) / n if n else 0.0 for a, n in spans]
+    assert found == pytest.approx(counted)
 
 
 def test_few_iterations_do_not_tell(iterations):
