@@ -2,7 +2,10 @@
 agents are joined. Their all-reduces become COLLECTIVE events on lanes of their own, launched by the span that submitted
 them; where a thread waits for communication there are SYNC events; packets become `wire`.
 
-Files of a rank: rank-N.about.json, rank-N.json.gz, and with our agents rank-N.wire.npz.
+Files of a rank: rank-N.about.json, rank-N.json.gz, rank-N.sizes.json, and with our agents rank-N.wire.npz. There may be
+a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration, after
+those that count, the order that it adds is that of collectives before what waited for them, which our spans tell of all
+iterations, and the groups stand in the profile.
 """
 
 from __future__ import annotations
@@ -18,14 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire
+from emulator.trace import sizes
+from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.trace.nesting import parents
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 VERSION = 1
 ABOUT = re.compile(r"rank-(\d+)\.about\.json")
-_OF_RANK = re.compile(r"(rank-\d+)\.(json\.gz|wire\.npz|et\.json|about\.json)")
+_OF_RANK = re.compile(r"(rank-\d+)\.(json\.gz|wire\.npz|et\.json|sizes\.json|about\.json)")
 LAUNCH = re.compile(r"switchml\.all_reduce#(\d+)")
 WAIT, WAIT_FOR_BUCKETS = "switchml.wait", "switchml.wait_for_buckets"
 ALL_REDUCE = "switchml:all_reduce"
@@ -53,7 +57,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     profile = path.with_name(f"{stem}.json.gz")
     if not profile.is_file():
         raise TraceError(f"{path}: {profile.name} is not beside it")
-    trace = kineto.read(profile, rank=about["rank"], salvage=salvage)
+    known = sizes.read(path.with_name(f"{stem}.sizes.json"))
+    trace = kineto.read(profile, rank=about["rank"], salvage=salvage, sizes=known)
     clock = _Clock(about["clock"], trace.epoch_s)
     growing = _Growing(trace)
     wire = None
@@ -66,6 +71,9 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     ddp = about["ddp"]
     growing.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
     trace = growing.trace()
+    gradients = _gradients(trace, known)
+    trace.events.bytes[list(gradients)] = [one.bytes for one in gradients.values()]
+    names = {event: one.name for event, one in gradients.items() if one.name}
     return dataclasses.replace(
         trace,
         format="switchml",
@@ -75,7 +83,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         backend=about["backend"] or trace.backend,
         steps=_steps(trace, about),
         wire=wire,
-        gradient_names=_gradient_names(trace, about),
+        pings=_pings(about.get("pings"), clock),
+        gradient_names=names or _gradient_names(trace, about),
         about=trace.about | _told(about),
     )
 
@@ -311,6 +320,13 @@ def _wire(agents: list[dict], packets: list[np.ndarray], clock: _Clock) -> Wire:
     )
 
 
+def _pings(columns: dict[str, list] | None, clock: _Clock) -> Pings | None:
+    if not columns or not columns["message"]:
+        return None
+    at_s = clock.seconds(np.array(columns["at_ns"], np.int64))
+    return Pings(at_s, np.array(columns["message"], np.int64), np.array(columns["sent"], bool))
+
+
 def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:
     """The captured iterations that came to their end."""
     whole = {f"ProfilerStep#{one['number']}" for one in about["iterations"] if one["kind"] == "captured"}
@@ -320,9 +336,18 @@ def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:
     return np.stack([trace.events.start_s[at], trace.events.end_s[at]], axis=1) if len(at) else trace.steps
 
 
+def _gradients(trace: RankTrace, known: sizes.Sizes | None) -> dict[int, sizes.Parameter]:
+    """Event → whose gradient became final in it; none where the notes have more or fewer of them than the profile."""
+    events = np.flatnonzero(trace.events.gradient)
+    events = events[np.argsort(trace.events.start_s[events], kind="stable")].tolist()
+    if known is None or len(events) != len(known.gradients):
+        return {}
+    return {event: known.parameters[at] for event, at in zip(events, known.gradients, strict=True)}
+
+
 def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
-    """In each iteration gradients become final in the order that DDP has told, if there is one DDP module and the
-    sizes agree."""
+    """Where nobody has noted them: in each iteration gradients become final in the order that DDP has told, if there is
+    one DDP module and the sizes agree."""
     if len(about["ddp"]) != 1:
         return {}
     ddp = about["ddp"][0]

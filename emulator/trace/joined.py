@@ -15,6 +15,7 @@ from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
 
 if TYPE_CHECKING:
+    from emulator.trace.competition import Competition
     from emulator.trace.network import Network
 
 GAP = -1
@@ -53,3 +54,5 @@ class Joined:
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
     network: Network | None = None
     """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
+    competition: Competition | None = None
+    """What computing loses to communication, where somebody has asked (`competition.known`)."""

@@ -18,6 +18,7 @@ from emulator.trace.events import NONE, Events, Lane, LaneKind, RankTrace, What
 from emulator.trace.execution_trace import writes_before_reads
 from emulator.trace.kineto_events import Args, Table
 from emulator.trace.nesting import parents
+from emulator.trace.sizes import Sizes
 from switchml.errors import TraceError
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -27,21 +28,29 @@ _COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
 
 
 def read(
-    path: Path, *, rank: int | None = None, salvage: bool = False, execution_trace: Path | None = None
+    path: Path,
+    *,
+    rank: int | None = None,
+    salvage: bool = False,
+    execution_trace: Path | None = None,
+    sizes: Sizes | None = None,
 ) -> RankTrace:
     """The trace in `path`. `rank`: whose it is, where the file does not say. `salvage`: of a truncated file, what is
     there. `execution_trace`: torch's, of the same run; then what reads a tensor comes after what wrote it
-    (`execution_trace.py`)."""
+    (`execution_trace.py`). `sizes`: those that the profile does not say."""
     table = Table()
     file = table.fill(path, salvage=salvage)
-    reading = Reading(path, table, file, rank)
+    reading = Reading(path, table, file, rank, sizes)
     return reading.trace(writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
 
 
 class Reading:
     """A filled table on its way to a `RankTrace`. All arrays here are sorted as `Events` are."""
 
-    def __init__(self, path: Path, table: Table, file: ChromeFile, rank: int | None) -> None:
+    def __init__(
+        self, path: Path, table: Table, file: ChromeFile, rank: int | None, sizes: Sizes | None = None
+    ) -> None:
+        self.sizes = sizes
         self.path, self.table, self.file, self.header = path, table, file, file.header
         columns = table.columns.arrays()
         if not len(columns["kind"]):
@@ -123,6 +132,10 @@ class Reading:
                 )
             rank = 0
         return whole(rank), whole(world)
+
+    def unix_ns(self, at_s: float) -> float:
+        """Unix time of a moment of the trace."""
+        return whole(self.header.get("baseTimeNanoseconds")) + self.first_ts * 1e3 + at_s * 1e9
 
     def launch_of(self) -> np.ndarray:
         """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""

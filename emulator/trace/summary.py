@@ -78,7 +78,7 @@ def missing(trace: RankTrace) -> list[str]:
         found.append("no collective is in it, although the job has several ranks")
     communication = (events.collective > 0) & (events.collective != Collective.BARRIER)
     if (sizeless := int((communication & (events.bytes == 0)).sum())) > 0:
-        found.append(f"{sizeless} collectives have no size: profile with record_shapes=True")
+        found.append(f"{sizeless} collectives have no size: {_with_shapes(trace)}")
     devices = [i for i, lane in enumerate(trace.lanes) if lane.kind == LaneKind.DEVICE]
     on_device = np.flatnonzero(np.isin(events.lane, devices))
     if unlaunched := len(set(on_device.tolist()) - set(trace.causes[:, 1].tolist())):
@@ -86,10 +86,14 @@ def missing(trace: RankTrace) -> list[str]:
     if len(trace.steps) == 1 and trace.format == "kineto":
         found.append("one iteration, or no step marks: call profiler.step() at the end of each")
     if events.gradient.any() and not events.bytes[events.gradient].any():
-        found.append("gradients have no sizes: profile with record_shapes=True")
+        found.append(f"gradients have no sizes: {_with_shapes(trace)}")
     if not trace.epoch_s:
         found.append("it has no wall-clock time: clocks are aligned by collectives alone")
     return found
+
+
+def _with_shapes(trace: RankTrace) -> str:
+    return "capture with --shapes" if trace.format == "switchml" else "profile with record_shapes=True"
 
 
 def across(traces: list[RankTrace]) -> list[str]:

@@ -6,6 +6,7 @@ entry point, which torch calls at `import torch`, arms every process that finds 
     SWITCHML_TRACE_PACKETS   how many packets an agent notes at most
     SWITCHML_TRACE_PAIRS     see switchml_profile
     SWITCHML_TRACE_GRAPH     0: no execution trace
+    SWITCHML_TRACE_SHAPES    1: shapes of all tensors
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 import os
 import sys
 
-DIR, STEPS, PACKETS, PAIRS, GRAPH = (f"SWITCHML_TRACE_{name}" for name in ("DIR", "STEPS", "PACKETS", "PAIRS", "GRAPH"))
+DIR, STEPS, PACKETS, PAIRS, GRAPH, SHAPES = (
+    f"SWITCHML_TRACE_{name}" for name in ("DIR", "STEPS", "PACKETS", "PAIRS", "GRAPH", "SHAPES")
+)
 
 
 def arm() -> None:
@@ -51,4 +54,5 @@ def arm() -> None:
         packets=int(os.environ.get(PACKETS, MOST_PACKETS)),
         pairs=int(os.environ.get(PAIRS, 0)),
         execution_trace=os.environ.get(GRAPH, "1") != "0",
+        shapes=os.environ.get(SHAPES, "0") != "0",
     ).begin()

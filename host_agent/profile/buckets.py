@@ -9,6 +9,16 @@ import torch.distributed as dist
 from host_agent.profile.iterations import living
 
 
+def names_of_parameters() -> dict[int, str]:
+    """`id` of a parameter → its name, where there is one DistributedDataParallel, and names are not ambiguous."""
+    if not dist.is_available():
+        return {}
+    from torch.nn.parallel import DistributedDataParallel
+
+    modules = living(DistributedDataParallel)
+    return {id(one): name for name, one in modules[0].module.named_parameters()} if len(modules) == 1 else {}
+
+
 def describe() -> list[dict[str, Any]]:
     """One entry for each DistributedDataParallel of this process. Sizes are bytes; `gradients`: names in the order in
     which they became final, where DDP knows it (from the second iteration on)."""

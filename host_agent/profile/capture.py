@@ -17,7 +17,9 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from host_agent import recording
+from host_agent.profile.clocks import Pings
 from host_agent.profile.iterations import living
+from host_agent.profile.sizes import Sizes, need_shapes
 from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
 
 ITERATION = "ProfilerStep"
@@ -25,19 +27,28 @@ ITERATION = "ProfilerStep"
 
 
 class Capture:
-    """From `Capture(…)` to `stop`. `execution_trace`: the file that `with_execution_trace` writes to."""
+    """From `Capture(…)` to `stop`, which take `start_s` and `stop_s`. `execution_trace`: the file that
+    `observe_execution` writes to."""
 
-    def __init__(self, most_packets: int, execution_trace: Path | None) -> None:
+    def __init__(self, most_packets: int, execution_trace: Path | None, shapes: bool) -> None:
+        """`shapes`: note those of all operators' tensors."""
         self.rank, self.world_size, self.backend = _place()
         self.host = socket.gethostname()
         self.clock = [_clock()]
+        self.pings = Pings(self.rank, self.world_size)
+        self.pings.exchange()
+        began_s = time.perf_counter()
         self._iteration: record_function | None = None
         self._observer: ExecutionTraceObserver | None = None
         self._execution_trace = execution_trace
-        self._spans = _Spans()
+        modules, parameters = _modules_and_parameters()
+        self._spans = _Spans(modules)
+        self.sizes = Sizes(parameters)
         self.recording = recording.start(most_packets, record_function)
-        self.profiler = profile(activities=_activities(), record_shapes=True, **_lean())
+        shapes = shapes or need_shapes(self.backend, self.world_size)
+        self.profiler = profile(activities=_activities(), record_shapes=shapes, **_lean())
         self.profiler.start()
+        self.start_s, self.stop_s = time.perf_counter() - began_s, 0.0
 
     def begin_iteration(self, number: int) -> None:
         """An iteration of the job begins."""
@@ -55,8 +66,10 @@ class Capture:
             self._observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
             self._observer.start()
 
-    def stop(self) -> None:
-        """What was seen is then in `profiler`, `recording` and the execution trace's file."""
+    def stop(self, *, with_others: bool = False) -> None:
+        """What was seen is then in `profiler`, `recording`, `sizes` and the execution trace's file. `with_others`: all
+        ranks stop here."""
+        began_s = time.perf_counter()
         self.end_iteration()
         if self._observer is not None:
             self._observer.stop()
@@ -64,6 +77,10 @@ class Capture:
         self.profiler.stop()
         recording.stop(self.recording)
         self._spans.remove()
+        self.sizes.stop()
+        self.stop_s = time.perf_counter() - began_s
+        if with_others:
+            self.pings.exchange()
         self.clock.append(_clock())
 
 
@@ -71,12 +88,12 @@ class _Spans:
     """While a capture runs: a span around `Work.wait`, and one around DDP's wait for all buckets at the end of a
     backward pass, which happens in C++ where nobody sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, modules: list) -> None:
+        """`modules`: all DistributedDataParallel."""
         self._undo = contextlib.ExitStack()
         if not dist.is_available():
             return
         from torch._C._distributed_c10d import Work
-        from torch.nn.parallel import DistributedDataParallel
 
         plain = Work.wait
 
@@ -86,7 +103,7 @@ class _Spans:
 
         Work.wait = wait
         self._undo.callback(setattr, Work, "wait", plain)
-        for module in living(DistributedDataParallel):
+        for module in modules:
             wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
             if wanted:
                 self._undo.callback(wanted[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
@@ -106,6 +123,17 @@ def _expect_the_wait(_parameter: torch.Tensor) -> None:
         engine.queue_callback(lambda: span.__exit__(None, None, None))
 
     engine.queue_callback(before)
+
+
+def _modules_and_parameters() -> tuple[list, list[torch.nn.Parameter]]:
+    """DDP's modules and all parameters, in one search, which takes some 50 ms."""
+    if not dist.is_available():
+        return [], living(torch.nn.Parameter)
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = living(DistributedDataParallel, torch.nn.Parameter)
+    modules = [thing for thing in found if isinstance(thing, DistributedDataParallel)]
+    return modules, [thing for thing in found if not isinstance(thing, DistributedDataParallel)]
 
 
 def _place() -> tuple[int, int, str]:

@@ -2,6 +2,7 @@
 
     rank-N.json.gz    torch's profile (Kineto), as torch writes it
     rank-N.et.json    torch's execution trace of one iteration
+    rank-N.sizes.json of collectives and gradients (sizes.py)
     rank-N.wire.npz   of each of its agents: calls_K (recording.CALL) and packets_K (tape.PACKET)
     rank-N.about.json whose trace this is, and what else is known
 
@@ -20,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from host_agent.profile import buckets
 
 if TYPE_CHECKING:
     from host_agent.profile.capture import Capture
@@ -47,6 +50,9 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         plain.unlink(missing_ok=True)
     if execution_trace is not None and execution_trace.exists():
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")
+    names = buckets.names_of_parameters()
+    with _whole(folder / f"rank-{rank}.sizes.json") as path:
+        path.write_text(json.dumps(capture.sizes.told(names)))
     notes = capture.recording.notes
     if notes:
         arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(notes)}

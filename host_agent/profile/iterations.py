@@ -14,9 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-def living(kind: type) -> list:
-    """All objects of this type that there are, the oldest first."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+def living(*kinds: type) -> list:
+    """All objects of these types that there are, the oldest first."""
+    wanted: set[type] = set()
+    left = list(kinds)
+    while left:
+        wanted.add(kind := left.pop())
+        left += set(type.__subclasses__(kind)) - wanted
+    return [thing for thing in gc.get_objects() if type(thing) in wanted]
 
 
 class Iterations:

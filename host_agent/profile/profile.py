@@ -30,6 +30,9 @@ class Kind(Enum):
 
     PLAIN = "plain"
     """Nothing."""
+    LEAD_IN = "lead-in"
+    """The capture runs, but the iteration doesn't count: ranks wait for the last one to begin, and what the profiler
+    writes to is touched for the first time."""
     CAPTURED = "captured"
     GRAPH = "graph"
     """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
@@ -51,11 +54,13 @@ class switchml_profile:
     """Profile the iterations of this rank in a `with` block; every rank must do so.
 
     `folder`: where the files go (files.py), made if it is not there. `skip`: iterations that are left out first;
-    `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. An iteration ends
-    when the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one
-    iteration more, write down torch's execution trace too. `packets`: how many packets an agent notes at most; what is
-    over is counted. `pairs`: do so that often, with `steps` iterations that are not captured before each, so that the
-    two can be compared; the last capture stays.
+    `steps`: how many are captured then; the block may be longer, which costs nothing, or shorter. With `skip` of 2 or
+    more the capture begins one iteration earlier, so that none that counts pays for its start. An iteration ends when
+    the optimizer has stepped, or with `by_step` where the block calls `step()`. `execution_trace`: of one iteration
+    more, write down torch's execution trace too. `shapes`: have the profile tell shapes of all operators' tensors,
+    which costs memory and time. `packets`: how many packets an agent notes at most; what is over is counted. `pairs`:
+    do so that often, with `steps` iterations that are not captured before each, so that the two can be compared; the
+    last capture stays.
 
     Files are written once the last iteration is over, at the end of the block, or when the process ends, by SIGTERM
     too. Raises ConfigError for numbers that make no sense and a folder that can't be made.
@@ -68,6 +73,7 @@ class switchml_profile:
         skip: int = SKIP,
         steps: int = STEPS,
         execution_trace: bool = True,
+        shapes: bool = False,
         packets: int = MOST_PACKETS,
         pairs: int = 0,
         by_step: bool = False,
@@ -82,11 +88,17 @@ class switchml_profile:
         except OSError as error:
             raise ConfigError(f"can't make the folder {self.folder}: {error.strerror}") from None
         window = [Kind.CAPTURED] * steps
-        self._plan = [Kind.PLAIN] * skip + (([Kind.PLAIN] * steps + window) * pairs or window)
+        if pairs:
+            window = ([Kind.PLAIN] * steps + [Kind.LEAD_IN] + window) * pairs
+        self._plan = [Kind.PLAIN] * skip + window
+        if skip > 1 and not pairs:
+            self._plan[skip - 1] = Kind.LEAD_IN
         if execution_trace:
             self._plan.append(Kind.GRAPH)
         self._graph_file = self.folder / f".et.{os.getpid()}.json" if execution_trace else None
         self._packets, self._skip, self._pairs = packets, skip, pairs
+        self._shapes = shapes or skip == 0  # what a model is made of may not be there yet to be asked for sizes
+        self._overheads_s: list[tuple[float, float]] = []
         self._log: list[_Iteration] = []
         self._started = _now()
         self._capture: Capture | None = None
@@ -123,7 +135,8 @@ class switchml_profile:
         self._term.hold()
         try:
             if capture is not None:
-                capture.stop()
+                self._stop(capture, with_others=len(self._log) == len(self._plan))
+            if capture is not None and len(self._log) >= self._plan.index(Kind.CAPTURED):
                 files.write(capture, self.folder, self._graph_file, self._about(capture))
             else:
                 warnings.warn(
@@ -161,16 +174,20 @@ class switchml_profile:
         number = len(self._log)
         kind = self._plan[number]
         if kind is Kind.PLAIN and self._capture is not None:
-            self._capture.stop()
+            self._stop(self._capture)
             self._capture = None
         if kind is not Kind.PLAIN and self._capture is None:
             self._term.install()
-            self._capture = Capture(self._packets, self._graph_file)
+            self._capture = Capture(self._packets, self._graph_file, self._shapes)
         if kind is Kind.CAPTURED:
             self._capture.begin_iteration(number)
         if kind is Kind.GRAPH:
             self._capture.observe_execution()
         self._started = _now()
+
+    def _stop(self, capture: Capture, *, with_others: bool = False) -> None:
+        capture.stop(with_others=with_others)
+        self._overheads_s.append((capture.start_s, capture.stop_s))
 
     def _about(self, capture: Capture) -> dict[str, Any]:
         ddp: list[dict] = []
@@ -182,8 +199,10 @@ class switchml_profile:
             "host": capture.host,
             "backend": capture.backend,
             "clock": [{"monotonic_ns": monotonic, "unix_ns": unix} for monotonic, unix in capture.clock],
+            "pings": capture.pings.columns(),
             "skip": self._skip,
             "pairs": self._pairs,
+            "captures": [{"start_s": start_s, "stop_s": stop_s} for start_s, stop_s in self._overheads_s],
             "iterations": [
                 {
                     "number": number,

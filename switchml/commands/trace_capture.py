@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -12,13 +11,21 @@ import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from switchml.commands import trace_capture_cost as costs
 from switchml.errors import ConfigError
 
-FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|wire\.npz|about\.json)")
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
 """What a capture leaves (host_agent/profile/files.py)."""
+FLIGHT_RECORDS = 20_000
+"""How many collectives torch's flight recorder remembers, where nobody says otherwise: of older ones the size is not
+known. torch's own default is 2,000."""
 INTERRUPT_S = 60.0
 """How long ranks may take to write their traces after Ctrl-C."""
 
@@ -51,10 +58,9 @@ class RankSummary:
     """Median of the captured ones."""
     plain_s: float
     """Median of those between captures; 0 without --measure."""
-    costs: list[float]
-    """With --measure, of each pair: how much longer captured iterations took than those before them, medians."""
-    cpu_costs: list[float]
-    """The same in CPU time of the process: where others use the cores too, time says little."""
+    start_s: float
+    """What starting a capture takes once, median: the call, and what the iteration after it takes longer."""
+    stop_s: float
     all_reduces: int
     packets: int
     packets_lost: int
@@ -77,6 +83,7 @@ class RankSummary:
 )
 @click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure what the capture costs: alternate so "
               "often between STOP-SKIP iterations without and as many with it.")  # fmt: skip
+@click.option("--shapes", is_flag=True, help="Shapes of all operators' tensors in the profile; costs time and memory.")
 @click.option(
     "--packets",
     type=click.IntRange(1),
@@ -92,6 +99,7 @@ def capture(
     out: Path,
     steps: tuple[int, int],
     measure: int | None,
+    shapes: bool,
     packets: int,
     graph: bool,
     overwrite: bool,
@@ -111,19 +119,22 @@ def capture(
         "SWITCHML_TRACE_PACKETS": str(packets),
         "SWITCHML_TRACE_PAIRS": str(measure or 0),
         "SWITCHML_TRACE_GRAPH": str(int(graph)),
+        "SWITCHML_TRACE_SHAPES": str(int(shapes)),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
     }
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
+        environment.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
     code = _run(_command(command), environment, as_json)
-    ranks = summaries(out)
-    if not ranks:
+    abouts = _abouts(out)
+    if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
         raise ConfigError(
             f"{ended}no rank has written a trace into {out}: a script must take more than {skip} steps with a torch "
             "optimizer (--steps), in a Python that has switchml installed"
         )
-    _report(ranks, out, code, as_json)
+    _report(abouts, out, code, as_json)
     if code:
-        raise ConfigError(f"{command[0]} ended with exit code {code}; {len(ranks)} ranks left a trace in {out}")
+        raise ConfigError(f"{command[0]} ended with exit code {code}; {len(abouts)} ranks left a trace in {out}")
 
 
 def _make_room(out: Path, overwrite: bool) -> None:
@@ -162,56 +173,49 @@ def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
             return 130
 
 
-def summaries(out: Path) -> list[RankSummary]:
-    """What is in a folder, by rank."""
-    return sorted((_summary(path) for path in out.glob("rank-*.about.json")), key=lambda summary: summary.rank)
+def _abouts(out: Path) -> list[dict[str, Any]]:
+    """What the ranks say of their captures, by rank."""
+    return sorted((json.loads(path.read_text()) for path in out.glob("rank-*.about.json")), key=lambda one: one["rank"])
 
 
-def _summary(path: Path) -> RankSummary:
-    about = json.loads(path.read_text())
-    windows: dict[str, list[list[tuple[float, float]]]] = {"plain": [], "captured": [], "graph": []}
-    for kind, run in itertools.groupby(about["iterations"][about["skip"] :], lambda iteration: iteration["kind"]):
-        windows[kind].append([((one["end_unix_ns"] - one["start_unix_ns"]) / 1e9, one["cpu_ns"] / 1e9) for one in run])
-    pairs = list(zip(windows["plain"], windows["captured"], strict=False))
+def _summary(about: dict[str, Any], out: Path) -> RankSummary:
+    windows = costs.windows(about)
+    plain_s = costs.median(windows["plain"], costs.TIME)
+    lead_in_s = costs.median(windows["lead-in"], costs.TIME)
     rank = about["rank"]
     return RankSummary(
         rank=rank,
         host=about["host"],
         backend=about["backend"],
         iterations=sum(map(len, windows["captured"])),
-        iteration_s=_median(windows["captured"], 0),
-        plain_s=_median(windows["plain"], 0),
-        costs=[_median([captured], 0) / _median([plain], 0) - 1 for plain, captured in pairs],
-        cpu_costs=[_median([captured], 1) / _median([plain], 1) - 1 for plain, captured in pairs],
+        iteration_s=costs.median(windows["captured"], costs.TIME),
+        plain_s=plain_s,
+        start_s=statistics.median(one["start_s"] for one in about["captures"])
+        + (max(lead_in_s - plain_s, 0.0) if plain_s and lead_in_s else 0.0),
+        stop_s=statistics.median(one["stop_s"] for one in about["captures"]),
         all_reduces=sum(agent["calls"] for agent in about["agents"]),
         packets=sum(agent["packets"] for agent in about["agents"]),
         packets_lost=sum(agent["packets_lost"] for agent in about["agents"]),
-        trace_bytes=sum(file.stat().st_size for file in path.parent.glob(f"rank-{rank}.*")),
+        trace_bytes=sum(file.stat().st_size for file in out.glob(f"rank-{rank}.*")),
     )
 
 
-def _median(windows: list[list[tuple[float, float]]], column: int) -> float:
-    values = [iteration[column] for window in windows for iteration in window]
-    return statistics.median(values) if values else 0.0
-
-
-def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> None:
+def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    world_size = json.loads((out / f"rank-{ranks[0].rank}.about.json").read_text())["world_size"]
+    ranks = [_summary(about, out) for about in abouts]
+    world_size = abouts[0]["world_size"]
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
-    costs = [cost for rank in ranks for cost in rank.costs]
-    cost = statistics.median(costs) if costs else None
-    cpu_cost = statistics.median(cost for rank in ranks for cost in rank.cpu_costs) if costs else None
+    cost, cpu_cost = (costs.measure(abouts, column) for column in (costs.TIME, costs.CPU_TIME))
     if as_json:
         told = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing}
-        told |= {"cost": cost, "cpu_cost": cpu_cost, "ranks": [asdict(rank) for rank in ranks]}
-        click.echo(json.dumps(told))
+        told |= {"cost": cost and asdict(cost), "cpu_cost": cpu_cost and asdict(cpu_cost)}
+        click.echo(json.dumps(told | {"ranks": [asdict(rank) for rank in ranks]}))
         return
     several = len({rank.host for rank in ranks}) > 1
     table = Table(title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured")
-    columns = ["rank", *(["host"] if several else []), "iteration", *(["without"] if costs else [])]
+    columns = ["rank", *(["host"] if several else []), "iteration", *(["without"] if cost else [])]
     for column in [*columns, "all-reduces", "packets", "not noted", "files"]:
         table.add_column(column, justify="left" if column == "host" else "right")
     for rank in ranks:
@@ -219,7 +223,7 @@ def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> No
             str(rank.rank),
             *([rank.host] if several else []),
             f"{rank.iteration_s * 1e3:.2f} ms",
-            *([f"{rank.plain_s * 1e3:.2f} ms"] if costs else []),
+            *([f"{rank.plain_s * 1e3:.2f} ms"] if cost else []),
             f"{rank.all_reduces:,}",
             f"{rank.packets:,}",
             f"{rank.packets_lost:,}",
@@ -227,15 +231,26 @@ def _report(ranks: list[RankSummary], out: Path, code: int, as_json: bool) -> No
         )
     console = Console()
     console.print(table)
-    if cost is not None:
-        low, high = min(costs), max(costs)
-        console.print(
-            f"captured iterations took {cost:+.1%} of time and {cpu_cost:+.1%} of CPU time more than those before them "
-            f"(medians of {len(costs)} pairs; time {low:+.1%} to {high:+.1%})",
-            soft_wrap=True,
-        )
+    if cost and cpu_cost:
+        _report_cost(console, cost, cpu_cost, ranks)
     if missing:
         console.print(f"[bold]no trace[/] of rank {', '.join(map(str, missing))}")
     if any(rank.packets_lost for rank in ranks):
         console.print("packets that were not noted had no room: capture fewer iterations, or give more --packets")
     console.print(f"traces in {out}", soft_wrap=True)
+
+
+def _report_cost(console: Console, cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary]) -> None:
+    def share(one: costs.Cost) -> str:
+        return f"{one.cost:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
+
+    many = len(cost.pairs)
+    console.print(
+        f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
+        f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, and where it is by 95 %",
+        soft_wrap=True,
+    )
+    start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
+    console.print(f"not in that, once a capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
+    if (more := costs.advice(cost)) is not None:
+        console.print(f"times scatter: --measure {more} would tell the cost by about ±2 %")

@@ -229,3 +229,33 @@ def test_ctrl_c_before_anything_runs():
         process.kill()
     assert (process.returncode, out, err) == (130, "", "")
     assert_all_end(everybody)
+
+
+def test_settings_files_are_obeyed(tmp_path):
+    (tmp_path / "settings.toml").write_text(
+        '[environment]\nSWITCHML_WIRE = "int16"\n'
+        "[ddp]\nbucket_cap_mb_list = [0.01, 1.0]\n"
+        '[compression]\ncodec = ["none", "fp16"]\n'
+    )
+    options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path))
+    told = run_json(*options, "--settings", str(tmp_path / "settings.toml"))
+    assert (told["wire"], told["codec"]) == ("int16", "none, fp16")
+    assert told["codec_totals"]["bytes_sent"] < told["codec_totals"]["bytes_dense"]
+    for backend, hook in (("gloo", ""), ("switchml", "codec_hook")):
+        (ddp,) = json.loads((tmp_path / backend / "rank-0.about.json").read_text())["ddp"]
+        assert ddp["comm_hook"] == hook
+        assert [len(bucket) for bucket in ddp["buckets"]] == [4, 4], "without settings all eight gradients go together"
+
+
+def test_settings_and_codec_exclude_each_other(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('[compression]\ncodec = ["fp16"]\n')
+    refused = run("--settings", str(path), "--codec", "bf16")
+    assert refused.returncode == 2 and "names codecs, too; expected one of the two" in refused.stderr
+
+
+def test_settings_that_are_none(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("[ddp]\nbucket_cap = 1\n")
+    refused = run("--settings", str(path))
+    assert refused.returncode == 1 and str(path) in refused.stderr and "bucket_cap" in refused.stderr

@@ -20,6 +20,8 @@ pytest.importorskip("torch")
 from emulator.trace.events import LaneKind, RankTrace, What, WireWhat
 from emulator.trace.join import join
 from emulator.trace.read import read
+from emulator.trace.shifted import recovered
+from host_agent.profile.clocks import ROUNDS
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -63,7 +65,7 @@ def of(trace: RankTrace, what: What) -> np.ndarray:
 
 def test_every_rank_leaves_all_files(captured):
     backend, folder, done = captured
-    endings = {"json.gz", "et.json", "about.json"} | ({"wire.npz"} if backend == "switchml" else set())
+    endings = {"json.gz", "et.json", "sizes.json", "about.json"} | ({"wire.npz"} if backend == "switchml" else set())
     assert {path.name for path in folder.iterdir()} == {f"rank-{rank}.{end}" for rank in range(2) for end in endings}
     told = json.loads(done.stdout)
     assert (told["world_size"], told["missing"], told["exit_code"]) == (2, [], 0)
@@ -149,6 +151,59 @@ def test_packets_are_what_the_counters_say(captured):
             at_s = trace.wire.at_s[packets]
             assert at_s.min() >= trace.events.start_s[event] - 1e-4
             assert at_s.max() <= trace.events.end_s[event] + 1e-4
+
+
+def test_clocks_were_compared(captured):
+    """At the capture's beginning and end; a message is noted where it left and where it came, and only there."""
+    backend, folder, _ = captured
+    traces = read(folder)
+    for trace in traces:
+        assert len(trace.pings) == 2 * 2 * ROUNDS
+        assert np.isin(np.arange(4 * ROUNDS), trace.pings.message).all()
+        before, after = trace.pings.at_s < trace.steps[0, 0], trace.pings.at_s > trace.steps[-1, 1]
+        assert before.sum() == after.sum() == 2 * ROUNDS
+    one, other = (trace.pings for trace in traces)
+    np.testing.assert_array_equal(np.sort(one.message[one.is_sent]), np.sort(other.message[~other.is_sent]))
+    found = {row.told_by: row.error_s for row in recovered(backend, traces)}
+    assert list(found) == ["pings", *(["packets"] if backend == "switchml" else []), "collectives"]
+    assert found["pings"] < 1e-3, "on a busy machine; else microseconds"
+
+
+def test_sizes_of_gloo_are_the_same_with_and_without_shapes(tmp_path):
+    script = Path(__file__).with_name("messages.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script), tmp_path],
+        env=environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for plain, shaped in zip(read(tmp_path / "plain"), read(tmp_path / "shapes"), strict=True):
+        communication = communicated(plain)
+        assert communication == communicated(shaped)
+        assert {one[0] for one in communication} > {"gloo:all_reduce", "gloo:broadcast", "gloo:all_gather"}
+        if plain.rank < 2:
+            assert ("gloo:send" if plain.rank == 0 else "gloo:recv", 40.0, 1 - plain.rank) in communication
+        # Shapes don't tell of which group a collective of Gloo's is.
+        assert {plain.groups[at].ranks for at in plain.events.group if at >= 0} == (
+            {(0, 1, 2), (0, 1)} if plain.rank < 2 else {(0, 1, 2)}
+        )
+
+
+def communicated(trace: RankTrace) -> list[tuple[str, float, int]]:
+    """Name, bytes and peer in the order of the iterations."""
+    events = np.concatenate([of(trace, what) for what in (What.COLLECTIVE, What.SEND, What.RECV)])
+    events = events[np.argsort(trace.events.start_s[events])].tolist()
+    return [
+        (trace.names[trace.events.name[at]], float(trace.events.bytes[at]), int(trace.events.peer[at])) for at in events
+    ]
+
+
+def test_what_it_costs_is_measured(tmp_path):
+    done = capture(tmp_path, "gloo", "18", options=("--steps", "3:5", "--measure", "2", "--no-graph", "--json"))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    for one in (told["cost"], told["cpu_cost"]):
+        assert len(one["pairs"]) == 2 and one["low"] <= one["cost"] <= one["high"]
+    assert all(rank["iterations"] == 4 and rank["start_s"] > 0 < rank["plain_s"] for rank in told["ranks"])
 
 
 @pytest.mark.parametrize("backend", ["gloo", "switchml"])

@@ -40,13 +40,18 @@ def kinds(folder) -> list[str]:
     return [one["kind"] for one in json.loads((folder / "rank-0.about.json").read_text())["iterations"]]
 
 
+def before(skip: int) -> list[str]:
+    """The kinds of iterations that are left out."""
+    return ["plain"] * (skip - 1) + ["lead-in"] if skip > 1 else ["plain"] * skip
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("skip", [0, 1, 3])
 def test_takes_the_iterations_that_it_should(tmp_path, skip, scheduled):
     training = Training(scheduled)
     with switchml_profile(tmp_path, skip=skip, steps=2):
         training.train(8)
-    assert kinds(tmp_path) == ["plain"] * skip + ["captured"] * 2 + ["graph"]
+    assert kinds(tmp_path) == [*before(skip), "captured", "captured", "graph"]
     (trace,) = read(tmp_path)
     assert len(trace.steps) == 2
     assert (tmp_path / "rank-0.et.json").exists()
@@ -81,7 +86,7 @@ def test_only_the_first_optimizer_counts(tmp_path):
         for _ in range(6):
             one.train(1)
             other.train(1)
-    assert kinds(tmp_path) == ["plain"] * 2 + ["captured"] * 2
+    assert kinds(tmp_path) == [*before(2), "captured", "captured"]
     assert not (tmp_path / "rank-0.et.json").exists()
 
 
@@ -92,9 +97,10 @@ def test_steps_can_be_told(tmp_path, skip):
         for _ in range(5):
             training.train(2)
             profile.step()
-    assert kinds(tmp_path) == ["plain"] * skip + ["captured"] * 2
+    assert kinds(tmp_path) == [*before(skip), "captured", "captured"]
     (trace,) = read(tmp_path)
-    names = [trace.names[name] for name in trace.events.name]
+    within = (trace.events.start_s >= trace.steps[0, 0]) & (trace.events.start_s < trace.steps[-1, 1])
+    names = [trace.names[name] for name in trace.events.name[within]]
     assert names.count("Optimizer.step#SGD.step") == 4, "two of them in each iteration"
     assert len(trace.steps) == 2
 
@@ -121,10 +127,11 @@ def test_a_block_that_fails_is_written_too(tmp_path):
     assert kinds(tmp_path) == ["plain", "captured", "captured"]
 
 
-def test_a_block_that_is_too_short_says_so(tmp_path):
-    told = pytest.warns(UserWarning, match="2 iterations were seen, and the capture begins after 3")
-    with told, switchml_profile(tmp_path):
-        Training().train(2)
+@pytest.mark.parametrize("iterations", [1, 2])
+def test_a_block_that_is_too_short_says_so(tmp_path, iterations):
+    seen = f"{iterations} iterations were seen, and the capture begins after 3"
+    with pytest.warns(UserWarning, match=seen), switchml_profile(tmp_path):
+        Training().train(iterations)
     with pytest.raises(TraceError, match="no trace in"):
         read(tmp_path)
 
@@ -132,21 +139,51 @@ def test_a_block_that_is_too_short_says_so(tmp_path):
 def test_pairs(tmp_path):
     with switchml_profile(tmp_path, skip=1, steps=2, pairs=2, execution_trace=False):
         Training().train(12)
-    assert kinds(tmp_path) == ["plain"] + ["plain", "plain", "captured", "captured"] * 2
+    assert kinds(tmp_path) == ["plain"] + ["plain", "plain", "lead-in", "captured", "captured"] * 2
     (trace,) = read(tmp_path)
     assert len(trace.steps) == 2, "the last capture stays"
 
 
+@pytest.mark.parametrize("shapes", [False, True])
+def test_gradients_have_sizes_with_and_without_shapes(tmp_path, shapes):
+    training = Training()
+    shared = training.model.weight
+    with switchml_profile(tmp_path, skip=2, steps=2, execution_trace=False, shapes=shapes, by_step=True) as profile:
+        for _ in range(5):
+            training.train(1)
+            (shared * 2).sum().backward()  # as in a loop that accumulates, the weight's is made twice
+            profile.step()
+    (trace,) = read(tmp_path)
+    events = trace.events
+    begun_s = trace.steps[0, 0]
+    sizes = events.bytes[events.gradient & (events.start_s >= begun_s)].tolist()
+    assert sorted(sizes[:2]) == [16, 64] and sizes[2] == 64 and sizes == sizes[:3] * 2
+    with gzip.open(tmp_path / "rank-0.json.gz") as file:
+        assert (b'"Input Dims"' in file.read()) == shapes
+
+
+def test_what_more_than_the_hooks_have_seen_has_no_size(tmp_path):
+    training = Training()
+    with switchml_profile(tmp_path, skip=1, steps=2, execution_trace=False):
+        training.train(1)
+        later = torch.ones(3, requires_grad=True)  # nobody's parameter
+        training.train(2, after=lambda: later.sum().backward())
+    (trace,) = read(tmp_path)
+    assert trace.events.gradient.sum() > 4 and not trace.events.bytes[trace.events.gradient].any()
+
+
 def test_nothing_is_left_on_after_a_capture(tmp_path):
+    import torch.distributed as dist
     from torch._C._distributed_c10d import Work
 
     from host_agent import recording
 
-    before = Work.wait
+    before, send = Work.wait, dist.ProcessGroup.send
     with switchml_profile(tmp_path, skip=0, steps=1, execution_trace=False):
         assert Work.wait is not before
         Training().train(2)
         assert Work.wait is before
+        assert dist.ProcessGroup.send is send
     assert recording._current is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -197,6 +234,13 @@ def test_another_version(folder):
     path = folder / "rank-0.about.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
     with pytest.raises(TraceError, match="has version 2; this switchml reads version 1"):
+        read(folder)
+
+
+def test_sizes_that_break_off(folder):
+    path = folder / "rank-0.sizes.json"
+    path.write_text(path.read_text()[:20])
+    with pytest.raises(TraceError, match=r"rank-0\.sizes\.json can't be read"):
         read(folder)
 
 

@@ -1,0 +1,131 @@
+"""How large collectives and gradients are. torch's profile says so only if it notes the shapes of all operators, which
+keeps every tensor's header until the end: the heap fragments, and each iteration touches new memory. So:
+
+- Collectives of Gloo stand in torch's flight recorder, which is always on.
+- Its sends and receives do not, so a capture watches those that Python asks for.
+- Gradients are noted, in the order in which they become final, by hooks that are a list's `append`.
+
+NCCL's collectives say their sizes in any profile, and ours in our own notes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_TOLD = {"gloo", "nccl", "switchml", "fake"}
+"""Backends whose collectives' sizes are known without the shapes of all operators."""
+
+
+def need_shapes(backend: str, world_size: int) -> bool:
+    """Whether only operators' shapes can tell the sizes: for another backend, one that is not known yet, or a torch
+    whose flight recorder knows nothing of Gloo (before 2.8), or is switched off."""
+    names = {part.rpartition(":")[2] for part in backend.split(",")} - {""}
+    if not names:
+        return world_size > 1
+    return not names <= _TOLD or ("gloo" in names and not _flight_records())
+
+
+class Sizes:
+    """From `Sizes(…)` to `stop`."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        """`parameters`: all that there are."""
+        self._since_ns = time.time_ns()
+        self._undo = contextlib.ExitStack()
+        self._final: list[torch.Tensor] = []
+        self._messages: list[tuple[dist.ProcessGroup, int, dict[str, Any]]] = []
+        self._watch_gradients(parameters)
+        self._watch_messages()
+
+    def _watch_gradients(self, parameters: list[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            with contextlib.suppress(RuntimeError):  # it needs no gradient, or is no leaf
+                self._undo.callback(parameter.register_post_accumulate_grad_hook(self._final.append).remove)
+
+    def _watch_messages(self) -> None:
+        if not dist.is_available():
+            return
+        from torch.distributed import ProcessGroup
+
+        def watched(what: str, plain):
+            def method(group, tensors, peer, *args, **kwargs):
+                if tensors[0].device.type == "cpu":
+                    shapes = [list(tensor.shape) for tensor in tensors]
+                    types = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+                    call = {"name": f"gloo:{what}", "at_ns": time.time_ns(), "in": shapes, "in_types": types}
+                    self._messages.append((group, peer, call))
+                return plain(group, tensors, peer, *args, **kwargs)
+
+            return method
+
+        for what in ("send", "recv"):
+            # Not what getattr gives: that would no longer be bound to instances.
+            self._undo.callback(setattr, ProcessGroup, what, vars(ProcessGroup)[what])
+            setattr(ProcessGroup, what, watched(what, getattr(ProcessGroup, what)))
+
+    def stop(self) -> None:
+        """No more is noted, and every hook is gone."""
+        self._undo.close()
+
+    def told(self, names: dict[int, str]) -> dict[str, Any]:
+        """For a file. `calls`: each collective of Gloo's, when it was asked for (Unix time), its group, shapes and
+        types of the tensors that go in and come out, and of a message the other rank; `gradients`: places in
+        `parameters`, in the order in which they became final. `names`: those of parameters, by `id`."""
+        final = {id(parameter): parameter for parameter in self._final}
+        place = {number: at for at, number in enumerate(final)}
+        return {
+            "groups": _groups(),
+            "calls": sorted([*self._collectives(), *self._sent_and_received()], key=lambda call: call["at_ns"]),
+            "parameters": [
+                {"name": names.get(number, ""), "bytes": parameter.numel() * parameter.element_size()}
+                for number, parameter in final.items()
+            ],
+            "gradients": [place[id(parameter)] for parameter in self._final],
+        }
+
+    def _collectives(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": one["profiling_name"],
+                "at_ns": one["time_created_ns"],
+                "group": one["process_group"][0],
+                "in": one["input_sizes"],
+                "in_types": one["input_dtypes"],
+                "out": one["output_sizes"],
+                "out_types": one["output_dtypes"],
+            }
+            for one in _flight_records()
+            if one["time_created_ns"] >= self._since_ns
+        ]
+
+    def _sent_and_received(self) -> list[dict[str, Any]]:
+        told = []
+        for group, peer, call in self._messages:
+            with contextlib.suppress(RuntimeError, ValueError):  # the group is gone
+                told.append(call | {"group": group.group_name, "peer": dist.get_global_rank(group, peer)})
+        return told
+
+
+def _flight_records() -> list[dict[str, Any]]:
+    """What Gloo was asked for, the oldest first, as far back as the flight recorder remembers."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+
+        entries = json.loads(_dump_fr_trace_json(True, False)).get("entries", [])
+        return [one for one in entries if one["profiling_name"].startswith("gloo:") and "input_sizes" in one]
+    except (ImportError, RuntimeError, TypeError, KeyError, ValueError):
+        return []
+
+
+def _groups() -> dict[str, list[int]]:
+    """Name of a process group → its ranks in the job, in the order of the group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return {}
+    groups = [group for group in dist.distributed_c10d._world.pg_names if isinstance(group, dist.ProcessGroup)]
+    return {group.group_name: list(dist.get_process_group_ranks(group)) for group in groups}
