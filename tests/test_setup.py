@@ -122,7 +122,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
     ("emulator.replay.*",        f"{PLAYED} emulator.replay",                        ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
-    ("emulator.trace.*",         "switchml.jit emulator.workload emulator.replay emulator.trace", ANY_BUT_TORCH),
+    ("emulator.trace.*",         "switchml.jit switchml.controller.allocation emulator.workload emulator.replay emulator.trace", ANY_BUT_TORCH),
     ("emulator.diagnosis.*",     f"{TRACED} emulator.diagnosis",                     ANY_BUT_TORCH),
     ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
     ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),

@@ -3,9 +3,9 @@ agents are joined. Their all-reduces become COLLECTIVE events on lanes of their 
 them; where a thread waits for communication there are SYNC events; packets become `wire`.
 
 Files of a rank: rank-N.about.json, rank-N.json.gz, rank-N.sizes.json, and with our agents rank-N.wire.npz. There may be
-a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration, after
-those that count, the order that it adds is that of collectives before what waited for them, which our spans tell of all
-iterations, and the groups stand in the profile.
+a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration,
+after those that count; the order that it adds is that of collectives before what waited for them, which our spans tell
+of all iterations; and the groups stand in the profile.
 """
 
 from __future__ import annotations
