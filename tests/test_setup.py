@@ -79,6 +79,7 @@ DATAPLANE = "switchml.controller.dataplane"  # what the controller asks of whate
 SWITCH = "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos"
 PLAYED = "switchml.jit switchml.memory emulator.workload emulator.cluster"
 TRACED = "emulator.workload emulator.replay emulator.report emulator.trace"
+TRACES = "switchml.jit switchml.controller.allocation emulator.workload emulator.replay"
 ANY = "*"
 ANY_BUT_TORCH = "* but torch"
 
@@ -122,7 +123,7 @@ ROOMS: list[tuple[str, str, str]] = [
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
     ("emulator.replay.*",        f"{PLAYED} emulator.replay",                        ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
-    ("emulator.trace.*",         "switchml.jit switchml.controller.allocation emulator.workload emulator.replay emulator.trace", ANY_BUT_TORCH),
+    ("emulator.trace.*",         f"{TRACES} emulator.trace",                         ANY_BUT_TORCH),
     ("emulator.diagnosis.*",     f"{TRACED} emulator.diagnosis",                     ANY_BUT_TORCH),
     ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
     ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),
