@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from emulator import star
 from emulator.namespaces import Namespace, run
 from emulator.star import INTERFACE, LinkOptions, QueueCounts, Wires
+from switchml.controller.mac import mac_text
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -266,10 +267,6 @@ def finish_packets(interface: str) -> None:
 
 def find_program(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
-
-
-def mac_text(mac: int) -> str:
-    return mac.to_bytes(6, "big").hex(":")
 
 
 def _name(name: str, pid: int) -> Namespace:

@@ -3,10 +3,11 @@ needs Mininet."""
 
 from __future__ import annotations
 
-from emulator.fabric import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout, find_program, mac_text
+from emulator.fabric import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout, find_program
 from emulator.mininet import P4Host, P4Switch  # and where Mininet is
 from emulator.namespaces import run
 from emulator.world import PRIVATE_DIR
+from switchml.controller.mac import mac_text
 
 # isort: split
 from mininet.link import Intf

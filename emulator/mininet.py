@@ -3,7 +3,7 @@
     net = Mininet(topo, host=P4Host, switch=P4Switch, controller=None)
 
 A switch runs `switchml switch` unless it is told another program (`sw_path`), and is up when its control port listens.
-It needs root and Mininet, from Debian's package `mininet` or from PyPI with `mnexec`. """
+It needs root and Mininet, from Debian's package `mininet` or from PyPI with `mnexec`."""
 
 from __future__ import annotations
 

@@ -169,9 +169,7 @@ class Rank:
             self.works.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
         )
 
-    def _whole(
-        self, way: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int
-    ) -> int:
+    def _whole(self, way: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int) -> int:
         """A pass as a whole, so that a message-driven stage does not change its mind between layers: all of its
         compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
         stretch, is_forward = self.stage.stretch, way == "forward"

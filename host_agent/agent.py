@@ -13,12 +13,11 @@ same bits on every rank.
 from __future__ import annotations
 
 import collections
-import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 
 import numpy as np
 
@@ -28,89 +27,32 @@ from switchml.errors import (
     CollectiveTimeout,
     ConfigError,
     JobError,
-    JoinError,
-    PeerLost,
     RanksDisagree,
     SumOverflow,
     SwitchMLError,
     UnsupportedTensor,
 )
 from switchml.io import shm
-from switchml.io.tunnel import TunnelClient, choose_address
+from switchml.io.tunnel import TunnelClient
 from switchml.memory import f32_at
 from switchml.sparse import Sparse
 
-from . import density, reach, recording, tensors
+from . import density, joining, reach, recording, tensors
 from . import loop as compiled
 from . import tape as tapes
-
-log = logging.getLogger("host_agent")
-
-_FEW_LEVELS = 8
-"""A warning tells of lanes in which a rank has fewer steps than this on each side of zero: int8 from 16 ranks on."""
-
-_TICK_S = 0.25
-_STALL_S = 1.0
-_SETTLED_S = 0.75
-"""A wait packet that is seen so long after a peer has left was sent after it: networks hold packets back for less, and what
-has come is looked at every _TICK_S."""
-_FRESH_S = 1.5
-"""How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
-WIRES = {"int32": 0, "int16": 1, "int8": 2}
-"""Lanes that floats may travel in (packet.py's codes)."""
-_HISTORIES = 4096
-"""Tensor shapes whose exponents are remembered."""
-
+from .calls import Call, Handle
+from .histories import Histories
+from .joining import WIRES
+from .watch import EVERY_S, Watch
 
 _DENSE = density.Choice()
-_DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
-
-
-@dataclass
-class _Call:
-    """One all-reduce from submission to report. `keep` is whatever must stay alive; `number` the worker's task number
-    once started; `looked_at` the kind of tensor that its result tells something about (density.py)."""
-
-    source: int
-    target: int
-    numel: int
-    dtype: str
-    divisor: int
-    on_done: Callable[[BaseException | None], None]
-    deadline: float
-    index: int = 0
-    number: int = -1
-    keep: object = None
-    sparse: density.Choice = field(default_factory=density.Choice)
-    looked_at: density.Kind | None = None
-
-
-@dataclass
-class Handle:
-    """An all-reduce under way."""
-
-    _done: threading.Event = field(default_factory=threading.Event)
-    _error: BaseException | None = None
-    _result: object = None
-
-    def is_done(self) -> bool:
-        return self._done.is_set()
-
-    def wait(self, timeout_s: float | None = None):
-        """The reduced array; raises what went wrong, or CollectiveTimeout if it is not done in `timeout_s` (it then
-        goes on)."""
-        if not self._done.wait(timeout_s):
-            raise CollectiveTimeout(f"all-reduce not done after {timeout_s:g} s of waiting")
-        if self._error is not None:
-            raise self._error
-        return self._result
 
 
 class HostAgent:
     """One rank of one job. Make it with `HostAgent.join`.
 
-    What it does with packets and time is in `_before_loop`, the loop itself and `_after_loop`, in turn: on a thread of its
-    own here, in virtual time in emulator/faults, which replaces `_clock`, `_open` and `_end_thread`.
+    What it does with packets and time is in `_before_loop`, the loop itself and `_after_loop`, in turn: on a thread of
+    its own here, in virtual time in emulator/faults, which replaces `_clock`, `_open` and `_end_thread`.
     """
 
     _clock = staticmethod(time.monotonic)
@@ -157,16 +99,14 @@ class HostAgent:
         self._impaired = impaired
         self._densities = density.Memory()
         self._compressors: dict = {}
-        self._histories: collections.OrderedDict[tuple[str, int], np.ndarray] = collections.OrderedDict()
-        self._queue: collections.deque[_Call] = collections.deque()
-        self._running: collections.OrderedDict[int, _Call] = collections.OrderedDict()
+        self._histories = Histories(self._worker)
+        self._queue: collections.deque[Call] = collections.deque()
+        self._running: collections.OrderedDict[int, Call] = collections.OrderedDict()
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
-        self._departure: PeerLost | None = None  # set once a peer has left: see _on_event
-        self._departed_at = 0.0
-        self._waits, self._waited_at = 0, 0.0
-        self._check_at = self._warn_at = 0.0
+        self._watch = Watch(self._worker, job, rank, info.data_address, self.transport == "udp")
+        self._check_at = 0.0
         self._closing = False
         self._calls = 0
         self._bytes = 0
@@ -243,131 +183,32 @@ class HostAgent:
         `Sparse(…)` (default: $SWITCHML_SPARSE, or off). Raises JoinError if the aggregator refuses or can't be reached,
         ConfigError for arguments that make no sense.
         """
-        from switchml.controller import client
-
-        from .warmup import warm_up
-
+        asked = joining.Asked(
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            secret=secret,
+            timeout_s=timeout_s,
+            peer_timeout_s=peer_timeout_s,
+            payload_bytes=payload_bytes,
+            slots=slots,
+            bind_ip=bind_ip,
+            tls_ca=tls_ca,
+            transport=transport,
+            wire=wire,
+            sparse=sparse,
+        )
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
             raise ConfigError(
-                "no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml aggregate`)"
+                "no aggregator: pass address='host:port' or set SWITCHML_AGGREGATOR (start one with `switchml "
+                "aggregate`)"
             )
         if "," in address:
             from .sharded import ShardedAgent, split_addresses
 
-            return ShardedAgent.join_all(
-                split_addresses(address),
-                job=job,
-                rank=rank,
-                world_size=world_size,
-                secret=secret,
-                timeout_s=timeout_s,
-                peer_timeout_s=peer_timeout_s,
-                payload_bytes=payload_bytes,
-                slots=slots,
-                bind_ip=bind_ip,
-                tls_ca=tls_ca,
-                transport=transport,
-                wire=wire,
-                sparse=sparse,
-            )
-        sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if sparse is None else sparse)
-        transport = transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
-        wire = wire or os.environ.get("SWITCHML_WIRE") or "int32"
-        if transport not in reach.TRANSPORTS:
-            raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")
-        if wire not in WIRES:
-            raise ConfigError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
-        if WIRES[wire] and not rules.headroom(world_size)[WIRES[wire]]:
-            raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
-        impaired = _impaired(rank)
-        if impaired is not None and transport == "shm":
-            raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
-        warm_up()  # before joining: nobody should wait for a rank that compiles
-        host = address.rpartition(":")[0].strip("[]")
-        deadline = time.monotonic() + timeout_s
-        tunnel = None
-        try:
-            status = client.wait_for(address, tls_ca=tls_ca, timeout_s=timeout_s)
-        except JoinError:
-            if transport == "zmq":
-                raise
-            status = None  # joining says better what is wrong
-        way = reach.choose(transport, status, host, job, rank, bind_ip)
-        try:
-            data_address, buffer_bytes = way.data_address, reach.buffer_bytes(way)
-            if transport == "zmq":
-                url = choose_address(status.tunnel_addresses, host)
-                tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
-                data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
-            session = client.join(
-                address,
-                job=job,
-                rank=rank,
-                world_size=world_size,
-                data_address=data_address,
-                slots=slots,
-                payload_bytes=payload_bytes,
-                wire=WIRES[wire],
-                receive_buffer_bytes=buffer_bytes,
-                transport="udp" if way.name == "auto" else way.name,
-                mac=way.mac,
-                timeout_s=max(deadline - time.monotonic(), 1.0),
-                peer_timeout_s=peer_timeout_s,
-                tls_ca=tls_ca,
-                **({} if secret is None else {"secret": secret}),
-            )
-        except BaseException:
-            if tunnel is not None:
-                tunnel.close()
-            way.close()
-            raise
-        try:
-            way.follow(session.info)
-            if session.info.dense_only and sparse.mode == "on":
-                raise ConfigError(_DENSE_ONLY)
-            segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
-        except BaseException:
-            session.leave()
-            way.close()
-            raise
-        agent = cls(
-            session,
-            way,
-            rank=rank,
-            world_size=world_size,
-            job=job,
-            segment=segment,
-            tunnel=tunnel,
-            impaired=impaired,
-            sparse=sparse,
-        )
-        log.info(
-            "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s",
-            job,
-            rank,
-            world_size,
-            agent.transport,
-            why_not,
-            wire,
-            session.info.slots,
-            agent._worker.me["window"],
-            payload_bytes,
-            _text(session.info.data_address),
-        )
-        levels = rules.headroom(world_size)[WIRES[wire]]
-        if WIRES[wire] and levels < _FEW_LEVELS:
-            log.warning(
-                "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 lanes are "
-                "more exact",
-                job,
-                world_size,
-                wire,
-                levels,
-            )
-        return agent
+            return ShardedAgent.join_all(split_addresses(address), **vars(asked))
+        return joining.join(cls, address, asked)
 
     def __enter__(self) -> HostAgent:
         return self
@@ -459,13 +300,13 @@ class HostAgent:
         handle = Handle()
 
         def done(error: BaseException | None) -> None:
+            result = None
             if error is None:
                 try:
-                    handle._result = call.finish()
+                    result = call.finish()
                 except BaseException as problem:
                     error = problem
-            handle._error = error
-            handle._done.set()
+            handle.finish(error, result)
 
         self.allreduce_address(
             call.source,
@@ -512,15 +353,15 @@ class HostAgent:
     ) -> None:
         """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
 
-        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own. `on_done(None or error)` is called once, from the
-        agent's thread, and must not wait for another call of this agent. The memory must stay alive until then (`keep`
-        is held). `sparse`: as in `join`, whose word it overrides.
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own.
+        `on_done(None or error)` is called once, from the agent's thread, and must not wait for another call of this
+        agent. The memory must stay alive until then (`keep` is held). `sparse`: as in `join`, whose word it overrides.
         """
         chosen = self.sparse if sparse is None else density.choice(sparse)
         nbytes = numel * tensors.ITEM_BYTES.get(dtype, 0)
         if not self.takes_sparse:
             if chosen.mode == "on":
-                raise ConfigError(_DENSE_ONLY)
+                raise ConfigError(joining.DENSE_ONLY)
             chosen = _DENSE
         if dtype in tensors.HALVES:
             widened = tensors.widen_at(source, target, numel, dtype)
@@ -538,9 +379,9 @@ class HostAgent:
             return
         deadline = self._clock() + timeout_s if timeout_s is not None else float("inf")
         divisor = self.world_size if op == "mean" else 1
-        call = _Call(source, target, numel, dtype, divisor, on_done, deadline, keep=keep, sparse=chosen)
+        call = Call(source, target, numel, dtype, divisor, on_done, deadline, keep=keep, sparse=chosen)
         with self._lock:
-            error = self._error or self._departure
+            error = self._error or self._watch.departure
             if error is None:
                 call.index = self._calls
                 self._calls += 1
@@ -582,7 +423,7 @@ class HostAgent:
     @property
     def _tick_ns(self) -> int:
         """How long the loop may run before it is time to look at what Python watches over."""
-        return int(_TICK_S * 1e9) if self._running else -1
+        return int(EVERY_S * 1e9) if self._running else -1
 
     def _before_loop(self) -> bool:
         """Start what was submitted; False once something went wrong for good."""
@@ -609,7 +450,7 @@ class HostAgent:
             self._busy_s += now - self._busy_since
             self._busy_since = 0.0
         if now >= self._check_at:  # a busy loop has no quiet moment for a TICK
-            self._check_at = now + _TICK_S
+            self._check_at = now + EVERY_S
             self._check_progress(now)
 
     def _wind_up(self) -> None:
@@ -620,7 +461,7 @@ class HostAgent:
             self._queue.clear()
         self._running.clear()
         for call in calls:
-            _call_back(call, self._error)
+            call.end(self._error)
         if isinstance(self._error, (RanksDisagree, CollectiveTimeout)):
             self._session.leave()  # nothing more comes from this rank: the others need not find out by waiting
 
@@ -641,30 +482,12 @@ class HostAgent:
                 call.numel,
                 call.dtype,
                 call.divisor,
-                None if is_sparse else self._history(call),
+                None if is_sparse else self._histories.of(call),
                 call.sparse.blocks if is_sparse else None,
             )
             self._running[call.number] = call
             if self.notes is not None:
                 self.notes.started(call.index)
-
-    def _history(self, call: _Call) -> np.ndarray | None:
-        """Exponents of the last tensor like this one, for the chunks that are sent before anything of this one is
-        known."""
-        if call.dtype in ("int32", "int64"):
-            return None
-        key = (call.dtype, call.numel)
-        if key not in self._histories:
-            if len(self._histories) == _HISTORIES:
-                if any((c.dtype, c.numel) == next(iter(self._histories)) for c in self._running.values()):
-                    return None
-                self._histories.popitem(last=False)
-            per_chunk = rules.elements_per_chunk(rules.FORMATS[call.dtype], int(self._worker.me["payload"]))
-            self._histories[key] = np.full(
-                min(int(self._worker.me["slots"]), -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8
-            )
-        self._histories.move_to_end(key)
-        return self._histories[key]
 
     def _report(self) -> None:
         tasks = self._worker.state.tasks
@@ -682,44 +505,15 @@ class HostAgent:
                 )
             if self.notes is not None:
                 self.notes.done(call.index, error is not None)
-            _call_back(call, error)
+            call.end(error)
 
     def _check_progress(self, now: float) -> None:
-        """Calls that are late, a peer that is needed and has left, a stall worth a warning."""
         if not self._running:
             return
-        waits = int(self._worker.me["waits"])
-        if waits != self._waits:
-            self._waits, self._waited_at = waits, now
-        missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
-        stalled = now - int(self._worker.me["progress_at"]) / 1e9
-        is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
-        if self._departure is not None and is_settled and set(missing) & set(self._departure.ranks):
-            self._fail(self._departure)
-            return
         with self._lock:
-            late = [call for call in (*self._running.values(), *self._queue) if call.deadline <= now]
-        if late:
-            missing = missing if stalled >= _TICK_S else ()
-            whom = f"; it waits for rank {_listed(missing)}" if missing else ""
-            self._fail(
-                CollectiveTimeout(
-                    f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing
-                )
-            )
-        elif stalled >= _STALL_S and now >= self._warn_at:
-            whom = (
-                f"rank {_listed(missing)}"
-                if missing
-                else f"an answer from the aggregator at {_text(self._session.info.data_address)}"
-            )
-            index = next(iter(self._running.values())).index
-            if self.transport == "udp" and not self._worker.me["received"]:
-                whom += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
-            log.warning(
-                "job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self.job, self.rank, index, stalled, whom
-            )
-            self._warn_at = now + min(max(1.0, stalled), 30.0)
+            queued = list(self._queue)
+        if (error := self._watch.look(now, self._running.values(), queued)) is not None:
+            self._fail(error)
 
     def _disagreement(self) -> JobError:
         me = self._worker.me
@@ -730,31 +524,23 @@ class HostAgent:
             rules.ERROR_STREAM: "the aggregator names blocks that this rank does not expect",
         }[int(me["error"])]
         return RanksDisagree(
-            f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in the "
-            "same order"
+            f"job '{self.job}' chunk {int(me['error_chunk'])}: {what}; every rank must all-reduce the same tensors in "
+            "the same order"
         )
 
     def _on_event(self, event) -> None:
-        """From the session's thread: what happened to the others.
-
-        A peer that left did not leave its last results unread, but this rank may still be waiting for its copy of them.
-        So calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later
-        calls fail at once.
-        """
+        """From the session's thread: what happened to the others."""
         kind = type(event).__name__
         if kind == "AggregatorLost":
             self._fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
             return
         if kind not in ("PeerLost", "PeerLeft"):
             return
-        earlier = self._departure.ranks if self._departure is not None else ()
-        ranks = tuple(event.ranks) if kind == "PeerLost" else (*earlier, *event.ranks)
-        error = PeerLost(f"job '{self.job}': rank {_listed(event.ranks)} lost: {event.reason}", ranks)
         if kind == "PeerLost":
-            self._fail(error)
+            self._fail(self._watch.lost(event))
         else:
             with self._lock:
-                self._departure, self._departed_at = error, self._clock()
+                self._watch.has_left(event, self._clock())
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
@@ -767,63 +553,9 @@ class HostAgent:
             callback(error)
 
 
-def _call_back(call: _Call, error: BaseException | None) -> None:
-    try:
-        call.on_done(error)
-    except Exception:
-        log.exception("all-reduce %d: its completion callback failed", call.index)
-
-
 def _drain(wake: int) -> None:
-    try:
+    with suppress(BlockingIOError):  # somebody's write was read together with an earlier one
         os.eventfd_read(wake)
-    except BlockingIOError:
-        pass  # somebody's write was read together with an earlier one
 
 
-def _listed(ranks) -> str:
-    return ", ".join(str(rank) for rank in ranks)
-
-
-def _text(address: tuple[str, int]) -> str:
-    return f"{address[0]}:{address[1]}"
-
-
-def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
-    """The memory to share with the aggregator, None for UDP and the tunnel, and for the log why not. Raises ConfigError
-    if `transport` insists and it can't be had."""
-    if transport not in ("auto", "shm"):
-        return None, ""
-    if not name and transport == "shm":
-        raise ConfigError(
-            "transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software aggregator)"
-        )
-    if not name:
-        return None, " (the aggregator offers no shared memory)"
-    try:
-        return shm.attach(name), ""
-    except ConfigError as error:
-        if transport == "shm":
-            raise
-        return None, f" ({error})"
-
-
-def _impaired(rank: int) -> compiled.Impaired | None:
-    """What SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED ask for, for tests. Raises
-    ConfigError."""
-    rates = []
-    for name in ("SWITCHML_LOSS_RATE", "SWITCHML_REORDER_RATE"):
-        text = os.environ.get(name) or "0"
-        try:
-            rates.append(float(text))
-        except ValueError:
-            rates.append(-1.0)
-        if not 0 <= rates[-1] < 1:
-            raise ConfigError(f"{name}={text}: expected a probability, at least 0 and less than 1")
-    seed = os.environ.get("SWITCHML_SEED") or "0"
-    if not seed.isdecimal():
-        raise ConfigError(f"SWITCHML_SEED={seed}: expected a number")
-    return compiled.Impaired(*rates, seed=257 * int(seed) + rank) if any(rates) else None
-
-
-__all__ = ["Handle", "HostAgent", "SwitchMLError"]
+__all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]

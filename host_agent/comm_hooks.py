@@ -215,18 +215,17 @@ class GroupReducer:
         if isinstance(request, Gather):
             return self._gather(request.payload)
         assert isinstance(request, SparseSum)
-        return self._sparse_sum(request)
+        return self._sparse_sum(request, turn)
 
-    def _sparse_sum(self, request: SparseSum) -> np.ndarray:
+    def _sparse_sum(self, request: SparseSum, turn: Turn) -> np.ndarray:
         """Gathered; or, where that puts less on the links, through the aggregator."""
         if self._agent is None:
-            return sum_of_payloads(self._gather(request.payload))
+            sizes = self.world * [request.payload.nbytes] if request.is_sized else None
+            return sum_of_payloads(self._gather(request.payload, sizes))
         before = self._agent.bytes
-        told = self._agent.tell_sparse(request)
-        sizes = told[:, 0].tolist()
-        way = self._agent.way(request, told, gathered=(self.world - 1) * max(sizes))
+        way, told = self._agent.way(request, turn, lambda largest: (self.world - 1) * largest)
         if way == "gather":
-            answer = sum_of_payloads(self._gather(request.payload, sizes))
+            answer = sum_of_payloads(self._gather(request.payload, told.tolist()))
         else:
             answer = self._agent.add_sparse(request, way)
         self.bytes += self._agent.bytes - before

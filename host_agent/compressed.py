@@ -46,8 +46,8 @@ class Reducer(Protocol):
 
 
 def round_trips(request: Request) -> int:
-    """How many collectives follow each other in a request: who gathers asks for sizes first."""
-    return 2 if isinstance(request, Gather | SparseSum) else 1
+    """How many collectives follow each other in a request: who gathers asks for sizes first, unless they are known."""
+    return 2 if isinstance(request, Gather | SparseSum) and not getattr(request, "is_sized", False) else 1
 
 
 class Compressor:
@@ -160,6 +160,8 @@ GATHER_BLOCK = 256
 """Words of a block in which gathered bytes travel: a packet of 1024 bytes."""
 LEAST_GATHER_BLOCKS = 64
 """Fewer blocks are a matter of one round trip either way, and a stream takes two."""
+ASK_EVERY = 16
+"""Sums of sparse vectors of known size after which the ranks ask anew which way is the best."""
 PACKET_ELEMENTS, PACKET_BYTES = 256, 1024
 FRAME_BYTES = 76
 """Of a packet besides what it carries: the protocol's header and Ethernet's share."""
@@ -240,6 +242,7 @@ class AgentReducer:
     def __init__(self, agent):
         self._agent = agent
         self._takes_sparse = agent.takes_sparse
+        self._ways: dict[tuple[str, int], tuple[int, str, int]] = {}
         self.rank, self.world, self.bytes = agent.rank, agent.world_size, 0
 
     def reduce(self, request: Request, turn: Turn) -> Any:
@@ -250,13 +253,10 @@ class AgentReducer:
         if isinstance(request, Gather):
             return gather_by_sum(request.payload, self._add_places, self.rank, self.world)
         assert isinstance(request, SparseSum)
-        told = self.tell_sparse(request)
-        way = self.way(request, told, gathered=self.world * 4 * -(-int(told[:, 0].max()) // 4))
+        way, sizes = self.way(request, turn, lambda largest: self.world * 4 * -(-largest // 4))
         if way != "gather":
             return self.add_sparse(request, way)
-        return sum_of_payloads(
-            gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=told[:, 0])
-        )
+        return sum_of_payloads(gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=sizes))
 
     def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
         asked = codecs.max_as_sum(request, turn).values
@@ -264,14 +264,24 @@ class AgentReducer:
         handle = self._agent.allreduce(asked, wire="int32", async_op=True)
         return lambda: codecs.max_of_sum(handle.wait(), turn)
 
-    def tell_sparse(self, request: SparseSum) -> Array:
-        """int32[world, 2]: each rank's bytes if it gathers, and packets if it streams."""
-        packets = packets_of(request.indices)
-        return tell(self._add, self.rank, self.world, request.payload.nbytes, packets)
+    def way(self, request: SparseSum, turn: Turn, gathered: Callable[[int], float]) -> tuple[str, Array]:
+        """Which way is the best, from what all ranks know alike, and the bytes of each one's payload, int32[world].
 
-    def way(self, request: SparseSum, told: Array, gathered: float) -> str:
-        """`way_of` what the ranks have told."""
-        return way_of(gathered, told[:, 1], request.count, self._takes_sparse)
+        `gathered`: bytes that gathering puts on a link, by those of the largest payload. The ranks tell each other
+        their payloads' bytes and their streams' packets; where the bytes are known, they go by what they heard last for
+        `ASK_EVERY` sums of the name, and save the round trip.
+        """
+        key, nbytes = (turn.name, request.count), request.payload.nbytes
+        known_bytes, way, left = self._ways.get(key, (-1, "", 0))
+        if request.is_sized and known_bytes == nbytes and left:
+            self._ways[key] = nbytes, way, left - 1
+            return way, np.full(self.world, nbytes, np.int32)
+        told = tell(self._add, self.rank, self.world, nbytes, packets_of(request.indices))
+        sizes = told[:, 0]
+        way = way_of(gathered(int(sizes.max())), told[:, 1], request.count, self._takes_sparse)
+        if request.is_sized:
+            self._ways[key] = nbytes, way, ASK_EVERY - 1
+        return way, sizes
 
     def add_sparse(self, request: SparseSum, way: str) -> Array:
         """The sum through the aggregator: as a "stream" of the blocks that some rank has, or "dense"."""

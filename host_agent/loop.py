@@ -121,7 +121,7 @@ def run(loop, reported, tick_ns):
         incoming = loop.incoming
         if bad:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
-        n = 0
+        n = np.int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
             results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
@@ -131,12 +131,12 @@ def run(loop, reported, tick_ns):
                 )
             if n + 1 >= me.slots:
                 rules.build_streams(loop.worker, loop.out, n)
+                if noting:
+                    tapes.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
                 if near:
                     _hand_over(loop, n, n)
                 else:
                     _send(loop, n, now)
-                if noting:
-                    tapes.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
                 n = 0
             if me.error:
                 return FAILED
@@ -146,12 +146,12 @@ def run(loop, reported, tick_ns):
         rules.build_streams(loop.worker, loop.out, n)
         fresh = n
         n = rules.timeouts(loop.worker, now, loop.out, n)
+        if noting and n:  # before they leave: what they bring about must not be noted earlier
+            tapes.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
         if near:
             _hand_over(loop, fresh, n)
         elif n or bad:
             _send(loop, n, now)
-        if noting and n:
-            tapes.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
         if me.completed > reported:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:

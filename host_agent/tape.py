@@ -53,7 +53,7 @@ def _write(tape, what, at, tensor, chunk, seq, version, length):
 
 @kernel
 def note_sent(tape, worker, out, fresh, n, asked, at):
-    """The packets of the listed slots, `out[:n]`, have left; those from `fresh` on once more, or if `asked` only as a
+    """The packets of the listed slots, `out[:n]`, leave now; those from `fresh` on once more, or if `asked` only as a
     question."""
     me = worker.me[0]
     for i in range(n):

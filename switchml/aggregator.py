@@ -211,8 +211,8 @@ class SoftwareDataplane:
             return action()
 
     def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
-        """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data plane
-        that was not started: no socket, no clock, no other thread (emulator/faults)."""
+        """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data
+        plane that was not started: no socket, no clock, no other thread (emulator/faults)."""
         value, action, row = compiled.apply_one(
             self._loop.senders, self._loop.jobs, np.uint64(sender), address, length, self._loop.replies[0]
         )
@@ -302,10 +302,10 @@ class SoftwareDataplane:
         """Raises KeyError for an unknown job. Ranks count as missing when the round was open at a call at least a
         second ago."""
         state = self._jobs[job_id]
-        ranks = tuple(dict(zip(COUNTERS, (int(v) for v in row))) for row in state.pool.counters)
+        ranks = tuple(dict(zip(COUNTERS, (int(v) for v in row), strict=True)) for row in state.pool.counters)
         rows, marks = state.open_rounds()
         now, opened, missing = time.monotonic(), {}, set()
-        for row, mark in zip(rows.tolist(), marks.tolist()):
+        for row, mark in zip(rows.tolist(), marks.tolist(), strict=True):
             before = state.opened.get(row)
             opened[row] = before if before is not None and before[0] == mark else (mark, now)
             if now - opened[row][1] >= 1.0:
@@ -325,7 +325,8 @@ class SoftwareDataplane:
                 )
                 if known and same and (job.spec.job_id, other) != (spec.job_id, rank):
                     raise ConfigError(
-                        f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job {job.spec.job_id}"
+                        f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job "
+                        f"{job.spec.job_id}"
                     )
 
     def _rebuild_senders(self) -> None:

@@ -151,8 +151,8 @@ def _result_of(entry, row, length):
 
 @kernel
 def apply_one(senders, jobs, endpoint, address, length, reply):
-    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1 for
-    a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1
+    for a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
     value = _find(senders, endpoint)
     if value < 0:
         value = _find(senders, endpoint & ~np.uint64(0xFFFF))
@@ -207,7 +207,7 @@ def _step(loop, packets, count, now):
     """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
     trains."""
     unicasts = 0  # they lie in `replies` and are listed first
-    n = finished = 0
+    n = finished = np.int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
     outgoing = loop.outgoing
     room = outgoing.address.size
     for i in range(count):
@@ -233,7 +233,7 @@ def _step(loop, packets, count, now):
             loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, np.int64(result), size
             loop.done[finished, 3] = port
             finished += 1
-        elif action == UNICAST or action == WAITING:
+        elif action in (UNICAST, WAITING):
             size = np.int64(_WAIT_BYTES)
             if action == UNICAST:
                 _, size = _result_of(entry, row, packets.length[i])
@@ -263,7 +263,7 @@ def _step(loop, packets, count, now):
 @kernel
 def _take_nearby(loop):
     """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
-    count = 0
+    count = np.int64(0)
     for k in range(loop.rings[0]):
         index = loop.rings[1 + k]
         entry = loop.jobs[index]
@@ -311,7 +311,7 @@ def serve(loop):
     while True:
         nearby = _take_nearby(loop)
         if nearby:
-            _step(loop, loop.nearby, nearby, 0)
+            _step(loop, loop.nearby, nearby, np.int64(0))
             _wake_ranks(loop)
             quiet, busy = 0, busy + 1
             if busy < _PATIENCE:

@@ -1,8 +1,8 @@
 """Numbers on the wire: tensors to integer lanes with block exponents, and sums of lanes back to tensors.
 
 The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds
-nothing, and a block's result depends on its values and its canonical exponent alone: every rank gets the same bits,
-whatever the network did. Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with
+nothing, and a block's result depends on its values and its exponent alone: every rank gets the same bits, whatever the
+network did. Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with
 SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and
 defines zeros, subnormals, infinities and NaN.
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from .jit import kernel
 from .memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
-from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, steps
+from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
 from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
@@ -60,6 +60,11 @@ def headroom(workers: int) -> tuple[int, int, int]:
     """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0:
     too many ranks)."""
     return guard_bits(workers), steps(16, workers), steps(8, workers)
+
+
+def spreads(workers: int) -> tuple[int, int, int]:
+    """M, by wire: by how much the code of a guessed round may exceed the canonical one."""
+    return 0, spread(steps(16, workers)), spread(steps(8, workers))
 
 
 @kernel(forceinline=True)

@@ -5,6 +5,9 @@ A block of k elements is sent as `q = round_half_even(x * m / 2^Q)` with `m = (2
 can't overflow, and `Q` the exact block exponent (no grid: bits are too dear here). The sum comes back times `2^Q / m`.
 With n ranks a value keeps about `bits - 1 - log2 n` bits below its block's maximum: 13 with int16 and 4 ranks, 5 with
 int8.
+
+With lanes so narrow a block's exponent changes from tensor to tensor, and a round whose exponent was guessed wrong goes
+again. So a guessed exponent may be larger than needed, by up to the `spread` that the lanes can afford.
 """
 
 import numpy as np
@@ -19,6 +22,12 @@ _LEAST, _MOST = 1e-30, 1e30
 def steps(bits: int, workers: int) -> int:
     """m: how many steps a rank has on each side of zero; 0 if the lanes can't hold the sum of so many ranks."""
     return ((1 << (bits - 1)) - 1) // workers
+
+
+def spread(steps: int) -> int:
+    """By how much the exponent of a guessed round may exceed what its block needs (docs/protocol.md, section 4): a
+    step is then 2^spread times as large at most. Lanes that have few steps to lose can spare less."""
+    return 4 if steps >= 1024 else 2 if steps >= 16 else 1 if steps >= 8 else 0
 
 
 @kernel

@@ -2,7 +2,8 @@
 
 Two rules, one for each protocol of docs/protocol.md (sections 1 and 3; 8 for sparse packets), as compiled kernels over
 plain arrays. They know no socket, no clock and no other job: the software aggregator, the packet-level emulator and the
-tests call the same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a time.
+tests call the same functions. `Pool` and `PoolV1` own the arrays of one job and offer the kernels for one packet at a
+time.
 
 A result packet lives, ready to send, at the end of the row where its sums were made. Rows without slack, one version
 of all slots before the other, put the results of consecutive slots next to each other: they travel as one piece. Sums

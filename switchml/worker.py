@@ -33,6 +33,7 @@ from .fixedpoint import (
     headroom,
     keep_classes,
     need_of,
+    spreads,
 )
 from .jit import kernel
 from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
@@ -73,6 +74,7 @@ ME = np.dtype(
         ("slots", "i8"),
         ("payload", "i8"),
         ("room", "i8", (3,)),
+        ("spread", "i8", (3,)),
         ("tag", "i8"),
         ("isn", "i8"),
         ("window", "i8"),
@@ -123,16 +125,16 @@ ME = np.dtype(
     ],
     align=True,
 )
-"""A worker's scalars. `room`: fixedpoint.headroom, by wire. `base`: lowest chunk without a result, `next`: lowest not
-yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo TASKS). `newest`:
-latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do; any result may
-bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not answered, at
-most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many rounds may be
-taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own packet
-brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight. `silence`,
-`reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the clock last
-spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the switch
-wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
+"""A worker's scalars. `room`, `spread`: headroom and spreads of fixedpoint.py. `base`: lowest chunk without a result,
+`next`: lowest not yet sent, `total`: chunks of all tasks so far. `first_task` … `next_task`: tasks under way (modulo
+TASKS). `newest`: latest sending time of a packet that got its result. `earliest`: when `timeouts` has something to do;
+any result may bring that forward. `completed`: tasks done. From `sent` on: counters. `in_flight`: rounds sent and not
+answered, at most `limit`; `limited`: that, or the slots, held something back since `counted_at`. `credit`: how many
+rounds may be taken for lost before more results are here. `heard_at`: when there was a result that nothing but its own
+packet brought, `answered_at`: one that was expected, `flight_at`: when rounds were last sent with none in flight.
+`silence`, `reordered`: see retransmission.py; `doubt`: SURE, ASKED or WAITED, since `answered_at`; `asked_at`: when the
+clock last spoke first, `suspected`: the silence that this ended, which counts if `unasked` rounds say so. `padded`: the
+switch wants sparse packets without data padded. `streamed`: rounds of sparse streams after their first."""
 
 SLOT = np.dtype(
     [
@@ -186,8 +188,8 @@ TASK = np.dtype(
     align=True,
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
-`history`: address of int8 exponent codes by chunk. `columns`: blocks in a packet if the tensor is sparse, else 0; its
-chunks are then streams of positions, and `per_chunk` the elements of a position."""
+`history`: address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the
+tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -328,10 +330,12 @@ def fill(w, now, out, n):
             slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
         else:
             slot.mode = SPECULATE
-            slot.used = canonical(slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO, task.fmt)
+            least = slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO
             position = chunk - task.first
             if position < task.history_length:
-                slot.used = max(slot.used, signed8(u8_at(task.history, task.history_length)[position]))
+                last = signed8(u8_at(task.history, task.history_length)[position])
+                least = max(least, min(last + me.spread[_WIRES[task.fmt]] // 2, CODE_UNKNOWN - 1))
+            slot.used = canonical(least, task.fmt)
         if me.next == me.base:
             me.progress_at = now
         me.next += 1
@@ -489,7 +493,7 @@ def receive(w, address, length, now, out, n):
             source, _, count = _elements(w, task, slot.chunk)
             slot.need = need_of(task.fmt, source, count, True)
             again = CLASSIFY
-        elif flags or slot.used != canonical(need, task.fmt):
+        elif flags or not 0 <= slot.used - canonical(need, task.fmt) <= me.spread[_WIRES[task.fmt]]:
             again, used = EXACT, canonical(need, task.fmt)
     elif mixed or overflow:
         me.error, me.error_chunk = ERROR_MIXED if mixed else ERROR_OVERFLOW, slot.chunk
@@ -510,7 +514,7 @@ def receive(w, address, length, now, out, n):
         apply_classes(task.fmt, w.classes[index], target, count)
     position = slot.chunk - task.first
     if position < task.history_length:
-        u8_at(task.history, task.history_length)[position] = slot.used & 0xFF
+        u8_at(task.history, task.history_length)[position] = need & 0xFF
     _finish_chunk(w, index, now)
     return n
 
@@ -606,6 +610,7 @@ class Worker:
             slots=slots,
             payload=payload_bytes,
             room=headroom(workers),
+            spread=spreads(workers),
             least_patience=LONGEST_PROBE if lossless else 0,
             tag=tag,
             isn=isn,
@@ -645,8 +650,8 @@ class Worker:
     ) -> int:
         """Queue an all-reduce of `numel` (> 0) elements at address `source` into `target`; returns the task's number.
 
-        `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes of the
-        first k chunks of the last equal tensor (updated in place; all zeros-needed, -128, if there was none). `blocks`:
+        `dtype` is a key of FORMATS, `divisor` 1 for a sum and n for a mean, `history` int8[k] the exponent codes that
+        the first k chunks of the last equal tensor needed (updated in place; all -128 if there was none). `blocks`:
         skip those that are zero on every rank (without history). All must stay alive until the task is DONE. There must
         be fewer than TASKS tasks outstanding.
         """

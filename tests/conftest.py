@@ -1,9 +1,10 @@
-"""What every test may use: the `root` marker's skip, `require_program`, and hypothesis without a clock."""
+"""What every test may use: the markers `root` and `needs`, `require_program`, and hypothesis without a clock."""
 
 import os
 import shutil
 import signal
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 
 import hypothesis
@@ -19,11 +20,39 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.geteuid() == 0:
-        return
+    """Skip what can't run here; all tests of a file that lack the same thing are one skip, as hundreds of them would
+    hide one that should not be there."""
+    kept, skipped = [], defaultdict(list)
     for item in items:
-        if item.get_closest_marker("root"):
-            item.add_marker(pytest.mark.skip(reason="needs root"))
+        if missing := _missing(item):
+            alike = skipped[item.path, missing]
+            if not alike:
+                kept.append(item)
+            alike.append(item)
+        else:
+            kept.append(item)
+    for (_, missing), alike in skipped.items():
+        several = f" ({len(alike)} tests)" if len(alike) > 1 else ""
+        alike[0].add_marker(pytest.mark.skip(reason=f"needs {missing}{several}"))
+    items[:] = kept
+
+
+def _missing(item: pytest.Item) -> str:
+    """What the markers of a test ask for and is not here; "" if nothing is missing."""
+    if item.get_closest_marker("root") and os.geteuid() != 0:
+        return "root"
+    for marker in item.iter_markers("needs"):
+        for name in marker.args:
+            if name.isupper() and name not in os.environ:
+                return f"the environment variable {name}"
+            if not name.isupper() and _find(name) is None:
+                return f"the program {name}"
+    return ""
+
+
+def _find(program: str) -> str | None:
+    # Python packages bring programs into the venv; Debian keeps `ip` and friends where only root's PATH looks.
+    return shutil.which(program) or shutil.which(program, path=f"{os.path.dirname(sys.executable)}:/usr/sbin:/sbin")
 
 
 @pytest.fixture(scope="session")
@@ -31,8 +60,7 @@ def require_program() -> Callable[[str], str]:
     """`require_program("tshark")` returns the program's path, or skips the test, naming the program that is missing."""
 
     def require(name: str) -> str:
-        # Python packages bring programs into the venv; Debian keeps `ip` and friends where only root's PATH looks.
-        path = shutil.which(name) or shutil.which(name, path=f"{os.path.dirname(sys.executable)}:/usr/sbin:/sbin")
+        path = _find(name)
         if path is None:
             pytest.skip(f"needs the program {name}")
         return path

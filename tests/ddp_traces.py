@@ -110,6 +110,8 @@ class Job:
     """Before each operator."""
     launch: float = 0.05
     copy: float = 0.2
+    disturbed: float = 0.0
+    """By so many times what they take operators are longer on average while their rank's latest all-reduce runs."""
 
 
 def ddp(
@@ -157,9 +159,12 @@ def _iteration(job, recorders, now, slowness, late_end, jitter, rng) -> list[flo
     for rank, recorder in enumerate(recorders):
         slow, at = slowness[rank] * ms, now[rank]
 
-        def work(name: str, length: float, recorder=recorder, slow=slow, **more) -> None:
+        def work(name: str, length: float, recorder=recorder, slow=slow, rank=rank, **more) -> None:
             nonlocal at
             at += job.gap * slow
+            bucket = sum(len(ranks) > rank for ranks in ready) - 1
+            if job.disturbed and bucket >= 0 and at < ready[bucket][rank] + job.reduce[bucket] * ms:
+                length *= 1 + job.disturbed * max(0.0, rng.uniform(-0.5, 2.5))
             recorder.add(name, What.COMPUTE, at, at + length * slow, **more)
             at += length * slow
 

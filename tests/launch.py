@@ -167,8 +167,8 @@ class Aggregator(_Process):
 
 
 class Rank(_Process):
-    """A process with one agent, perhaps in a network namespace. `ask("join", …)`, `ask("reduce", …)`, `ask("leave")`: the
-    methods of `_Obedient`.
+    """A process with one agent, perhaps in a network namespace. `ask("join", …)`, `ask("reduce", …)`, `ask("leave")`:
+    the methods of `_Obedient`.
 
     An answer holds `error` (the exception's class), `message` and `ranks` if the command failed.
     """

@@ -54,6 +54,19 @@ def steps(dtype: str, workers: int) -> int:
     return (2 ** (NARROW[dtype] - 1) - 1) // workers
 
 
+def spread(dtype: str, workers: int) -> int:
+    """By how much the code of a SPECULATE round may exceed the canonical one."""
+    if dtype not in NARROW:
+        return 0
+    return max(bits for least, bits in ((0, 0), (8, 1), (16, 2), (1024, 4)) if steps(dtype, workers) >= least)
+
+
+def allowed(dtype: str, code: int, workers: int) -> range:
+    """The codes with which a SPECULATE round counts when the largest need is `code`."""
+    least = canonical(dtype, code)
+    return range(least, least + spread(dtype, workers) + 1)
+
+
 def exponent(value: Fraction) -> int:
     """e: the smallest integer with 2^e > |value|, for a value that is not zero."""
     value = abs(value)
@@ -213,11 +226,12 @@ def apply_classes(dtype: str, counts: Sequence[int], values: Sequence) -> list:
     return result
 
 
-def all_reduce(dtype: str, blocks: Sequence[Sequence], divisor: int = 1) -> tuple[list, int]:
-    """(result, misfits) of one chunk of which each rank has a block, whatever rounds it took to agree."""
+def all_reduce(dtype: str, blocks: Sequence[Sequence], divisor: int = 1, spare: int = 0) -> tuple[list, int]:
+    """(result, misfits) of one chunk of which each rank has a block, whatever rounds it took to agree. `spare`: bits
+    by which the code of a narrow block was larger than needed."""
     workers = len(blocks)
     code = max(need(dtype, block, finite_only=True) for block in blocks)
-    used = canonical(dtype, code)
+    used = canonical(dtype, code) + spare
     classed = dtype not in BITS and any(need(dtype, block) == UNKNOWN for block in blocks)
     encoded = [encode(dtype, block, used, workers, classed) for block in blocks]
     sums = [sum(lane) for lane in zip(*encoded, strict=True)]

@@ -24,7 +24,7 @@ class RanksDisagree(Exception):
 
 @dataclass
 class Task:
-    """One all-reduce; `history` the canonical codes of the last equal tensor's first chunks."""
+    """One all-reduce; `history` the codes that the last equal tensor's first chunks needed."""
 
     dtype: str
     divisor: int
@@ -96,10 +96,11 @@ class ReferenceWorker:
             assert chunk.need <= self.agreed[slot]
             chunk.mode, chunk.used = EXACT, numbers.canonical(dtype, self.agreed[slot])
         else:
-            own = numbers.ZERO if chunk.need == numbers.UNKNOWN else chunk.need
-            chunk.mode, chunk.used = SPECULATE, numbers.canonical(dtype, own)
+            guess = numbers.ZERO if chunk.need == numbers.UNKNOWN else chunk.need
             if chunk.task.history is not None and chunk.position < len(chunk.task.history):
-                chunk.used = max(chunk.used, chunk.task.history[chunk.position])
+                slack = numbers.spread(dtype, self.workers) // 2
+                guess = max(guess, min(chunk.task.history[chunk.position] + slack, 126))
+            chunk.mode, chunk.used = SPECULATE, numbers.canonical(dtype, guess)
         return self._packet(number)
 
     def _packet(self, number: int) -> bytes:
@@ -139,14 +140,14 @@ class ReferenceWorker:
         if chunk.mode == SPECULATE and need == numbers.UNKNOWN and dtype not in numbers.BITS:
             chunk.need = numbers.need(dtype, chunk.values, finite_only=True)
             return [self._again(number, CLASSIFY, numbers.UNKNOWN)]
-        if chunk.mode == SPECULATE and (flags or chunk.used != numbers.canonical(dtype, need)):
+        if chunk.mode == SPECULATE and (flags or chunk.used not in numbers.allowed(dtype, need, self.workers)):
             return [self._again(number, EXACT, numbers.canonical(dtype, need))]
         if flags:
             raise RanksDisagree("MIXED" if flags & MIXED else "OVERFLOW")
         if chunk.mode == CLASSIFY:
             chunk.classes = lanes
             return [self._again(number, EXACT, numbers.canonical(dtype, need))]
-        self._finish(chunk, lanes)
+        self._finish(chunk, lanes, need)
         return []
 
     def _again(self, number: int, mode: str, used: int) -> bytes:
@@ -154,7 +155,7 @@ class ReferenceWorker:
         self.chunks[number].mode, self.chunks[number].used = mode, used
         return self._packet(number)
 
-    def _finish(self, chunk: Chunk, lanes: list[int]) -> None:
+    def _finish(self, chunk: Chunk, lanes: list[int], need: int) -> None:
         task = chunk.task
         per = numbers.LANES[task.dtype]
         lanes = lanes[: per * len(chunk.values)]
@@ -166,7 +167,7 @@ class ReferenceWorker:
         task.misfits += misfits
         task.done += 1
         if task.history is not None and chunk.position < len(task.history):
-            task.history[chunk.position] = chunk.used
+            task.history[chunk.position] = need
         chunk.done = True
         while self.base < self.next and self.chunks[self.base].done:
             self.base += 1

@@ -76,6 +76,10 @@ FLOOR = "switchml.errors switchml.counters"
 KERNELS = "switchml.jit switchml.packet switchml.memory"
 WIRE = f"{KERNELS} switchml.fixedpoint switchml.pool switchml.worker switchml.sparse"
 DATAPLANE = "switchml.controller.dataplane"  # what the controller asks of whatever sums: nothing but data
+SWITCH = "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos"
+PLAYED = "switchml.jit switchml.memory emulator.workload emulator.cluster"
+TRACED = "emulator.workload emulator.replay emulator.report emulator.trace"
+SLOTS = "switchml.controller.allocation"
 ANY = "*"
 ANY_BUT_TORCH = "* but torch"
 
@@ -90,18 +94,18 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.bfloat16",        KERNELS,                                            "numpy numba"),
     ("switchml.narrow",          KERNELS,                                            "numpy numba"),
     ("switchml.packet",          "",                                                 "numpy"),
-    ("switchml.fixedpoint",      f"{KERNELS} switchml.narrow",                                            "numpy numba"),
+    ("switchml.fixedpoint",      f"{KERNELS} switchml.narrow",                       "numpy numba"),
     ("switchml.pool",            KERNELS,                                            "numpy numba"),
     ("switchml.retransmission",  KERNELS,                                            "numpy numba"),
     ("switchml.worker", f"{KERNELS} switchml.fixedpoint switchml.retransmission switchml.sparse", "numpy numba"),
     ("switchml.sparse",          f"{KERNELS} switchml.fixedpoint",                   "numpy numba"),
     ("switchml.codecs.*",        "switchml.codecs switchml.bfloat16 switchml.memory switchml.jit", "numpy numba"),
-    ("switchml.io.tunnel",       "switchml.io switchml.memory switchml.jit",                      "numpy zmq"),
-    ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",                      "numpy numba llvmlite"),
+    ("switchml.io.tunnel.*",     "switchml.io switchml.memory switchml.jit",         "numpy zmq"),
+    ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",         "numpy numba llvmlite"),
     ("switchml.thrift.*",        "switchml.thrift",                                  ""),
     ("switchml.controller.dataplane", "",                                            ""),
     ("switchml.aggregator_loop", f"{WIRE} switchml.io",                              "numpy numba"),
-    ("switchml.aggregator",      f"{WIRE} switchml.codecs switchml.io switchml.aggregator_loop {DATAPLANE}",  ANY_BUT_TORCH),
+    ("switchml.aggregator", f"{WIRE} switchml.codecs switchml.io switchml.aggregator_loop {DATAPLANE}", ANY_BUT_TORCH),
     ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
     ("host_agent.training.*",    "switchml host_agent",                              ANY),
     ("host_agent.profile.*",     "switchml host_agent",                              ANY),
@@ -111,16 +115,16 @@ ROOMS: list[tuple[str, str, str]] = [
     ("host_agent.settings*",     "switchml host_agent",                              ANY),
     ("host_agent.all_to_all",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
-    ("emulator.bmv2.*",          "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos emulator.bmv2", ANY_BUT_TORCH),
+    ("emulator.bmv2.*",          f"{SWITCH} emulator.bmv2",                          ANY_BUT_TORCH),
     ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
     ("emulator.faults.*",        "switchml host_agent emulator.network emulator.faults", ANY_BUT_TORCH),
     ("emulator.datafile",        "",                                                 "tomli"),
     ("emulator.workload.*",      "switchml.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
-    ("emulator.replay.*",        "switchml.jit switchml.memory emulator.workload emulator.cluster emulator.replay", ANY_BUT_TORCH),
+    ("emulator.replay.*",        f"{PLAYED} emulator.replay",                        ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
-    ("emulator.trace.*",         "switchml.jit emulator.workload emulator.replay emulator.trace", ANY_BUT_TORCH),
-    ("emulator.diagnosis.*",     "emulator.workload emulator.replay emulator.report emulator.trace emulator.diagnosis", ANY_BUT_TORCH),
+    ("emulator.trace.*",         f"{PLAYED} emulator.replay emulator.trace {SLOTS}", ANY_BUT_TORCH),
+    ("emulator.diagnosis.*",     f"{TRACED} emulator.diagnosis",                     ANY_BUT_TORCH),
     ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
     ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),
     ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),

@@ -153,9 +153,7 @@ def test_only_blocks_of_the_union_travel():
     assert streams == 256
     for worker in network.ranks:
         assert worker.me["sent"] == streams + len(set.union(*owned)) and worker.me["streamed"] == 4
-    with_data = [
-        sum(len(data) == 10 + 4 + PAYLOAD for data in sendings.values()) for sendings in network.first_sending
-    ]
+    with_data = [sum(len(data) == 10 + 4 + PAYLOAD for data in sendings.values()) for sendings in network.first_sending]
     assert with_data == [3, 2, 0]
     assert {len(data) for sendings in network.first_sending for data in sendings.values()} <= {14, 14 + PAYLOAD}
     assert all(results([calls]) == results([columns[0]]) for calls in columns)

@@ -5,7 +5,7 @@ a pass that memoises on nodes visits each distinct tree once. A node is made by 
 arguments. Objects of the program (headers, stacks, registers …) are named by their index in the tuples of `ir.Program`.
 
 Every node has a `kind`, the sort of thing that it evaluates to: DATA (an unbounded signed integer), BOOL, HEADER,
-STACK, UNION, UNION_STACK, or OBJECT for what only a primitive takes (a register array, a string, …). """
+STACK, UNION, UNION_STACK, or OBJECT for what only a primitive takes (a register array, a string, …)."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 `make(algo)` gives a `Hash`: called with bytes it returns an unsigned integer. Each calculation of a program has a Hash
 of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz). CRCs of
 all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor, and
-whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp. """
+whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp."""
 
 from __future__ import annotations
 

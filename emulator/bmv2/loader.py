@@ -2,7 +2,7 @@
 
 `load` and `loads` are all that others need. Whatever is wrong with the JSON ends in one ProgramError that names the
 object and, where p4c told it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects),
-each into the tuple of the same name. """
+each into the tuple of the same name."""
 
 from __future__ import annotations
 
@@ -312,9 +312,7 @@ def _calculation(names: Names, obj: dict) -> ir.Calculation:
             ref = names.field(item["value"])
             inputs.append(ir.CalcInput(sort, ref, names.width(ref)))
         elif sort == "hexstr":
-            inputs.append(
-                ir.CalcInput(sort, e.Const(hex_int(item["value"])), width_of(item["bitwidth"], "bitwidth"))
-            )
+            inputs.append(ir.CalcInput(sort, e.Const(hex_int(item["value"])), width_of(item["bitwidth"], "bitwidth")))
         elif sort == "header":
             inputs.append(ir.CalcInput(sort, e.HeaderRef(names.find("header", item["value"]))))
         elif sort == "payload":

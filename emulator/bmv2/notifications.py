@@ -3,7 +3,7 @@
 They go out as nanomsg's PUB socket would send them (the SP wire protocol over a Unix socket or TCP), so that
 controllers written for BMv2 with nnpy, nanomsg or pynng understand them. A message starts with 32 bytes of header in
 the machine's byte order: "LEA|" and the digest's list, or "AGE|" and the table; then come samples, or handles of
-entries. """
+entries."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
     waiting_s = seen.causes.waiting_s[np.ix_(shown, shown)]
     return {
         "title": title,
+        "assumptions": seen.joined.assumptions,
         "found": found,
         "seen": seen,
         "findings": found.findings,
@@ -53,7 +54,8 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
         "ticks": ticks(seen.iteration_s),
         "path": _path(found, drawn),
         "path_parts": [
-            (name, s, s / whole_s) for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
+            ("communication" if name == "exposed communication" else name, s, s / whole_s)
+            for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
         ],
         "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
         "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],

@@ -13,7 +13,7 @@ import numpy as np
 
 from emulator.faults.plan import Call, JobPlan
 from emulator.network.config import WIRE_OF
-from switchml.fixedpoint import headroom
+from switchml.fixedpoint import headroom, spreads
 
 _ELEMENTS = 32
 """Elements that share a scale; a chunk has several."""
@@ -84,10 +84,12 @@ def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
     if job.wire == "int32" or call.dtype == "float64":
         return Exact(values)
     largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
-    levels = headroom(job.workers)[WIRE_OF[job.wire]]
+    wire = WIRE_OF[job.wire]
+    half_step = largest * (1 << spreads(job.workers)[wire]) / headroom(job.workers)[wire]
     values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
-    # A rank's value is off by half a step, and a step is the block's power of two over the levels; then half precision.
-    return Exact(values, job.workers * largest / levels + (1.0 if call.dtype == "float16" else 0.0))
+    # A rank's value is off by half a step, and a step is a power of two over the levels: the block's, or a larger one
+    # that was guessed; then half precision.
+    return Exact(values, job.workers * half_step + (1.0 if call.dtype == "float16" else 0.0))
 
 
 def checksum(x: np.ndarray) -> int:

@@ -56,9 +56,7 @@ class Aggregator:
             packet.length,
         )
         if action == WAITING:
-            return [
-                Packet(self._reply[: HEADER_BYTES + BITMAP_BYTES], packet.job, packet.rank, hosts[packet.rank])
-            ]
+            return [Packet(self._reply[: HEADER_BYTES + BITMAP_BYTES], packet.job, packet.rank, hosts[packet.rank])]
         if action not in (MULTICAST, UNICAST):
             return []
         address, length = result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row)

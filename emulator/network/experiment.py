@@ -23,7 +23,7 @@ from emulator.network.rank import Rank
 from emulator.network.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.network.topology import Fabric
 from switchml.errors import SwitchMLError
-from switchml.fixedpoint import FORMATS, headroom
+from switchml.fixedpoint import FORMATS, headroom, spreads
 from switchml.packet import CODE_ZERO
 from switchml.pool import Pool
 from switchml.worker import Worker, elements_per_chunk
@@ -292,9 +292,10 @@ class _AggregatedJob(_Job):
             self.result.waits += int(me["waits"])
             self.result.repeated_rounds += int(me["repeats"])
         exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
-        levels = headroom(self.config.workers)[WIRE_OF[self.config.wire]]
-        # Narrow lanes: each rank's value is off by half a step of the largest power of two above it at most.
-        off = 0 if self.config.wire == "int32" else self.config.workers * 2 * _LARGEST / levels / 2 + 1e-3
+        wire, workers = WIRE_OF[self.config.wire], self.config.workers
+        # Narrow lanes: each rank's value is off by half a step at most, of the largest power of two above it or of a
+        # larger one that was guessed.
+        off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0
         for rank, sums in enumerate(self._sums):
             if not np.array_equal(sums, self._sums[0]) or np.abs(sums - exact).max() > off:
                 raise SwitchMLError(f"job {self.config.name}: rank {rank} has a wrong sum")

@@ -69,7 +69,7 @@ def measure(joined: Joined, trials: int) -> Measured:
     objective = Objective(joined, machine)
     allowed = Allowed(passes=("buckets", "placement", "accumulate", "priority", "fuse"))
     traced = objective(TRACED)
-    hunt = Hunt(objective, allowed, Found(traced, traced), trials, np.inf, lambda evaluated, best_s: None)
+    hunt = Hunt(objective, allowed, Found(traced, traced, traced), trials, np.inf, lambda evaluated, best_s: None)
     began_s = time.perf_counter()
     hunt.until_spent(lambda: hunt.by_optuna(allowed.values(machine), True, trials, 0))
     took_s = time.perf_counter() - began_s

@@ -18,19 +18,25 @@ CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
 """What is tried where nobody says."""
 ELEMENTS = 1 << 18
 ROUNDS = 3
+HALF = ("fp16", "bf16")
+"""Codecs whose values fit int16 lanes of the aggregator."""
+LANES = {"float32": "int32", "float16": "int16", "bfloat16": "int16"}
+"""What a sum of floats travels in where the aggregator adds it up."""
 
 
 @dataclass(frozen=True)
 class CodecCost:
     """`wire_share`: bytes on the wire for each byte of float32, one rank's. `bytes_per_s`: float32 bytes that are
     compressed and decompressed a second, memory included, all-reduces left out. `gathers`: ranks get each other's
-    payloads. `rounds`: all-reduces one after the other. `error`: relative L2 error of one compressed normal vector."""
+    payloads. `rounds`: all-reduces one after the other. `error`: relative L2 error of one compressed normal vector.
+    `lanes`: of our protocol, that its floats are added up in; "" where it has integers or gathers."""
 
     wire_share: float
     bytes_per_s: float
     gathers: bool = False
     rounds: int = 1
     error: float = 0.0
+    lanes: str = ""
 
     def __post_init__(self) -> None:
         if not self.wire_share > 0 or not self.bytes_per_s > 0 or self.rounds < 1:
@@ -48,7 +54,7 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
     codec = parse(spec)
     memory = parse_memory(codec.memory) if isinstance(codec.memory, str) else codec.memory
     codec_state, memory_state = codec.new_state(), memory.new_state()
-    best_s, wire, rounds, gathers, mean, error = np.inf, 0.0, 0, False, vector, 0.0
+    best_s, wire, rounds, gathers, mean, error, lanes = np.inf, 0.0, 0, False, vector, 0.0, ""
     for step in range(ROUNDS + 1):  # the first compiles
         turn = Turn(name="bucket", step=step, world=ranks, shape=(vector.size // 512, 512))
         exchange = exchange_of(codec, memory, codec_state, memory_state, vector, turn)
@@ -64,11 +70,12 @@ def _measure(spec: str, vector: np.ndarray, ranks: int) -> CodecCost:
             rounds += 1
             answer, sent, gathers = _answer(request, ranks)
             wire += sent
+            lanes = LANES.get(request.wire, lanes) if isinstance(request, Sum) else lanes
         if step:
             best_s = min(best_s, spent_s)
         else:  # nothing is remembered yet
             error = float(np.linalg.norm(mean - vector) / np.linalg.norm(vector))
-    return CodecCost(wire / vector.nbytes, vector.nbytes / best_s, gathers, max(rounds, 1), error)
+    return CodecCost(wire / vector.nbytes, vector.nbytes / best_s, gathers, max(rounds, 1), error, lanes)
 
 
 def _answer(request, ranks: int) -> tuple[object, float, bool]:
@@ -95,6 +102,7 @@ def load(path: Path) -> dict[str, CodecCost]:
                 bytes_per_s=1 / (1 / row["compress_bytes_per_s"] + 1 / row["decompress_bytes_per_s"]),
                 gathers=row["aggregation"] in ("gather", "sparse-sum"),
                 error=row.get("relative_l2_error") or 0.0,
+                lanes=LANES["float16"] if row["name"] in HALF else "",
             )
             for row in rows
             if row.get("ours", True) and row.get("compress_bytes_per_s") and row.get("decompress_bytes_per_s")

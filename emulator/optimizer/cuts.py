@@ -2,9 +2,11 @@
 and one all-reduce follows another. `fastest` is exact for jobs in which all that comes later waits for all buckets, as
 with DDP (`is_path`); for others it is a good start.
 
-The earliest end e[j] of reducing the first j gradients is the smallest, over the last bucket's first gradient i and its
-codec, of max(e[i], ready[j]) + what the bucket takes. An earlier end never makes a later one later, so nothing else of
-the past matters (the optimal substructure of dPRO's tensor fusion, MLSys 2022, section 5.2).
+The earliest end e[b, j] of reducing the first j gradients in b buckets is the smallest, over the last bucket's first
+gradient i and its codec, of max(e[b - 1, i], ready[j]) + what the bucket takes. An earlier end never makes a later one
+later, so nothing else of the past matters (the optimal substructure of dPRO's tensor fusion, MLSys 2022, section 5.2).
+Of the numbers of buckets that one is taken whose end, with the doubts about each of them, is earliest: an all-reduce
+that hides in a pause of the network costs nothing in a replay, but something in a host.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ from emulator.trace.buckets import caps_of, gradients
 from emulator.trace.joined import Joined
 from switchml.jit import kernel
 
+MOST_BUCKETS = 64
+"""More are not looked at."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    """What one bucket may go through: `fixed_s`, then its bytes at `bytes_per_s`, codec and all-reduce together."""
+    """What one bucket may go through. `fixed_s`, then `per_byte_s` for each of its bytes, codec and all-reduce
+    together; `again_s` more for each of its first `guessed_bytes` where exponents are guessed."""
 
     codec: str
     fixed_s: float
-    bytes_per_s: float
+    per_byte_s: float
+    again_s: float = 0.0
+    guessed_bytes: float = 0.0
 
 
 def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Choice]:
@@ -36,7 +44,15 @@ def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Cho
     for spec in codecs:
         transfer = machine.compressed(placement, spec)
         codec_s = 1 / machine.codec(spec).bytes_per_s if spec else 0.0
-        found.append(Choice(spec, transfer.fixed_s, 1 / (1 / transfer.bytes_per_s + codec_s)))
+        found.append(
+            Choice(
+                spec,
+                transfer.fixed_s,
+                1 / transfer.bytes_per_s + codec_s,
+                transfer.again / transfer.bytes_per_s,
+                transfer.guessed_bytes,
+            )
+        )
     return found
 
 
@@ -48,24 +64,27 @@ def ready(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fastest(
-    ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice]
+    ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice], doubt_s: float
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """(caps in bytes, codec of each bucket) of the buckets that are all reduced first. Gradients have `sizes` bytes and
-    are final at `ready_s`, which must not fall."""
-    first, option, _ = path(
-        ready_s,
-        sizes,
-        np.array([one.fixed_s for one in options]),
-        np.array([one.bytes_per_s for one in options]),
-    )
+    """(caps in bytes, codec of each bucket) of the buckets that are all reduced first, were each of them to cost
+    `doubt_s` more. Gradients have `sizes` bytes and are final at `ready_s`, which must not fall."""
+    first, option, end_s = path(ready_s, sizes, *columns(options), min(len(sizes), MOST_BUCKETS))
+    left = int(np.argmin(end_s[:, -1] + doubt_s * np.arange(len(end_s))))
     bucket = np.zeros(len(sizes), np.int64)
     codecs = []
     at = len(bucket)
-    while at > 0:
-        bucket[first[at] : at] = -len(codecs)
-        codecs.append(options[option[at]].codec)
-        at = first[at]
-    return caps_of(sizes, bucket - bucket[0]), tuple(codecs[::-1])
+    for number in range(left, 0, -1):
+        begin = first[number, at]
+        bucket[begin:at] = number - 1
+        codecs.append(options[option[number, at]].codec)
+        at = begin
+    return caps_of(sizes, bucket), tuple(codecs[::-1])
+
+
+def columns(options: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
+    """`path`'s last arguments."""
+    numbers = [(one.fixed_s, one.per_byte_s, one.again_s, one.guessed_bytes) for one in options]
+    return *np.array(numbers).T.copy(), any(one.codec for one in options)
 
 
 def is_path(joined: Joined) -> bool:
@@ -78,18 +97,23 @@ def is_path(joined: Joined) -> bool:
 
 
 @kernel
-def path(ready_s, size, fixed_s, bytes_per_s):
-    """For the first j gradients, j from 0: where the last bucket begins, its option, and when all are reduced."""
+def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns, most):
+    """For up to `most` buckets (row) of the first gradients (column), from 0: where the last bucket begins, its option,
+    and when all are reduced. `in_turns`: no all-reduce waits in line, so nothing announces their exponents."""
     count = len(size)
-    first, option = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    end_s = np.full(count + 1, np.inf)
-    end_s[0] = 0.0
-    for j in range(1, count + 1):
-        held = 0.0
-        for i in range(j - 1, -1, -1):
-            held += size[i]
-            for k in range(len(fixed_s)):
-                done_s = max(end_s[i], ready_s[j - 1]) + fixed_s[k] + held / bytes_per_s[k]
-                if done_s < end_s[j]:
-                    first[j], option[j], end_s[j] = i, k, done_s
+    first, option = np.zeros((most + 1, count + 1), np.int64), np.zeros((most + 1, count + 1), np.int64)
+    end_s = np.full((most + 1, count + 1), np.inf)
+    end_s[0, 0] = 0.0
+    for bucket in range(1, most + 1):
+        for j in range(bucket, count + 1):
+            held = 0.0
+            for i in range(j - 1, bucket - 2, -1):
+                held += size[i]
+                begun_s = max(end_s[bucket - 1, i], ready_s[j - 1])
+                waited_s = 0.0 if in_turns else begun_s - ready_s[j - 1]
+                for k in range(len(fixed_s)):
+                    guessed = min(held, max(guessed_bytes[k] - waited_s / per_byte_s[k], 0.0))
+                    done_s = begun_s + fixed_s[k] + held * per_byte_s[k] + guessed * again_s[k]
+                    if done_s < end_s[bucket, j]:
+                        first[bucket, j], option[bucket, j], end_s[bucket, j] = i, k, done_s
     return first, option, end_s

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from emulator.optimizer.codec_costs import HALF
 from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
@@ -16,38 +17,35 @@ from emulator.trace.buckets import MIB
 from switchml import codecs
 from switchml.errors import ConfigError
 
-HALF_LANES = ("fp16", "bf16")
-"""Codecs whose values fit int16 lanes of the aggregator."""
-
 
 def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
     """Table → key → value."""
-    setting = found.best.setting
+    setting = found.in_file.setting
     ddp: dict[str, Any] = {}
     caps = [cap / MIB for cap in setting.buckets]
     if len(caps) == 1:
         ddp["bucket_cap_mb"] = caps[0]
     elif caps:
         ddp["bucket_cap_mb_list"] = caps
-    ddp["gradient_as_bucket_view"] = True
+    if setting.changed():
+        ddp["gradient_as_bucket_view"] = True
     placement = setting.placement or machine.traced_placement
     backend = BACKEND_OF.get(setting.placement, "")
     environment = {}
-    named = [codecs.parse(spec).name for spec in setting.codec if spec]
-    if placement == "switchml" and named and all(name in HALF_LANES for name in named) and all(setting.codec):
-        environment["SWITCHML_WIRE"] = "int16"
+    if placement == "switchml" and any(codecs.parse(spec).name in HALF for spec in setting.codec if spec):
+        environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
     return {
         "predicted": {
             "source": source,
             "traced_s": found.traced.iteration_s,
-            "iteration_s": found.best.iteration_s,
-            "gain": found.gain,
+            "iteration_s": found.in_file.iteration_s,
+            "gain": found.gain_of(found.in_file),
         },
         "process_group": {"backend": backend} if backend else {},
         "environment": environment,
         "ddp": ddp,
         "compression": {"codec": [spec or "none" for spec in setting.codec]} if setting.codec else {},
-        "advice": advice(setting),
+        "advice": advice(found.best.setting),
     }
 
 

@@ -5,6 +5,7 @@ how much memory there is. Where nobody says, it is derived from the trace, and `
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ from emulator.trace import network as networks
 from emulator.trace.buckets import gradients
 from emulator.trace.joined import Joined
 from emulator.trace.network import TCP_SHARE, Network
-from emulator.trace.transfers import Transfer, fit
+from emulator.trace.transfers import LEAST_FIXED_S, Transfer, fit
 from switchml.errors import ConfigError, GraphError
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
@@ -51,16 +52,22 @@ class Machine:
     passes/precision.py."""
     launch_s: float = 5e-6
     """What starting one op costs besides its work."""
+    doubt_s: float = 0.0
+    """By how much an all-reduce that was never traced may take longer than its `transfer` says."""
 
     @classmethod
-    def of(cls, joined: Joined, *, link_bps: float | None = None, **known) -> Machine:
-        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `known`: other fields.
+    def of(cls, joined: Joined, *, link_bps: float | None = None, doubt_s: float | None = None, **known) -> Machine:
+        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `doubt_s`: by default
+        what all-reduces differ by from iteration to iteration; `known`: other fields.
         Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
         graph, meetings = joined.graph, gradients(joined).meetings
         ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
         network = networks.fit(joined, link_bps)
         most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
-        return cls(network, fit(joined, meetings, most), ranks, **known)
+        traced = fit(joined, meetings, most)
+        if doubt_s is None:
+            doubt_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
+        return cls(network, traced, ranks, doubt_s=doubt_s, **known)
 
     @property
     def traced_placement(self) -> str:
@@ -90,16 +97,36 @@ class Machine:
             network = self.network
             per_byte_s = (self.ranks - 1) / (TCP_SHARE * network.link_bytes_per_s) + network.host_s_per_byte
             return Transfer(codec.rounds * (self.ranks - 1) * network.latency_s, 1 / per_byte_s / codec.wire_share)
-        return Transfer(dense.fixed_s * codec.rounds, dense.bytes_per_s / codec.wire_share)
+        placed = dataclasses.replace(self.network, algorithm=placement or self.traced_placement)
+        again = placed.transfer(self.ranks, codec.lanes)
+        return Transfer(
+            dense.fixed_s * codec.rounds,
+            dense.bytes_per_s / codec.wire_share,
+            again=again.again,
+            guessed_bytes=again.guessed_bytes / codec.wire_share,
+        )
 
     def assumptions(self) -> list[str]:
         """For reports."""
         network = self.network
         return [
             f"an all-reduce takes {time_text(self.traced.fixed_s)} and its bytes at "
-            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace",
+            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace, and {time_text(self.doubt_s)} "
+            "more at worst",
             f"links of {network.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s",
             *dict.fromkeys(said for said in (self.traced.assumed, *network.assumptions) if said),
+        ]
+
+    def again(self, placement: str, specs: Iterable[str]) -> list[str]:
+        """What is assumed of rounds that go again, for reports."""
+        shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
+        placed = dataclasses.replace(self.network, algorithm=placement or self.traced_placement)
+        told = "as in the trace" if self.network.again_times is not None else "as in other jobs"
+        return [
+            f"the aggregator's exponents are guessed wrong for {share:.0%} of an all-reduce's first chunks in {lanes} "
+            f"lanes, {told}"
+            for lanes in sorted(shares)
+            if (share := placed.transfer(self.ranks, lanes).again)
         ]
 
     def states_bytes(self, joined: Joined) -> float:

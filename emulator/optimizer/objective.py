@@ -17,17 +17,20 @@ from emulator.optimizer.passes import COMMUNICATION, COMPUTE
 from emulator.optimizer.passes.recompute import activations
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.replay.engine import Replayed, replay
+from emulator.trace.buckets import gradients
 from emulator.trace.joined import Joined
 
 
 @dataclass(frozen=True)
 class Worth:
-    """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes; what is
-    minimized. `memory_bytes`: of a rank, 0 where nobody asks."""
+    """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes. `worst_s`:
+    the same if each all-reduce that was never traced costs `Machine.doubt_s` more, hidden or not; what is minimized.
+    `memory_bytes`: of a rank, 0 where nobody asks."""
 
     setting: Setting
     iteration_s: float
     sample_s: float
+    worst_s: float
     memory_bytes: float = 0.0
     fits: bool = True
 
@@ -41,6 +44,7 @@ class Objective:
     evaluated: int = 0
     _coarse: dict[Setting, Joined] = field(default_factory=dict)
     _ready: dict[Setting, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    _cut: dict[tuple, tuple[tuple[int, ...], tuple[str, ...]]] = field(default_factory=dict)
     _known: dict[Setting, Worth] = field(default_factory=dict)
 
     def __call__(self, setting: Setting) -> Worth:
@@ -51,12 +55,24 @@ class Objective:
             for one in COMMUNICATION:
                 job = one.apply(job, setting, self.machine)
             took_s = replay(job.graph, job.costs).makespan_s
+            never_traced = setting.buckets or setting.placement or setting.codec
+            worst_s = took_s + self.machine.doubt_s * (len(gradients(job).meetings) if never_traced else 0)
             memory_bytes = self.memory_bytes(setting)
             limit = self.machine.memory.limit
             self._known[setting] = Worth(
-                setting, took_s, took_s / setting.samples, memory_bytes, not limit or memory_bytes <= limit
+                setting,
+                took_s,
+                took_s / setting.samples,
+                worst_s / setting.samples,
+                memory_bytes,
+                not limit or memory_bytes <= limit,
             )
         return self._known[setting]
+
+    @property
+    def error(self) -> float:
+        """By what share the replay of the job as it is is off: what differs by less, nobody can tell."""
+        return abs(self(TRACED).iteration_s / self.joined.iteration_s - 1)
 
     def coarse(self, setting: Setting) -> Joined:
         """The coarsened job with the setting's compute passes."""
@@ -65,12 +81,16 @@ class Objective:
             self._coarse[key] = coarsen(self._computed(key))
         return self._coarse[key]
 
-    def ready(self, setting: Setting) -> tuple[np.ndarray, np.ndarray]:
-        """`cuts.ready` of it."""
-        key = _compute(setting)
-        if key not in self._ready:
-            self._ready[key] = cuts.ready(self.coarse(setting))
-        return self._ready[key]
+    def cut(self, setting: Setting, codecs: tuple[str, ...]) -> Setting:
+        """With the buckets that `cuts.fastest` finds, each through one of `codecs` ("" is none)."""
+        key = (_compute(setting), setting.placement, codecs)
+        if key not in self._cut:
+            if key[0] not in self._ready:
+                self._ready[key[0]] = cuts.ready(self.coarse(setting))
+            options = cuts.choices(self.machine, setting.placement, codecs)
+            self._cut[key] = cuts.fastest(*self._ready[key[0]], options, self.machine.doubt_s)
+        caps, chosen = self._cut[key]
+        return dataclasses.replace(setting, buckets=caps, codec=chosen if any(chosen) else ())
 
     def _computed(self, setting: Setting) -> Joined:
         job = self.joined

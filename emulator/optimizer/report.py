@@ -39,20 +39,20 @@ def words(name: str, value: Any) -> str:
 
 def print_table(found: Found, objective: Objective, allowed: Allowed, console: Console) -> None:
     """Passes alone and in the setting; promises; assumptions."""
-    traced_s = found.traced.sample_s
     chosen = found.best.setting.changed()
     table = Table(title="What each pass gains, in time for a sample", title_justify="left")
-    for column in ("pass", "best alone", "gain alone", "in the setting", "gain there"):
-        table.add_column(column, justify="right" if column.startswith("gain") else "left")
+    for column in ("pass", "best alone", "gain alone", "at worst", "in the setting", "gain there"):
+        table.add_column(column, justify="right" if column.startswith(("gain", "at")) else "left")
     for alone in sorted(found.alone, key=lambda each: each.worth.sample_s):
         name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
-        gain = 1 - alone.worth.sample_s / traced_s
+        gain, at_worst = found.gain_of(alone.worth), found.gain_of(alone.worth, at_worst=True)
         own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
         there = f"{_without(found, objective, name):.1%}" if name in chosen else ""
-        table.add_row(
-            alone.one.title, words(name, value) if gain > 0 else "as it is", f"{max(gain, 0):.1%}", own, there
-        )
+        best = words(name, value) if gain > 0 else "as it is"
+        table.add_row(alone.one.title, best, f"{max(gain, 0):.1%}", f"{max(at_worst, 0):.1%}", own, there)
     console.print(table)
+    for line in too_little(found, objective, allowed):
+        console.print(line)
     for text, worth in found.steps:
         console.print(f"along the critical path, {text}: {time_text(worth.sample_s)}")
     rate = found.evaluated / found.wall_s * 60 if found.wall_s else 0
@@ -63,8 +63,25 @@ def print_table(found: Found, objective: Objective, allowed: Allowed, console: C
         f"{time_text(found.traced.iteration_s)}; with the setting "
         f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample"
     )
+    rest = "" if found.in_file is found.best else " without what is only advised"
+    console.print(f"promised of the settings file: [bold]{found.promised:.2f}[/] times as fast{rest}")
     for line in assumptions(found, objective):
         console.print(f"[dim]· {line}[/]")
+
+
+def too_little(found: Found, objective: Objective, allowed: Allowed) -> list[str]:
+    """What would gain something, but not for sure, and so is left as it is."""
+    chosen = found.best.setting.changed()
+    return [
+        f"{each.one.title} as it is: {found.gain_of(each.worth):.1%} might be gained, but all-reduces may each take "
+        f"{time_text(objective.machine.doubt_s)} longer than expected, and replaying the job as it is is "
+        f"{objective.error:.1%} off"
+        for each in found.alone
+        if each.one.name in allowed.passes
+        and each.one.name not in chosen
+        and found.gain_of(each.worth) > 0.0005
+        and found.gain_of(each.worth, at_worst=True) <= objective.error
+    ]
 
 
 def assumptions(found: Found, objective: Objective) -> list[str]:
@@ -76,7 +93,8 @@ def assumptions(found: Found, objective: Objective) -> list[str]:
         f"relative error {cost.error:.2g} of a gradient before what is remembered"
         for spec, cost in costs.items()
     ]
-    return machine.assumptions() + said + objective.joined.assumptions
+    again = machine.again(found.best.setting.placement, found.best.setting.codec)
+    return machine.assumptions() + again + said + objective.joined.assumptions
 
 
 def _without(found: Found, objective: Objective, name: str) -> float:
@@ -96,6 +114,10 @@ def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]
         "predicted_s": found.best.iteration_s,
         "samples": found.best.setting.samples,
         "gain": found.gain,
+        "gain_at_worst": found.gain_of(found.best, at_worst=True),
+        "promised": found.promised,
+        "doubt_s": objective.machine.doubt_s,
+        "replay_error": objective.error,
         "setting": found.best.setting.changed(),
         "settings_file": {name: table for name, table in tables.items() if table},
         "alone": [
@@ -103,7 +125,8 @@ def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]
                 "pass": each.one.name,
                 "setting": each.worth.setting.changed(),
                 "iteration_s": each.worth.iteration_s,
-                "gain": 1 - each.worth.sample_s / found.traced.sample_s,
+                "gain": found.gain_of(each.worth),
+                "gain_at_worst": found.gain_of(each.worth, at_worst=True),
                 "in_file": each.one.in_file,
                 "keeps_results": each.one.keeps_results,
             }

@@ -18,7 +18,7 @@ import numpy as np
 
 from emulator.optimizer import cuts, space
 from emulator.optimizer.objective import Objective, Worth
-from emulator.optimizer.passes import PASSES, Pass
+from emulator.optimizer.passes import PASSES, Pass, in_file
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.critical import critical_path
@@ -27,7 +27,6 @@ from emulator.trace.buckets import assign, caps_of, gradients
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal
 takes Optuna longer than the replay of several settings."""
-PRUDENCE, PRUDENT_S = 0.005, 1e-3
 GAIN = 1e-6
 """A share of the time; less is no gain."""
 ACTS_ON = {
@@ -58,10 +57,12 @@ class Alone:
 
 @dataclass
 class Found:
-    """`steps`: how the critical path was shortened. `how`: what the result rests on."""
+    """`in_file`: what is left of the best setting where only a settings file is obeyed. `steps`: how the critical path
+    was shortened. `how`: what the result rests on."""
 
     traced: Worth
     best: Worth
+    in_file: Worth
     alone: list[Alone] = field(default_factory=list)
     steps: list[tuple[str, Worth]] = field(default_factory=list)
     how: str = ""
@@ -72,7 +73,16 @@ class Found:
     @property
     def gain(self) -> float:
         """Share of the time for a sample that is saved."""
-        return 1 - self.best.sample_s / self.traced.sample_s
+        return self.gain_of(self.best)
+
+    @property
+    def promised(self) -> float:
+        """How many times as fast the job is with the settings file."""
+        return self.traced.sample_s / self.in_file.sample_s
+
+    def gain_of(self, worth: Worth, at_worst: bool = False) -> float:
+        """Share of the traced job's time for a sample that `worth` saves."""
+        return 1 - (worth.worst_s if at_worst else worth.sample_s) / self.traced.sample_s
 
 
 def search(
@@ -82,21 +92,21 @@ def search(
     trials: int = 1000,
     seed: int = 0,
     time_budget_s: float = np.inf,
-    prudence: float = PRUDENCE,
     progress: Progress = lambda evaluated, best_s: None,
 ) -> Found:
     """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
-    far. `prudence`: what share of the best's time may be given up for fewer buckets."""
+    far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
-    hunt = Hunt(objective, allowed, Found(traced, traced), trials, began_s + time_budget_s, progress)
+    hunt = Hunt(objective, allowed, Found(traced, traced, traced), trials, began_s + time_budget_s, progress)
     found = hunt.found
     try:
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
         found.interrupted, found.how = True, "interrupted: the best until then"
     found.evaluated = hunt.evaluated
-    hunt.trim(prudence)
+    hunt.trim(max(objective.error, GAIN))
+    found.in_file = objective(in_file(found.best.setting))
     found.wall_s = time.perf_counter() - began_s
     return found
 
@@ -139,24 +149,17 @@ class Hunt:
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         worth = self.objective(setting)
-        if worth.fits and (not self.found.best.fits or worth.sample_s < self.found.best.sample_s * (1 - GAIN)):
+        if worth.fits and (not self.found.best.fits or worth.worst_s < self.found.best.worst_s * (1 - GAIN)):
             self.found.best = worth
         self.progress(self.evaluated, self.found.best.sample_s)
         return worth
 
-    def trim(self, prudence: float) -> None:
-        """Leave out of the best setting what gains nothing, and take fewer buckets where more gain next to nothing:
-        what an all-reduce costs at least is the least certain of all that is known."""
-        best = self.found.best
-        if "buckets" in self.allowed.passes and self.allowed.lists and best.setting.buckets and prudence:
-            prudent = self.objective(self.along(best.setting, list(dict.fromkeys(best.setting.codec)) or [""], True))
-            fewer = len(prudent.setting.buckets) < len(best.setting.buckets)
-            if fewer and prudent.fits and prudent.sample_s <= best.sample_s * (1 + prudence):
-                self.found.best = prudent
+    def trim(self, least: float) -> None:
+        """Leave out of the best setting what does not gain this share of its time."""
         for name in self.found.best.setting.changed():
             bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
             worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
-            if worth.fits and worth.sample_s <= self.found.best.sample_s * (1 + GAIN):
+            if worth.fits and worth.worst_s <= self.found.best.worst_s * (1 + least):
                 self.found.best = worth
 
     # Each pass alone
@@ -169,34 +172,26 @@ class Hunt:
             )
             fitting = [worth for worth in worths if worth.fits]
             if fitting:
-                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.sample_s)))
+                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
                 if one.name in self.allowed.passes:
                     self.judge(self.found.alone[-1].worth.setting)
 
     def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
         """`base` with other values of one field."""
         if name == "buckets":
-            yield from self.bucketed(base, [""] if not base.codec else list(dict.fromkeys(base.codec)))
+            yield from self.bucketed(base, tuple(dict.fromkeys(base.codec)) or ("",))
             return
         for value in allowed.values(self.objective.machine).get(name, []):
             if value != getattr(base, name):
                 yield dataclasses.replace(base, **{name: value})
 
-    def bucketed(self, base: Setting, codecs: list[str]) -> Iterator[Setting]:
+    def bucketed(self, base: Setting, codecs: tuple[str, ...]) -> Iterator[Setting]:
         """`base` with other buckets: uniform caps, and, where a list may be given, the best along the path."""
         for cap in space.CAPS:
             if cap < 2 * self.sizes.sum():
                 yield dataclasses.replace(base, buckets=(cap,), codec=base.codec[:1])
         if self.allowed.lists:
-            yield self.along(base, codecs)
-
-    def along(self, base: Setting, codecs: list[str], is_prudent: bool = False) -> Setting:
-        """`base` with the buckets that `cuts.fastest` finds; prudently, as if each cost more than is known."""
-        options = cuts.choices(self.objective.machine, base.placement, codecs)
-        if is_prudent:
-            options = [dataclasses.replace(one, fixed_s=2 * one.fixed_s + PRUDENT_S) for one in options]
-        caps, chosen = cuts.fastest(*self.objective.ready(base), options)
-        return dataclasses.replace(base, buckets=caps, codec=chosen if any(chosen) else ())
+            yield self.objective.cut(base, codecs)
 
     # Along the critical path
 
@@ -211,14 +206,15 @@ class Hunt:
                     for setting in self.proposals(now.setting, name, self.allowed):
                         tried.append((name, self.judge(setting)))
                         if "buckets" in self.allowed.passes and self.allowed.lists and name != "buckets":
-                            tried.append((f"{name}, buckets", self.judge(self.along(setting, self.codecs(setting)))))
+                            cut = self.objective.cut(setting, self.codecs(setting))
+                            tried.append((f"{name}, buckets", self.judge(cut)))
             if self.found.best is now:
                 return
             self.found.steps.append(next(step for step in tried if step[1] is self.found.best))
 
-    def codecs(self, setting: Setting) -> list[str]:
+    def codecs(self, setting: Setting) -> tuple[str, ...]:
         """Which codecs the buckets of `setting` may choose from: all that may be used, where it has any."""
-        return ["", *self.allowed.codecs] if setting.codec else [""]
+        return ("", *self.allowed.codecs) if setting.codec else ("",)
 
     # Everywhere
 
@@ -226,13 +222,13 @@ class Hunt:
         values = self.allowed.values(self.objective.machine)
         cut = "buckets" in self.allowed.passes
         if cut and self.allowed.lists and "codec" in values:
-            values["codec"] = [(), self.allowed.codecs]  # which of them, `along` decides bucket by bucket
+            values["codec"] = [(), self.allowed.codecs]  # which of them, is decided bucket by bucket
         left = self.trials - self.evaluated
         ways = 2.0 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
                 for setting in space.combinations(values):
-                    self.judge(self.along(setting, self.codecs(setting)) if cut else setting)
+                    self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
                 self.found.how = "exact: every combination, each with the best buckets" if cut else "exact: all tried"
                 return
         elif self.allowed.lists and ways * space.count(values) <= left and "codec" not in values:
@@ -262,7 +258,7 @@ class Hunt:
                 caps = (int(trial.suggest_float("cap", min(float(self.sizes.min()), total / 2), total, log=True)),)
                 return dataclasses.replace(base, buckets=caps, codec=base.codec[:1])
             if way == "path":
-                return self.along(base, self.codecs(base))
+                return self.objective.cut(base, self.codecs(base))
             if way == "best":
                 return dataclasses.replace(base, buckets=self.found.best.setting.buckets, codec=base.codec[:1])
             return base
@@ -273,7 +269,7 @@ class Hunt:
             worth = self.judge(proposal(trial))
             if cut and self.allowed.lists:
                 worth = self.climb(worth, rng)
-            study.tell(trial, worth.sample_s if worth.fits else 10 * self.found.traced.sample_s)
+            study.tell(trial, worth.worst_s if worth.fits else 10 * self.found.traced.worst_s)
 
     def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
         """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""
@@ -285,6 +281,6 @@ class Hunt:
             cut[rng.integers(0, len(cut), moves)] ^= 1
             caps = caps_of(self.sizes, np.concatenate([[0], np.cumsum(cut)]))
             other = self.judge(dataclasses.replace(worth.setting, buckets=caps, codec=worth.setting.codec[:1]))
-            if other.fits and other.sample_s < worth.sample_s:
+            if other.fits and other.worst_s < worth.worst_s:
                 worth = other
         return worth

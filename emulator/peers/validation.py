@@ -19,7 +19,6 @@ import socket
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -32,6 +31,7 @@ from emulator.star import LinkOptions
 from emulator.validation.rows import Row
 from host_agent.bench.allreduce import Team
 from host_agent.bench.network import SwitchAggregator
+from host_agent.forking import fork_server
 from switchml.errors import ConfigError
 
 BACKENDS = {"gloo": "ring", "switchml": "switchml"}
@@ -101,9 +101,7 @@ class Found:
 
 def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Found:
     """Measure, then emulate. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["host_agent.training.preload", "emulator.peers.validation_rank"])
-    forkserver.ensure_running()
+    context = fork_server("host_agent.training.preload", "emulator.peers.validation_rank")
     measured: dict[tuple[str, int, float], tuple[float, Link]] = {}
     alone: dict[int, float] = {}
     gradient_bytes = 0

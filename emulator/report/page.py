@@ -80,6 +80,8 @@ def _content(page: Page) -> dict[str, Any]:
     charged_s = sum(path.by_work.values())
     return {
         "page": page,
+        "title": page.title,
+        "assumptions": page.assumptions,
         "makespan_s": played.makespan_s,
         "mean": found.mean(),
         "hidden_s": found.hidden_communication_s(),

@@ -1,9 +1,9 @@
 """Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes
 before its cause. Three things tell:
 
-- packets: a result that a rank received holds what every rank had sent before, so each pair of hosts has, both ways, a
-  least difference between receipt and the latest sending; the truth lies in the middle, as in NTP (RFC 5905). And a
-  result leaves for all ranks at once, so the median difference of receipts is the difference of clocks, too,
+- messages that were noted at both ends: between two hosts there is, both ways, a least difference between coming and
+  leaving; the truth lies in the middle, as in NTP (RFC 5905). A capture's ranks ask rank 0 what time it is
+  (host_agent/profile/clocks.py). And packets: a result that a rank received holds what every other had sent before,
 - sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
 - collectives: nobody ends before the last one began, again a middle between both ways, for each message size; and all
   end at nearly the same time, so the median difference of ends is the difference of clocks. Each has an error that can
@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.trace.events import RankTrace, WireWhat
+from emulator.trace import messages
+from emulator.trace.events import RankTrace
 from emulator.trace.meetings import Key, key_of, strange_groups
 from emulator.trace.segments import COMMUNICATION
 from switchml.errors import TraceError
@@ -31,6 +32,11 @@ WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
 MOST_MEETINGS = 2000
+MIDDLE_ERROR = 1 / 6
+"""How far off the middle between two bounds is, over how far apart these are: as seen in captures on one machine."""
+LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
+"""No difference of clocks is known better than that: from messages; from spans of collectives, whose threads wake up
+later on one host than on another, however many there are."""
 
 
 @dataclass(frozen=True)
@@ -89,54 +95,35 @@ def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
 
 
 class _Told:
-    """What the traces say about clocks a and b at a time: `differences`, rows (a, b, at, value, weight), want
-    θ_a − θ_b to be value; `bounds`, rows (a, b, at, most), allow at most that."""
+    """What the traces say about clocks a and b at a time: `differences`, rows (a, b, at, value, error), want θ_a − θ_b
+    to be value; `bounds`, rows (a, b, at, most), allow at most that."""
 
     def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
         self.differences: list[tuple[int, int, float, float, float]] = []
         self.bounds: list[tuple[int, int, float, float]] = []
         self.errors_s: list[float] = []
+        """Of each pair of hosts that something was told about."""
         base_s = epochs_s(traces)
-        self._packets(traces, hosts, base_s)
-        has_packets = bool(self.differences)
-        self._meetings(traces, hosts, base_s, weight=0.01 if has_packets else 1.0)
+        self._messages(traces, hosts, base_s)
+        self._meetings(traces, hosts, base_s)
 
-    def _packets(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
-        wired = [i for i, trace in enumerate(traces) if trace.wire is not None and len(trace.wire)]
-        if len(wired) < 2:
-            return
-        sent, got = {}, {}
-        for i in wired:
-            wire = traces[i].wire
-            assert wire is not None
-            for table, what in ((sent, WireWhat.SENT), (got, WireWhat.RECEIVED)):
-                rows = np.flatnonzero(wire.what == what)
-                keys = np.stack([wire.job[rows], wire.tensor[rows], wire.chunk[rows], wire.version[rows]], axis=1)
-                table[i] = {tuple(key): at for key, at in zip(keys.tolist(), wire.at_s[rows] + base_s[i], strict=True)}
-        for place, i in enumerate(wired):
-            for j in wired[place + 1 :]:
-                if hosts[i] == hosts[j]:
-                    continue
-                there, back = _least(sent[i], got[j]), _least(sent[j], got[i])
-                if there is None or back is None:
-                    continue
-                (at_s, most_s), (_, other_s) = there, back
-                # received at j − sent at i ≥ θ_i − θ_j, and the other way round.
-                self.bounds.append((int(hosts[i]), int(hosts[j]), at_s, most_s))
-                self.bounds.append((int(hosts[j]), int(hosts[i]), at_s, other_s))
-                value_s, error_s = (most_s - other_s) / 2, abs(most_s + other_s) / 4
-                both = np.array([got[j][key] - got[i][key] for key in got[i].keys() & got[j].keys()])
-                if len(both):
-                    # A result goes to all ranks at once, however late the packets were that made it. Its median may be
-                    # biased (one rank always reads later), so more samples do not make its error less.
-                    low_s, median_s, high_s = np.percentile(both, [25, 50, 75])
-                    shares = np.array([max(error_s, 1e-7), max((high_s - low_s) / 4, 1e-7)]) ** -2.0
-                    value_s = float(np.dot(shares, [value_s, median_s]) / shares.sum())
-                    error_s = float(shares.sum() ** -0.5)
-                self.differences.append((int(hosts[i]), int(hosts[j]), at_s, value_s, 1.0))
-                self.errors_s.append(error_s)
+    def _messages(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
+        ends = messages.ends(traces, base_s)
+        for i, j in messages.pairs(sorted(ends)):
+            if hosts[i] == hosts[j]:
+                continue
+            a, b, errors_s = int(hosts[i]), int(hosts[j]), []
+            for there, back in messages.both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
+                # came at j − left at i ≥ θ_i − θ_j, and the other way round.
+                self.bounds.append((a, b, there.at_s, there.took_s))
+                self.bounds.append((b, a, back.at_s, back.took_s))
+                errors_s.append(max(abs(there.took_s + back.took_s) * MIDDLE_ERROR, LEAST_ERROR_S))
+                at_s = (there.at_s + back.at_s) / 2
+                self.differences.append((a, b, at_s, (there.took_s - back.took_s) / 2, errors_s[-1]))
+            if errors_s:
+                self.errors_s.append(max(errors_s))
 
-    def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray, weight: float) -> None:
+    def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
         met: dict[Key, list[tuple[int, float, float, float]]] = {}
         strangers = strange_groups(traces)
         for i, trace in enumerate(traces):
@@ -161,28 +148,34 @@ class _Told:
                         self.bounds.append((a, b, begun[a], done[b] - begun[a]))
                     if a < b:
                         pairs.setdefault((a, b), []).append((size, begun[a], done[a], begun[b], done[b]))
+        by_messages = bool(self.errors_s)
         for (a, b), rows in pairs.items():
-            self._pair(a, b, np.array(rows), weight)
+            error_s = self._pair(a, b, np.array(rows))
+            if not by_messages:
+                self.errors_s.append(error_s)
 
-    def _pair(self, a: int, b: int, rows: np.ndarray, weight: float) -> None:
-        """Differences that the common meetings of two hosts tell; rows of (size, begun at a, done at a, begun at b,
-        done at b)."""
+    def _pair(self, a: int, b: int, rows: np.ndarray) -> float:
+        """Differences that the common meetings of two hosts tell, and their error; rows of (size, begun at a, done at
+        a, begun at b, done at b)."""
         size, begun_a, done_a, begun_b, done_b = rows.T
-        ends_s = done_b - done_a
         if np.ptp(done_a) >= LEAST_DRIFT_S:
-            self.differences += [(a, b, at, value, weight) for at, value in zip(done_a, ends_s, strict=True)]
-            return
-        middle_s, error_s = float(np.median(ends_s)), _error_of_median_s(ends_s)
-        tightest = (np.inf, 0.0)
+            ends_s = done_b - done_a
+            error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
+            each_s = error_s * len(rows)
+            self.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
+            return error_s
+        told = []
         for one in np.unique(size):
-            there, back = (done_b - begun_a)[size == one].min(), (done_a - begun_b)[size == one].min()
-            tightest = min(tightest, (float(there + back), float(there - back) / 2))
-        both_s, between_s = tightest
-        shares = np.array([error_s, max(both_s, 1e-9) / 4]) ** -2.0
-        value_s = float(np.dot(shares, [middle_s, between_s]) / shares.sum())
-        if weight == 1.0:
-            self.errors_s.append(float(shares.sum() ** -0.5))
-        self.differences.append((a, b, float(np.median(done_a)), value_s, weight))
+            mine = size == one
+            ends_s = (done_b - done_a)[mine]
+            there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
+            told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
+            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
+        values_s, errors_s = np.array(told).T
+        shares = errors_s**-2.0
+        error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
+        self.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
+        return error_s
 
 
 def _error_of_median_s(values_s: np.ndarray) -> float:
@@ -190,16 +183,7 @@ def _error_of_median_s(values_s: np.ndarray) -> float:
     deviation_s = float(np.median(np.abs(values_s - np.median(values_s))))
     if len(values_s) < 2:
         return 1e-3
-    return max(1.86 * deviation_s / float(np.sqrt(len(values_s))), 1e-7)
-
-
-def _least(sent: dict[tuple, float], got: dict[tuple, float]) -> tuple[float, float] | None:
-    """(when, seconds) of the quickest packet from one to the other."""
-    took = [(got[key] - at, at) for key, at in sent.items() if key in got]
-    if not took:
-        return None
-    seconds, at = min(took)
-    return at, seconds
+    return 1.86 * deviation_s / float(np.sqrt(len(values_s)))
 
 
 def _solve(told: _Told, count: int, since_s: float, *, with_drift: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -212,7 +196,8 @@ def _solve(told: _Told, count: int, since_s: float, *, with_drift: bool) -> tupl
     first_abs, first_slack = 2 * count, 2 * count + len(differences)
     variables = first_slack + len(bounds)
     cost = np.zeros(variables)
-    cost[first_abs:first_slack] = [row[4] for row in differences]
+    errors_s = np.array([row[4] for row in differences])
+    cost[first_abs:first_slack] = errors_s.min(initial=1.0) / errors_s
     cost[first_slack:] = SLACK_COST
     rows, columns, values, most = [], [], [], []
 

@@ -3,9 +3,9 @@ agents are joined. Their all-reduces become COLLECTIVE events on lanes of their 
 them; where a thread waits for communication there are SYNC events; packets become `wire`.
 
 Files of a rank: rank-N.about.json, rank-N.json.gz, rank-N.sizes.json, and with our agents rank-N.wire.npz. There may be
-a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration, after
-those that count, the order that it adds is that of collectives before what waited for them, which our spans tell of all
-iterations, and the groups stand in the profile.
+a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration,
+after those that count; the order that it adds is that of collectives before what waited for them, which our spans tell
+of all iterations; and the groups stand in the profile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from emulator.trace import sizes
-from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire
+from emulator.trace.events import NONE, Events, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.trace.nesting import parents
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
@@ -83,6 +83,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         backend=about["backend"] or trace.backend,
         steps=_steps(trace, about),
         wire=wire,
+        pings=_pings(about.get("pings"), clock),
         gradient_names=names or _gradient_names(trace, about),
         about=trace.about | _told(about),
     )
@@ -317,6 +318,13 @@ def _wire(agents: list[dict], packets: list[np.ndarray], clock: _Clock) -> Wire:
         version=records["version"],
         bytes=records["bytes"],
     )
+
+
+def _pings(columns: dict[str, list] | None, clock: _Clock) -> Pings | None:
+    if not columns or not columns["message"]:
+        return None
+    at_s = clock.seconds(np.array(columns["at_ns"], np.int64))
+    return Pings(at_s, np.array(columns["message"], np.int64), np.array(columns["sent"], bool))
 
 
 def _steps(trace: RankTrace, about: dict[str, Any]) -> np.ndarray:

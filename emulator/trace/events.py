@@ -143,6 +143,21 @@ class Wire:
 
 
 @dataclass(frozen=True)
+class Pings:
+    """A rank's ends of messages that compared clocks. All arrays (ends,)."""
+
+    at_s: np.ndarray
+    """float64, seconds since `RankTrace.epoch_s`."""
+    message: np.ndarray
+    """int64: the same number at both of its ends."""
+    is_sent: np.ndarray
+    """bool: it was about to leave here; else it had come."""
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+
+@dataclass(frozen=True)
 class RankTrace:
     """What one rank did."""
 
@@ -170,5 +185,6 @@ class RankTrace:
     wire: Wire | None = None
     gradient_names: dict[int, str] = field(default_factory=dict)
     """Event → parameter, where known."""
+    pings: Pings | None = None
     about: dict[str, str] = field(default_factory=dict)
     """What else the file says for people: device, versions, bucket_cap_mb, codec."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.trace import transfers
 from emulator.trace.align import Clocks, align
 from emulator.trace.causality import Causality
 from emulator.trace.events import RankTrace, What
@@ -120,6 +121,8 @@ class _Timing:
     lasted_s: list[np.ndarray]
     tail_s: list[float]
     """From the main thread's last segment to the end of the iteration."""
+    came_s: np.ndarray
+    """Of each meeting's last member."""
     meeting_s: np.ndarray
 
 
@@ -183,7 +186,7 @@ class _Plan:
             over_s = began_s[place] - origin_s + _length_s(self.traces[place], step)
             host = causality.host[causality.segments.lane[causality.host] == _main_lane(causality)]
             tails.append(max(over_s - float(end_s[host].max(initial=began_s[place] - origin_s)), 0.0))
-        return _Timing(starts, ends, gaps, lasted, tails, done_s - came_s)
+        return _Timing(starts, ends, gaps, lasted, tails, came_s, done_s - came_s)
 
     # The graph
 
@@ -244,6 +247,7 @@ class _Plan:
             gradients=gradients,
             assumptions=[*self.clocks.assumptions, *assumptions],
             origin_s=np.array([first_s - shift for shift in shift_s]),
+            scatter_s=_scatter_s(graph, timings),
         )
 
     def _add_meetings(self, builder: GraphBuilder, meeting_s: np.ndarray) -> list[int]:
@@ -323,6 +327,17 @@ class _Plan:
             builder.add_op(streams[int(segments.lane[last])], work, after=[int(number[last])])
             rows.append((GAP, float(end_s[last]), float(end_s[last] + tail_s)))
         return number
+
+
+def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
+    """An all-reduce's part in what iterations spend on all-reduces differently: half of the range of two thirds of
+    them. Those that overlap take each other's time, so all of an iteration count together."""
+    own = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
+    if not own.any():
+        return 0.0
+    spent_s = [transfers.under_way_s(timing.came_s[own], timing.meeting_s[own]) for timing in timings]
+    low_s, high_s = np.quantile(spent_s, (1 / 6, 5 / 6))
+    return float((high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own)))
 
 
 def _with_sources(graph: Graph) -> tuple[Graph, int]:

@@ -15,6 +15,7 @@ from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
 
 if TYPE_CHECKING:
+    from emulator.trace.competition import Competition
     from emulator.trace.network import Network
 
 GAP = -1
@@ -49,5 +50,9 @@ class Joined:
     """What the join had to guess, for reports."""
     origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
+    scatter_s: float = 0.0
+    """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
     network: Network | None = None
     """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
+    competition: Competition | None = None
+    """What computing loses to communication, where somebody has asked (`competition.known`)."""

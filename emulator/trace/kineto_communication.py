@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _BY_HOST = re.compile(r"^(gloo|mpi|ucc|switchml):(\w+)")
 _BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
+THREADS = 4
+"""Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""
 _KERNEL = re.compile(r"ccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
 _C10D = re.compile(r"^c10d::(\w+)")
 
@@ -117,6 +119,10 @@ class _Said:
         pairs = zip(args.dims, args.types, strict=False)
         return float(sum(count(shape) * item_bytes(str(kind)) for shape, kind in pairs)), 0.0
 
+    def elements(self) -> int:
+        """Of the largest tensor; 0 where it does not say."""
+        return max((int(count(shape)) for shape in self.args.dims or []), default=0)
+
 
 def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
     """Communication kernels, each with what is said about it: by what knows best first."""
@@ -196,15 +202,21 @@ def _with_sizes(
 
 
 def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:
-    """Event → caller, the first of each collective to the first."""
-    waiting: dict[Collective, list[int]] = {}
-    for caller in callers[np.argsort(reading.start_s[callers], kind="stable")][::-1].tolist():
-        waiting.setdefault(_Said(_name(reading, caller), None).collective, []).append(caller)
+    """Event → caller, the first of each collective to the first. A backend with several threads may begin two that
+    have waited in any order: so the first of the same size goes before, among those that it may have overtaken."""
+    waiting: dict[Collective, list[tuple[int, int]]] = {}
+    for caller in callers[np.argsort(reading.start_s[callers], kind="stable")].tolist():
+        said = _Said(_name(reading, caller), reading.details.get(caller))
+        waiting.setdefault(said.collective, []).append((caller, said.elements()))
     found = {}
     for event in events[np.argsort(reading.start_s[events], kind="stable")].tolist():
-        calls = waiting.get(_Said(_name(reading, event), None).collective)
-        if calls and reading.start_s[calls[-1]] <= reading.start_s[event] + 1e-6:
-            found[event] = calls.pop()
+        said = _Said(_name(reading, event), reading.details.get(event))
+        calls = waiting.get(said.collective, [])
+        may_be = [call for call in calls[:THREADS] if reading.start_s[call[0]] <= reading.start_s[event] + 1e-6]
+        alike = [call for call in may_be if call[1] == said.elements()]
+        if may_be:
+            found[event] = (alike or may_be)[0][0]
+            calls.remove((alike or may_be)[0])
     return found
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from emulator.trace.events import Events, Group, Lane, LaneKind, RankTrace, Wire
+from emulator.trace.events import Events, Group, Lane, LaneKind, Pings, RankTrace, Wire
 from switchml.errors import TraceError
 
 VERSION = 1
@@ -24,6 +24,8 @@ def write(trace: RankTrace, path: Path) -> None:
     arrays = {f"event.{name}": array for name, array in _fields(trace.events).items()}
     if trace.wire is not None:
         arrays |= {f"wire.{name}": array for name, array in _fields(trace.wire).items()}
+    if trace.pings is not None:
+        arrays |= {f"pings.{name}": array for name, array in _fields(trace.pings).items()}
     text = np.frombuffer(json.dumps(head(trace)).encode(), np.uint8)
     np.savez_compressed(path, head=text, causes=trace.causes, steps=trace.steps, **arrays)
 
@@ -69,7 +71,8 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     if rank is not None and rank != head["rank"]:
         raise TraceError(f"{path} is of rank {head['rank']}, not {rank}")
     has_wire = any(name.startswith("wire.") for name in arrays)
-    return whole(
+    has_pings = any(name.startswith("pings.") for name in arrays)
+    trace = whole(
         head,
         Path(path),
         Events(**_columns(Events, "event", arrays)),
@@ -77,6 +80,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         arrays["steps"],
         Wire(**_columns(Wire, "wire", arrays)) if has_wire else None,
     )
+    return dataclasses.replace(trace, pings=Pings(**_columns(Pings, "pings", arrays)) if has_pings else None)
 
 
 def whole(
@@ -103,7 +107,7 @@ def whole(
     )
 
 
-def _fields(table: Events | Wire) -> dict[str, np.ndarray]:
+def _fields(table: Events | Wire | Pings) -> dict[str, np.ndarray]:
     return {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
 
 

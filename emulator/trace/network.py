@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.trace import transfers
+from emulator.trace import again, transfers
 from emulator.trace.editing import reordered, with_meeting_seconds
 from emulator.trace.joined import Joined
 from emulator.workload.graph import NO_MEETING, Collective
@@ -57,6 +57,10 @@ class Network:
     """What a byte of the buffer takes besides its way over links: copies, sums."""
     per_host: int = 1
     """Ranks that share a link."""
+    traced: str = ""
+    """The algorithm that it was fitted to: what its rounds that went again took is in the other numbers."""
+    again_times: float | None = None
+    """How many times as many rounds as again.AGAIN go again; None: nobody knows, so as many."""
     assumptions: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -107,10 +111,15 @@ class Network:
         per_byte_s = self.volume(collective, ranks) / (share * self.link_bytes_per_s) + self.host_s_per_byte
         return self.steps(collective, ranks) * self.latency_s + size_bytes * (per_byte_s if ranks > 1 else 0.0)
 
-    def transfer(self, ranks: int) -> transfers.Transfer:
-        """Of all-reduces among so many."""
+    def transfer(self, ranks: int, lanes: str = "int32") -> transfers.Transfer:
+        """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, which no exponent is
+        guessed for."""
         fixed_s = self.seconds(0.0, ranks)
-        return transfers.Transfer(fixed_s, 1.0 / max(self.seconds(1.0, ranks) - fixed_s, 1e-18))
+        found = transfers.Transfer(fixed_s, 1.0 / max(self.seconds(1.0, ranks) - fixed_s, 1e-18))
+        if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):
+            return found
+        share = again.AGAIN[lanes] * (1.0 if self.again_times is None else self.again_times)
+        return dataclasses.replace(found, again=share, guessed_bytes=float(again.guessed_bytes(ranks)))
 
 
 def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_host: int = 0) -> Network:
@@ -128,7 +137,9 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     if not per_host:
         hosts = {trace.host or f"rank {trace.rank}" for trace in joined.traces}
         per_host = max(1, len(joined.traces) // len(hosts)) if link_bps is None and len(hosts) > 1 else 1
-    model = Network(algorithm, 1.0, 0.0, per_host=per_host)
+    model = Network(
+        algorithm, 1.0, 0.0, per_host=per_host, traced=algorithm, again_times=again.times_usual(joined.traces)
+    )
     share = SWITCHML_SHARE if algorithm == "switchml" else TCP_SHARE
     volume = model.volume(Collective.ALL_REDUCE, ranks) / share
     most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
@@ -188,6 +199,10 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joi
         was = before.seconds(size, int(old_sizes[group]), collective)
         now = network.seconds(size, int(new_sizes[group]), collective)
         seconds[i] = max(took_s[meeting] + now - was, LEAST_LEFT * min(now, took_s[meeting]))
+    if network.algorithm != before.algorithm and len(reduces := transfers.all_reduces(joined)):
+        first = reduces[np.argmin(transfers.arrivals_s(joined)[reduces])]  # the others are taken to wait in line
+        size, ranks = float(transfers.meeting_bytes(joined)[first]), world_size(joined)
+        seconds[found == first] += network.transfer(ranks).again_s(size) - before.transfer(ranks).again_s(size)
     changed = with_meeting_seconds(joined, found, seconds)
     graph = dataclasses.replace(graph, groups=dataclasses.replace(graph.groups, size=new_sizes))
     return dataclasses.replace(changed, graph=graph, network=network)

@@ -15,7 +15,7 @@ from emulator.workload.graph import NO_MEETING, Collective
 from switchml.errors import GraphError
 
 LEAST_FIXED_S = 3e-4
-"""Assumed where a trace's sizes do not tell latency from rate: what a small all-reduce over TCP takes at least."""
+"""What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
 
 TOUCHING_S = 1e-6
 """All-reduces that overlap by less follow one another."""
@@ -28,10 +28,32 @@ class Transfer:
     fixed_s: float
     bytes_per_s: float
     assumed: str = ""
+    again: float = 0.0
+    """Of the first `guessed_bytes` of an all-reduce whose exponents nobody could announce, the share that is sent
+    again (network.AGAIN)."""
+    guessed_bytes: float = 0.0
 
     def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
-        """Of one all-reduce of so many bytes."""
+        """Of one all-reduce of so many bytes, exponents announced."""
         return self.fixed_s + size_bytes / self.bytes_per_s
+
+    def again_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """What is added where no exponents are announced."""
+        return self.again * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
+
+
+def lost_to_guesses_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
+    As long as one waits in line behind others, their packets announce its exponents."""
+    lost_s = np.zeros(len(size_bytes))
+    free_s = -np.inf
+    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.again else ():
+        begun_s = max(free_s, ready_s[i])
+        announced = (begun_s - ready_s[i]) * transfer.bytes_per_s
+        guessed = min(size_bytes[i], max(transfer.guessed_bytes - announced, 0.0))
+        lost_s[i] = transfer.again * guessed / transfer.bytes_per_s
+        free_s = begun_s + transfer.seconds(size_bytes[i]) + lost_s[i]
+    return lost_s
 
 
 def all_reduces(joined: Joined) -> np.ndarray:
@@ -56,16 +78,15 @@ def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: fl
     """To `meetings` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
     the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
     is none that moves bytes."""
-    count, moved, busy_s, size = _stretches(joined, meetings)
+    count, moved, busy_s = _stretches(joined, meetings)
     fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
-    says_little = np.ptp(size) < size.max() / 2
     if per_byte_s < 1 / most_bytes_per_s:
-        says_little = True
         per_byte_s = 1 / most_bytes_per_s
         fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
     assumed = ""
-    if fixed_s < LEAST_FIXED_S and says_little:
-        fixed_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+    least_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+    if fixed_s < least_s:
+        fixed_s = least_s
         per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
         assumed = (
             f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are taken for "
@@ -78,12 +99,12 @@ def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: fl
 
 def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
     """Bytes of all these over the time in which any was under way."""
-    _, moved, busy_s, _ = _stretches(joined, meetings)
+    _, moved, busy_s = _stretches(joined, meetings)
     return float(moved.sum() / busy_s.sum())
 
 
-def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, ...]:
-    """`_busy` of `meetings` that move bytes, and the sizes of these."""
+def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_busy` of `meetings` that move bytes."""
     meetings = all_reduces(joined) if meetings is None else meetings
     size = meeting_bytes(joined)[meetings]
     took_s = meeting_s(joined.costs)[meetings]
@@ -94,7 +115,7 @@ def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray,
     began_s = arrivals_s(joined)[meetings]
     if np.isnan(began_s).any():
         began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
-    return *_busy(began_s, took_s, size), size
+    return _busy(began_s, took_s, size)
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:
@@ -105,6 +126,11 @@ def arrivals_s(joined: Joined) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # NaN where an op was never traced
         np.maximum.at(began_s, meeting[member], joined.start_s[member])
     return began_s
+
+
+def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
+    """How long any of these was under way."""
+    return float(_busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
 
 
 def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -131,7 +157,7 @@ def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> 
 
 
 def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = None) -> Joined:
-    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes."""
+    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
     meetings = all_reduces(joined) if meetings is None else meetings
     costs = joined.costs
     fixed_s, moved, rate, route = (

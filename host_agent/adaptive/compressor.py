@@ -18,24 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import GATHER, LEAST_PROBE_BYTES, SUM, Network, Prober, Sample, Watch
+from host_agent.adaptive.network import GATHER, SUM, Network, Sample, low
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
+from host_agent.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
 from host_agent.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
 from switchml import codecs
 from switchml.codecs import Codec, Max, Request, Sum, Turn
 
 REHEARSAL_SHARE = 0.01
 """Of the time goes into measuring again what choices cost that are not in use."""
-DECISION_SHARE, STEADY_SHARE = 0.03, 0.01
-"""Of the time goes into agreeing, at most, unless steps are so long that one decision a step is less; the second while
-decisions change nothing."""
-TELL_SHARE, MOST_UNTOLD = 0.05, 4
-"""Telling what a step took keeps nobody waiting, but is a collective all the same: it may take this share of the time,
-were it waited for, or comes after every fourth step."""
-MOST_STEPS = 32
-"""Between two decisions. What happens in between is seen by `_hears_of_change`."""
 KEPT = 5
 """Measurements that count: their median does."""
+LATEST_STEPS = 4
+"""That a decision looks at; after an alarm only the last."""
 
 
 @dataclass
@@ -127,8 +122,7 @@ class AutoCompressor:
         self.memory = check_memory(memory)
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
-        self.network, self._watch, self._prober = Network(), Watch(), Prober()
-        self._tell_every = 1
+        self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
         self._told: list[Callable[[], np.ndarray]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
@@ -138,8 +132,6 @@ class AutoCompressor:
         self._buckets: dict[tuple[str, int], _Bucket] = {}
         self._done: set[str] = set()
         self._records: list[_Record] = []
-        self._decide_at = 1
-        self._decided_at = 0
         self._decision_s = math.inf
         self._elapsed_before = 0.0
         self._rehearsed_s = 0.0
@@ -160,8 +152,9 @@ class AutoCompressor:
         if name in self._done:
             self._done.clear()
             self.step += 1
-            if self._hears_of_change() or self.step >= self._decide_at:
-                self._decide()
+            is_alarm = self._hears_of_change()
+            if is_alarm or self.step >= self._calendar.decide_at:
+                self._decide(is_alarm)
         self._done.add(name)
         bucket = self._bucket(name, x.size)
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
@@ -188,8 +181,7 @@ class AutoCompressor:
         if bucket.calls:  # the first one reads memory that was never touched before
             bucket.measured[choice].compute_s.append(compute_s)
         bucket.calls += 1
-        is_told = 0 < self.step < self._decide_at - 1 and (self.step - self._decided_at) % self._tell_every == 0
-        if is_told and len(self._done) == len(self._buckets):
+        if self._calendar.is_told(self.step) and len(self._done) == len(self._buckets):
             self._tell(turn)
         return outcome.mean
 
@@ -206,7 +198,8 @@ class AutoCompressor:
         choices = tuple(bucket.policy.current for bucket in self._buckets.values())
         told, self._told = self._told, []
         times = [-float(answer()[0]) for answer in told]
-        return any([self._watch.sees_change(choices, seconds, self.network.latency_s) for seconds in times])
+        latency_s = self.network.latency_s
+        return any([self._watch.sees_change(choices, seconds, latency_s) for seconds in times])
 
     def _probe_rate(self, wire_bytes: int) -> None:
         """Send so many bytes for their own sake."""
@@ -219,8 +212,9 @@ class AutoCompressor:
         """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
         self._probe_rate(LEAST_PROBE_BYTES)
         turn = Turn("probed", rank=self.reducer.rank, world=self.reducer.world)
-        worst = self.reducer.reduce(Max(np.array([-self._probe[1]], np.float32)), turn)
-        self._prober.took(self._probe[0], -float(worst[0]), self.network)
+        times = np.array([-self._probe[1], -self._decision_s], np.float32)
+        probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), turn))
+        self._prober.took(self._probe[0], probe_s, latency_s, self.network)
         self._probe = 0, math.inf
 
     def _bucket(self, name: str, elements: int) -> _Bucket:
@@ -269,11 +263,11 @@ class AutoCompressor:
 
     # -- agreeing and deciding --
 
-    def _decide(self) -> None:
+    def _decide(self, is_alarm: bool) -> None:
         """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
         in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
         buckets = list(self._buckets.values())
-        records = self._records[-4 * len(buckets) :]
+        records = self._records[-(1 if is_alarm else LATEST_STEPS) * len(buckets) :]
         health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
@@ -293,17 +287,19 @@ class AutoCompressor:
         latency_s, elapsed_s, rtt_s, loss = -float(worst[0]), *(float(value) for value in worst[1:4])
         costs = worst[5 : 5 + 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
         times = worst[5 + costs.size :].reshape(-1, 3)
+        regime = self.network.regime
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
         if self._probe[0]:
-            self._prober.took(self._probe[0], -float(worst[4]), self.network)
+            self._prober.took(self._probe[0], -float(worst[4]), latency_s, self.network)
             self._probe = 0, math.inf
         steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
             parts = steps.setdefault((record.step, _way(self.codecs[record.choice])), [])
             parts.append((record, -network_s, compute_s, wire_bytes))
-        for (_, way), parts in steps.items():
-            self.network.add(
+        self.network.learn(
+            self.step,
+            (
                 Sample(
                     tuple((record.bucket, record.choice) for record, *_ in parts),
                     sum(record.requests for record, *_ in parts),
@@ -311,28 +307,31 @@ class AutoCompressor:
                     sum(network_s for _, network_s, *_ in parts),
                     way,
                 )
-            )
+                for (_, way), parts in steps.items()
+            ),
+        )
+        taken: dict[tuple[int, int], list[float]] = {}
+        for parts in steps.values():
             for record, network_s, compute_s, _ in parts:
-                buckets[record.bucket].policy.took(self.step, record.choice, network_s + compute_s, self.network)
-        if self.network.is_suspicious:
+                taken.setdefault((record.bucket, record.choice), []).append(network_s + compute_s)
+        for (number, choice), seconds in taken.items():
+            buckets[number].policy.took(self.step, choice, low(seconds), self.network)
+        if is_alarm:
             self._make_sure()
-        step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._decided_at)
-        self._elapsed_before, self._decided_at = elapsed_s, self.step
+        step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._calendar.decided_at)
+        self._elapsed_before = elapsed_s
         for bucket, table in zip(buckets, costs, strict=True):
             self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
-        is_steady = bool(self.decisions) and self.decisions[-1]["step"] <= self.step - MOST_STEPS
-        share = STEADY_SHARE if is_steady else DECISION_SHARE
-        in_steps = self.network.latency_s / step_s if step_s > 0 else 0.0
-        pause = min(MOST_STEPS, math.ceil(in_steps / share))
-        self._tell_every = max(1, min(MOST_UNTOLD, math.ceil(in_steps / TELL_SHARE)))
-        if wire_bytes := self._prober.due(self.network, elapsed_s):
+        is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
+        is_open = is_new or any(bucket.policy.is_undecided or bucket.policy.has_changed for bucket in buckets)
+        self._calendar.plan(self.step, step_s, self.network, is_open)
+        wire_bytes, wait_s = self._prober.due(self.network, elapsed_s)
+        if wire_bytes:
             self._probe_rate(wire_bytes)
-            pause = 1
-        self._decide_at = self.step + max(1, pause)
+        if step_s > 0:
+            self._calendar.hasten(self.step, wait_s / step_s)
 
-    def _decide_for(
-        self, bucket: _Bucket, table: np.ndarray, step_s: float, seen: dict[str, float]
-    ) -> None:
+    def _decide_for(self, bucket: _Bucket, table: np.ndarray, step_s: float, seen: dict[str, float]) -> None:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [

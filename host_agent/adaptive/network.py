@@ -2,50 +2,50 @@
 for their own sake where these are too small to tell: seconds a request and seconds a byte.
 
 All samples are agreed (the least of all ranks' times: the last rank to arrive waits for nobody), so every rank learns
-the same, bit for bit.
+the same, bit for bit. A machine that does other things as well makes times longer, for some steps on end, and never
+shorter: so estimates are low quartiles, what is faster is believed sooner than what is slower, and what is slower only
+where its bytes stand out, and three times over.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
-from statistics import median
 
-KEPT = 5
-"""Samples that an estimate is the median of."""
+KEPT = 8
+"""Samples that an estimate is made from."""
 JUMP, LEAP = 1.5, 4.0
-"""The network has changed if two samples in a row are so far from the estimate; it has become faster if one is. That
-one sample was slow may have other reasons."""
+"""The network has changed if samples are so far from the estimate: two in a row, or one that is a leap faster."""
+SLOWER, PROBE_COUNTS = 3, 2
+"""It has become slower if so many say so; a probe, which is made to find that out, counts for so many."""
+LASTING_STEPS, CLEARLY = 16, 8.0
+"""And unless steps take so many times as long, or a probe is among them, they must lie so many steps apart: what else
+the machine does is over by then."""
 LEAST_SHARE = 0.05
 """Of a sample's time that is put down to its bytes, whatever the requests take: an estimate never becomes 0."""
-VISIBLE_SHARE = 0.5
+VISIBLE_SHARE = 0.35
 """From here on the time of the bytes stands out from the time of the requests."""
+FELT_SHARE = 0.02
+"""And from here on that of the bytes would, were the network fifty times slower."""
 LATER = 3.0
 """How many times its least a latency may be."""
-ALARM = 2.0
-"""The ranks decide at once after a step so many times slower or faster than those before."""
-PROBE_SHARE = 0.025
-"""Of the time, at most, that goes into finding out how fast bytes go while steps send too few to tell."""
-LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 1 << 13, 1 << 20
-MOST_LEAST_BYTES = 1 << 16
-"""What the first probe grows to where smaller ones were wrong: token buckets let a few bytes pass at any rate."""
-LASTING_S = 0.5
-"""What a probe has found is to hold for so many seconds of exchanges."""
-
 
 SUM, GATHER = 0, 1
-"""Ways: sums go through the aggregator, gathers by whatever the backend has; their bytes differ in speed."""
+"""Ways: sums go through the aggregator, gathers over other sockets; their requests differ in what they take."""
 
 
-PROBE = ((-1, -1),)
-"""What a probe names as its choices."""
+def low(samples: Iterable[float]) -> float:
+    """The lower quartile: what a sample is where nothing else keeps the machine busy."""
+    ordered = sorted(samples)
+    return ordered[len(ordered) // 4]
 
 
 @dataclass(frozen=True)
 class Sample:
     """The exchanges of one step together that went one `way`. `wire_bytes`: on the busier direction of a rank's link.
-    `choices`: what their buckets went through; a difference between steps with the same is one of the network."""
+    `choices`: what their buckets went through."""
 
     choices: tuple[tuple[int, int], ...]
     requests: int
@@ -54,43 +54,21 @@ class Sample:
     way: int = SUM
 
 
-class _Rate:
-    """Seconds a byte, one way."""
-
-    def __init__(self) -> None:
-        self.samples: deque[float] = deque(maxlen=KEPT)
-        self.odd: list[float] = []
-        self.choices: tuple = ()
-
-    def has_changed(self, rate: float, choices: tuple) -> bool:
-        """Whether a sample shows another network than those before."""
-        is_probe = choices == PROBE
-        is_same = is_probe or choices == self.choices
-        self.choices = self.choices if is_probe else choices
-        if not self.samples:
-            return False
-        known = median(self.samples)
-        if max(rate / known, known / rate) > JUMP:
-            goes_on = is_same and self.odd and (self.odd[-1] > known) == (rate > known)
-            self.odd = [*self.odd, rate] if goes_on else [rate]
-        elif not is_probe:  # a few bytes may slip through where many do not: token buckets
-            self.odd = []
-        return rate < known / LEAP or len(self.odd) > 1
-
-
 class Network:
-    """The two estimates, and in which `regime` they hold: a number that grows when the network changes."""
+    """The estimates, and in which `regime` they hold: a number that grows when the network changes."""
 
     def __init__(self) -> None:
         self.regime = 0
-        self._latencies: dict[int, deque[float]] = {way: deque(maxlen=2 * KEPT) for way in (SUM, GATHER)}
+        self._latencies: dict[int, deque[float]] = {way: deque(maxlen=KEPT) for way in (SUM, GATHER)}
         self._least_gather_s = math.inf
-        self._rates = {SUM: _Rate(), GATHER: _Rate()}
+        self._rates: deque[float] = deque(maxlen=KEPT)
+        self._odd: list[float] = []
+        self._odd_since = 0
         self._share = 1.0
 
     @property
     def is_known(self) -> bool:
-        return bool(self._latencies[SUM]) and any(rate.samples for rate in self._rates.values())
+        return bool(self._latencies[SUM] and self._rates)
 
     @property
     def latency_s(self) -> float:
@@ -100,143 +78,115 @@ class Network:
     def latency_of(self, way: int) -> float:
         """The same of a request that way; as long as nothing is known of it, as the other."""
         known = self._latencies[way] or self._latencies[SUM]
-        return median(known) if known else 0.0
+        return low(known) if known else 0.0
 
-    def s_per_byte(self, way: int = SUM) -> float:
-        """As seen that way; if nothing was since the network changed, as seen the other."""
-        known = self._rates[way].samples or self._rates[1 - way].samples
-        return median(known) if known else 0.0
+    @property
+    def s_per_byte(self) -> float:
+        return low(self._rates) if self._rates else 0.0
 
     @property
     def goodput_bps(self) -> float:
         """Bits a second that a long collective gets; 0 if unknown."""
-        best = min((median(rate.samples) for rate in self._rates.values() if rate.samples), default=0.0)
-        return 8 / best if best else 0.0
+        return 8 / self.s_per_byte if self._rates else 0.0
+
+    @property
+    def is_rate_felt(self) -> bool:
+        """Whether steps would soon take much longer if bytes did."""
+        return self._share >= FELT_SHARE
 
     @property
     def is_rate_visible(self) -> bool:
-        """Whether the latest samples say how fast bytes go, and not only that they go faster than could be seen."""
+        """Whether the latest step said how fast bytes go, and not only that they go faster than could be seen."""
         return self._share >= VISIBLE_SHARE
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the latest sample looks as if the network had become slower: a probe will tell."""
-        return any(rate.odd for rate in self._rates.values())
-
-    def hide_rate(self) -> None:
-        """A probe showed the rate, steps still do not."""
-        self._share = 0.0
+        """Whether the latest samples look as if the network had changed."""
+        return bool(self._odd)
 
     def seconds(self, requests: int, wire_bytes: float, way: int = SUM) -> float:
         """What an exchange should take."""
-        return requests * self.latency_of(way) + wire_bytes * self.s_per_byte(way)
+        return requests * self.latency_of(way) + wire_bytes * self.s_per_byte
 
     def add_latency(self, seconds: float) -> None:
         self._latencies[SUM].append(seconds)
 
-    def _is_latency(self, sample: Sample) -> bool:
-        """Whether a gather's time is not one of its bytes, at the rate at which sums go: it goes over other sockets,
-        whose latency is told by nothing else. Then it is learned."""
-        if sample.way != GATHER or not self._rates[SUM].samples:
-            return False
-        bulk_s = sample.wire_bytes * self.s_per_byte(SUM)
-        latency_s = (sample.seconds - bulk_s) / max(1, sample.requests)
-        # Against the least ever: against the latest, it would creep up with the time that bytes take.
-        if bulk_s > VISIBLE_SHARE * sample.seconds or latency_s > LATER * self._least_gather_s:
-            return False
-        self._least_gather_s = min(self._least_gather_s, max(latency_s, self.latency_s / LATER))
-        self._latencies[GATHER].append(max(latency_s, 0.0))
-        return True
+    def learn(self, step: int, samples: Iterable[Sample]) -> None:
+        """Learn before `step` from steps that followed each other. They count as one for each way and choices: what
+        delays one step delays the next as well."""
+        alike: dict[tuple, list[Sample]] = {}
+        for sample in samples:
+            if sample.wire_bytes > 0:
+                alike.setdefault((sample.way, sample.choices), []).append(sample)
+        for steps in alike.values():
+            steps.sort(key=lambda sample: sample.seconds)
+            self._add(step, steps[len(steps) // 4])
 
-    def add(self, sample: Sample) -> None:
-        """Learn from a step; starts afresh if it shows that the network has changed."""
-        if sample.wire_bytes <= 0:
+    def learn_probe(self, wire_bytes: int, seconds: float, latency_s: float) -> bool:
+        """Learn from so many bytes that went for their own sake, right after a request that took `latency_s`; whether
+        they were enough to say how fast bytes go."""
+        latency_s = max(latency_s, self.latency_s)
+        bulk_s = seconds - latency_s
+        is_visible = bulk_s >= VISIBLE_SHARE * seconds
+        if is_visible:
+            self._judge(bulk_s / wire_bytes, PROBE_COUNTS, is_sure=True)
+        else:
+            self._bound(seconds / wire_bytes)
+        return is_visible
+
+    def _add(self, step: int, sample: Sample) -> None:
+        if sample.way == GATHER and self._rates and self._takes_for_latency(sample):
             return
-        if self._is_latency(sample):
-            self._share = 0.0
-            return
-        known = self._rates[sample.way]
         bulk_s = max(sample.seconds - sample.requests * self.latency_of(sample.way), LEAST_SHARE * sample.seconds)
         self._share = bulk_s / max(sample.seconds, 1e-9)
-        if not self.is_rate_visible:
-            # The requests took the time: all that is known is that a byte takes no longer than this.
-            known.odd = known.odd if sample.choices == PROBE else []
-            slowest = sample.seconds / sample.wire_bytes
-            if known.samples and median(known.samples) > JUMP * slowest:
-                self._start_afresh(sample)
-            if not known.samples or median(known.samples) > slowest:
-                self._rates[sample.way].samples.append(slowest)
+        if self.is_rate_visible:
+            if not self._odd:
+                self._odd_since = step
+            times = sample.seconds / max(self.seconds(sample.requests, sample.wire_bytes, sample.way), 1e-9)
+            is_sure = times >= CLEARLY or step - self._odd_since >= LASTING_STEPS
+            self._judge(bulk_s / sample.wire_bytes, 1, is_sure)
+        else:
+            self._odd = []
+            self._bound(sample.seconds / sample.wire_bytes)
+
+    def _takes_for_latency(self, sample: Sample) -> bool:
+        """A gather whose bytes can hardly take most of its time, at the rate that is known, tells what its requests
+        take: nothing else does. What takes longer than that is late, or the network is slower: a probe will tell."""
+        bulk_s = sample.wire_bytes * self.s_per_byte
+        if bulk_s > VISIBLE_SHARE * sample.seconds:
+            return False
+        self._share = bulk_s / max(sample.seconds, 1e-9)
+        latency_s = max((sample.seconds - bulk_s) / max(1, sample.requests), 0.0)
+        # Against the least ever: against the latest, it would creep up with the time that bytes take.
+        if latency_s <= LATER * self._least_gather_s:
+            self._least_gather_s = min(self._least_gather_s, max(latency_s, self.latency_s / LATER))
+            self._latencies[GATHER].append(latency_s)
+        return True
+
+    def _bound(self, slowest: float) -> None:
+        """The requests took the time: all that is known is that a byte takes no longer than `slowest`."""
+        if self._rates and self.s_per_byte > JUMP * slowest:
+            self._start_afresh()
+        if not self._rates or self.s_per_byte > slowest:
+            self._rates.append(slowest)
+
+    def _judge(self, rate: float, counts: int, is_sure: bool) -> None:
+        """A sample's seconds a byte; starts afresh if the network has changed. `is_sure`: whether the machine can
+        hardly be why it is slow."""
+        known = self.s_per_byte or rate
+        if known / JUMP <= rate <= known * JUMP:
+            self._odd = []
+            self._rates.append(rate)
             return
-        rate = bulk_s / sample.wire_bytes
-        if known.has_changed(rate, sample.choices):
-            self._start_afresh(sample)
-        sums = self._rates[SUM]
-        if sample.way == GATHER and sums.samples and rate > LEAP * median(sums.samples):
-            sums.odd = [rate]  # the links are the same
-        self._rates[sample.way].samples.append(rate)
+        is_faster = rate < known
+        goes_on = self._odd and (self._odd[-1] < known) == is_faster
+        self._odd = (self._odd if goes_on else []) + counts * [rate]
+        if rate < known / LEAP or (len(self._odd) >= 2 if is_faster else len(self._odd) >= SLOWER and is_sure):
+            found = low(self._odd)
+            self._start_afresh()
+            self._rates.append(found)
 
-    def _start_afresh(self, sample: Sample) -> None:
+    def _start_afresh(self) -> None:
         self.regime += 1
-        self._rates = {SUM: _Rate(), GATHER: _Rate()}
-        self._rates[sample.way].choices = sample.choices
-
-
-class Watch:
-    """Sees by the next step that the network has changed; fed with agreed seconds of the exchanges of each step."""
-
-    def __init__(self) -> None:
-        self._choices: tuple = ()
-        self._times: deque[float] = deque(maxlen=KEPT)
-
-    def sees_change(self, choices: tuple, seconds: float, latency_s: float) -> bool:
-        """Whether a step was out of all proportion to those before it that took the same `choices`."""
-        if choices != self._choices:
-            self._choices = choices
-            self._times.clear()
-        known_s = median(self._times) if self._times else seconds
-        is_odd = seconds > ALARM * known_s + latency_s or known_s > ALARM * seconds + latency_s
-        if is_odd:
-            self._times.clear()
-        self._times.append(seconds)
-        return is_odd
-
-
-class Prober:
-    """Bytes that say nothing but how fast they go: few at first, more where they went too fast to be timed."""
-
-    def __init__(self) -> None:
-        self._least = self._bytes = LEAST_PROBE_BYTES
-        self._probed_at_s = 0.0
-        self._regime = -1
-        self._found = -2, 0.0  # regime, and when
-        self._now_s = self._expected_s = 0.0
-
-    def due(self, network: Network, now_s: float) -> int:
-        """How many bytes to send now, 0: none. `now_s`: agreed seconds spent on exchanges so far."""
-        self._now_s = now_s
-        if network.is_rate_visible or not network.is_known:
-            self._probed_at_s = now_s
-            return 0
-        if network.regime != self._regime:
-            if self._found[0] == self._regime and now_s - self._found[1] < LASTING_S:  # it was too small to tell
-                self._least = min(2 * self._least, MOST_LEAST_BYTES)
-            self._regime, self._bytes = network.regime, self._least
-        self._expected_s = network.seconds(1, self._bytes)
-        if self._expected_s > PROBE_SHARE * (now_s - self._probed_at_s):
-            return 0
-        self._probed_at_s = now_s
-        return self._bytes
-
-    def took(self, wire_bytes: int, seconds: float, network: Network) -> None:
-        """A probe of so many bytes took so long, as agreed."""
-        regime, was_visible = network.regime, network.is_rate_visible
-        network.add(Sample(PROBE, 1, wire_bytes, seconds))
-        # What it took too long is saved up for before the next.
-        self._probed_at_s = self._now_s + max(0.0, seconds - self._expected_s) / PROBE_SHARE
-        if network.is_rate_visible and not was_visible:
-            network.hide_rate()
-        elif not network.is_rate_visible:
-            self._bytes = min(4 * self._bytes, MOST_PROBE_BYTES)
-        if network.regime != regime:  # go on at once, with larger ones: there may be more to find
-            self._regime, self._probed_at_s = network.regime, -math.inf
-            self._found = network.regime, self._now_s
+        self._rates.clear()
+        self._odd = []

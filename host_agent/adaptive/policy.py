@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from host_agent.adaptive.network import SUM, Network
+from host_agent.adaptive.network import KEPT, SUM, Network, low
 from switchml.codecs.base import Memory, Settings, setting
 from switchml.codecs.registry import parse_memory, parse_settings
 from switchml.errors import ConfigError
@@ -33,13 +33,13 @@ STAY = 1.08
 """A change must promise to be faster by this factor."""
 ALIKE = 1.03
 """Among choices that are as fast but for this factor, the most exact is taken."""
-LATENCY_NOISE, STEP_NOISE = 0.1, 0.02
+LATENCY_NOISE, STEP_NOISE = 0.05, 0.02
 """And but for these shares of the network's latency and of a whole step, for both."""
-KEPT = 5
 SPREAD_TIMES = 4
-"""From so many on they tell how much they vary."""
-FORGET_STEPS = 25
-"""What a choice took that is not in use is believed for so many steps; then the estimate counts again."""
+"""Of what a choice took: from so many on they tell how much they vary, and what the model leaves out."""
+FORGET_STEPS, MOST_DOUBLINGS = 25, 6
+"""What a choice took that is not in use is believed for so many steps; then the estimate counts again. Each time that
+the choice is given up in the same network it is believed twice as long."""
 HALF_LIFE_STEPS = 200
 """After so many steps out of use half is believed of what a choice took longer than was expected of it."""
 
@@ -95,6 +95,13 @@ class _Seen:
 
     times_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
     step: int = 0
+    given_up: int = 0
+    """Times that another one was taken instead."""
+
+    def forget_late(self, step: int) -> None:
+        """Drop what was seen too long before `step`."""
+        if step - self.step > FORGET_STEPS << min(max(self.given_up - 1, 0), MOST_DOUBLINGS):
+            self.times_s.clear()
 
 
 class BucketPolicy:
@@ -108,17 +115,21 @@ class BucketPolicy:
         self._step = 0
         self._extra: dict[int, tuple[float, int]] = {}
         """Seconds above the model's, and the step that they were seen in: they outlive a regime."""
-        self._regime = 0
+        self._regime, self._decided_in = 0, -1
+        self._candidate = 0
+        self.is_undecided = self.has_changed = False
+        """What the last decision was: whether another choice was the best for the first time (it is taken if it is
+        again), and whether one was taken."""
 
     def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
-        """A step with `choice` took `seconds`, computing and exchanging."""
+        """Steps with `choice` took `seconds`, computing and exchanging: a figure for all that followed each other."""
         self._follow(network)
         seen = self._seen.setdefault(choice, _Seen())
         seen.times_s.append(seconds)
         seen.step = self._step = step
-        if self.costs[choice].is_known and not network.is_suspicious:
+        if len(seen.times_s) >= SPREAD_TIMES and self.costs[choice].is_known and not network.is_suspicious:
             model_s = self._model_s(choice, network)
-            self._extra[choice] = min(max(median(seen.times_s) - model_s, 0.0), model_s), step
+            self._extra[choice] = min(max(low(seen.times_s) - model_s, 0.0), model_s), step
 
     def _model_s(self, choice: int, network: Network) -> float:
         costs = self.costs[choice]
@@ -129,8 +140,8 @@ class BucketPolicy:
         the model counts for one measurement; of a choice that was not in use lately the model's word, and what it was
         wrong by."""
         model_s = self._model_s(choice, network)
-        if choice in self._seen:
-            return median([model_s, *self._seen[choice].times_s])
+        if choice in self._seen and self._seen[choice].times_s:
+            return low([model_s, *self._seen[choice].times_s])
         extra_s, step = self._extra.get(choice, (0.0, self._step))
         return model_s + extra_s * 0.5 ** ((self._step - step) / HALF_LIFE_STEPS)
 
@@ -143,14 +154,31 @@ class BucketPolicy:
 
         1. Expect of each admissible choice what it took, or what costs and network make of it.
         2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
+        3. In a network that stays the same it must be so twice in a row.
         """
         self._follow(network)
+        is_changed, self._decided_in = network.regime != self._decided_in, network.regime
         self._step = step
-        for choice in [c for c, seen in self._seen.items() if step - seen.step > FORGET_STEPS and c != self.current]:
-            del self._seen[choice]
+        for choice, seen in self._seen.items():
+            if choice != self.current:
+                seen.forget_late(step)
         allowed = self.admissible()
         if not allowed or not network.is_known:
+            self.is_undecided = True
             return self.current
+        best = self._best_of(allowed, network, step_s)
+        self.is_undecided = best != self.current and not (
+            is_changed or best == self._candidate or self.current not in allowed
+        )
+        self._candidate = best
+        self.has_changed = best != self.current and not self.is_undecided
+        if self.has_changed:
+            if self.current in self._seen:
+                self._seen[self.current].given_up += 1
+            self.current = best
+        return self.current
+
+    def _best_of(self, allowed: list[int], network: Network, step_s: float) -> int:
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
         shortest = min(expected.values())
         noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
@@ -159,8 +187,7 @@ class BucketPolicy:
             noise_s, self._spread_s() / 2
         ):
             best = self.current
-        self.current = best
-        return self.current
+        return best
 
     def _spread_s(self) -> float:
         """How far the current choice's times are from their median, in the median: what a machine that does other

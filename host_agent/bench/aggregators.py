@@ -12,11 +12,10 @@ import secrets
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import median
 
-from host_agent.bench.allreduce import Team, check_samples, shared_tensors, start_aggregator
+from host_agent.bench.allreduce import Team, check_samples, context_of_ranks, shared_tensors, start_aggregator
 from host_agent.bench.rank import GLOO, Joined, Settings
 from host_agent.bench.sizes import ITEM_BYTES, Case
 from switchml.errors import ConfigError
@@ -60,13 +59,8 @@ def measure(
     case = Case((size_bytes // ITEM_BYTES,), False, repeats, warmup)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-bench-"))
-        started = {
-            name: start_aggregator(name, workers, "auto", stack)[1] for name in backends if name != GLOO
-        }
-        context = get_context("forkserver")
-        torch = ["torch", "torch.distributed"] if GLOO in backends else []
-        context.set_forkserver_preload(["host_agent.bench.preload", *torch])
-        forkserver.ensure_running()
+        started = {name: start_aggregator(name, workers, "auto", stack)[1] for name in backends if name != GLOO}
+        context = context_of_ranks(backends)
         inputs, sums = stack.enter_context(shared_tensors(case.elements, workers))
         targets = {name: target() for name, target in started.items()}
         settings = Settings(

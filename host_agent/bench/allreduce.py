@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import connection
 from pathlib import Path
 from statistics import median
 
@@ -40,6 +40,7 @@ from host_agent.bench.rank import (
 )
 from host_agent.bench.sizes import ITEM_BYTES, LEAST_REPEATS, Case, text_of
 from host_agent.bench.sparsity import Sparsity
+from host_agent.forking import fork_server
 from host_agent.torch_aggregator import ChildAggregator, command_of
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost, RanksDisagree, SwitchMLError
 
@@ -141,10 +142,7 @@ def measure(
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-bench-"))
         ours, target = start_aggregator(aggregator, workers, transport, stack)
-        context = get_context("forkserver")
-        torch = ["torch", "torch.distributed"] if GLOO in backends else []
-        context.set_forkserver_preload(["host_agent.bench.preload", *torch])
-        forkserver.ensure_running()  # it imports while we make numbers
+        context = context_of_ranks(backends)  # it imports while we make numbers
         inputs, sums = stack.enter_context(shared_tensors(most, workers, sparsity))
         settings = Settings(
             workers=workers,
@@ -194,6 +192,13 @@ def union_of_case(sparsity: Sparsity | None, workers: int, longest: int, case: C
 def backends_of(sparsity: Sparsity | None, against: str | None) -> tuple[str, ...]:
     """What takes turns."""
     return (SWITCHML, *((DENSE,) if sparsity else ()), *((against,) if against else ()))
+
+
+def context_of_ranks(backends: Sequence[str], *preload: str):
+    """Where ranks' processes come from that `backends` can be measured in: a multiprocessing context that begins to
+    import what they need, and `preload`."""
+    torch = ("torch", "torch.distributed") if GLOO in backends else ()
+    return fork_server("host_agent.bench.preload", *preload, *torch)
 
 
 class Team:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from emulator.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_programs, mac_text
+from emulator.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_programs
 from emulator.star import LinkOptions
 from emulator.world import PRIVATE_DIR
 from host_agent.bench import allreduce, network
@@ -24,6 +24,7 @@ from host_agent.bench.network import Tally
 from host_agent.bench.rank import GLOO, SWITCHML, Settings, Target
 from host_agent.bench.sizes import ITEM_BYTES
 from host_agent.torch_aggregator import ChildAggregator
+from switchml.controller.mac import mac_text
 from switchml.errors import ConfigError
 
 AGGREGATORS = ("p4", "software", "bmv2", "none")
@@ -173,7 +174,7 @@ def check(plan: Plan) -> None:
 def run(plan: Plan, say: Callable[[str], None]) -> list[Row]:
     """All rows. To be called inside a world of its own; `say` gets a line now and then."""
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
-    context = network.context_of_ranks(with_torch=True)
+    context = allreduce.context_of_ranks((GLOO,), "host_agent.bench.network_worker")
     rows: list[Row] = []
     captures = list(plan.captures)
     for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):

@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import median
 
@@ -161,7 +160,7 @@ def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: No
     elements = experiment.size_bytes // ITEM_BYTES
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
-        context = context_of_ranks(GLOO in experiment.backends)
+        context = allreduce.context_of_ranks(experiment.backends, "host_agent.bench.network_worker")
         say(f"{experiment.workers} hosts: building the network")
         star = stars.Star(lab, experiment.workers, experiment.link, experiment.tcp)
         stack.callback(star.close)
@@ -253,15 +252,6 @@ class HostTeam(allreduce.Team):
             for rank, host in enumerate(star.hosts[: settings.workers])
         ]
         self._start(context, network_worker.main, arguments)
-
-
-def context_of_ranks(with_torch: bool):
-    """A multiprocessing context whose fork server imports everything while the network is built."""
-    context = get_context("forkserver")
-    torch = ["torch", "torch.distributed"] if with_torch else []
-    context.set_forkserver_preload(["host_agent.bench.preload", "host_agent.bench.network_worker", *torch])
-    forkserver.ensure_running()
-    return context
 
 
 def _survey(star: stars.Star, pids: dict[str, int | None]) -> tuple[dict[str, float], dict, dict]:

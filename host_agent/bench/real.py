@@ -21,7 +21,6 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean, median
 
@@ -34,6 +33,7 @@ from host_agent.bench.allreduce import Team
 from host_agent.bench.network import SwitchAggregator
 from host_agent.bench.real_worker import STORE_PORT, Backend, Place, Steps, Times
 from host_agent.bench.real_worker import main as worker_main
+from host_agent.forking import fork_server
 from host_agent.training import data
 from switchml.errors import ConfigError
 
@@ -167,7 +167,7 @@ def _measure(
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
-        context = _context()
+        context = fork_server("host_agent.training.preload", "host_agent.bench.real_worker")
         say(f"{workers} workers: building the network")
         star = stars.Star(lab, workers, LinkOptions(rate_bps=max(rates)))
         stack.callback(star.close)
@@ -220,13 +220,6 @@ class _Team(Team):
     def run(self, steps: Steps) -> list[Times]:
         self.tell(steps)
         return self.replies(Times)
-
-
-def _context():
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["host_agent.training.preload", "host_agent.bench.real_worker"])
-    forkserver.ensure_running()
-    return context
 
 
 def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int) -> Validation:

@@ -8,6 +8,9 @@ come the predictions: of itself, of half the bandwidth, of other buckets, of the
 rank. Nothing is fitted to the runs that they are compared with. Each run is measured without being captured, the
 captured one before and after it; a prediction is that time, and what the replay says the change adds to an iteration,
 so that what the profiler costs is in neither.
+
+All ranks being on one machine, their clocks agree: so the captures also tell how well clocks that do not would be
+aligned.
 """
 
 from __future__ import annotations
@@ -18,30 +21,33 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver, get_context
 from pathlib import Path
 from statistics import mean
 
 from emulator import star as stars
 from emulator.namespaces import Lab
 from emulator.star import LinkOptions
-from emulator.trace import changes
+from emulator.trace import changes, competition
 from emulator.trace.iterations import join_each
 from emulator.trace.joined import Joined
 from emulator.trace.network import fit
 from emulator.trace.predict import predicted
 from emulator.trace.read import read
+from emulator.trace.shifted import Recovered, recovered
 from emulator.validation.rows import Row, summary
 from host_agent.bench.allreduce import Team
 from host_agent.bench.network import SwitchAggregator
 from host_agent.bench.replay_worker import WARMUP_STEPS, Home, Job, Steps, Times
 from host_agent.bench.replay_worker import main as worker_main
+from host_agent.forking import fork_server
 from switchml.errors import ConfigError
 
 BURST_S = 0.002
 """What a link lets through at once after a pause is no longer on the line than that: what follows a pause, as an
 all-reduce does, would gain by more."""
 FIRST_PORT = 29600
+TRACED = {"gloo": "gloo", "the aggregator": "switchml"}
+"""Runs that are captured, and their backends."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,22 @@ class Found:
 
     self_replays: list[Row]
     what_ifs: list[Row]
+    clocks: list[Recovered]
+    peers: list[Row] = dataclasses.field(default_factory=list)
+    """Runs with one real rank among emulated ones, beside all-real ones (emulator/peers/validation.py)."""
+
+    @property
+    def groups(self) -> dict[str, list[Row]]:
+        """What there is, by kind."""
+        found = {"self-replay": self.self_replays, "what-if": self.what_ifs, "emulated peers": self.peers}
+        return {kind: rows for kind, rows in found.items() if rows}
 
     def as_json(self) -> dict:
-        """For --json: all rows, the averages of the what-ifs, and those of the self-replays under their own name."""
-        own = summary(self.self_replays)
-        rows = [row | {"kind": "self-replay"} for row in own["rows"]]
-        others = summary(self.what_ifs)
-        rows += [row | {"kind": "what-if"} for row in others["rows"]]
-        return {**others, "rows": rows, "self_replay": {key: value for key, value in own.items() if key != "rows"}}
+        """For --json: all rows, the averages of the what-ifs, and those of the others under their own names."""
+        told = {kind: summary(rows) for kind, rows in self.groups.items()}
+        rows = [row | {"kind": kind} for kind, one in told.items() for row in one.pop("rows")]
+        found = {**told.pop("what-if"), "rows": rows, "clocks": [dataclasses.asdict(row) for row in self.clocks]}
+        return found | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in told.items()}
 
 
 def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
@@ -94,6 +108,7 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: P
     root, iproute2 or torch, PeerLost or JobError if a process dies."""
     own: list[Row] = []
     others: list[Row] = []
+    clocks: list[Recovered] = []
     for workers in plan.workers:
         with tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder, contextlib.ExitStack() as stack:
             say(f"{workers} workers: building the network")
@@ -108,8 +123,9 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: P
             runs.measure()
             own += runs.self_replays()
             others += runs.what_ifs()
+            clocks += runs.clocks()
             team.leave()
-    return Found(own, others)
+    return Found(own, others, clocks)
 
 
 class _Runs:
@@ -150,10 +166,18 @@ class _Runs:
     def self_replays(self) -> list[Row]:
         """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""
         rows = []
-        for name, backend in (("gloo", "gloo"), ("the aggregator", "switchml")):
+        for name, backend in TRACED.items():
             replayed = predicted(join_each(read(self.folder / backend)))
             rows.append(Row(f"{self.workers} workers, {name}", self.while_traced[name], replayed.iteration_s, "s"))
         return rows
+
+    def clocks(self) -> list[Recovered]:
+        """Each traced run's clocks, moved and found again."""
+        return [
+            row
+            for name, backend in TRACED.items()
+            for row in recovered(f"{self.workers} workers, {name}", read(self.folder / backend))
+        ]
 
     def what_ifs(self) -> list[Row]:
         """The traced run with Gloo, changed and replayed, beside the runs that were changed so."""
@@ -161,7 +185,7 @@ class _Runs:
         traces = read(self.folder / "gloo")
         iterations = join_each(traces)
         network = fit(iterations, plan.rate_bps)
-        iterations = [dataclasses.replace(one, network=network) for one in iterations]
+        iterations = [dataclasses.replace(one, network=network) for one in competition.known(iterations)]
         cap = plan.other_cap_mb * 2**20
         made: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
@@ -207,7 +231,4 @@ class _Team(Team):
 
 def _context():
     os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["host_agent.training.preload", "host_agent.bench.replay_worker"])
-    forkserver.ensure_running()
-    return context
+    return fork_server("host_agent.training.preload", "host_agent.bench.replay_worker")

@@ -58,9 +58,7 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...], unio
         )
     if DENSE in backends:
         times = measurement.ratios_to(DENSE)
-        text += _SPARSE.format(
-            f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}"
-        )
+        text += _SPARSE.format(f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}")
     if ratios := measurement.ratios:
         text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
     return text

@@ -17,6 +17,7 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from host_agent import recording
+from host_agent.profile.clocks import Pings
 from host_agent.profile.heap import RESERVE_BYTES, Reserve
 from host_agent.profile.iterations import living
 from host_agent.profile.sizes import Sizes, need_shapes
@@ -32,10 +33,12 @@ class Capture:
 
     def __init__(self, most_packets: int, execution_trace: Path | None, shapes: bool, reserve: bool) -> None:
         """`shapes`: note those of all operators' tensors. `reserve`: see heap.py."""
-        began_s = time.perf_counter()
         self.rank, self.world_size, self.backend = _place()
         self.host = socket.gethostname()
         self.clock = [_clock()]
+        self.pings = Pings(self.rank, self.world_size)
+        self.pings.exchange()
+        began_s = time.perf_counter()
         self._iteration: record_function | None = None
         self._observer: ExecutionTraceObserver | None = None
         self._execution_trace = execution_trace
@@ -65,8 +68,9 @@ class Capture:
             self._observer = ExecutionTraceObserver().register_callback(str(self._execution_trace))
             self._observer.start()
 
-    def stop(self) -> None:
-        """What was seen is then in `profiler`, `recording`, `sizes` and the execution trace's file."""
+    def stop(self, *, with_others: bool = False) -> None:
+        """What was seen is then in `profiler`, `recording`, `sizes` and the execution trace's file. `with_others`: all
+        ranks stop here."""
         began_s = time.perf_counter()
         self.end_iteration()
         if self._observer is not None:
@@ -77,8 +81,10 @@ class Capture:
         recording.stop(self.recording)
         self._spans.remove()
         self.sizes.stop()
-        self.clock.append(_clock())
         self.stop_s = time.perf_counter() - began_s
+        if with_others:
+            self.pings.exchange()
+        self.clock.append(_clock())
 
 
 class _Spans:

@@ -136,7 +136,7 @@ class switchml_profile:
         self._term.hold()
         try:
             if capture is not None:
-                self._stop(capture)
+                self._stop(capture, with_others=len(self._log) == len(self._plan))
             if capture is not None and len(self._log) >= self._plan.index(Kind.CAPTURED):
                 files.write(capture, self.folder, self._graph_file, self._about(capture))
             else:
@@ -191,8 +191,8 @@ class switchml_profile:
         faults = [one.end[2] - one.start[2] for one in self._log if one.kind is Kind.PLAIN][-3:]
         return bool(faults) and statistics.median(faults) < heap.SETTLED_FAULTS
 
-    def _stop(self, capture: Capture) -> None:
-        capture.stop()
+    def _stop(self, capture: Capture, *, with_others: bool = False) -> None:
+        capture.stop(with_others=with_others)
         self._overheads_s.append((capture.start_s, capture.stop_s))
 
     def _about(self, capture: Capture) -> dict[str, Any]:
@@ -205,6 +205,7 @@ class switchml_profile:
             "host": capture.host,
             "backend": capture.backend,
             "clock": [{"monotonic_ns": monotonic, "unix_ns": unix} for monotonic, unix in capture.clock],
+            "pings": capture.pings.columns(),
             "skip": self._skip,
             "pairs": self._pairs,
             "captures": [{"start_s": start_s, "stop_s": stop_s} for start_s, stop_s in self._overheads_s],

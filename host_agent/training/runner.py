@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from host_agent.forking import fork_server
 from host_agent.training import data
 from host_agent.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
 from host_agent.training.worker import main as worker_main
@@ -135,16 +135,7 @@ class Workers:
 
     def start(self, settings: Settings, folder: Path) -> None:
         """Start them all; `folder` is where they find the digits and each other."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["host_agent.training.preload"])
-        # Ctrl-C in a terminal is for all processes in it, also for one that has just begun to import: it stays blocked
-        # in those that come from here, and this one decides what ends when. (Starting the tracker would unblock it.)
-        resource_tracker.ensure_running()
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        context = fork_server("host_agent.training.preload")
         # Through a file, as what goes through the pipe to a new process should be little enough not to be waited for.
         data.load().save(folder / "digits.npz")
         for rank in range(settings.workers):

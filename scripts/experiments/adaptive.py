@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from multiprocessing import connection, forkserver, get_context
+from multiprocessing import connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +32,7 @@ from emulator import star as stars
 from emulator.namespaces import Lab, die_with_parent, enter
 from host_agent.adaptive.policy import CHOICES
 from host_agent.bench.network import SwitchAggregator
+from host_agent.forking import fork_server
 from host_agent.training.data import BatchOrder, Digits, load
 
 FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio=0.003")
@@ -149,9 +150,7 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
     lines = {choice: Line() for choice in choices}
     with contextlib.ExitStack() as stack:
         lab = stack.enter_context(Lab())
-        context = get_context("forkserver")
-        context.set_forkserver_preload(["host_agent.training.preload"])
-        forkserver.ensure_running()
+        context = fork_server("host_agent.training.preload")
         star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0], burst_s=BURST_S))
         stack.callback(star.close)
         aggregator = SwitchAggregator(star)

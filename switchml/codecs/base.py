@@ -133,12 +133,14 @@ class Max:
 @dataclass(frozen=True)
 class SparseSum:
     """Add vectors of `count` elements that are 0 except at `indices` (int64[k], ascending), where they are `values`
-    (float32[k]); send back the sum, dense float32[count]. `payload` says the same, packed, for who gathers instead."""
+    (float32[k]); send back the sum, dense float32[count]. `payload` says the same, packed, for who gathers instead;
+    `is_sized`: in as many bytes on every rank."""
 
     indices: np.ndarray
     values: np.ndarray
     count: int
     payload: Payload
+    is_sized: bool = False
 
     @property
     def nbytes(self) -> int:

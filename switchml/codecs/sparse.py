@@ -26,6 +26,8 @@ class Sparsifier(Codec):
 
     aggregation = SPARSE_SUM
     memory = "residual"
+    is_sized = False
+    """Whether how many elements are sent depends on the vector's length alone."""
 
     def select(self, state: Any, x: np.ndarray, turn: Turn) -> np.ndarray:
         """Indices (int64[k], ascending) of the elements of x to send."""
@@ -44,7 +46,8 @@ class Sparsifier(Codec):
     def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
         chosen = self.select(state, x, turn)
         values = x[chosen]
-        total = yield SparseSum(chosen, values, x.size, Payload(self.number, x.size, _body(chosen, values, x.size)))
+        payload = Payload(self.number, x.size, _body(chosen, values, x.size))
+        total = yield SparseSum(chosen, values, x.size, payload, self.is_sized)
         own = np.zeros(x.size, np.float32)
         own[chosen] = values
         return Outcome(total / np.float32(turn.world), own)

@@ -21,6 +21,7 @@ class TopK(Sparsifier):
 
     name = "topk"
     number = 4
+    is_sized = True
 
     ratio: float = setting(0.01, "share of the elements that is sent", above=0, most=1)
 

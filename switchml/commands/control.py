@@ -15,7 +15,7 @@ class Station(click.ParamType):
     name = "MAC=PORT"
 
     def convert(self, value, param, ctx):
-        from switchml.controller.p4_dataplane import parse_mac
+        from switchml.controller.mac import parse_mac
         from switchml.errors import ConfigError
 
         mac, _, port = value.partition("=")
@@ -104,6 +104,7 @@ def control(
     """
     with serving.told_to_stop(verbose) as stop:
         from switchml.controller import p4_dataplane
+        from switchml.controller.mac import parse_mac
         from switchml.controller.p4_processes import OurSwitch, SimpleSwitch, connect
 
         if tree is not None:
@@ -115,7 +116,7 @@ def control(
             finally:
                 many.stop()
             return
-        mac = p4_dataplane.parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
+        mac = parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
         process = None
         if switch == "p4":
             process = OurSwitch(program)

@@ -71,9 +71,7 @@ def show_together(
     for tenant in found.tenants:
         job = tenant.alone.plan.job
         cells = (f"{job.gpus}", time_text(tenant.iteration_s), time_text(tenant.alone_s))
-        table.add_row(
-            tenant.name, *cells, f"{tenant.slowdown:.2f}x", f"{job.global_batch / tenant.iteration_s:,.1f}"
-        )
+        table.add_row(tenant.name, *cells, f"{tenant.slowdown:.2f}x", f"{job.global_batch / tenant.iteration_s:,.1f}")
     console.print(table)
     console.print(f"{len(found.played.graph.ops):,} ops replayed in {found.played.wall_s:.2f} s. Assumed:")
     for line in found.assumptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tempfile
@@ -11,40 +10,17 @@ from typing import Any
 
 import click
 
-CLOCKS = ["wall", "virtual"]
-VALUES = ["own", "noise", "zeros", "recorded"]
+from switchml.commands import emulated
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks, real and emulated.")
-@click.option("--real-ranks", default="1", show_default=True, metavar="N|R,R…", help="How many are real, or which.")
-@click.option("--cluster", default="cpu-10g", show_default=True, help="Built-in cluster or .toml file.")
-@click.option(
-    "--network",
-    default="auto",
-    show_default=True,
-    help="How all-reduces go: auto, ring, tree, halving-doubling, hierarchical or switchml.",
-)
-@click.option(
-    "--clock",
-    type=click.Choice(CLOCKS),
-    default="wall",
-    show_default=True,
-    help="wall: collectives take as long as on the cluster. virtual: no longer than they must; a clock says how long.",
-)
-@click.option(
-    "--values",
-    type=click.Choice(VALUES),
-    default="own",
-    show_default=True,
-    help="What emulated ranks contribute: the real rank's own, that with noise, zeros, or a recorded run.",
-)
+@emulated.options()
 @click.option(
     "--noise", type=click.FloatRange(0.0), default=0.1, show_default=True, help="Of --values noise, as a share."
 )
 @click.option("--recording", type=click.Path(exists=True, file_okay=False), help="Folder of --values recorded.")
 @click.option("--record", type=click.Path(file_okay=False), help="Record this run (all ranks real) into a folder.")
-@click.option("--slow", metavar="RANK=X,…", default="", help="Ranks that compute X times as long.")
 @click.option("--jitter", type=click.FloatRange(0.0), default=0.0, help="Spread of emulated ranks' compute time.")
 @click.option(
     "--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Share of packets lost on each link (switchml)."
@@ -72,7 +48,7 @@ def peers(script: tuple[str, ...], as_json: bool, **given: Any) -> None:
 
     The script is what torchrun would run, unchanged, on the CPU.
     """
-    _require("torch")
+    emulated.require("torch")
     from emulator.peers.launch import launch
 
     show(launch(script, settings_of(**given), quiet_script=as_json), as_json)
@@ -108,7 +84,7 @@ def train_digits(
     settings, *, steps: int, batch_size: int, lr: float, momentum: float, seed: int, as_json: bool
 ) -> None:
     """`switchml train --world-size`."""
-    _require("torch", "sklearn")
+    emulated.require("torch", "sklearn")
     from emulator.peers.launch import launch
 
     with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
@@ -124,9 +100,3 @@ def train_digits(
             f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {steps} steps; "
             f"{training['accuracy']:.1%} of the test images right"
         )
-
-
-def _require(*modules: str) -> None:
-    for module in modules:  # the ranks need them; a whole trace from each of them would help nobody
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(f"No module named {module!r}", name=module)

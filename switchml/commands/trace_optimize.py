@@ -193,24 +193,11 @@ def _progress(trials: int):
 
 def _check(command: tuple[str, ...], settings: Path, rounds: int, found, as_json: bool) -> dict:
     """Run it both ways, and say what was promised and what came."""
+    from emulator.optimizer.promise import Promise
     from host_agent.bench.settings import compare
 
     measured = compare(command, settings, rounds, lambda line: click.echo(line, err=True))
-    promised = found.traced.iteration_s / found.best.iteration_s
-    default_s, settings_s = sorted(measured.default_s)[rounds // 2], sorted(measured.settings_s)[rounds // 2]
-    told = {
-        "default_s": default_s,
-        "settings_s": settings_s,
-        "predicted_s": found.best.iteration_s,
-        "error": found.best.iteration_s / settings_s - 1,
-        "promised_speedup": promised,
-        "measured_speedup": 1 / (1 - measured.gain),
-        "speedup_error": promised * (1 - measured.gain) - 1,
-    }
+    promise = Promise.of(found, measured.default_s, measured.settings_s)
     if not as_json:
-        click.echo(
-            f"measured: {default_s * 1e3:.1f} ms as it is, {settings_s * 1e3:.1f} ms with the settings "
-            f"(predicted {found.best.iteration_s * 1e3:.1f} ms, {told['error']:+.1%}); "
-            f"{told['measured_speedup']:.2f} times as fast, promised {promised:.2f} ({told['speedup_error']:+.1%})"
-        )
-    return told
+        click.echo(str(promise))
+    return promise.to_json()

@@ -120,7 +120,7 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
     import dataclasses
 
-    from emulator.trace import changes, network
+    from emulator.trace import changes, competition, network
 
     found = []
     if without_straggler is not None:
@@ -159,7 +159,8 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     model = None
     if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
         model = network.fit(iterations, link, ranks_per_host or 0)
-    return found, lambda one: dataclasses.replace(one, network=model)
+    competing = competition.found(iterations) if bucket_cap else None
+    return found, lambda one: dataclasses.replace(one, network=model, competition=competing)
 
 
 def _apply(joined, changes):

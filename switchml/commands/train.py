@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import click
+
+from switchml.commands import emulated
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -107,12 +108,7 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
     help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
 )
 @click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
-@click.option("--real-ranks", default="1", show_default=True, help="Of --world-size: how many are real, or which.")
-@click.option("--cluster", default="cpu-10g", show_default=True, help="Of --world-size: a name or a .toml file.")
-@click.option("--network", default="switchml", show_default=True, help="Of --world-size: how all-reduces go.")
-@click.option("--clock", type=click.Choice(["wall", "virtual"]), default="wall", help="Of --world-size.")
-@click.option("--values", type=click.Choice(["own", "noise", "zeros"]), default="own", help="Of --world-size.")
-@click.option("--slow", default="", metavar="RANK=X,…", help="Of --world-size: ranks that compute X times as long.")
+@emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--world-size")
 @click.option(
     "--trace",
     type=click.Path(file_okay=False, path_type=Path),
@@ -142,7 +138,7 @@ def train(
     world_size: int | None,
     trace: Path | None,
     as_json: bool,
-    **emulated: str,
+    **cluster: str,
 ) -> None:
     """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
     Gloo, then by an aggregator, from the same seeds. Shows both side by side.
@@ -154,14 +150,12 @@ def train(
     if world_size is not None:
         from switchml.commands import peers
 
-        settings = peers.settings_of(world_size=world_size, seed=seed, **emulated)
+        settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
         peers.train_digits(
             settings, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum, seed=seed, as_json=as_json
         )
         return
-    for module in ("torch", "sklearn"):  # the workers need them; a whole trace from each of them would help nobody
-        if importlib.util.find_spec(module) is None:
-            raise ImportError(f"No module named {module!r}", name=module)
+    emulated.require("torch", "sklearn")
 
     from host_agent import density
     from host_agent.training import data, report, runner
@@ -231,10 +225,9 @@ def train(
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     """Refuse options that say nothing about the kind of run that was asked for."""
     both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size"}
-    emulated = {"real_ranks", "cluster", "network", "clock", "values", "slow"}
     for option in ctx.command.params:
         given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
-        if not given or option.name in both or (option.name in emulated) == (world_size is not None):
+        if not given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):
             continue
-        goes = "needs" if option.name in emulated else "does not go with"
+        goes = "needs" if option.name in emulated.NAMES else "does not go with"
         raise click.UsageError(f"{option.opts[0]} {goes} --world-size")

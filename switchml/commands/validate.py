@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "iterations": ("switchml.commands.validate_tables:iterations", "Measured Megatron-DeepSpeed iterations (CSV)."),
     "nccl": ("switchml.commands.validate_tables:nccl", "All-reduce tables of nccl-tests."),
     "megatron": ("switchml.commands.validate_tables:megatron", "Megatron-LM's published times and memory."),
+    "clocks": ("switchml.commands.validate_clocks:clocks", "Shifted clocks, found again from traces."),
     "replay": (
         "switchml.commands.validate_replay:replay",
         "Traced runs replayed, as they were and changed (root).",

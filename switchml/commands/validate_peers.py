@@ -12,9 +12,7 @@ from switchml.commands.validate_real import Rates
 
 @click.command()
 @click.option("--workers", type=Counts(), default="2,4", show_default=True)
-@click.option(
-    "--rates", type=Rates(), default="50mbit,100mbit,200mbit", show_default=True, help="Of each host's link."
-)
+@click.option("--rates", type=Rates(), default="50mbit,100mbit,200mbit", show_default=True, help="Of each host's link.")
 @click.option("--steps", type=click.IntRange(3), default=15, show_default=True, help="Of each run; the median counts.")
 @click.option("--layers", type=click.IntRange(1), default=4, show_default=True, help="Of 512 by 512 weights.")
 @click.option(

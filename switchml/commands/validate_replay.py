@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import click
 
 from switchml.commands.bench_network import RATE, TIME, Counts
+
+TITLES = {
+    "self-replay": "replayed as traced",
+    "what-if": "with a change",
+    "emulated peers": "all ranks but one emulated",
+}
 
 
 @click.command()
@@ -24,6 +31,7 @@ from switchml.commands.bench_network import RATE, TIME, Counts
     show_default=True,
     help="What an accelerator would take for a layer forward; twice that backward. 0s: this machine computes.",
 )
+@click.option("--peers/--no-peers", default=True, show_default=True, help="Also emulate all ranks but one.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Predicted against measured: FILE.png.")
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the traces in this directory.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
@@ -35,6 +43,7 @@ def replay(
     width: int,
     batch_size: int,
     device_time: float,
+    peers: bool,
     plot: Path | None,
     keep: Path | None,
     as_json: bool,
@@ -42,12 +51,18 @@ def replay(
     """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
     buckets, the aggregator in Gloo's place or a slow rank would do; then do it.
 
+    Besides, shift the clocks of the traces by 50 ms and find them again, and train with one real rank among emulated
+    ones, beside all-real runs (`switchml validate peers` does so at more rates).
+
     Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured
     too, and not predicted.
     """
     from emulator.namespaces import check_rights
     from emulator.network.report import require_plotting
     from host_agent.bench import replayed
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
 
     check_rights()
     if plot is not None:
@@ -61,11 +76,16 @@ def replay(
         batch=batch_size,
         device_s=device_time,
     )
-    found = replayed.validate(plan, lambda line: click.echo(line, err=True), keep)
+    found = replayed.validate(plan, say, keep)
+    if peers:
+        from emulator.peers import validation
+
+        emulated = validation.validate(validation.Plan(workers=workers, rates_bps=(rate,)), say)
+        found = dataclasses.replace(found, peers=emulated.rows)
     if plot is not None:
         from emulator.validation.scatter import draw
 
-        draw([("self-replay", found.self_replays), ("what-if", found.what_ifs)], plot, "iteration")
+        draw(list(found.groups.items()), plot, "iteration")
     if as_json:
         click.echo(json.dumps(found.as_json()))
     else:
@@ -77,19 +97,21 @@ def _show(found) -> None:
     from rich.table import Table
 
     from emulator.validation.rows import mape, worst
+    from switchml.commands.validate_clocks import show as show_clocks
 
     console = Console(highlight=False)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column("")
     for heading in ("measured ms", "predicted ms", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for title, rows in (("replayed as traced", found.self_replays), ("with a change", found.what_ifs)):
-        table.add_row(title, style="bold")
+    for kind, rows in found.groups.items():
+        table.add_row(TITLES[kind], style="bold")
         for row in rows:
             table.add_row(
                 f"  {row.name}", f"{row.measured * 1e3:.1f}", f"{row.predicted * 1e3:.1f}", f"{row.error:+.1%}"
             )
     console.print(table)
-    for title, rows in (("Self-replay", found.self_replays), ("What-ifs", found.what_ifs)):
+    for kind, rows in found.groups.items():
         far = worst(rows)
-        console.print(f"{title}: MAPE {mape(rows):.1%}, worst {far.error:+.1%} ({far.name})")
+        console.print(f"{kind.capitalize()}: MAPE {mape(rows):.1%}, worst {far.error:+.1%} ({far.name})")
+    show_clocks(found.clocks)

@@ -5,6 +5,7 @@
     allocation.py   what a job gets: slots, window, tag
     sessions.py     the same for v1 sessions
     dataplane.py    what both ask of whatever adds the packets up
+    p4_dataplane.py a P4 switch that does; p4_tree.py: a tree of them; p4_base.py: what both have in common
     service.py      gRPC for v2 (v2.proto); v1_service.py for v1 (v1.proto)
     channel.py      what both ends of a connection agree on; connections.py: how one ended
     status.py       samples and rates; report.py, wording.py and metrics.py: the same for people and Prometheus

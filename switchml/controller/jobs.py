@@ -105,7 +105,8 @@ class JobRegistry:
 
     A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
     the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
-    same data plane. `randbelow` draws what strangers must not guess; only a simulation, which has none, may put in another.
+    same data plane. `randbelow` draws what strangers must not guess; only a simulation, which has none, may put in
+    another.
     """
 
     def __init__(

@@ -27,7 +27,6 @@ MAX_SLOTS = 1 << 16
 MAX_NAME = 200
 
 
-
 class Reason(Enum):
     """Why a join was refused; server.py maps each to a gRPC status."""
 

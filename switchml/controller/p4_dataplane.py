@@ -11,13 +11,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 import socket
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from switchml.controller import p4_base
 from switchml.controller.allocation import DATAGRAM_MEMORY_BYTES
 from switchml.controller.dataplane import Address, JobCounters, JobSpec, Link
+from switchml.controller.mac import mac_text
 from switchml.controller.p4_driver import UDP_PREFIX, AttachedPort, Driver, Unreachable
 from switchml.controller.p4_places import Places
 from switchml.controller.p4_tables import (
@@ -34,7 +35,6 @@ from switchml.controller.p4_tables import (
 )
 from switchml.errors import ConfigError, ControlError
 from switchml.io import libc
-from switchml.packet import UDP_PORT
 
 log = logging.getLogger("switchml.controller")
 
@@ -42,7 +42,6 @@ SWITCH_ADDRESS, SWITCH_MAC = "10.0.0.254", 0x02_00_00_00_00_FE
 """The switch as a host, unless it is told otherwise."""
 RANK_MACS = 0x02_5A_00_00_00_00
 """MAC addresses of ranks without an interface: these bits, and the worker's number on the switch."""
-WATCH_EVERY_S = 0.25
 GIVEN_UP_AFTER_S = 3.0
 """How long a switch may be silent before the jobs on it fail."""
 STALL_S = 1.0
@@ -55,18 +54,16 @@ BMV2_WINDOW_BYTES = 32 * DATAGRAM_MEMORY_BYTES
 _LOCATE_TRIES, _LOCATE_PAUSE_S = 10, 0.05
 
 
-@dataclass
-class _Job:
-    """A job on the switch. `links[rank]` is None for ranks that come through ports that were there before."""
+@dataclass(kw_only=True)
+class _Job(p4_base.Job):
+    """`links[rank]` is None for ranks that come through ports that were there before."""
 
-    spec: JobSpec
     place: Place
     hosts: list[Host | None]
     changes: list[Changes] = field(default_factory=list)
-    links: list[Link | None] = field(default_factory=list)
+    links: list[Link | None]
     own_ports: list[int] = field(default_factory=list)
     lent_ports: list[int] = field(default_factory=list)
-    failure: str = ""
     cells: list[tuple[int, int]] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     moved_at: float = 0.0
@@ -74,7 +71,7 @@ class _Job:
     """(slots with a round under way, whom they wait for), once nothing has moved for a while."""
 
 
-class P4Dataplane:
+class P4Dataplane(p4_base.P4Base):
     """Implements `Dataplane` on the switch behind `driver`, which is connected.
 
     `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that ranks may
@@ -85,8 +82,8 @@ class P4Dataplane:
     the switch can hold of one rank's packets. Methods may be called from any thread.
     """
 
-    kind = "p4"
-    buffer_a_rank = True
+    padded = True
+    dense_only = False
 
     def __init__(
         self,
@@ -101,11 +98,7 @@ class P4Dataplane:
         loss_rate: float = 0.0,
         window_bytes: int = 0,
     ):
-        self.address: Address = address, UDP_PORT
-        self.mac = mac
-        self.receive_buffer_bytes = window_bytes
-        self.where = driver.where
-        self.slot_capacity = driver.rows // 2
+        super().__init__([driver], address, mac, window_bytes)
         self._driver = driver
         self._links = dict(links or {})
         self._told_ports = tuple(ports)
@@ -113,41 +106,14 @@ class P4Dataplane:
         self._udp_bind = udp_bind
         self._loss_rate = loss_rate
         self._places = Places(driver.rows)
-        self._jobs: dict[int, _Job] = {}
         self._left_behind: list[_Job] = []
-        self._lock = threading.RLock()
         self._silent_since: float | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
         self._prepare()
         self._links |= {port.number: port.interface for port in self._ports if port.is_udp}
         self._free_links = sorted(self._links)
         has_interfaces = any(not port.is_udp and port.number not in self._links for port in self._ports)
         makes_frames = bool(self._links or udp_bind)
-        self.padded = True
-        self.dense_only = False
         self.transports = (("udp", "raw") if has_interfaces else ()) + (("frames",) if makes_frames else ())
-
-    def start(self) -> P4Dataplane:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Take everything out of the switch and hang up. May be called twice."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join()
-        with self._lock:
-            for job_id in list(self._jobs):
-                self.stop_job(job_id)
-            if self._silent_since is None:
-                try:
-                    self._driver.undo(self._base)
-                except (Unreachable, ControlError) as error:
-                    log.warning("%s", error)
-            self._driver.close()
 
     # Dataplane: jobs
 
@@ -155,18 +121,13 @@ class P4Dataplane:
         """Raises ConfigError if there is no room, an address is taken, or the switch does not answer."""
         with self._lock:
             self._check(spec)
-            job = _Job(spec, self._places.take(spec), [None] * spec.workers, links=[None] * spec.workers)
-            try:
+            nowhere = [None] * spec.workers
+            job = _Job(spec, place=self._places.take(spec), hosts=list(nowhere), links=list(nowhere))
+            with self._coming_in(job):
                 for rank in range(spec.workers):
                     if spec.addresses[rank] is not None:
                         job.hosts[rank] = self._attach(job, rank, spec.macs[rank] if spec.macs else 0)
                 self._apply(job, job_changes(spec, job.place, job.hosts))
-            except BaseException as error:
-                self._remove(job)
-                if isinstance(error, (Unreachable, ControlError)):
-                    raise ConfigError(f"the switch at {self.where}: {error}") from error
-                raise
-            self._jobs[spec.job_id] = job
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """Raises ConfigError as `start_job` does, KeyError for an unknown job."""
@@ -187,23 +148,10 @@ class P4Dataplane:
             except (Unreachable, ControlError) as error:
                 raise ConfigError(f"rank {rank} of job {job_id} can't be reached: {error}") from error
 
-    def stop_job(self, job_id: int) -> None:
-        with self._lock:
-            job = self._jobs.pop(job_id, None)
-            if job is not None:
-                self._remove(job)
-
-    def failed(self) -> dict[int, str]:
-        with self._lock:
-            return {job_id: job.failure for job_id, job in self._jobs.items() if job.failure}
-
     # Dataplane: how to reach it
 
     def address_for(self, sender: Address) -> Address:
         return self.address
-
-    def segment(self, job_id: int) -> str:
-        return ""
 
     def link(self, job_id: int, rank: int) -> Link | None:
         with self._lock:
@@ -228,13 +176,6 @@ class P4Dataplane:
             if job.stalled is None:
                 job.stalled = self._read_slots(job) or (in_use, ())
             return JobCounters(ranks, *job.stalled)
-
-    def refused(self) -> dict[str, int]:
-        with self._lock:
-            try:
-                return {"refused_address": self._driver.read_counter("outcomes", 0, 1)[0][0]}
-            except (Unreachable, ControlError):
-                return {"refused_address": 0}
 
     def _read_cells(self, job: _Job) -> list[tuple[int, int]]:
         first = OUTCOMES * job.place.worker
@@ -269,6 +210,10 @@ class P4Dataplane:
             groups=base.groups, entries=base.entries + tuple(entry for changes in lossy for entry in changes.entries)
         )
         self._driver.apply(self._base)
+
+    def _clear(self) -> None:
+        if self._silent_since is None:
+            self._undo_base(self._driver, self._base)
 
     def _check(self, spec: JobSpec, but: _Job | None = None) -> None:
         if self._silent_since is not None:
@@ -385,14 +330,6 @@ class P4Dataplane:
 
     # Inside: the watch
 
-    def _watch(self) -> None:
-        while not self._stopping.wait(WATCH_EVERY_S):
-            try:
-                with self._lock:
-                    self._look()
-            except Exception:
-                log.exception("watching the switch at %s failed", self.where)
-
     def _look(self) -> None:
         now = time.monotonic()
         try:
@@ -417,8 +354,7 @@ class P4Dataplane:
             silent_s = now - self._silent_since
             lost = f"{error} (for {silent_s:.0f} s)" if silent_s >= GIVEN_UP_AFTER_S else ""
         if lost:
-            for job in self._jobs.values():
-                job.failure = job.failure or lost
+            self._fail_all(lost)
 
 
 def udp_window_bytes() -> int:
@@ -451,19 +387,3 @@ def crc16(data: bytes) -> int:
         for _ in range(8):
             value = value >> 1 ^ (0xA001 if value & 1 else 0)
     return value
-
-
-def mac_text(mac: int) -> str:
-    """`02:00:00:00:00:fe`."""
-    return mac.to_bytes(6, "big").hex(":")
-
-
-def parse_mac(text: str) -> int:
-    """The reverse of `mac_text`. Raises ConfigError."""
-    parts = text.split(":")
-    try:
-        if len(parts) != 6 or not all(len(part) in (1, 2) for part in parts):
-            raise ValueError
-        return int.from_bytes(bytes(int(part, 16) for part in parts), "big")
-    except ValueError:
-        raise ConfigError(f"{text!r} is no MAC address: expected six bytes like 02:00:00:00:00:fe") from None

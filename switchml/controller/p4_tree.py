@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from switchml.controller import p4_base
 from switchml.controller.dataplane import Address, JobCounters, JobSpec, Link
-from switchml.controller.p4_dataplane import WATCH_EVERY_S, mac_text, parse_mac
+from switchml.controller.mac import mac_text, parse_mac
 from switchml.controller.p4_driver import Driver, Unreachable
 from switchml.controller.p4_places import Places
 from switchml.controller.p4_tables import (
@@ -55,13 +55,11 @@ class TreeSwitch:
         self.places = Places(self.driver.rows)
 
 
-@dataclass
-class _Job:
-    spec: JobSpec
-    at: dict[int, str] = field(default_factory=dict)
+@dataclass(kw_only=True)
+class _Job(p4_base.Job):
+    at: dict[int, str]
     """Switch of each rank."""
     placed: list[tuple[TreeSwitch, Place, Changes]] = field(default_factory=list)
-    failure: str = ""
 
 
 def read_tree(path: Path) -> list[TreeSwitch]:
@@ -101,54 +99,24 @@ def _connect(told: dict, known: dict) -> TreeSwitch:
     return TreeSwitch(told["name"], driver, told["address"], mac, told.get("above"), ports, stations)
 
 
-class P4TreeDataplane:
+class P4TreeDataplane(p4_base.P4Base):
     """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: what the way to a switch can hold of one
     rank's packets. Methods may be called from any thread."""
 
-    kind = "p4"
-    buffer_a_rank = True
     transports = ("udp", "raw")
     padded = False
     dense_only = True
 
     def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
         root = switches[0]
-        self.address: Address = root.address, UDP_PORT
-        self.mac = root.mac
-        self.receive_buffer_bytes = window_bytes
-        self.where = ", ".join(switch.driver.where for switch in switches)
-        self.slot_capacity = min(switch.driver.rows for switch in switches) // 2
+        super().__init__([switch.driver for switch in switches], root.address, root.mac, window_bytes)
         self._switches = list(switches)
         self._named = {switch.name: switch for switch in switches}
-        self._jobs: dict[int, _Job] = {}
-        self._lock = threading.RLock()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
         for switch in switches:
             switch.driver.reset()
             ports = [port.number for port in switch.driver.ports() or ()]
             switch.base = switch_changes(switch.address, switch.mac, ports)
             switch.driver.apply(switch.base)
-
-    def start(self) -> P4TreeDataplane:
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Take everything out of the switches and hang up. May be called twice."""
-        if self._stopping.is_set():
-            return
-        self._stopping.set()
-        self._thread.join()
-        with self._lock:
-            for job_id in list(self._jobs):
-                self.stop_job(job_id)
-            for switch in self._switches:
-                try:
-                    switch.driver.undo(switch.base)
-                except (Unreachable, ControlError) as error:
-                    log.warning("%s", error)
-                switch.driver.close()
 
     # Dataplane: jobs
 
@@ -157,30 +125,14 @@ class P4TreeDataplane:
         with self._lock:
             if any(job.spec.tag == spec.tag for job in self._jobs.values()):
                 raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it again")
-            job = _Job(spec, {rank: self._switch_of(spec, rank) for rank in range(spec.workers)})
-            try:
+            job = _Job(spec, at={rank: self._switch_of(spec, rank) for rank in range(spec.workers)})
+            with self._coming_in(job):
                 for switch in self._switches:
                     self._place(job, switch)
-            except BaseException as error:
-                self._remove(job)
-                if isinstance(error, (Unreachable, ControlError)):
-                    raise ConfigError(str(error)) from error
-                raise
-            self._jobs[spec.job_id] = job
 
     def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """There are no ranks of protocol 1 on a tree: `start_job` has refused them."""
         raise ConfigError("a tree of switches takes jobs of protocol 2")
-
-    def stop_job(self, job_id: int) -> None:
-        with self._lock:
-            job = self._jobs.pop(job_id, None)
-            if job is not None:
-                self._remove(job)
-
-    def failed(self) -> dict[int, str]:
-        with self._lock:
-            return {job_id: job.failure for job_id, job in self._jobs.items() if job.failure}
 
     # Dataplane: how to reach it
 
@@ -190,9 +142,6 @@ class P4TreeDataplane:
                 if sender in job.spec.addresses:
                     return self._named[job.at[job.spec.addresses.index(sender)]].address, UDP_PORT
         return self.address
-
-    def segment(self, job_id: int) -> str:
-        return ""
 
     def link(self, job_id: int, rank: int) -> Link | None:
         with self._lock:
@@ -216,14 +165,6 @@ class P4TreeDataplane:
                     log.debug("counters of job %d: %s", job_id, error)
                     cells += [(0, 0)] * OUTCOMES
             return JobCounters(job_counters(job.spec, cells), 0)
-
-    def refused(self) -> dict[str, int]:
-        with self._lock:
-            try:
-                strangers = [switch.driver.read_counter("outcomes", 0, 1)[0][0] for switch in self._switches]
-            except (Unreachable, ControlError):
-                strangers = []
-            return {"refused_address": sum(strangers)}
 
     # Inside
 
@@ -261,7 +202,10 @@ class P4TreeDataplane:
         job.placed.append((switch, place, Changes()))  # so that it is released whatever happens
         changes = tree_changes(spec, place, hosts, below, above)
         job.placed[-1] = switch, place, changes
-        switch.driver.apply(changes)
+        try:
+            switch.driver.apply(changes)
+        except ControlError as error:
+            raise ConfigError(f"switch {switch.name}: {error}") from error
 
     def _seen_from(self, switch: TreeSwitch, other: TreeSwitch) -> Neighbour:
         return Neighbour(other.address, Host(switch.ports[other.name], other.mac))
@@ -274,13 +218,14 @@ class P4TreeDataplane:
                 log.debug("job %d at %s: %s", job.spec.job_id, switch.name, error)
             switch.places.release(job.spec.job_id)
 
-    def _watch(self) -> None:
-        while not self._stopping.wait(WATCH_EVERY_S):
-            for switch in self._switches:
-                with self._lock:
-                    lost = self._what_is_wrong_with(switch)
-                    for job in self._jobs.values() if lost else ():
-                        job.failure = job.failure or lost
+    def _clear(self) -> None:
+        for switch in self._switches:
+            self._undo_base(switch.driver, switch.base)
+
+    def _look(self) -> None:
+        for switch in self._switches:
+            if lost := self._what_is_wrong_with(switch):
+                self._fail_all(lost)
 
     def _what_is_wrong_with(self, switch: TreeSwitch) -> str:
         try:

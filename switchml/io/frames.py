@@ -3,8 +3,9 @@ datagram (any user may), or right through a network interface (AF_PACKET, root).
 
 All packets of a worker go the same way, so their frames have the same 42 bytes of headers (Ethernet, IPv4, UDP without
 checksum) but for their length: these are written once, in front of where the packets are built, and `fit` corrects the
-length where a packet is shorter or longer than the one before in its place. Through an interface trains of packets go as one superframe where the kernel takes them (PACKET_VNET_HDR, VIRTIO_NET_HDR_GSO_UDP_L4
-of linux/virtio_net.h), and come as one: the packets in it are listed where they lie.
+length where a packet is shorter or longer than the one before in its place. Through an interface trains of packets go
+as one superframe where the kernel takes them (PACKET_VNET_HDR, VIRTIO_NET_HDR_GSO_UDP_L4 of linux/virtio_net.h), and
+come as one: the packets in it are listed where they lie.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Thrift client for BMv2's services: ours and those of a real simple_switch.
 
-    with Client("localhost", 9090) as switch:
-        switch.call("simple_switch", "set_all_egress_queue_depths", depth=1024)
+with Client("localhost", 9090) as switch:
+    switch.call("simple_switch", "set_all_egress_queue_depths", depth=1024)
 """
 
 from __future__ import annotations

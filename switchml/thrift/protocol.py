@@ -2,7 +2,7 @@
 
 A type has a `code` (the byte that names it on the wire), a `default`, `read` and `write`. Values are plain: bool, int,
 float, str, bytes, list, dict, and for structs a `Record`. Fields that are not known are skipped, fields that did not
-come are None. Bytes that can't be read raise ProtocolError; lengths are believed only up to what has arrived. """
+come are None. Bytes that can't be read raise ProtocolError; lengths are believed only up to what has arrived."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Thrift interfaces of BMv2 1.15: services `standard`, `simple_pre`, `simple_pre_lag` and `simple_switch`, in the
 notation of idl.py. Names, types and numbers are those of BMv2's standard.thrift, simple_pre.thrift,
-simple_pre_lag.thrift and simple_switch.thrift; clients of every version since 1.0 know a subset. """
+simple_pre_lag.thrift and simple_switch.thrift; clients of every version since 1.0 know a subset."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Runs world_cases.py in a fresh process: `world.call` forks, and gRPC, Arrow and others whose threads start again
-after a fork can't have them while children are bound for other namespaces. pytest's process may have imported any of them.
+after a fork can't have them while children are bound for other namespaces. pytest's process may have imported any of
+them.
 """
 
 import subprocess

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
 from host_agent.agent import HostAgent
-from host_agent.compressed import AgentReducer, Compressor, gather_by_sum, lanes_of, packets_of, values_of, way_of
+from host_agent.compressed import (
+    ASK_EVERY,
+    AgentReducer,
+    Compressor,
+    gather_by_sum,
+    lanes_of,
+    packets_of,
+    values_of,
+    way_of,
+)
 from switchml import codecs
 from switchml.codecs import Payload, Turn
 from switchml.errors import ConfigError, RanksDisagree, UnsupportedTensor
@@ -107,9 +116,7 @@ def test_codecs_take_float32_only(trio):
         trio[0].allreduce(np.ones(10), codec="fp16")
 
 
-@given(
-    st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1)
-)
+@given(st.sampled_from([np.int8, np.int16]), st.integers(1, 8), st.integers(0, 40), st.integers(0, 2**32 - 1))
 def test_small_integers_add_up_in_int32_lanes(dtype, ranks, n, seed):
     most = np.iinfo(dtype).max // ranks
     values = np.random.default_rng(seed).integers(-most, most + 1, (ranks, n)).astype(dtype)
@@ -177,6 +184,27 @@ def test_the_way_that_sends_least():
     assert way_of(500_000, many, 400_000, takes_sparse=True) == "gather"
     assert way_of(5e7, many, 400_000, takes_sparse=True) == "dense"
     assert packets_of(np.array([0, 31, 255, 256, 4000])) == 3 and packets_of(np.array([], np.int64)) == 0
+
+
+def test_payloads_of_known_size_are_not_asked_for_each_time(trio):
+    """The way is asked for anew after some sums, and when the size is another one; clustered selections are streamed
+    from then on."""
+    steps = 2 * ASK_EVERY + 1
+
+    def run(agent):
+        reducer, calls = AgentReducer(agent), []
+        add = reducer._add
+        reducer._add = lambda values, *rest, **named: calls.append(values.size) or add(values, *rest, **named)
+        compressor = Compressor(reducer, "topk:ratio=0.0128", "none")
+        means = [compressor.allreduce("asked", clustered(agent.rank)) for _ in range(steps)]
+        Compressor(reducer, "topk:ratio=0.01", "none").allreduce("asked", clustered(agent.rank))
+        return digest(means), means, [size for size in calls if size == 2 * agent.world_size]
+
+    results = good(on_all(trio, run))
+    assert len({bits for bits, *_ in results}) == 1
+    for _, means, asked in results:
+        assert len(asked) == 3 + 1  # of both kinds of topk
+        np.testing.assert_allclose(means[-1], means[0], atol=1e-5)
 
 
 def test_a_tree_of_switches_says_that_it_takes_no_sparse_sums(monkeypatch):

@@ -9,7 +9,9 @@ import time
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from switchml.__main__ import cli
 from tests.host_agent.ranks import environment
 
 pytest.importorskip("torch")
@@ -98,7 +100,7 @@ def test_simple_switch_gives_the_same_bits(require_program):
     assert through["bmv2"]["transport"] == "frames"
 
 
-@pytest.mark.parametrize("workers", [1, 3, 8])
+@pytest.mark.parametrize("workers", [1, 8])
 def test_number_of_workers(workers):
     report = run_json("--workers", str(workers), "--steps", "8", "--batch-size", "8")
     assert report["workers"] == workers
@@ -129,10 +131,10 @@ def test_table_and_progress():
     ],
 )
 def test_nonsense_is_refused(arguments, complaint):
-    done = run(*arguments)
-    assert done.returncode in (1, 2)
-    assert complaint in done.stderr and "Traceback" not in done.stderr
-    assert done.stdout == ""
+    done = CliRunner().invoke(cli, ["train", *arguments])
+    assert done.exit_code in (1, 2)
+    assert complaint in done.stderr and done.stdout == ""
+    assert done.exception is None or isinstance(done.exception, SystemExit), "no traceback"
 
 
 def workers_of(process: subprocess.Popen, count: int) -> list[psutil.Process]:

@@ -21,11 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total, until
 
-from host_agent import agent as agents_module
+from host_agent import joining
+from host_agent.agent import HostAgent
 from switchml.controller import v2_pb2
 from switchml.controller.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
 from switchml.io import libc, tunnel, udp
+from switchml.io.tunnel import messages
 
 PATIENCE_S = 10.0
 
@@ -135,11 +137,11 @@ def test_a_batch_is_one_message_with_a_run_for_each_length():
     try:
         receiver.socket.setblocking(False)
         sender.send([b"abc", b"def", b"", b"gh"], receiver.address)
-        packets, message = udp.new_packets(udp.RECEIVE_PACKETS), np.zeros(tunnel.MESSAGE_BYTES, np.uint8)
-        size = tunnel.gather(receiver.io, packets, message)
+        packets, message = udp.new_packets(udp.RECEIVE_PACKETS), np.zeros(messages.MESSAGE_BYTES, np.uint8)
+        size = messages.gather(receiver.io, packets, message)
         runs = bytes.fromhex("0003 0002  0000 0001  0002 0001")
         assert message[:size].tobytes() == bytes.fromhex("04 01 0003") + runs + b"abcdefgh"
-        assert tunnel.gather(receiver.io, packets, message) == 0
+        assert messages.gather(receiver.io, packets, message) == 0
     finally:
         sender.close()
         receiver.close()
@@ -163,7 +165,7 @@ def test_what_is_no_message_sends_nothing(message):
     try:
         data = np.frombuffer(bytes.fromhex(message) or b"-", np.uint8)
         packets, to = udp.new_packets(udp.RECEIVE_PACKETS), udp.endpoint(*plain.address)
-        assert tunnel.scatter(plain.io, packets, data.ctypes.data, len(bytes.fromhex(message)), to) == -1
+        assert messages.scatter(plain.io, packets, data.ctypes.data, len(bytes.fromhex(message)), to) == -1
     finally:
         plain.close()
 
@@ -214,8 +216,8 @@ def test_a_client_whose_connection_is_gone_is_forgotten(pair):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(pair.server.addresses[0])
-        dealer.send(bytes((tunnel.HELLO, tunnel.VERSION)))
-        assert dealer.recv()[0] == tunnel.WELCOME and pair.server.clients == 1
+        dealer.send(bytes((messages.HELLO, messages.VERSION)))
+        assert dealer.recv()[0] == messages.WELCOME and pair.server.clients == 1
     until(lambda: pair.server.clients == 0, PATIENCE_S)
 
 
@@ -227,7 +229,7 @@ def test_a_connection_that_comes_back_in_time_goes_on(pair):
             dealer.linger = 0
             dealer.setsockopt(zmq.ROUTING_ID, b"the same one")
             dealer.connect(pair.server.addresses[0])
-            dealer.send(bytes((tunnel.HELLO, tunnel.VERSION)))
+            dealer.send(bytes((messages.HELLO, messages.VERSION)))
             addresses.append(dealer.recv())
             assert pair.server.clients == 1
     assert addresses[0] == addresses[1]
@@ -255,14 +257,14 @@ def test_another_version_is_refused(pair):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0
         dealer.connect(pair.server.addresses[0])
-        dealer.send(bytes((tunnel.HELLO, 9)))
+        dealer.send(bytes((messages.HELLO, 9)))
         answer = dealer.recv()
-        assert answer[0] == tunnel.REFUSED and b"it speaks version 1" in answer
+        assert answer[0] == messages.REFUSED and b"it speaks version 1" in answer
         dealer.send(b"")
         dealer.send(b"\4")
         dealer.send_multipart([b"\4\1", b"\0\0"])
         dealer.send(bytes.fromhex("0401 0000"))
-        assert dealer.recv() == bytes((tunnel.STRANGER, tunnel.VERSION))
+        assert dealer.recv() == bytes((messages.STRANGER, messages.VERSION))
     assert pair.server.clients == 0
 
 
@@ -289,8 +291,8 @@ def test_a_client_that_takes_nothing_costs_bounded_memory(pair):
         stuck.setsockopt(zmq.RCVHWM, 1)
         stuck.setsockopt(zmq.RCVBUF, 1 << 16)
         stuck.connect(pair.server.addresses[0])
-        stuck.send(bytes((tunnel.HELLO, tunnel.VERSION)))
-        _, _, port, ip, _ = tunnel._WELCOME.unpack(stuck.recv())
+        stuck.send(bytes((messages.HELLO, messages.VERSION)))
+        _, _, port, ip, _ = messages.WELCOME_BODY.unpack(stuck.recv())
         to = socket.inet_ntoa(ip), port
         client, agent = pair.connect()
         train = numbered(60, 1034)
@@ -379,7 +381,7 @@ def kind(request, monkeypatch):
     def choose(addresses, host):
         return next(url for url in addresses if url.startswith(request.param))
 
-    monkeypatch.setattr(agents_module, "choose_address", choose)
+    monkeypatch.setattr(joining, "choose_address", choose)
     return request.param
 
 
@@ -407,7 +409,7 @@ def test_results_are_those_of_udp(aggregator, kind, ranks):
 
 def test_ranks_of_one_job_may_come_either_way(aggregator):
     transports = ["zmq", "udp", "auto"]
-    join = agents_module.HostAgent.join
+    join = HostAgent.join
     agents = good(
         on_all(range(3), lambda r: join(aggregator.address, job="mixed", rank=r, world_size=3, transport=transports[r]))
     )

@@ -37,6 +37,7 @@ def test_nothing_else_is_there(compile_p4):
 VARIANTS = ["switchml", "switchml_lanes", "switchml_lanes_1024"]
 
 
+@pytest.mark.needs("p4c-bm2-ss")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiled_is_what_p4c_writes(variant, compile_p4, tmp_path, require_program):
     compiler = require_program("p4c-bm2-ss")

@@ -25,14 +25,12 @@ from switchml.errors import AggregatorLost, ConfigError, JoinError
 
 pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
+BMV2 = (pytest.mark.root, pytest.mark.needs("simple_switch", "ip"))
 OTHER_PROGRAM = Path(__file__).parents[1] / "programs" / "l3.json"
 
 
-@pytest.fixture(scope="module", params=["p4", pytest.param("bmv2", marks=pytest.mark.root)])
-def served(request, require_program):
-    if request.param == "bmv2":
-        require_program("simple_switch")
-        require_program("ip")
+@pytest.fixture(scope="module", params=["p4", pytest.param("bmv2", marks=BMV2)])
+def served(request):
     running = Served(request.param)
     yield running
     running.stop()

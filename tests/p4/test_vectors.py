@@ -112,6 +112,7 @@ def together(scenarios: list[Scenario], n_rows: int) -> list[list[Job]]:
 
 
 @pytest.mark.slow
+@pytest.mark.needs("simple_switch", "simple_switch_CLI")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_scenarios_on_simple_switch(variant, require_program):
     """All scenarios, one after the other; as many of them as there is room for are jobs of one switch."""

@@ -4,6 +4,7 @@ import pytest
 from peers import cli
 
 
+@pytest.mark.needs("simple_switch", "simple_switch_CLI")
 @pytest.mark.parametrize("name", cli.names())
 def test_transcript_is_simple_switch_s(name, require_program):
     found = cli.real(require_program("simple_switch"), require_program("simple_switch_CLI"), name)

@@ -2,7 +2,7 @@
 client.
 
 It starts with Mininet's cleanup, which kills by name and deletes logs in /tmp, so it runs in namespaces of its own.
-Needs a checkout of https://github.com/nsg-ethz/p4-utils on PYTHONPATH, with what it imports. """
+Needs a checkout of https://github.com/nsg-ethz/p4-utils on PYTHONPATH, with what it imports."""
 
 import importlib.util
 import os

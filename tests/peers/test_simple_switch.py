@@ -103,6 +103,7 @@ def _worked(reply: str) -> bool:
     return not re.search(r"^(Invalid|Error|Usage)", reply, re.MULTILINE)
 
 
+@pytest.mark.needs("simple_switch", "simple_switch_CLI")
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WRONG_BY_CLI])
 def test_same_as_simple_switch(name, require_program):
     switch, cli = require_program("simple_switch"), require_program("simple_switch_CLI")

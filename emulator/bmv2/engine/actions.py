@@ -115,9 +115,12 @@ class Actions:
         elif op == "log_msg":
             self._log(call)
         else:
-            {"exit": self.exit_pipeline, "modify_field": self.assign, "copy_header": self.assign_header,
-             "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress}.get(op, getattr(self, op, None))(*args)
-             # fmt: skip
+            {
+                "exit": self.exit_pipeline,
+                "modify_field": self.assign,
+                "copy_header": self.assign_header,
+                "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress,
+            }.get(op, getattr(self, op, None))(*args)
 
     # Assignments
 

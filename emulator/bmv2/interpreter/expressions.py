@@ -2,7 +2,7 @@
 
 BMv2 stops the whole switch where a program divides by zero, shifts by a negative number, or goes beyond a stack. Here
 x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack one reads 0 (an invalid header) and writes
-nothing. """
+nothing."""
 
 from __future__ import annotations
 

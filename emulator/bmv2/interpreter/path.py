@@ -2,7 +2,7 @@
 
 The order of everything that happens at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is
 that of simple_switch.cpp's ingress_thread and egress_thread. Here it is one thread: the packets that a packet sends
-back are served before the next, and egress follows at once, in the order in which packets were queued. """
+back are served before the next, and egress follows at once, in the order in which packets were queued."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A port's frames come one by one, in plain Python, until its kernels are there: o
 compiled, in another thread. It changes over between two frames, so none is lost or overtaken.
 
 A UDP port, `udp:ADDRESS:PORT`, is a socket bound there; each datagram is one Ethernet frame. Frames go back to whoever
-sent the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address. """
+sent the last one, or, with `udp:ADDRESS:PORT,ADDRESS:PORT`, to the second address."""
 
 from __future__ import annotations
 

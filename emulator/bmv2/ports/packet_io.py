@@ -2,7 +2,7 @@
 of recvmmsg (packet_ring.py); and superframes where there are any (superframes.py).
 
 What arrives has VLAN tags back in their place, which Linux keeps beside the frame. Frames are told as addresses of
-their bytes: those received in a `Batch`, those to be sent in records, rows of (port, address, length, …). """
+their bytes: those received in a `Batch`, those to be sent in records, rows of (port, address, length, …)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class PacketIO(NamedTuple):
 
     `counts` int64[5] by COUNTS. Received frames lie in `buffers`, packets cut from superframes in `arena`; both are
     used again by the next call. The rest are message headers as io/libc.py describes them, with two parts to a
-    received frame (virtio header, frame) and up to MOST_JOINED + 2 to a sent one. """
+    received frame (virtio header, frame) and up to MOST_JOINED + 2 to a sent one."""
 
     counts: np.ndarray
     buffers: np.ndarray

@@ -5,7 +5,7 @@ packets that leave one after another are joined again.
 A socket with PACKET_VNET_HDR puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags,
 type of segmentation, length of all headers, payload bytes of each packet, where the checksum starts and its offset
 from there. Frames below are addresses and lengths without that header. UDP and TCP over IPv4 and IPv6 are cut, with
-VLAN tags or without; UDP over IPv4 is joined. """
+VLAN tags or without; UDP over IPv4 is joined."""
 
 from __future__ import annotations
 

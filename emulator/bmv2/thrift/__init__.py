@@ -2,4 +2,4 @@
 drive our switch.
 
 `standard`, `multicast` and `simple_switch` answer calls; `server` listens. The wire format, the description of the
-interface and the client are in switchml/thrift. """
+interface and the client are in switchml/thrift."""

@@ -230,9 +230,7 @@ class TableCalls:
             default = self.bm_mt_get_default_entry(cxt, table)
             return Record(match_key=[], options=Record(), entry_handle=0, action_entry=default)
         found = self._table(table)
-        return self._entry_to_wire(
-            found, found.entry_from_key(match_from_wire(found.table, match), _priority(options))
-        )
+        return self._entry_to_wire(found, found.entry_from_key(match_from_wire(found.table, match), _priority(options)))
 
     # Direct counters and meters
 

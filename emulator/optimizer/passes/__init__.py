@@ -3,6 +3,6 @@ the list, in the order in which they are applied: first those that change what r
 only how gradients are all-reduced, which a search tries on the coarsened job.
 """
 
-from emulator.optimizer.passes.registry import COMMUNICATION, COMPUTE, PASSES, Pass, named
+from emulator.optimizer.passes.registry import COMMUNICATION, COMPUTE, PASSES, Pass, in_file, named
 
-__all__ = ["COMMUNICATION", "COMPUTE", "PASSES", "Pass", "named"]
+__all__ = ["COMMUNICATION", "COMPUTE", "PASSES", "Pass", "in_file", "named"]

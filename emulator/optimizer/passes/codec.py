@@ -19,7 +19,8 @@ from emulator.workload.graph import Kind
 
 
 def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
-    """Buckets with a codec cost what compressed ones do, and have it run before (half its time) and after."""
+    """Buckets with a codec cost what compressed ones do, and have it run before (half its time) and after. None waits
+    in line behind another, so nothing announces their exponents."""
     meetings = gradients(joined).meetings
     specs = [setting.codec_of(i) for i in range(len(meetings))]
     if not any(specs):
@@ -31,10 +32,11 @@ def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
     sizes = meeting_bytes(joined)
     took_s = np.zeros(len(fixed_s))
     for meeting, spec in zip(meetings, specs, strict=True):
+        transfer = machine.compressed(setting.placement, spec)
         if spec:
-            transfer = machine.compressed(setting.placement, spec)
             fixed_s[meeting], rate[meeting], moved[meeting] = transfer.fixed_s, transfer.bytes_per_s, sizes[meeting]
             took_s[meeting] = sizes[meeting] / machine.codec(spec).bytes_per_s
+        fixed_s[meeting] += transfer.again_s(sizes[meeting])
     costs = dataclasses.replace(costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate)
     joined = dataclasses.replace(joined, costs=costs)
     ops = np.flatnonzero(np.isin(joined.graph.ops.meeting, np.flatnonzero(took_s > 0)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from emulator import datafile
-from emulator.optimizer.machine import Machine
+from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import (
     accumulate,
     batch,
@@ -18,7 +19,7 @@ from emulator.optimizer.passes import (
     priority,
     recompute,
 )
-from emulator.optimizer.setting import Setting
+from emulator.optimizer.setting import TRACED, Setting
 from emulator.trace.joined import Joined
 from switchml.errors import ConfigError
 
@@ -52,6 +53,14 @@ COMMUNICATION = (
     Pass("priority", "urgent buckets first", priority.apply, False, True, "a scheduler such as ByteScheduler"),
 )
 PASSES = COMPUTE + COMMUNICATION
+
+
+def in_file(setting: Setting) -> Setting:
+    """What of it a settings file makes a job do."""
+    asked = {one.name: getattr(setting, one.name) for one in PASSES if one.in_file}
+    if setting.placement not in BACKEND_OF:
+        del asked["placement"]
+    return dataclasses.replace(TRACED, **asked)
 
 
 def named(names: Iterable[str]) -> list[Pass]:

@@ -5,8 +5,10 @@ from emulator.optimizer import file
 from emulator.optimizer.codec_costs import CHOICES, measure
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import search
-from emulator.optimizer.setting import Setting
+from emulator.optimizer.passes import in_file
+from emulator.optimizer.promise import Promise
+from emulator.optimizer.search import Found, search
+from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.trace.buckets import MIB, assign, gradients
 from host_agent.settings import load
@@ -38,6 +40,42 @@ def test_what_is_written_is_what_is_read(job, tmp_path):
 def test_what_a_file_cannot_do_is_advice(job):
     said = file.advice(Setting(accumulate=4, placement="ps", buckets=(MIB,)))
     assert set(said) == {"accumulate", "placement"} and "no_sync" in said["accumulate"]
+
+
+def test_a_file_promises_what_it_does(job):
+    """Micro-batches are advice: they gain, but not by the file."""
+    machine = Machine.of(job)
+    found = search(Objective(job, machine), Allowed(passes=("buckets", "placement", "accumulate")), trials=200)
+    assert found.best.setting.accumulate > 1 == found.in_file.setting.accumulate
+    assert found.in_file.setting.placement == found.best.setting.placement == "switchml"
+    told = file.tables(found, machine, "traces")
+    assert told["predicted"]["iteration_s"] == found.in_file.iteration_s and "accumulate" in told["advice"]
+    assert 1 < found.promised == found.traced.sample_s / found.in_file.sample_s
+    promise = Promise.of(found, [0.30, 0.50, 0.31], [0.20, 0.40, 0.21])
+    assert promise.default_s == 0.31 and promise.measured == pytest.approx(0.31 / 0.21)
+    assert promise.error == pytest.approx(found.promised / promise.measured - 1)
+    assert f"promised {found.promised:.2f} times as fast, measured 1.48, off by {promise.error:+.1%}" in str(promise)
+
+
+def test_a_parameter_server_is_no_backend():
+    setting = in_file(Setting(placement="ps", buckets=(MIB,), priority=True))
+    assert setting == Setting(buckets=(MIB,))
+
+
+@pytest.mark.parametrize(("codec", "wire"), [(("fp16", ""), "int16"), (("", "bf16"), "int16"), (("thc",), None)])
+def test_halves_take_narrow_lanes_in_any_bucket(job, codec, wire):
+    machine = Machine.of(job, codecs=measure([spec for spec in codec if spec], 4))
+    objective = Objective(job, machine)
+    traced, best = objective(TRACED), objective(Setting(placement="switchml", codec=codec))
+    told = file.tables(Found(traced, best, best), machine, "traces")
+    assert told["environment"].get("SWITCHML_WIRE") == wire
+    assert told["compression"]["codec"] == [spec or "none" for spec in codec]
+
+
+def test_nothing_to_change_changes_nothing(job):
+    traced = Objective(job, machine := Machine.of(job))(TRACED)
+    told = file.tables(Found(traced, traced, traced), machine, "traces")
+    assert not any(told[name] for name in ("process_group", "environment", "ddp", "compression", "advice"))
 
 
 def test_a_file_that_can_not_be_written_says_so(job, tmp_path):

@@ -27,8 +27,7 @@ def peers(*options: object, code: int = 0) -> Result:
     return switchml("peers", *options, code=code)
 
 
-@pytest.mark.parametrize("clock", ["virtual", "wall"])
-@pytest.mark.parametrize("real", [1, 2])
+@pytest.mark.parametrize(("real", "clock"), [(1, "virtual"), (2, "wall")])
 def test_every_collective(real, clock, capfd):
     options = ("--world-size", 4, "--real-ranks", real, "--clock", clock)
     peers(*options, HERE / "collectives_script.py")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
 
-from host_agent.adaptive import compressor
+from host_agent.adaptive import compressor, schedule
 from host_agent.adaptive.compressor import AutoCompressor
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy
 from host_agent.compressed import AgentReducer
@@ -66,7 +66,7 @@ def test_what_a_step_leaves_out_comes_with_a_later_one_whatever_its_codec(trio, 
             return self.current
 
     monkeypatch.setattr(compressor, "BucketPolicy", EachInTurn)
-    monkeypatch.setattr(compressor, "MOST_STEPS", 1)
+    monkeypatch.setattr(schedule, "MOST_STEPS", 1)
     results = good(on_all(trio, lambda agent: train(agent, AutoCompressor(AgentReducer(agent), Auto()))))
     for name in SIZES:
         every = [gradient(step, rank, name).astype(float) for step in range(STEPS) for rank in range(RANKS)]

@@ -20,6 +20,8 @@ pytest.importorskip("torch")
 from emulator.trace.events import LaneKind, RankTrace, What, WireWhat
 from emulator.trace.join import join
 from emulator.trace.read import read
+from emulator.trace.shifted import recovered
+from host_agent.profile.clocks import ROUNDS
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
@@ -149,6 +151,22 @@ def test_packets_are_what_the_counters_say(captured):
             at_s = trace.wire.at_s[packets]
             assert at_s.min() >= trace.events.start_s[event] - 1e-4
             assert at_s.max() <= trace.events.end_s[event] + 1e-4
+
+
+def test_clocks_were_compared(captured):
+    """At the capture's beginning and end; a message is noted where it left and where it came, and only there."""
+    backend, folder, _ = captured
+    traces = read(folder)
+    for trace in traces:
+        assert len(trace.pings) == 2 * 2 * ROUNDS
+        assert np.isin(np.arange(4 * ROUNDS), trace.pings.message).all()
+        before, after = trace.pings.at_s < trace.steps[0, 0], trace.pings.at_s > trace.steps[-1, 1]
+        assert before.sum() == after.sum() == 2 * ROUNDS
+    one, other = (trace.pings for trace in traces)
+    np.testing.assert_array_equal(np.sort(one.message[one.is_sent]), np.sort(other.message[~other.is_sent]))
+    found = {row.told_by: row.error_s for row in recovered(backend, traces)}
+    assert list(found) == ["pings", *(["packets"] if backend == "switchml" else []), "collectives"]
+    assert found["pings"] < 1e-3, "on a busy machine; else microseconds"
 
 
 def test_sizes_of_gloo_are_the_same_with_and_without_shapes(tmp_path):

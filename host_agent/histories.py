@@ -1,0 +1,78 @@
+"""Exponents of earlier tensors, for the chunks of the next that are sent before anything of it is known.
+
+Training reduces the same tensors in the same order step after step, and some are equally large. So the log of what was
+reduced is followed: a tensor takes on the exponents of the one behind that which the tensor before it took them from.
+Where that is of another shape, it is looked up anew: the last tensor of its shape that came behind the same shapes, as
+many as will be found. All ranks reduce the same shapes in the same order, so they choose alike.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from switchml import worker as rules
+
+from .calls import Call
+
+_MOST = rules.TASKS
+"""Tensors that are remembered at least: as many as may be under way, whose exponents the worker writes."""
+_BEHIND = (8, 3, 1, 0)
+"""Shapes before a tensor's own by which it is looked up."""
+
+Shape = tuple[str, int]
+
+
+@dataclass
+class _Entry:
+    shape: Shape
+    codes: np.ndarray
+
+
+class Histories:
+    """Those of one worker."""
+
+    def __init__(self, worker: rules.Worker):
+        self._slots, self._payload_bytes = int(worker.me["slots"]), int(worker.me["payload"])
+        self._log: list[_Entry] = []
+        self._forgotten = 0
+        """Entries before the log's first; places count from the very first."""
+        self._last: dict[tuple[Shape, ...], int] = {}
+        """Shapes that followed each other → the last place of the last one."""
+        self._followed = -1
+        """The place from which the last tensor has its exponents; -1: none."""
+
+    def of(self, call: Call) -> np.ndarray | None:
+        """int8[chunks that are sent at first], which the worker reads and writes; None where none have exponents."""
+        if call.dtype in ("int32", "int64"):
+            return None
+        shape = (call.dtype, call.numel)
+        before = tuple(entry.shape for entry in self._log[-_BEHIND[0] :])
+        keys = [(*before[len(before) - behind :], shape) for behind in _BEHIND if behind <= len(before)]
+        found = self._at(self._followed + 1) if self._followed >= 0 else None
+        if found is not None and found.shape == shape:
+            self._followed += 1
+        else:
+            self._followed = next((self._last[key] for key in keys if key in self._last), -1)
+            found = self._at(self._followed)
+        codes = self._new(call) if found is None else found.codes.copy()  # another may go on with the same
+        place = self._forgotten + len(self._log)
+        self._log.append(_Entry(shape, codes))
+        self._last.update(dict.fromkeys(keys, place))
+        if len(self._log) > 2 * _MOST:
+            self._forget()
+        return codes
+
+    def _at(self, place: int) -> _Entry | None:
+        at = place - self._forgotten
+        return self._log[at] if 0 <= at < len(self._log) else None
+
+    def _new(self, call: Call) -> np.ndarray:
+        per_chunk = rules.elements_per_chunk(rules.FORMATS[call.dtype], self._payload_bytes)
+        return np.full(min(self._slots, -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8)
+
+    def _forget(self) -> None:
+        self._forgotten += len(self._log) - _MOST
+        del self._log[:-_MOST]
+        self._last = {key: place for key, place in self._last.items() if place >= self._forgotten}

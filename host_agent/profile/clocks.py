@@ -1,0 +1,88 @@
+"""Ranks compare their clocks when a capture begins and when it ends: each sends rank 0 some questions over the store in
+which the job's process group met, and rank 0 answers. Each notes its own ends of these messages, by its own clock; what
+they say about clocks, `emulator.trace.align` works out.
+
+Not a collective: who is alone gives up after a while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from datetime import timedelta
+
+ROUNDS = 12
+"""Questions of each rank: the quickest of them tells."""
+PATIENCE = timedelta(seconds=5)
+"""For another rank, which may be an iteration behind. Then there is no comparison."""
+
+_windows = itertools.count()
+
+
+class Pings:
+    """This rank's ends of messages: `rows` of (message, CLOCK_MONOTONIC in nanoseconds, whether it was sent here). A
+    question is message 2n, its answer 2n + 1."""
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self.rows: list[tuple[int, int, bool]] = []
+        self._rank, self._ranks = rank, ranks
+        self._window = next(_windows)
+        self._is_alone = ranks < 2
+        self._first = 0
+
+    def exchange(self) -> None:
+        """Compare clocks with rank 0, if it is there; all ranks must be here at about the same time."""
+        store = None if self._is_alone else _store()
+        if store is None:
+            return
+        questions = range(self._first, self._first + ROUNDS * (self._ranks - 1))
+        self._first = questions.stop
+        try:
+            if self._rank:
+                self._ask(store, len(questions))
+            else:
+                self._answer(store, questions)
+        except RuntimeError:  # torch.distributed's own errors are: somebody did not come, or the store is gone
+            self._is_alone = True
+
+    def columns(self) -> dict[str, list]:
+        """`rows` by name, for JSON."""
+        message, at_ns, is_sent = zip(*self.rows, strict=True) if self.rows else ((), (), ())
+        return {"message": list(message), "at_ns": list(at_ns), "sent": list(is_sent)}
+
+    def _ask(self, store, questions: int) -> None:
+        first = self._first - questions
+        for _ in range(ROUNDS):
+            number = first + (store.add(self._key("count", first), 1) - 1)
+            question, answer = self._key("question", number), self._key("answer", number)
+            self._note(2 * number, True)
+            store.set(question, "")
+            store.wait([answer], PATIENCE)
+            self._note(2 * number + 1, False)
+            for key in (question, answer):
+                store.delete_key(key)
+
+    def _answer(self, store, questions: range) -> None:
+        for number in questions:
+            store.wait([self._key("question", number)], PATIENCE)
+            self._note(2 * number, False)
+            self._note(2 * number + 1, True)
+            store.set(self._key("answer", number), "")
+
+    def _note(self, message: int, is_sent: bool) -> None:
+        self.rows.append((message, time.monotonic_ns(), is_sent))
+
+    def _key(self, what: str, number: int) -> str:
+        return f"switchml/clocks/{self._window}/{what}/{number}"
+
+
+def _store():
+    """That of the default process group; None where there is none, or ranks that are not processes."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "switchml-emulated":
+        return None
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return dist.distributed_c10d._get_default_store()
+    return None

@@ -1,0 +1,76 @@
+"""What `switchml peers` and `switchml train --world-size` have in common: options that describe the cluster of which
+a few ranks are real."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+
+import click
+
+CLOCKS = ["wall", "virtual"]
+VALUES = ["own", "noise", "zeros", "recorded"]
+NAMES = ("real_ranks", "cluster", "network", "clock", "values", "slow")
+
+
+def options(
+    *, network: str = "auto", values: Sequence[str] = VALUES, needs: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options NAMES. `network`: which one goes without saying; `values`: those of VALUES that can be had; `needs`:
+    another option, without which they mean nothing."""
+
+    def told(text: str) -> str:
+        return f"{text} Needs {needs}." if needs else text
+
+    made = (
+        click.option(
+            "--real-ranks",
+            default="1",
+            show_default=True,
+            metavar="N|R,R…",
+            help=told("How many are real, or which."),
+        ),
+        click.option("--cluster", default="cpu-10g", show_default=True, help=told("Built-in cluster or .toml file.")),
+        click.option(
+            "--network",
+            default=network,
+            show_default=True,
+            help=told("How all-reduces go: auto, ring, tree, halving-doubling, hierarchical or switchml."),
+        ),
+        click.option(
+            "--clock",
+            type=click.Choice(CLOCKS),
+            default="wall",
+            show_default=True,
+            help=told(
+                "wall: collectives take as long as on the cluster. virtual: no longer than they must; a clock says how "
+                "long."
+            ),
+        ),
+        click.option(
+            "--values",
+            type=click.Choice(values),
+            default="own",
+            show_default=True,
+            help=told(
+                "What emulated ranks contribute: the real rank's own, that with noise, zeros"
+                + (", or a recorded run." if "recorded" in values else ".")
+            ),
+        ),
+        click.option("--slow", metavar="RANK=X,…", default="", help=told("Ranks that compute X times as long.")),
+    )
+
+    def add(command: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(made):
+            command = option(command)
+        return command
+
+    return add
+
+
+def require(*modules: str) -> None:
+    """Raises ImportError for a module that is missing: the ranks need them, and a whole trace from each of them would
+    help nobody."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise ImportError(f"No module named {module!r}", name=module)
