@@ -18,6 +18,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from host_agent import recording
 from host_agent.profile.clocks import Pings
+from host_agent.profile.heap import RESERVE_BYTES, Reserve
 from host_agent.profile.iterations import living
 from host_agent.profile.sizes import Sizes, need_shapes
 from host_agent.recording import WAIT, WAIT_FOR_BUCKETS
@@ -30,8 +31,8 @@ class Capture:
     """From `Capture(…)` to `stop`, which take `start_s` and `stop_s`. `execution_trace`: the file that
     `observe_execution` writes to."""
 
-    def __init__(self, most_packets: int, execution_trace: Path | None, shapes: bool) -> None:
-        """`shapes`: note those of all operators' tensors."""
+    def __init__(self, most_packets: int, execution_trace: Path | None, shapes: bool, reserve: bool) -> None:
+        """`shapes`: note those of all operators' tensors. `reserve`: see heap.py."""
         self.rank, self.world_size, self.backend = _place()
         self.host = socket.gethostname()
         self.clock = [_clock()]
@@ -45,6 +46,7 @@ class Capture:
         self._spans = _Spans(modules)
         self.sizes = Sizes(parameters)
         self.recording = recording.start(most_packets, record_function)
+        self._reserve = Reserve(RESERVE_BYTES if reserve else 0)
         shapes = shapes or need_shapes(self.backend, self.world_size)
         self.profiler = profile(activities=_activities(), record_shapes=shapes, **_lean())
         self.profiler.start()
@@ -75,6 +77,7 @@ class Capture:
             self._observer.stop()
             self._observer.unregister_callback()
         self.profiler.stop()
+        self._reserve.release()
         recording.stop(self.recording)
         self._spans.remove()
         self.sizes.stop()

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from host_agent.profile import buckets, files
+from host_agent.profile import buckets, files, heap
 from host_agent.profile.capture import Capture, versions
 from host_agent.profile.iterations import Iterations, living
 from host_agent.recording import MOST_PACKETS
@@ -39,15 +40,15 @@ class Kind(Enum):
 
 
 class _Iteration(NamedTuple):
-    """`start` and `end`: Unix time and CPU time of the process, nanoseconds."""
+    """`start` and `end`: Unix time and CPU time of the process, nanoseconds, and its page faults."""
 
     kind: Kind
-    start: tuple[int, int]
-    end: tuple[int, int]
+    start: tuple[int, int, int]
+    end: tuple[int, int, int]
 
 
-def _now() -> tuple[int, int]:
-    return time.time_ns(), time.process_time_ns()
+def _now() -> tuple[int, int, int]:
+    return time.time_ns(), time.process_time_ns(), heap.page_faults()
 
 
 class switchml_profile:
@@ -178,12 +179,17 @@ class switchml_profile:
             self._capture = None
         if kind is not Kind.PLAIN and self._capture is None:
             self._term.install()
-            self._capture = Capture(self._packets, self._graph_file, self._shapes)
+            self._capture = Capture(self._packets, self._graph_file, self._shapes, self._is_settled())
         if kind is Kind.CAPTURED:
             self._capture.begin_iteration(number)
         if kind is Kind.GRAPH:
             self._capture.observe_execution()
         self._started = _now()
+
+    def _is_settled(self) -> bool:
+        """Whether the last iterations without a capture have touched no new memory."""
+        faults = [one.end[2] - one.start[2] for one in self._log if one.kind is Kind.PLAIN][-3:]
+        return bool(faults) and statistics.median(faults) < heap.SETTLED_FAULTS
 
     def _stop(self, capture: Capture, *, with_others: bool = False) -> None:
         capture.stop(with_others=with_others)
@@ -210,6 +216,7 @@ class switchml_profile:
                     "start_unix_ns": one.start[0],
                     "end_unix_ns": one.end[0],
                     "cpu_ns": one.end[1] - one.start[1],
+                    "page_faults": one.end[2] - one.start[2],
                 }
                 for number, one in enumerate(self._log)
             ],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
+import mmap
+import sys
 import warnings
 
 import pytest
@@ -13,7 +16,7 @@ torch = pytest.importorskip("torch")
 from click.testing import CliRunner  # noqa: E402
 
 from emulator.trace.read import read  # noqa: E402
-from host_agent.profile import switchml_profile  # noqa: E402
+from host_agent.profile import capture, heap, switchml_profile  # noqa: E402
 from switchml.__main__ import cli  # noqa: E402
 from switchml.errors import ConfigError, TraceError  # noqa: E402
 
@@ -276,3 +279,39 @@ def test_a_command_that_is_none(tmp_path):
 def test_a_command_that_fails(tmp_path):
     refused = CliRunner().invoke(cli, ["trace", "capture", "--out", str(tmp_path), "--", "false"])
     assert refused.exit_code == 1 and "false ended with exit code 1; no rank has written a trace" in refused.output
+
+
+# Memory to grow in
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs glibc")
+def test_a_reserve_is_touched_before_it_is_needed():
+    blocks = 200
+    reserve = heap.Reserve(blocks * 100_000)
+    before = heap.page_faults()
+    c = reserve._c
+    used = [c.malloc(90_000) for _ in range(blocks // 2)]
+    for block in used:
+        ctypes.memset(block, 1, 90_000)
+    faults = heap.page_faults() - before
+    for block in used:
+        c.free(block)
+    reserve.release()
+    reserve.release()
+    assert faults < blocks // 2 * 90_000 / 4096 / 4, "what is not in the reserve costs a fault for each page"
+
+
+@pytest.mark.parametrize("touches", [False, True])
+def test_only_jobs_that_touch_no_new_memory_get_a_reserve(tmp_path, monkeypatch, touches):
+    asked = []
+    plain = capture.Reserve
+    monkeypatch.setattr(capture, "Reserve", lambda nbytes: plain(asked.append(nbytes) or 0))
+    training = Training()
+
+    def touch() -> None:
+        if touches:
+            mmap.mmap(-1, 4 << 20).write(bytes(4 << 20))
+
+    with switchml_profile(tmp_path, skip=12, steps=1, execution_trace=False):
+        training.train(15, after=touch)
+    assert asked == [0 if touches else heap.RESERVE_BYTES]
