@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from emulator.trace.shifted import Recovered
 from emulator.validation.rows import Row
 from host_agent.bench.replayed import Found, Plan
 from switchml.__main__ import cli
@@ -12,10 +13,12 @@ from switchml.errors import ConfigError
 
 
 def test_self_replays_and_what_ifs_are_counted_apart():
-    found = Found([Row("a", 1.0, 1.01, "s")], [Row("b", 1.0, 1.1, "s"), Row("c", 2.0, 1.96, "s")]).as_json()
+    what_ifs = [Row("b", 1.0, 1.1, "s"), Row("c", 2.0, 1.96, "s")]
+    found = Found([Row("a", 1.0, 1.01, "s")], what_ifs, [Recovered("d", "pings", 0.05, 2e-5)]).as_json()
     assert found["mape"] == pytest.approx(0.06) and found["within_5_percent"] == 0.5
     assert found["worst"]["name"] == "b"
     assert found["self_replay"]["mape"] == pytest.approx(0.01)
+    assert found["clocks"] == [{"name": "d", "told_by": "pings", "shift_s": 0.05, "error_s": 2e-5}]
     assert [row["kind"] for row in found["rows"]] == ["self-replay", "what-if", "what-if"]
 
 

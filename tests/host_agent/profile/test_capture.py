@@ -238,7 +238,7 @@ def test_a_script_without_enough_steps(tmp_path):
     done = capture(tmp_path, "gloo", "2")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last
+    assert last.startswith("switchml: error: no rank has written a trace") and "more than 3 steps" in last, done.stderr
 
 
 def test_switchml_train_traces_both_of_its_runs(tmp_path):
