@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from host_agent.adaptive.network import GATHER, SUM, Network, Sample, low
+from host_agent.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
 from host_agent.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
 from host_agent.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
@@ -63,6 +63,8 @@ class _Bucket:
     measured: list[_Measured] = field(default_factory=lambda: [_Measured() for _ in CHOICES])
     calls: int = 0
     rehearsed: int = 0
+    durations_s: list[float] = field(default_factory=list)
+    """Of the calls since the last decision."""
 
 
 @dataclass
@@ -80,9 +82,10 @@ class _Record:
 
 @dataclass
 class _Meter:
-    """A Reducer that counts and times what passes through it."""
+    """A Reducer that times what passes through it, and counts it unless that is known."""
 
     inner: Reducer
+    counts: bool
     requests: int = 0
     wire_bytes: int = 0
     seconds: float = 0.0
@@ -91,8 +94,9 @@ class _Meter:
         self.rank, self.world = self.inner.rank, self.inner.world
 
     def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += round_trips(request)
-        self.wire_bytes += self.inner.wire_bytes(request)
+        if self.counts:
+            self.requests += round_trips(request)
+            self.wire_bytes += self.inner.wire_bytes(request)
         start = time.perf_counter()
         answer = self.inner.reduce(request, turn)
         self.seconds += time.perf_counter() - start
@@ -134,6 +138,7 @@ class AutoCompressor:
         self._records: list[_Record] = []
         self._decision_s = math.inf
         self._elapsed_before = 0.0
+        self._decided_at_s = time.perf_counter()
         self._rehearsed_s = 0.0
         self._agreed = False
         self._busy_s = 0.0
@@ -170,16 +175,26 @@ class AutoCompressor:
         start = time.perf_counter()
         compensated = self.memory.compensate(bucket.memory_state, x, turn)
         rehearsed_s = self._rehearse_one(bucket, compensated, turn)
-        meter = _Meter(self.reducer)
+        measured = bucket.measured[choice]
+        meter = _Meter(self.reducer, counts=not measured.errors)
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
         self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
         self._busy_s += compute_s + meter.seconds
         self._records.append(
-            _Record(self.step, bucket.number, choice, meter.requests, meter.wire_bytes, meter.seconds, compute_s)
+            _Record(
+                self.step,
+                bucket.number,
+                choice,
+                meter.requests or measured.requests,
+                meter.wire_bytes or measured.wire_bytes,
+                meter.seconds,
+                compute_s,
+            )
         )
         if bucket.calls:  # the first one reads memory that was never touched before
-            bucket.measured[choice].compute_s.append(compute_s)
+            measured.compute_s.append(compute_s)
+        bucket.durations_s.append(compute_s + meter.seconds)
         bucket.calls += 1
         if self._calendar.is_told(self.step) and len(self._done) == len(self._buckets):
             self._tell(turn)
@@ -268,12 +283,16 @@ class AutoCompressor:
         in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
         buckets = list(self._buckets.values())
         records = self._records[-(1 if is_alarm else LATEST_STEPS) * len(buckets) :]
+        steps = max(1, self.step - self._calendar.decided_at)
+        now_s = time.perf_counter()
+        step_s, self._decided_at_s = (now_s - self._decided_at_s) / steps, now_s
         health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
         mine = np.array(
             [
-                *(-self._decision_s, elapsed_s, health.rtt_s, loss, -self._probe[1]),
+                *(-self._decision_s, elapsed_s, step_s, health.rtt_s, loss, -self._probe[1]),
+                *(median(bucket.durations_s) for bucket in buckets),
                 *_costs_of(buckets),
                 *_times_of(records),
             ],
@@ -284,18 +303,19 @@ class AutoCompressor:
         self._decision_s = time.perf_counter() - start
         self._health_before = health
         self._records = []
-        latency_s, elapsed_s, rtt_s, loss = -float(worst[0]), *(float(value) for value in worst[1:4])
-        costs = worst[5 : 5 + 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
-        times = worst[5 + costs.size :].reshape(-1, 3)
+        latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
+        durations, rest = np.split(worst[6:], [len(buckets)])
+        costs = rest[: 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
+        times = rest[costs.size :].reshape(-1, 3)
         regime = self.network.regime
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
         if self._probe[0]:
-            self._prober.took(self._probe[0], -float(worst[4]), latency_s, self.network)
+            self._prober.took(self._probe[0], probe_s, latency_s, self.network)
             self._probe = 0, math.inf
-        steps: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
+        exchanges: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
         for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            parts = steps.setdefault((record.step, _way(self.codecs[record.choice])), [])
+            parts = exchanges.setdefault((record.step, _way(self.codecs[record.choice])), [])
             parts.append((record, -network_s, compute_s, wire_bytes))
         self.network.learn(
             self.step,
@@ -307,29 +327,28 @@ class AutoCompressor:
                     sum(network_s for _, network_s, *_ in parts),
                     way,
                 )
-                for (_, way), parts in steps.items()
+                for (_, way), parts in exchanges.items()
             ),
         )
-        taken: dict[tuple[int, int], list[float]] = {}
-        for parts in steps.values():
-            for record, network_s, compute_s, _ in parts:
-                taken.setdefault((record.bucket, record.choice), []).append(network_s + compute_s)
-        for (number, choice), seconds in taken.items():
-            buckets[number].policy.took(self.step, choice, low(seconds), self.network)
         if is_alarm:
             self._make_sure()
-        step_s = (elapsed_s - self._elapsed_before) / max(1, self.step - self._calendar.decided_at)
+        exchange_s = (elapsed_s - self._elapsed_before) / steps
         self._elapsed_before = elapsed_s
+        if self.network.regime == regime:
+            for bucket, seconds in zip(buckets, durations.tolist(), strict=True):
+                bucket.policy.took(self.step, seconds, steps)
+        for bucket in buckets:
+            bucket.durations_s.clear()
         for bucket, table in zip(buckets, costs, strict=True):
             self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
         is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
-        is_open = is_new or any(bucket.policy.is_undecided or bucket.policy.has_changed for bucket in buckets)
-        self._calendar.plan(self.step, step_s, self.network, is_open)
+        is_open = is_new or any(bucket.policy.is_open for bucket in buckets)
+        self._calendar.plan(self.step, exchange_s, self.network, is_open)
         wire_bytes, wait_s = self._prober.due(self.network, elapsed_s)
         if wire_bytes:
             self._probe_rate(wire_bytes)
-        if step_s > 0:
-            self._calendar.hasten(self.step, wait_s / step_s)
+        if exchange_s > 0:
+            self._calendar.hasten(self.step, wait_s / exchange_s)
 
     def _decide_for(self, bucket: _Bucket, table: np.ndarray, step_s: float, seen: dict[str, float]) -> None:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
-from host_agent.adaptive.network import KEPT, SUM, Network, low
+from host_agent.adaptive.network import KEPT, SUM, Network
 from switchml.codecs.base import Memory, Settings, setting
 from switchml.codecs.registry import parse_memory, parse_settings
 from switchml.errors import ConfigError
@@ -29,19 +28,16 @@ CHOICES = (
 
 MEMORIES = ("residual", "none")
 """What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
-STAY = 1.08
-"""A change must promise to be faster by this factor."""
 ALIKE = 1.03
-"""Among choices that are as fast but for this factor, the most exact is taken."""
-LATENCY_NOISE, STEP_NOISE = 0.05, 0.02
-"""And but for these shares of the network's latency and of a whole step, for both."""
-SPREAD_TIMES = 4
-"""Of what a choice took: from so many on they tell how much they vary, and what the model leaves out."""
-FORGET_STEPS, MOST_DOUBLINGS = 25, 6
-"""What a choice took that is not in use is believed for so many steps; then the estimate counts again. Each time that
-the choice is given up in the same network it is believed twice as long."""
-HALF_LIFE_STEPS = 200
-"""After so many steps out of use half is believed of what a choice took longer than was expected of it."""
+"""Among choices that are as fast but for this factor, the one in use is kept, else the most exact is taken."""
+TRIAL_STEPS = 32
+"""What so many steps with a choice took is the truth about it; until then there is only the model."""
+HOPELESS_STEPS, HOPELESS = 8, 1.5
+"""A trial is over after so many steps that took so many times as long as those with the best choice."""
+SLACK = 0.15
+"""Of a step's time: what the model may be wrong by. Choices that it finds slower than the best by less are tried."""
+AGAIN_STEPS = 1000
+"""After so many steps a choice that was tried may be tried again, after twice as many the next time, and so on."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +86,22 @@ class Costs:
 
 
 @dataclass
-class _Seen:
-    """What a choice really took, in this regime."""
+class _Trial:
+    """What a choice really took, in this regime: medians of some steps each."""
 
-    times_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
-    step: int = 0
-    given_up: int = 0
-    """Times that another one was taken instead."""
+    medians: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    steps: int = 0
+    last_step: int = 0
+    times: int = 1
+    """That it was tried."""
 
-    def forget_late(self, step: int) -> None:
-        """Drop what was seen too long before `step`."""
-        if step - self.step > FORGET_STEPS << min(max(self.given_up - 1, 0), MOST_DOUBLINGS):
-            self.times_s.clear()
+    @property
+    def seconds(self) -> float:
+        weights = sum(steps for _, steps in self.medians)
+        return sum(seconds * steps for seconds, steps in self.medians) / weights
+
+    def is_over(self, best_s: float) -> bool:
+        return self.steps >= TRIAL_STEPS or (self.steps >= HOPELESS_STEPS and self.seconds > HOPELESS * best_s)
 
 
 class BucketPolicy:
@@ -111,94 +111,73 @@ class BucketPolicy:
         self.error = error
         self.costs = [Costs() for _ in range(choices)]
         self.current = 0
-        self._seen: dict[int, _Seen] = {}
-        self._step = 0
-        self._extra: dict[int, tuple[float, int]] = {}
-        """Seconds above the model's, and the step that they were seen in: they outlive a regime."""
-        self._regime, self._decided_in = 0, -1
-        self._candidate = 0
-        self.is_undecided = self.has_changed = False
-        """What the last decision was: whether another choice was the best for the first time (it is taken if it is
-        again), and whether one was taken."""
+        self._trials: dict[int, _Trial] = {}
+        self._regime = -1
+        self.is_open = True
+        """Whether the next decision is likely to be another one."""
 
-    def took(self, step: int, choice: int, seconds: float, network: Network) -> None:
-        """Steps with `choice` took `seconds`, computing and exchanging: a figure for all that followed each other."""
-        self._follow(network)
-        seen = self._seen.setdefault(choice, _Seen())
-        seen.times_s.append(seconds)
-        seen.step = self._step = step
-        if len(seen.times_s) >= SPREAD_TIMES and self.costs[choice].is_known and not network.is_suspicious:
-            model_s = self._model_s(choice, network)
-            self._extra[choice] = min(max(low(seen.times_s) - model_s, 0.0), model_s), step
-
-    def _model_s(self, choice: int, network: Network) -> float:
-        costs = self.costs[choice]
-        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
+    def took(self, step: int, seconds: float, steps: int) -> None:
+        """So many steps with the current choice, the last before `step`, took `seconds` each (their median), computing
+        and exchanging, in the network of the last decision."""
+        trial = self._trials.setdefault(self.current, _Trial())
+        trial.medians.append((seconds, steps))
+        trial.steps += steps
+        trial.last_step = step
 
     def expected_s(self, choice: int, network: Network) -> float:
-        """What a step with `choice` should take: the median of what it took lately and what the model says, so that
-        the model counts for one measurement; of a choice that was not in use lately the model's word, and what it was
-        wrong by."""
-        model_s = self._model_s(choice, network)
-        if choice in self._seen and self._seen[choice].times_s:
-            return low([model_s, *self._seen[choice].times_s])
-        extra_s, step = self._extra.get(choice, (0.0, self._step))
-        return model_s + extra_s * 0.5 ** ((self._step - step) / HALF_LIFE_STEPS)
+        """What the model says that a step with `choice` takes: nobody waits for anybody, and nothing is in the way."""
+        costs = self.costs[choice]
+        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
 
     def admissible(self) -> list[int]:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
     def decide(self, step: int, network: Network, step_s: float = 0.0) -> int:
-        """The choice from `step` on. `step_s`: agreed seconds spent on the exchanges of a step, all buckets together.
+        """The choice from `step` on. `step_s`: agreed seconds of a step, training and all buckets' exchanges.
 
-        1. Expect of each admissible choice what it took, or what costs and network make of it.
-        2. Take the shortest, or the most exact of those as short, unless the gain over the current one is small.
-        3. In a network that stays the same it must be so twice in a row.
+        1. In a new network take what the model expects to be the shortest, or the most exact of those as short.
+        2. Try for some steps each choice that the model expects to be nearly as short.
+        3. Take the one that was the shortest, unless the gain is small.
         """
-        self._follow(network)
-        is_changed, self._decided_in = network.regime != self._decided_in, network.regime
-        self._step = step
-        for choice, seen in self._seen.items():
-            if choice != self.current:
-                seen.forget_late(step)
         allowed = self.admissible()
         if not allowed or not network.is_known:
-            self.is_undecided = True
             return self.current
-        best = self._best_of(allowed, network, step_s)
-        self.is_undecided = best != self.current and not (
-            is_changed or best == self._candidate or self.current not in allowed
-        )
-        self._candidate = best
-        self.has_changed = best != self.current and not self.is_undecided
-        if self.has_changed:
-            if self.current in self._seen:
-                self._seen[self.current].given_up += 1
-            self.current = best
-        return self.current
-
-    def _best_of(self, allowed: list[int], network: Network, step_s: float) -> int:
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
-        shortest = min(expected.values())
-        noise_s = max(LATENCY_NOISE * network.latency_s, STEP_NOISE * step_s)
-        best = min(choice for choice in allowed if expected[choice] <= ALIKE * shortest + noise_s)
-        if self.current in expected and expected[self.current] <= STAY * expected[best] + max(
-            noise_s, self._spread_s() / 2
-        ):
-            best = self.current
-        return best
-
-    def _spread_s(self) -> float:
-        """How far the current choice's times are from their median, in the median: what a machine that does other
-        things as well adds to any."""
-        times = self._seen[self.current].times_s if self.current in self._seen else ()
-        if len(times) < SPREAD_TIMES:
-            return 0.0
-        middle = median(times)
-        return median(abs(seconds - middle) for seconds in times)
-
-    def _follow(self, network: Network) -> None:
         if network.regime != self._regime:
             self._regime = network.regime
-            self._seen.clear()
+            self._trials.clear()
+            self.current = _most_exact(expected)
+        else:
+            self._forget_late(step)
+            self.current = self._next(expected, SLACK * step_s)
+        return self.current
+
+    def _next(self, expected: dict[int, float], slack_s: float) -> int:
+        took = {choice: trial.seconds for choice, trial in self._trials.items() if choice in expected and trial.medians}
+        best_s = min(took.values(), default=0.0)
+        trial = self._trials.get(self.current)
+        self.is_open = True
+        if self.current in expected and (trial is None or not trial.is_over(best_s)):
+            return self.current
+        most_s = min(expected.values()) + slack_s
+        untried = [choice for choice in expected if choice not in took and expected[choice] <= most_s]
+        if untried or not took:
+            return min(untried or expected, key=expected.__getitem__)
+        best = _most_exact(took)
+        if self.current in took and took[self.current] <= ALIKE * best_s:
+            best = self.current
+        self.is_open = best != self.current
+        return best
+
+    def _forget_late(self, step: int) -> None:
+        """Allow choices that were tried long ago another trial."""
+        for choice, trial in self._trials.items():
+            if choice != self.current and trial.medians and step - trial.last_step > AGAIN_STEPS * trial.times:
+                self._trials[choice] = _Trial(times=2 * trial.times)
+
+
+def _most_exact(seconds: dict[int, float]) -> int:
+    """Of the choices that take as little as the best, but for ALIKE."""
+    least = min(seconds.values())
+    return min(choice for choice, one in seconds.items() if one <= ALIKE * least)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from host_agent.adaptive.compressor import LATEST_STEPS
-from host_agent.adaptive.network import GATHER, SUM, Network, Sample, low
+from host_agent.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.adaptive.policy import CHOICES, BucketPolicy, Costs, is_auto, parse_auto
 from host_agent.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
 from switchml.errors import ConfigError
@@ -56,9 +56,10 @@ class Run:
     comes over a machine for several steps on end.
     """
 
-    def __init__(self, error: float = 0.9, noise: float = 0.0, costs: list[Costs] = COSTS, late: float = 0.0):
+    def __init__(self, error=0.9, noise=0.0, costs: list[Costs] = COSTS, late=0.0, training_s=2e-3):
         self.network, self.policy = Network(), BucketPolicy(error)
         self.policy.costs = self.costs = costs
+        self.training_s = training_s
         self.calendar, self.prober, self.watch = Calendar(), Prober(), Watch()
         self.unheard: list[tuple[int, int, float, float]] = []
         self.rng, self.noise, self.late, self.lateness = np.random.default_rng(3), noise, late, 1.0
@@ -121,25 +122,24 @@ class Run:
                 for choice, each, seconds in used
             ],
         )
-        for choice in {choice for _, choice, *_ in latest}:
-            seconds = low(network_s + compute_s for _, each, network_s, compute_s in latest if each == choice)
-            self.policy.took(self.step, choice, seconds, self.network)
+        took = [network_s + compute_s for _, _, network_s, compute_s in self.unheard]
         self.unheard.clear()
         if is_alarm:
             self.probe(rate_mbps, LEAST_PROBE_BYTES)
             self.prober.took(*self.probed, latency_s, self.network)
             self.probed = ()
-        step_s = (self.now_s - self.decided_s) / max(1, self.step - self.calendar.decided_at)
+        steps = max(1, self.step - self.calendar.decided_at)
+        exchange_s = (self.now_s - self.decided_s) / steps
         self.decided_s = self.now_s
-        self.policy.decide(self.step, self.network, step_s)
+        if self.network.regime == regime:
+            self.policy.took(self.step, float(np.median(took)), steps)
+        self.policy.decide(self.step, self.network, exchange_s + self.training_s)
         is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
-        is_open = is_new or self.policy.is_undecided or self.policy.has_changed
-        self.calendar.plan(self.step, step_s, self.network, is_open)
+        self.calendar.plan(self.step, exchange_s, self.network, is_new or self.policy.is_open)
         wire_bytes, wait_s = self.prober.due(self.network, self.now_s)
         if wire_bytes:
             self.probe(rate_mbps, wire_bytes)
-        if step_s > 0:
-            self.calendar.hasten(self.step, wait_s / step_s)
+        self.calendar.hasten(self.step, wait_s / exchange_s)
 
     def probe(self, rate_mbps: float, wire_bytes: int) -> None:
         probe_s = (LATENCY_S + wire_bytes / (rate_mbps * MEGABIT)) * self.disturbance()
@@ -193,12 +193,12 @@ def test_no_choice_breaks_the_bound(error):
     assert run.taken[-1] > 0  # and it does compress
 
 
-def test_a_slow_network_is_noticed_by_the_next_step():
+def test_a_slow_network_is_noticed_by_the_next_step_that_is_told():
     run = Run()
     run.steps(50, 5000)
     before = run.taken[-1]
     assert before in (0, 1)
-    run.steps(2, 20)
+    run.steps(6, 20)
     assert run.policy.current > before
 
 
@@ -244,12 +244,12 @@ def test_the_rate_is_not_lost_where_little_is_sent():
 
 def test_a_step_that_met_with_an_accident_changes_nothing():
     run = Run()
-    run.steps(50, 1000)
+    run.steps(300, 1000)
     before = run.taken[-1]
     run.steps(1, 20)
     run.steps(20, 1000)
     assert run.taken[-1] == before
-    assert sum(choice != before for choice in run.taken[50:]) <= 5
+    assert sum(choice != before for choice in run.taken[300:]) <= 5
 
 
 @pytest.mark.parametrize("table", [COSTS, SMALL])
@@ -260,7 +260,7 @@ def test_a_machine_that_is_busy_now_and_then_does_not_pass_for_another_network(t
     fixed = [Run(noise=0.15, late=0.1, costs=table) for _ in CHOICES]
     best_s = min(sum(run.fixed(choice, 1500, 200)) for choice, run in enumerate(fixed))
     assert sum(times) <= 1.15 * best_s
-    assert sum(a != b for a, b in pairwise(run.taken[100:])) <= 10
+    assert sum(a != b for a, b in pairwise(run.taken)) <= 40  # trials, and back
 
 
 def test_what_gathers_take_longer_for_is_not_put_down_to_their_bytes():
