@@ -340,7 +340,7 @@ class AutoCompressor:
         for bucket in buckets:
             bucket.durations_s.clear()
         for bucket, table in zip(buckets, costs, strict=True):
-            self._decide_for(bucket, table, step_s, {"rtt_s": rtt_s, "loss": loss})
+            self._decide_for(bucket, table, max(step_s - exchange_s, 0.0), {"rtt_s": rtt_s, "loss": loss})
         is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
         is_open = is_new or any(bucket.policy.is_open for bucket in buckets)
         self._calendar.plan(self.step, exchange_s, self.network, is_open)
@@ -350,14 +350,14 @@ class AutoCompressor:
         if exchange_s > 0:
             self._calendar.hasten(self.step, wait_s / exchange_s)
 
-    def _decide_for(self, bucket: _Bucket, table: np.ndarray, step_s: float, seen: dict[str, float]) -> None:
+    def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, seen: dict[str, float]) -> None:
         """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
             Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
             for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
         ]
-        after = policy.decide(self.step, self.network, step_s)
+        after = policy.decide(self.step, self.network, training_s)
         if after == before:
             return
         self.decisions.append(

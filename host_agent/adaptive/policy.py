@@ -35,8 +35,10 @@ TRIAL_STEPS = 32
 HOPELESS_STEPS, HOPELESS = 8, 1.5
 """A trial is over after so many steps that took so many times as long as those with the best choice."""
 SLACK = 0.15
-"""Of a step's time: what the model may be wrong by. Choices that it finds slower than the best by less are tried."""
-AGAIN_STEPS = 1000
+"""Of a step with the best choice: what the model may be wrong by. Choices that it finds slower by less are tried."""
+OTHER_RATE = 4.0
+"""What choices took holds as long as the network's rate is another one by less than this factor."""
+AGAIN_STEPS = 2000
 """After so many steps a choice that was tried may be tried again, after twice as many the next time, and so on."""
 
 
@@ -112,7 +114,8 @@ class BucketPolicy:
         self.costs = [Costs() for _ in range(choices)]
         self.current = 0
         self._trials: dict[int, _Trial] = {}
-        self._regime = -1
+        self._s_per_byte = 0.0
+        """Of the network that the trials are of."""
         self.is_open = True
         """Whether the next decision is likely to be another one."""
 
@@ -133,8 +136,8 @@ class BucketPolicy:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
         return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
 
-    def decide(self, step: int, network: Network, step_s: float = 0.0) -> int:
-        """The choice from `step` on. `step_s`: agreed seconds of a step, training and all buckets' exchanges.
+    def decide(self, step: int, network: Network, training_s: float = 0.0) -> int:
+        """The choice from `step` on. `training_s`: agreed seconds of a step besides all buckets' exchanges.
 
         1. In a new network take what the model expects to be the shortest, or the most exact of those as short.
         2. Try for some steps each choice that the model expects to be nearly as short.
@@ -144,13 +147,14 @@ class BucketPolicy:
         if not allowed or not network.is_known:
             return self.current
         expected = {choice: self.expected_s(choice, network) for choice in allowed}
-        if network.regime != self._regime:
-            self._regime = network.regime
+        times = network.s_per_byte / self._s_per_byte if self._s_per_byte else math.inf
+        if not 1 / OTHER_RATE <= times <= OTHER_RATE:
+            self._s_per_byte = network.s_per_byte
             self._trials.clear()
             self.current = _most_exact(expected)
         else:
             self._forget_late(step)
-            self.current = self._next(expected, SLACK * step_s)
+            self.current = self._next(expected, SLACK * (training_s + min(expected.values())))
         return self.current
 
     def _next(self, expected: dict[int, float], slack_s: float) -> int:

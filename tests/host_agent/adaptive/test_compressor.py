@@ -61,7 +61,7 @@ def test_what_a_step_leaves_out_comes_with_a_later_one_whatever_its_codec(trio, 
     class EachInTurn(BucketPolicy):
         """0.3 % of the elements, 10 %, THC, … and everything in the end."""
 
-        def decide(self, step, network, step_s=0.0):
+        def decide(self, step, network, training_s=0.0):
             self.current = 0 if step >= STEPS - 2 else (len(CHOICES) - 1, 3, 2, 1)[step % 4]
             return self.current
 
