@@ -25,12 +25,14 @@ from host_agent.compressed import Echo, Reducer, agree, drive, round_trips, warm
 from switchml import codecs
 from switchml.codecs import Codec, Max, Request, Sum, Turn
 
-REHEARSAL_SHARE = 0.01
+REHEARSAL_SHARE = 0.004
 """Of the time goes into measuring again what choices cost that are not in use."""
 KEPT = 5
 """Measurements that count: their median does."""
 LATEST_STEPS = 4
-"""That a decision looks at; after an alarm only the last."""
+"""That a decision learns of the network from; after an alarm only the last."""
+LATEST_INTERVALS = 16
+"""From the beginning of a step's exchanges to that of the next, which their median is of."""
 
 
 @dataclass
@@ -138,7 +140,8 @@ class AutoCompressor:
         self._records: list[_Record] = []
         self._decision_s = math.inf
         self._elapsed_before = 0.0
-        self._decided_at_s = time.perf_counter()
+        self._began_at_s = time.perf_counter()
+        self._intervals_s: deque[float] = deque(maxlen=LATEST_INTERVALS)
         self._rehearsed_s = 0.0
         self._agreed = False
         self._busy_s = 0.0
@@ -157,9 +160,12 @@ class AutoCompressor:
         if name in self._done:
             self._done.clear()
             self.step += 1
+            self._intervals_s.append(time.perf_counter() - self._began_at_s)
             is_alarm = self._hears_of_change()
             if is_alarm or self.step >= self._calendar.decide_at:
                 self._decide(is_alarm)
+        if not self._done:
+            self._began_at_s = time.perf_counter()
         self._done.add(name)
         bucket = self._bucket(name, x.size)
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
@@ -284,14 +290,12 @@ class AutoCompressor:
         buckets = list(self._buckets.values())
         records = self._records[-(1 if is_alarm else LATEST_STEPS) * len(buckets) :]
         steps = max(1, self.step - self._calendar.decided_at)
-        now_s = time.perf_counter()
-        step_s, self._decided_at_s = (now_s - self._decided_at_s) / steps, now_s
         health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
         loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
         mine = np.array(
             [
-                *(-self._decision_s, elapsed_s, step_s, health.rtt_s, loss, -self._probe[1]),
+                *(-self._decision_s, elapsed_s, median(self._intervals_s), health.rtt_s, loss, -self._probe[1]),
                 *(median(bucket.durations_s) for bucket in buckets),
                 *_costs_of(buckets),
                 *_times_of(records),

@@ -27,8 +27,8 @@ LEAST_SHARE = 0.05
 """Of a sample's time that is put down to its bytes, whatever the requests take: an estimate never becomes 0."""
 VISIBLE_SHARE = 0.35
 """From here on the time of the bytes stands out from the time of the requests."""
-FELT_SHARE = 0.02
-"""And from here on that of the bytes would, were the network fifty times slower."""
+FELT_SHARE = 0.05
+"""And from here on steps would take several times as long, were the network fifty times slower."""
 LATER = 3.0
 """How many times its least a latency may be."""
 

@@ -30,9 +30,9 @@ MEMORIES = ("residual", "none")
 """What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
 ALIKE = 1.03
 """Among choices that are as fast but for this factor, the one in use is kept, else the most exact is taken."""
-TRIAL_STEPS = 32
+TRIAL_STEPS = 40
 """What so many steps with a choice took is the truth about it; until then there is only the model."""
-HOPELESS_STEPS, HOPELESS = 8, 1.5
+HOPELESS_STEPS, HOPELESS = 8, 2.5
 """A trial is over after so many steps that took so many times as long as those with the best choice."""
 SLACK = 0.15
 """Of a step with the best choice: what the model may be wrong by. Choices that it finds slower by less are tried."""
