@@ -28,17 +28,17 @@ CHOICES = (
 
 MEMORIES = ("residual", "none")
 """What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
-ALIKE = 1.03
-"""Among choices that are as fast but for this factor, the one in use is kept, else the most exact is taken."""
+ALIKE, STAY = 1.03, 1.08
+"""Among choices that are as fast but for this factor the most exact is taken; and one in use is kept, but for this."""
 TRIAL_STEPS = 40
 """What so many steps with a choice took is the truth about it; until then there is only the model."""
 HOPELESS_STEPS, HOPELESS = 8, 2.5
 """A trial is over after so many steps that took so many times as long as those with the best choice."""
 SLACK = 0.15
 """Of a step with the best choice: what the model may be wrong by. Choices that it finds slower by less are tried."""
-OTHER_RATE = 4.0
+OTHER_RATE = 8.0
 """What choices took holds as long as the network's rate is another one by less than this factor."""
-AGAIN_STEPS = 2000
+AGAIN_STEPS = 4000
 """After so many steps a choice that was tried may be tried again, after twice as many the next time, and so on."""
 
 
@@ -169,7 +169,7 @@ class BucketPolicy:
         if untried or not took:
             return min(untried or expected, key=expected.__getitem__)
         best = _most_exact(took)
-        if self.current in took and took[self.current] <= ALIKE * best_s:
+        if self.current in took and took[self.current] <= STAY * best_s:
             best = self.current
         self.is_open = best != self.current
         return best

@@ -19,9 +19,9 @@ DECISION_SHARE = 0.03
 change nothing the pause between them doubles."""
 MOST_STEPS = 64
 """Between two decisions. What happens in between is seen by the `Watch`."""
-TELL_SHARE, MOST_UNTOLD, MOST_UNTOLD_FEW = 0.05, 4, 16
+TELL_SHARE, MOST_UNTOLD, MOST_UNTOLD_FEW = 0.03, 8, 16
 """Telling what a step took keeps nobody waiting, but is a collective all the same: it may take this share of the time,
-were it waited for, or comes after every fourth step; after every sixteenth where the step's bytes are so few that a
+were it waited for, or comes after every eighth step; after every sixteenth where the step's bytes are so few that a
 slower network would hardly be felt."""
 PROBE_SHARE = 0.015
 """Of the time, at most, that goes into finding out how fast bytes go while steps send too few to tell."""
