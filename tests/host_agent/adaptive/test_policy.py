@@ -245,11 +245,11 @@ def test_the_rate_is_not_lost_where_little_is_sent():
 def test_a_step_that_met_with_an_accident_changes_nothing():
     run = Run()
     run.steps(300, 1000)
-    before = run.taken[-1]
+    regime = run.network.regime
     run.steps(1, 20)
     run.steps(20, 1000)
-    assert run.taken[-1] == before
-    assert sum(choice != before for choice in run.taken[300:]) <= 10
+    assert run.network.regime == regime
+    assert run.network.goodput_bps == pytest.approx(1e9, rel=0.1)
 
 
 @pytest.mark.parametrize("table", [COSTS, SMALL])
