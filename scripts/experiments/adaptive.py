@@ -6,7 +6,7 @@ Hosts are network namespaces around a switch, their links shaped by tc (emulator
 software aggregator sits in the switch. All choices train models of their own in the same processes, and take turns of
 TURN_STEPS steps, so that whatever else the machine does meets them all alike. The model is the digits' network with
 a hidden layer of 64 units, 38 000 parameters: small on purpose, so that at 1 Gbit/s the round trips of a collective
-count as much as its bytes. Sums take one and gathers two, hence halves are fastest there, and top-k at 20 Mbit/s. (With
+count as much as its bytes. Hence halves are fastest there, and top-k at 20 Mbit/s. (With
 2048 units, 1.08 million parameters, top-k is the fastest at all three rates, and nothing is left to choose.)
 A fixed choice does the same in each step of a phase: one that has had its `--patience` in a phase is not run further,
 and its remaining steps count as those that it ran, on average.
