@@ -61,6 +61,7 @@ def main() -> None:
         accuracy = (model.module(test[0]).argmax(1) == test[1]).float().mean().item()
     if dist.get_rank() == 0:
         print(f"accuracy {accuracy:.4f}", flush=True)
+    dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
     dist.destroy_process_group()
 
 

@@ -46,6 +46,7 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
+    dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
     dist.destroy_process_group()
 
 

@@ -31,4 +31,5 @@ for iteration in range(iterations):
     if manner == "print" and dist.get_rank() == 0:
         print("iteration", iteration, flush=True)
 print(f"loss {loss.item():.6f}", flush=True)
+dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
 dist.destroy_process_group()
