@@ -25,6 +25,7 @@ import psutil
 
 from host_agent.bench import rank as ranks
 from host_agent.bench.rank import (
+    CHECK,
     DENSE,
     GLOO,
     GO,
@@ -264,6 +265,8 @@ class Team:
         self.tell(Run(backend))
         self.replies(Run)
         self.tell(GO)
+        self.replies(Run)
+        self.tell(CHECK)
         return self.replies(Sample)
 
     def leave(self) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from host_agent.agent import HostAgent
 from host_agent.bench import rank as ranks
 from host_agent.bench import rank_process
-from host_agent.bench.rank import GLOO, GO, GROUP_TIMEOUT, SWITCHML, Joined, Prepare, Sample, Settings
+from host_agent.bench.rank import CHECK, GLOO, GO, GROUP_TIMEOUT, SWITCHML, Joined, Prepare, Sample, Settings
 from host_agent.density import Choice
 
 STORE_PORT = 29500
@@ -71,6 +71,8 @@ def _serve(rank: int, settings: Settings, place: Place, pipe: connection.Connect
         seconds = time.perf_counter() - started
         usage = {"cpu_s": time.process_time() - spent}
         counts = _since(before, agent.stats() if agent else {})
+        pipe.send(message)
+        assert pipe.recv() == CHECK
         error, largest, checksum = ranks.compare(values, sums[: len(values)])
         pipe.send(Sample(seconds, float(error), float(largest), int(checksum), usage, counts))
     if agent is not None:

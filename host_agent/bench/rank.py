@@ -1,7 +1,9 @@
 """One rank of a measurement: all-reduces when its parent says so, times each repeat and checks every result.
 
 The parent speaks first. To `Prepare` it gets the message back; to `Run` too, once the tensors hold their input again,
-so that it knows when all ranks are ready; to `GO` a `Sample`. A `Failure` may come in place of any answer.
+so that it knows when all ranks are ready; to `GO` the `Run` once more when the sums are there, and to `CHECK` a
+`Sample`. So no rank compares sums, which keeps a core busy, while another still waits for the last of its own. A
+`Failure` may come in place of any answer.
 
 Rank r's element i is `inputs[i + r * STRIDE]`: any number of ranks share one array, no two send the same block, and
 the exact sums (float64) are known before.
@@ -34,7 +36,7 @@ SWITCHML, DENSE, GLOO = "switchml", "dense", "gloo"
 """DENSE: switchml too, with the blocks of zeros that SWITCHML skips."""
 STRIDE = 4099
 """Elements between the inputs of neighbouring ranks; a prime, so that they meet the blocks of a packet differently."""
-GO = "go"
+GO, CHECK = "go", "check"
 GROUP_TIMEOUT = timedelta(seconds=300)
 
 
@@ -228,6 +230,8 @@ def _serve(rank: int, settings: Settings, pipe: connection.Connection) -> None:
             reducers[message.backend](parts, case.overlapped)
             seconds = time.perf_counter() - started
             spent, counts = _growth(usage, _usage()), _growth(counted, agent.stats() if agent is not None else {})
+            pipe.send(message)
+            assert pipe.recv() == CHECK
             error, largest, checksum = compare(values, sums[: len(values)])
             pipe.send(Sample(seconds, float(error), float(largest), int(checksum), spent, counts))
     for agent in agents.values():
