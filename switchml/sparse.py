@@ -2,9 +2,10 @@
 (docs/protocol.md, section 8).
 
 Kernels over a worker's arrays, as in worker.py, which calls them; no packet is sent from here. A stream is a chunk that
-stays in its slot for as many rounds as it needs. A block that is zero on this rank is made zero in the target when the
-scan passes it; every other block is announced, so that its sum comes later. Thus a tensor is read and written once,
-while packets are under way, and nothing is remembered of the blocks between.
+stays in its slot for as many rounds as it needs. The scan goes through the tensor from its beginning, while packets are
+under way, as far as any stream has come: an entry of all streams at a time, since those lie side by side, and memory is
+read twice as fast in order. A block that is zero on this rank is made zero in the target then; every other block is
+announced, so that its sum comes later.
 
 `Sparse` is what callers say: threshold and block size.
 """
@@ -48,10 +49,10 @@ MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
 NEXT_ROUND, FIRST_ROUND = 1, 2
 """What a stream's packet is still to be written for."""
 
-LEAST_STREAMS, STREAM_ENTRIES = 512, 16
-"""A tensor has a stream for each so many positions, but LEAST_STREAMS if there are slots and positions for them. Few
-streams cost few first rounds; but a stream's rounds come one after the other, a round trip each, so many short ones
-are done sooner where round trips are long."""
+MOST_STREAMS = 256
+"""A tensor is dealt to so many streams, if there are slots and positions for them. A stream has a packet on the way all
+the time, so that fewer leave a fast path with long round trips idle; more stand in queues, and each costs a first round
+without data. (What bounds a dense tensor, the limit in flight, cannot take back a stream that has begun.)"""
 
 _ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
 _LANES = np.array(LANES, np.int64)
@@ -84,7 +85,7 @@ class Sparse:
 
 def streams_of(slots: int, positions: int) -> int:
     """K: into how many streams a tensor of so many positions is dealt."""
-    return min(slots, positions, max(LEAST_STREAMS, positions // STREAM_ENTRIES))
+    return min(slots, positions, MOST_STREAMS)
 
 
 @kernel
@@ -131,27 +132,42 @@ def is_clear(address, size):
 def block_of(task, stream, column, entry):
     """(source address, target address, elements) of a block; no elements past the tensor's end."""
     size = task.per_chunk // task.columns
-    start = (stream + task.chunks * entry) * task.per_chunk + column * size
+    start = ((stream + task.chunks * entry) * task.columns + column) * size
     offset = np.uint64(start * _ITEM_BYTES[task.fmt])
     return task.source + offset, task.target + offset, max(min(size, task.numel - start), 0)
 
 
 @kernel
+def _scan(task):
+    """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.found`, by the blocks'
+    order in the tensor. Those that are become zero in the target."""
+    size, item = task.per_chunk // task.columns, _ITEM_BYTES[task.fmt]
+    first = task.scanned * task.chunks * task.columns
+    last = min(first + task.chunks * task.columns, -(-task.numel // size))
+    found = u8_at(task.found, last)
+    for block in range(first, last):
+        offset = np.uint64(block * size * item)
+        count = min(size, task.numel - block * size)
+        clear = is_clear(task.source + offset, count * item)
+        found[block] = not clear and not is_zero(task.fmt, task.source + offset, count, task.threshold)
+        if not found[block] and not (clear and task.source == task.target):  # else minus zero, or below the threshold
+            u8_at(task.target + offset, count * item)[:] = 0
+    task.scanned += 1
+
+
+@kernel
 def find_next(task, stream, column, entry):
-    """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY. What it passes becomes zero in
-    the target."""
-    while True:
-        source, target, count = block_of(task, stream, column, entry)
-        if count == 0:
-            return NO_ENTRY
-        size = count * _ITEM_BYTES[task.fmt]
-        if not is_clear(source, size):
-            if not is_zero(task.fmt, source, count, task.threshold):
-                return entry
-            u8_at(target, size)[:] = 0  # minus zero, or less than the threshold
-        elif source != target:
-            u8_at(target, size)[:] = 0
-        entry += 1
+    """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY."""
+    blocks = -(-task.numel // (task.per_chunk // task.columns))
+    found, step = u8_at(task.found, blocks), task.chunks * task.columns
+    block = stream * task.columns + column + step * entry
+    while block < blocks:
+        if entry == task.scanned:
+            _scan(task)
+        if found[block]:
+            return entry
+        entry, block = entry + 1, block + step
+    return NO_ENTRY
 
 
 @kernel

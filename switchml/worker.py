@@ -184,12 +184,15 @@ TASK = np.dtype(
         ("state", "i8"),
         ("columns", "i8"),
         ("threshold", "f8"),
+        ("found", "u8"),
+        ("scanned", "i8"),
     ],
     align=True,
 )
 """One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
 `history`: address of int8 exponent codes by chunk, what each needed last time. `columns`: blocks in a packet if the
-tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position."""
+tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk` the elements of a position. `found`:
+address of uint8[blocks], which of them are not zero, known of the first `scanned` entries of all streams."""
 
 _LANES = np.array(LANES, np.int64)
 _LANE_BYTES = np.array(LANE_BYTES, np.int64)
@@ -627,6 +630,7 @@ class Worker:
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["asked"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
+        self._found: list[np.ndarray | None] = [None] * TASKS
 
     @property
     def me(self) -> np.void:
@@ -659,10 +663,12 @@ class Worker:
         per_chunk = elements_per_chunk(fmt, int(me["payload"]))
         if not me["room"][WIRES[fmt]] and WIRES[fmt]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {me['workers']} ranks; use a wider wire")
-        columns = 0
+        columns, found = 0, None
         if blocks is not None:
             columns = blocks.columns(per_chunk)
             per_chunk -= per_chunk % columns
+            found = np.empty(-(-numel // (per_chunk // columns)), np.uint8)
+        self._found[number % TASKS] = found
         chunks = -(-numel // per_chunk)
         if columns:
             chunks, history = sparse.streams_of(int(me["slots"]), chunks), None
@@ -683,6 +689,8 @@ class Worker:
             RUNNING,
             columns,
             blocks.threshold if blocks is not None else 0.0,
+            found.ctypes.data if found is not None else 0,
+            0,
         )
         me["total"] += chunks
         me["next_task"] += 1
