@@ -630,7 +630,7 @@ class Worker:
         self.state.slots["agreed"] = CODE_UNKNOWN
         self.state.slots["resent"] = self.state.slots["asked"] = -1
         self._out = np.zeros(2 * slots + 64, np.int32)
-        self._found: list[np.ndarray | None] = [None] * TASKS
+        self._found: dict[int, np.ndarray] = {}
 
     @property
     def me(self) -> np.void:
@@ -663,12 +663,13 @@ class Worker:
         per_chunk = elements_per_chunk(fmt, int(me["payload"]))
         if not me["room"][WIRES[fmt]] and WIRES[fmt]:
             raise ConfigError(f"{dtype}: lanes can't hold the sum of {me['workers']} ranks; use a wider wire")
-        columns, found = 0, None
+        columns, found = 0, 0
         if blocks is not None:
             columns = blocks.columns(per_chunk)
             per_chunk -= per_chunk % columns
-            found = np.empty(-(-numel // (per_chunk // columns)), np.uint8)
-        self._found[number % TASKS] = found
+            self._found = {task: kept for task, kept in self._found.items() if task >= me["first_task"]}
+            self._found[number] = np.empty(-(-numel // (per_chunk // columns)), np.uint8)
+            found = self._found[number].ctypes.data
         chunks = -(-numel // per_chunk)
         if columns:
             chunks, history = sparse.streams_of(int(me["slots"]), chunks), None
@@ -689,7 +690,7 @@ class Worker:
             RUNNING,
             columns,
             blocks.threshold if blocks is not None else 0.0,
-            found.ctypes.data if found is not None else 0,
+            found,
             0,
         )
         me["total"] += chunks
