@@ -129,7 +129,7 @@ class AutoCompressor:
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
         self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
-        self._told: list[Callable[[], np.ndarray]] = []
+        self._told: list[tuple[tuple, Callable[[], np.ndarray]]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
@@ -137,6 +137,7 @@ class AutoCompressor:
         self._health_before = Health()
         self._buckets: dict[tuple[str, int], _Bucket] = {}
         self._done: set[str] = set()
+        self._done_before: frozenset[str] = frozenset()
         self._records: list[_Record] = []
         self._decision_s = math.inf
         self._elapsed_before = 0.0
@@ -158,6 +159,7 @@ class AutoCompressor:
             agree(self.reducer, f"codec {self.settings}, memory {self.memory}, seed {self.seed}")
             self._agreed = True
         if name in self._done:
+            self._done_before = frozenset(self._done)
             self._done.clear()
             self.step += 1
             self._intervals_s.append(time.perf_counter() - self._began_at_s)
@@ -202,25 +204,27 @@ class AutoCompressor:
             measured.compute_s.append(compute_s)
         bucket.durations_s.append(compute_s + meter.seconds)
         bucket.calls += 1
-        if self._calendar.is_told(self.step) and len(self._done) == len(self._buckets):
+        is_complete = name in self._done_before <= self._done
+        if is_complete and self._calendar.is_told(self.step):
             self._tell(turn)
         return outcome.mean
 
     # -- seeing changes --
 
     def _tell(self, turn: Turn) -> None:
-        """The step is over: what its exchanges took. Asked before anybody else can ask for something, so that the order
-        is the same on all ranks."""
-        spent_s = sum(record.network_s for record in self._records if record.step == self.step)
-        self._told.append(self.reducer.later(Max(np.array([-spent_s], np.float32)), turn))
+        """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
+        something, so that the order is the same on all ranks."""
+        records = [record for record in self._records if record.step == self.step]
+        choices = tuple((record.bucket, record.choice) for record in records)
+        spent_s = sum(record.network_s for record in records)
+        self._told.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
 
     def _hears_of_change(self) -> bool:
         """Whether the step before was out of proportion; the least of all ranks' times counts."""
-        choices = tuple(bucket.policy.current for bucket in self._buckets.values())
         told, self._told = self._told, []
-        times = [-float(answer()[0]) for answer in told]
+        times = [(choices, -float(answer()[0])) for choices, answer in told]
         latency_s = self.network.latency_s
-        return any([self._watch.sees_change(choices, seconds, latency_s) for seconds in times])
+        return any([self._watch.sees_change(choices, seconds, latency_s) for choices, seconds in times])
 
     def _probe_rate(self, wire_bytes: int) -> None:
         """Send so many bytes for their own sake."""
@@ -286,9 +290,10 @@ class AutoCompressor:
 
     def _decide(self, is_alarm: bool) -> None:
         """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
-        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
-        buckets = list(self._buckets.values())
-        records = self._records[-(1 if is_alarm else LATEST_STEPS) * len(buckets) :]
+        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket that
+        came since the last time: the same ones on all ranks, as every rank makes the same calls."""
+        buckets = [bucket for bucket in self._buckets.values() if bucket.durations_s]
+        records = [r for r in self._records if r.step >= self.step - (1 if is_alarm else LATEST_STEPS)]
         steps = max(1, self.step - self._calendar.decided_at)
         health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
@@ -340,7 +345,7 @@ class AutoCompressor:
         self._elapsed_before = elapsed_s
         if self.network.regime == regime:
             for bucket, seconds in zip(buckets, durations.tolist(), strict=True):
-                bucket.policy.took(self.step, seconds, steps)
+                bucket.policy.took(self.step, seconds, len(bucket.durations_s))
         for bucket in buckets:
             bucket.durations_s.clear()
         for bucket, table in zip(buckets, costs, strict=True):
