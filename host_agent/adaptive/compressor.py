@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -76,10 +76,10 @@ class _Record:
     step: int
     bucket: int
     choice: int
+    way: int
     requests: int
-    wire_bytes: int
+    wire_bytes: float
     network_s: float
-    compute_s: float
 
 
 @dataclass
@@ -194,10 +194,10 @@ class AutoCompressor:
                 self.step,
                 bucket.number,
                 choice,
+                _way(codec),
                 meter.requests or measured.requests,
                 meter.wire_bytes or measured.wire_bytes,
                 meter.seconds,
-                compute_s,
             )
         )
         if bucket.calls:  # the first one reads memory that was never touched before
@@ -315,30 +315,14 @@ class AutoCompressor:
         latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
         durations, rest = np.split(worst[6:], [len(buckets)])
         costs = rest[: 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
-        times = rest[costs.size :].reshape(-1, 3)
+        times = rest[costs.size :].reshape(-1, 2)
         regime = self.network.regime
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
         if self._probe[0]:
             self._prober.took(self._probe[0], probe_s, latency_s, self.network)
             self._probe = 0, math.inf
-        exchanges: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
-        for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            parts = exchanges.setdefault((record.step, _way(self.codecs[record.choice])), [])
-            parts.append((record, -network_s, compute_s, wire_bytes))
-        self.network.learn(
-            self.step,
-            (
-                Sample(
-                    tuple((record.bucket, record.choice) for record, *_ in parts),
-                    sum(record.requests for record, *_ in parts),
-                    round(sum(wire_bytes for *_, wire_bytes in parts)),
-                    sum(network_s for _, network_s, *_ in parts),
-                    way,
-                )
-                for (_, way), parts in exchanges.items()
-            ),
-        )
+        self.network.learn(self.step, _samples(records, times))
         if is_alarm:
             self._make_sure()
         exchange_s = (elapsed_s - self._elapsed_before) / steps
@@ -404,7 +388,26 @@ def _costs_of(buckets: list[_Bucket]) -> list[float]:
 
 
 def _times_of(records: list[_Record]) -> list[float]:
-    return [value for record in records for value in (-record.network_s, record.compute_s, record.wire_bytes)]
+    return [value for record in records for value in (-record.network_s, record.wire_bytes)]
+
+
+def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
+    """The exchanges of each step that went one way, together. `times`: float32[records, 2], what `_times_of` became
+    when all ranks agreed."""
+    exchanges: dict[tuple[int, int], list[_Record]] = {}
+    for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
+        agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)
+        exchanges.setdefault((record.step, record.way), []).append(agreed)
+    return [
+        Sample(
+            tuple((part.bucket, part.choice) for part in parts),
+            sum(part.requests for part in parts),
+            round(sum(part.wire_bytes for part in parts)),
+            sum(part.network_s for part in parts),
+            way,
+        )
+        for (_, way), parts in exchanges.items()
+    ]
 
 
 def _share(rest: np.ndarray, x: np.ndarray) -> float:
