@@ -314,7 +314,7 @@ class AutoCompressor:
         self._records = []
         latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
         durations, rest = np.split(worst[6:], [len(buckets)])
-        costs = rest[: 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
+        costs = rest[: 3 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 3)
         times = rest[costs.size :].reshape(-1, 2)
         regime = self.network.regime
         if latency_s < math.inf:
@@ -344,11 +344,13 @@ class AutoCompressor:
             self._calendar.hasten(self.step, wait_s / exchange_s)
 
     def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, seen: dict[str, float]) -> None:
-        """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
+        """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
-            Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
-            for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
+            Costs(measured.requests, round(wire_bytes), compute_s, error, _way(codec))
+            for codec, measured, (wire_bytes, compute_s, error) in zip(
+                self.codecs, bucket.measured, table.tolist(), strict=True
+            )
         ]
         after = policy.decide(self.step, self.network, training_s)
         if after == before:
@@ -376,13 +378,16 @@ def _way(codec: Codec) -> int:
 
 
 def _costs_of(buckets: list[_Bucket]) -> list[float]:
-    """Seconds of computing and error for each bucket and choice; infinite where this rank knows none."""
+    """Bytes on the wire (fewer where a rank's elements lie close together), seconds of computing and error, for each
+    bucket and choice; the latter two infinite where this rank knows none."""
     return [
         value
         for bucket in buckets
         for measured in bucket.measured
         for value in (
-            (median(measured.compute_s), median(measured.errors)) if measured.errors else (math.inf, math.inf)
+            (measured.wire_bytes, median(measured.compute_s), median(measured.errors))
+            if measured.errors
+            else (0, math.inf, math.inf)
         )
     ]
 

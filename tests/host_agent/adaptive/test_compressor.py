@@ -112,6 +112,22 @@ def test_steps_are_told_when_a_name_has_disappeared_and_when_one_is_new(trio, mo
     assert others[:2] == [[0], [0]] and others[2:] == [[0, 2]] * 4
 
 
+def test_every_rank_knows_the_same_costs_whatever_its_gradients_are_like(trio, monkeypatch):
+    monkeypatch.setattr(schedule, "MOST_STEPS", 1)
+
+    def run(agent):
+        auto = AutoCompressor(AgentReducer(agent), Auto())
+        x = np.zeros(200_000, np.float32)
+        x[:: 1 + 9 * (agent.rank > 0)][:20_000] = 1.0  # one rank's are close together, in few packets
+        for _ in range(len(CHOICES) + 2):
+            auto.allreduce("bucket 0", x)
+        return auto._buckets["bucket 0", x.size].policy.costs
+
+    costs = good(on_all(trio, run))
+    assert costs[1:] == costs[:1] * (RANKS - 1)
+    assert all(each.wire_bytes > 0 for each in costs[0])
+
+
 def test_memories_that_do_not_suit_every_choice(trio):
     with pytest.raises(ConfigError, match="memory dgc with codec auto: expected one of residual, none"):
         AutoCompressor(AgentReducer(trio[0]), Auto(), "dgc")
