@@ -47,7 +47,8 @@ class Reducer(Protocol):
 
 def round_trips(request: Request) -> int:
     """How many collectives follow each other in a request: who gathers asks for sizes first, unless they are known."""
-    return 2 if isinstance(request, Gather | SparseSum) and not getattr(request, "is_sized", False) else 1
+    asks_first = isinstance(request, Gather) or (isinstance(request, SparseSum) and not request.is_sized)
+    return 2 if asks_first else 1
 
 
 class Compressor:
