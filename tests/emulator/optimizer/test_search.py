@@ -131,6 +131,15 @@ def test_nothing_to_gain_leaves_everything_as_traced():
     assert found.best.setting == TRACED and found.gain == 0
 
 
+@pytest.mark.parametrize("waits_for_own", [False, True])
+def test_gradients_without_bytes_are_in_nobodys_way(waits_for_own):
+    options = dict(caps=[MIB], waits_for_own=waits_for_own, optimizer_s=[0.0])
+    job = ddp_jobs.ddp([MIB, 0, MIB, 0, MIB], [0.01, 0, 0.01, 0, 0.01], **options)
+    bare = ddp_jobs.ddp([MIB] * 3, [0.01] * 3, **options)
+    found, other = (search(Objective(one, Machine.of(one)), Allowed(passes=("buckets",))) for one in (job, bare))
+    assert found.best.worst_s == pytest.approx(other.best.worst_s) and found.best.setting == other.best.setting
+
+
 def test_the_larger_the_doubt_the_fewer_buckets():
     job = ddp_jobs.ddp([MIB] * 16, [0.02] * 16, fixed_s=1e-5, bytes_per_s=8e7, caps=[16 * MIB])
     counts = []
