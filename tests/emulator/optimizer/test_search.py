@@ -11,6 +11,7 @@ from emulator.optimizer import cuts, report, space
 from emulator.optimizer.codec_costs import CodecCost
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
+from emulator.optimizer.passes.placement import apply as place
 from emulator.optimizer.search import search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
@@ -138,6 +139,18 @@ def test_gradients_without_bytes_are_in_nobodys_way(waits_for_own):
     bare = ddp_jobs.ddp([MIB] * 3, [0.01] * 3, **options)
     found, other = (search(Objective(one, Machine.of(one)), Allowed(passes=("buckets",))) for one in (job, bare))
     assert found.best.worst_s == pytest.approx(other.best.worst_s) and found.best.setting == other.best.setting
+
+
+def test_gradients_of_two_buckets_may_come_in_turns():
+    job = ddp_jobs.ddp([MIB] * 4, [0.01] * 4, caps=[2 * MIB])
+    first, second = gradients(job).meetings.tolist()
+    turns = [(op, (first, second)[i % 2], size) for i, (op, _, size) in enumerate(job.gradients)]
+    machine, setting = Machine.of(job), Setting(placement="switchml")
+    there = place(dataclasses.replace(job, gradients=turns), setting, machine)
+    transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
+    lost_s = transfers.lost_to_guesses_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
+    assert lost_s[0] > 0
+    assert there.costs.meeting_fixed_s[[first, second]] == pytest.approx(transfer.fixed_s + lost_s)
 
 
 def test_the_larger_the_doubt_the_fewer_buckets():
