@@ -224,6 +224,8 @@ class Hunt:
         if cut and self.allowed.lists and "codec" in values:
             values["codec"] = [(), self.allowed.codecs]  # which of them, is decided bucket by bucket
         left = self.trials - self.evaluated
+        if left <= 0:
+            raise _Spent
         ways = 2.0 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:

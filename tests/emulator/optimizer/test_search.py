@@ -126,6 +126,14 @@ def test_the_budget_and_ctrl_c_end_it_with_the_best_so_far():
     assert found.interrupted and found.best.sample_s < found.traced.sample_s
 
 
+def test_a_budget_that_the_critical_path_has_used_up_leaves_nothing_for_optuna():
+    job = ddp_jobs.ddp([MIB, MIB], [0.01, 0.01], caps=[2 * MIB])
+    whole = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)))
+    assert whole.how.startswith("exact")
+    short = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)), trials=whole.evaluated)
+    assert short.evaluated == whole.evaluated and short.how == "the budget ended before the space did"
+
+
 def test_nothing_to_gain_leaves_everything_as_traced():
     job = ddp_jobs.ddp([MIB / 64] * 3, [0.1] * 3, fixed_s=0.0, bytes_per_s=1e12, optimizer_s=[0.1])
     found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)))
