@@ -134,6 +134,12 @@ def test_a_budget_that_the_critical_path_has_used_up_leaves_nothing_for_optuna()
     assert short.evaluated == whole.evaluated and short.how == "the budget ended before the space did"
 
 
+def test_more_gradients_than_a_float_counts_ways_to_cut():
+    job = ddp_jobs.ddp([MIB / 64] * 1100, [1e-4] * 1100, caps=[20 * MIB])
+    found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)), trials=60)
+    assert found.gain > 0 and found.how == "exact: every combination, each with the best buckets, at most 64"
+
+
 def test_nothing_to_gain_leaves_everything_as_traced():
     job = ddp_jobs.ddp([MIB / 64] * 3, [0.1] * 3, fixed_s=0.0, bytes_per_s=1e12, optimizer_s=[0.1])
     found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)))
