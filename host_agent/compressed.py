@@ -17,7 +17,7 @@ import numpy as np
 from filelock import FileLock
 
 from switchml import codecs
-from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import RanksDisagree
 from switchml.jit import cache_root
 from switchml.sparse import Sparse, streams_of
@@ -47,7 +47,8 @@ class Reducer(Protocol):
 
 def round_trips(request: Request) -> int:
     """How many collectives follow each other in a request: who gathers asks for sizes first, unless they are known."""
-    return 2 if isinstance(request, Gather | SparseSum) and not getattr(request, "is_sized", False) else 1
+    asks_first = isinstance(request, Gather) or (isinstance(request, SparseSum) and not request.is_sized)
+    return 2 if asks_first else 1
 
 
 class Compressor:
@@ -306,7 +307,7 @@ class AgentReducer:
         return min(dense, streamed_bytes(packets, request.count)) if self._takes_sparse else dense
 
     def _is_halved(self, request: Sum) -> bool:
-        return request.wire in ("float16", "bfloat16") and self._agent.wire == "int16"
+        return request.wire in HALVES and self._agent.wire == "int16"
 
     def _sum(self, request: Sum) -> Array:
         values = request.values

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from switchml.codecs import Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
+from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
 from switchml.codecs import allreduce as exchange_of
 from switchml.errors import ConfigError
 
@@ -18,9 +18,7 @@ CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
 """What is tried where nobody says."""
 ELEMENTS = 1 << 18
 ROUNDS = 3
-HALF = ("fp16", "bf16")
-"""Codecs whose values fit int16 lanes of the aggregator."""
-LANES = {"float32": "int32", "float16": "int16", "bfloat16": "int16"}
+LANES = {"float32": "int32", **dict.fromkeys(HALVES, "int16")}
 """What a sum of floats travels in where the aggregator adds it up."""
 
 
@@ -102,7 +100,7 @@ def load(path: Path) -> dict[str, CodecCost]:
                 bytes_per_s=1 / (1 / row["compress_bytes_per_s"] + 1 / row["decompress_bytes_per_s"]),
                 gathers=row["aggregation"] in ("gather", "sparse-sum"),
                 error=row.get("relative_l2_error") or 0.0,
-                lanes=LANES["float16"] if row["name"] in HALF else "",
+                lanes=LANES.get(parse(row["name"]).floats, ""),
             )
             for row in rows
             if row.get("ours", True) and row.get("compress_bytes_per_s") and row.get("decompress_bytes_per_s")

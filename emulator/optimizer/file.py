@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from emulator.optimizer.codec_costs import HALF
 from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
@@ -32,7 +31,7 @@ def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, A
     placement = setting.placement or machine.traced_placement
     backend = BACKEND_OF.get(setting.placement, "")
     environment = {}
-    if placement == "switchml" and any(codecs.parse(spec).name in HALF for spec in setting.codec if spec):
+    if placement == "switchml" and any(codecs.parse(spec).is_half for spec in setting.codec if spec):
         environment["SWITCHML_WIRE"] = "int16"  # only what such a codec has rounded takes these; buckets without do not
     return {
         "predicted": {

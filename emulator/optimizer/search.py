@@ -224,12 +224,16 @@ class Hunt:
         if cut and self.allowed.lists and "codec" in values:
             values["codec"] = [(), self.allowed.codecs]  # which of them, is decided bucket by bucket
         left = self.trials - self.evaluated
-        ways = 2.0 ** (len(self.sizes) - 1)
+        if left <= 0:
+            raise _Spent
+        ways = 2 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
                 for setting in space.combinations(values):
                     self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
-                self.found.how = "exact: every combination, each with the best buckets" if cut else "exact: all tried"
+                most = f", at most {cuts.MOST_BUCKETS}" if len(self.sizes) > cuts.MOST_BUCKETS else ""
+                buckets = f"exact: every combination, each with the best buckets{most}"
+                self.found.how = buckets if cut else "exact: all tried"
                 return
         elif self.allowed.lists and ways * space.count(values) <= left and "codec" not in values:
             for setting in space.combinations(values):

@@ -45,10 +45,11 @@ class Gradients:
 
 
 def gradients(joined: Joined) -> Gradients:
-    """The gradients that the traces name; where they name none, each all-reduce that all ranks take part in counts as
-    one: then buckets can be fused, but not cut. Raises GraphError where there is nothing to put into buckets."""
+    """The gradients that the traces name with their bytes; where they name none, each all-reduce that all ranks take
+    part in counts as one: then buckets can be fused, but not cut. What has no bytes is in nobody's way, and left out.
+    Raises GraphError where there is nothing to put into buckets."""
     graph = joined.graph
-    listed = [row for row in joined.gradients if row[1] != NO_MEETING]
+    listed = [row for row in joined.gradients if row[1] != NO_MEETING and row[2] > 0]
     if not listed:
         return _whole_buckets(joined)
     op = np.array([row[0] for row in listed], np.int64)
@@ -66,14 +67,14 @@ def gradients(joined: Joined) -> Gradients:
 
 
 def _whole_buckets(joined: Joined) -> Gradients:
-    graph = joined.graph
+    graph, size = joined.graph, meeting_bytes(joined)
     everyone = [
         meeting
         for meeting in all_reduces(joined)
-        if len(graph.groups.members(graph.meetings.group[meeting])) == len(graph.ranks)
+        if size[meeting] > 0 and len(graph.groups.members(graph.meetings.group[meeting])) == len(graph.ranks)
     ]
     if not everyone:
-        raise GraphError("the trace names no gradients, and no all-reduce that all ranks take part in")
+        raise GraphError("the trace names no gradients with bytes, and no such all-reduce that all ranks take part in")
     rank = graph.op_rank()
     op = np.full((len(graph.ranks), len(everyone)), -1, np.int64)
     column = {int(meeting): i for i, meeting in enumerate(everyone)}
@@ -83,7 +84,7 @@ def _whole_buckets(joined: Joined) -> Gradients:
             raise GraphError(f"{graph.op_name(int(member))} has no producer, so nothing says when a bucket is ready")
         op[rank[member], column[int(graph.ops.meeting[member])]] = before.max()
     meetings = np.array(everyone, np.int64)
-    return Gradients(op, meeting_bytes(joined)[meetings], meetings, np.arange(len(graph.ranks)))
+    return Gradients(op, size[meetings], meetings, np.arange(len(graph.ranks)))
 
 
 def assign(sizes: Sequence[float] | np.ndarray, caps: Sequence[float]) -> np.ndarray:

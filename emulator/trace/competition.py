@@ -175,6 +175,3 @@ def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s:
     within_s = np.interp(end_s, at_s, before_s) - np.interp(start_s, at_s, before_s)
     length_s = end_s - start_s
     return np.divide(within_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)
-
-
-__all__ = ["Competition", "disturbed", "found", "known", "relieved"]

@@ -225,7 +225,7 @@ def one_at_a_time(joined: Joined) -> Joined:
     order = meetings[np.argsort(began_s[meetings], kind="stable")]
     seconds = np.empty(len(order))
     sizes = graph.works.bytes[graph.meetings.work[order]]
-    for stretch in _stretches(began_s[order], took_s[order]):
+    for stretch in transfers.stretches(began_s[order], took_s[order]):
         weight = sizes[stretch] if sizes[stretch].sum() else took_s[order][stretch] + 1e-9
         end_s = float((began_s[order] + took_s[order])[stretch].max())
         seconds[stretch] = weight * _rate(began_s[order][stretch], weight, end_s)
@@ -266,10 +266,3 @@ def _gaps_before(joined: Joined, member: np.ndarray) -> np.ndarray:
         if op and ops.stream[op - 1] == ops.stream[op] and ops.meeting[op - 1] == NO_MEETING:
             before[op] = op - 1
     return before
-
-
-def _stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
-    """Places in the order of time, cut where nothing was under way."""
-    reach_s = np.maximum.accumulate(began_s + took_s)
-    cuts = np.flatnonzero(began_s[1:] >= reach_s[:-1] - transfers.TOUCHING_S) + 1
-    return np.split(np.arange(len(began_s)), cuts)

@@ -133,14 +133,24 @@ def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
     return float(_busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
 
 
-def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(how many, bytes, seconds) of each stretch of time in which all-reduces were under way without a pause."""
+def stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
+    """int64 each: which of these were under way in each stretch of time without a pause, in the order of their
+    beginnings."""
     order = np.argsort(began_s, kind="stable")
-    began_s, end_s, size = began_s[order], (began_s + took_s)[order], size[order]
-    reach_s = np.maximum.accumulate(end_s)
-    first = np.flatnonzero(np.concatenate([[True], began_s[1:] >= reach_s[:-1] - TOUCHING_S]))
-    last = np.concatenate([first[1:], [len(size)]]) - 1
-    return (last - first + 1).astype(float), np.add.reduceat(size, first), reach_s[last] - began_s[first]
+    reach_s = np.maximum.accumulate((began_s + took_s)[order])
+    cuts = np.flatnonzero(began_s[order][1:] >= reach_s[:-1] - TOUCHING_S) + 1
+    return np.split(order, cuts)
+
+
+def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(how many, bytes, seconds) of each stretch."""
+    end_s = began_s + took_s
+    rows = [
+        (len(stretch), size[stretch].sum(), end_s[stretch].max() - began_s[stretch[0]])
+        for stretch in stretches(began_s, took_s)
+    ]
+    count, moved, busy_s = np.array(rows, float).T
+    return count, moved, busy_s
 
 
 def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:

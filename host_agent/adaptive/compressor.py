@@ -12,7 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -76,10 +76,10 @@ class _Record:
     step: int
     bucket: int
     choice: int
+    way: int
     requests: int
-    wire_bytes: int
+    wire_bytes: float
     network_s: float
-    compute_s: float
 
 
 @dataclass
@@ -129,7 +129,7 @@ class AutoCompressor:
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
         self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
-        self._told: list[Callable[[], np.ndarray]] = []
+        self._told: list[tuple[tuple, Callable[[], np.ndarray]]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
@@ -137,6 +137,7 @@ class AutoCompressor:
         self._health_before = Health()
         self._buckets: dict[tuple[str, int], _Bucket] = {}
         self._done: set[str] = set()
+        self._done_before: frozenset[str] = frozenset()
         self._records: list[_Record] = []
         self._decision_s = math.inf
         self._elapsed_before = 0.0
@@ -158,6 +159,7 @@ class AutoCompressor:
             agree(self.reducer, f"codec {self.settings}, memory {self.memory}, seed {self.seed}")
             self._agreed = True
         if name in self._done:
+            self._done_before = frozenset(self._done)
             self._done.clear()
             self.step += 1
             self._intervals_s.append(time.perf_counter() - self._began_at_s)
@@ -192,35 +194,37 @@ class AutoCompressor:
                 self.step,
                 bucket.number,
                 choice,
+                _way(codec),
                 meter.requests or measured.requests,
                 meter.wire_bytes or measured.wire_bytes,
                 meter.seconds,
-                compute_s,
             )
         )
         if bucket.calls:  # the first one reads memory that was never touched before
             measured.compute_s.append(compute_s)
         bucket.durations_s.append(compute_s + meter.seconds)
         bucket.calls += 1
-        if self._calendar.is_told(self.step) and len(self._done) == len(self._buckets):
+        is_complete = name in self._done_before <= self._done
+        if is_complete and self._calendar.is_told(self.step):
             self._tell(turn)
         return outcome.mean
 
     # -- seeing changes --
 
     def _tell(self, turn: Turn) -> None:
-        """The step is over: what its exchanges took. Asked before anybody else can ask for something, so that the order
-        is the same on all ranks."""
-        spent_s = sum(record.network_s for record in self._records if record.step == self.step)
-        self._told.append(self.reducer.later(Max(np.array([-spent_s], np.float32)), turn))
+        """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
+        something, so that the order is the same on all ranks."""
+        records = [record for record in self._records if record.step == self.step]
+        choices = tuple((record.bucket, record.choice) for record in records)
+        spent_s = sum(record.network_s for record in records)
+        self._told.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
 
     def _hears_of_change(self) -> bool:
         """Whether the step before was out of proportion; the least of all ranks' times counts."""
-        choices = tuple(bucket.policy.current for bucket in self._buckets.values())
         told, self._told = self._told, []
-        times = [-float(answer()[0]) for answer in told]
+        times = [(choices, -float(answer()[0])) for choices, answer in told]
         latency_s = self.network.latency_s
-        return any([self._watch.sees_change(choices, seconds, latency_s) for seconds in times])
+        return any([self._watch.sees_change(choices, seconds, latency_s) for choices, seconds in times])
 
     def _probe_rate(self, wire_bytes: int) -> None:
         """Send so many bytes for their own sake."""
@@ -286,9 +290,10 @@ class AutoCompressor:
 
     def _decide(self, is_alarm: bool) -> None:
         """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
-        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket."""
-        buckets = list(self._buckets.values())
-        records = self._records[-(1 if is_alarm else LATEST_STEPS) * len(buckets) :]
+        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket that
+        came since the last time: the same ones on all ranks, as every rank makes the same calls."""
+        buckets = [bucket for bucket in self._buckets.values() if bucket.durations_s]
+        records = [r for r in self._records if r.step >= self.step - (1 if is_alarm else LATEST_STEPS)]
         steps = max(1, self.step - self._calendar.decided_at)
         health, elapsed_s = self._health(), self._busy_s
         sent = health.sent - self._health_before.sent
@@ -309,38 +314,22 @@ class AutoCompressor:
         self._records = []
         latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
         durations, rest = np.split(worst[6:], [len(buckets)])
-        costs = rest[: 2 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 2)
-        times = rest[costs.size :].reshape(-1, 3)
+        costs = rest[: 3 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 3)
+        times = rest[costs.size :].reshape(-1, 2)
         regime = self.network.regime
         if latency_s < math.inf:
             self.network.add_latency(latency_s)
         if self._probe[0]:
             self._prober.took(self._probe[0], probe_s, latency_s, self.network)
             self._probe = 0, math.inf
-        exchanges: dict[tuple[int, int], list[tuple[_Record, float, float, float]]] = {}
-        for record, (network_s, compute_s, wire_bytes) in zip(records, times.tolist(), strict=True):
-            parts = exchanges.setdefault((record.step, _way(self.codecs[record.choice])), [])
-            parts.append((record, -network_s, compute_s, wire_bytes))
-        self.network.learn(
-            self.step,
-            (
-                Sample(
-                    tuple((record.bucket, record.choice) for record, *_ in parts),
-                    sum(record.requests for record, *_ in parts),
-                    round(sum(wire_bytes for *_, wire_bytes in parts)),
-                    sum(network_s for _, network_s, *_ in parts),
-                    way,
-                )
-                for (_, way), parts in exchanges.items()
-            ),
-        )
+        self.network.learn(self.step, _samples(records, times))
         if is_alarm:
             self._make_sure()
         exchange_s = (elapsed_s - self._elapsed_before) / steps
         self._elapsed_before = elapsed_s
         if self.network.regime == regime:
             for bucket, seconds in zip(buckets, durations.tolist(), strict=True):
-                bucket.policy.took(self.step, seconds, steps)
+                bucket.policy.took(self.step, seconds, len(bucket.durations_s))
         for bucket in buckets:
             bucket.durations_s.clear()
         for bucket, table in zip(buckets, costs, strict=True):
@@ -355,11 +344,13 @@ class AutoCompressor:
             self._calendar.hasten(self.step, wait_s / exchange_s)
 
     def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, seen: dict[str, float]) -> None:
-        """`table`: float32[choices, 2], agreed seconds of computing and errors; infinite where not known."""
+        """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
-            Costs(measured.requests, measured.wire_bytes, *row, way=_way(codec))
-            for codec, measured, row in zip(self.codecs, bucket.measured, table.tolist(), strict=True)
+            Costs(measured.requests, round(wire_bytes), compute_s, error, _way(codec))
+            for codec, measured, (wire_bytes, compute_s, error) in zip(
+                self.codecs, bucket.measured, table.tolist(), strict=True
+            )
         ]
         after = policy.decide(self.step, self.network, training_s)
         if after == before:
@@ -387,19 +378,41 @@ def _way(codec: Codec) -> int:
 
 
 def _costs_of(buckets: list[_Bucket]) -> list[float]:
-    """Seconds of computing and error for each bucket and choice; infinite where this rank knows none."""
+    """Bytes on the wire (fewer where a rank's elements lie close together), seconds of computing and error, for each
+    bucket and choice; the latter two infinite where this rank knows none."""
     return [
         value
         for bucket in buckets
         for measured in bucket.measured
         for value in (
-            (median(measured.compute_s), median(measured.errors)) if measured.errors else (math.inf, math.inf)
+            (measured.wire_bytes, median(measured.compute_s), median(measured.errors))
+            if measured.errors
+            else (0, math.inf, math.inf)
         )
     ]
 
 
 def _times_of(records: list[_Record]) -> list[float]:
-    return [value for record in records for value in (-record.network_s, record.compute_s, record.wire_bytes)]
+    return [value for record in records for value in (-record.network_s, record.wire_bytes)]
+
+
+def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
+    """The exchanges of each step that went one way, together. `times`: float32[records, 2], what `_times_of` became
+    when all ranks agreed."""
+    exchanges: dict[tuple[int, int], list[_Record]] = {}
+    for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
+        agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)
+        exchanges.setdefault((record.step, record.way), []).append(agreed)
+    return [
+        Sample(
+            tuple((part.bucket, part.choice) for part in parts),
+            sum(part.requests for part in parts),
+            round(sum(part.wire_bytes for part in parts)),
+            sum(part.network_s for part in parts),
+            way,
+        )
+        for (_, way), parts in exchanges.items()
+    ]
 
 
 def _share(rest: np.ndarray, x: np.ndarray) -> float:

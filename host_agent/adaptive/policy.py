@@ -89,7 +89,7 @@ class Costs:
 
 @dataclass
 class _Trial:
-    """What a choice really took, in this regime: medians of some steps each."""
+    """What a choice really took, in networks of about this rate: medians of some steps each."""
 
     medians: deque = field(default_factory=lambda: deque(maxlen=KEPT))
     steps: int = 0

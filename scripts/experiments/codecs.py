@@ -41,7 +41,7 @@ tenth is what a plain residual can make up for."""
 def settings_of(name: str, base: Settings) -> Settings:
     """`base` with the codec `name` at its documented settings."""
     text, learning_rate, momentum = SETTINGS.get(name, (name, *DEFAULT))
-    wire = "int16" if name in ("fp16", "bf16", "auto") else "int32"
+    wire = "int16" if is_auto(text) or codecs.parse(text).is_half else "int32"
     return replace(base, codec=text, learning_rate=learning_rate, momentum=momentum, wire=wire)
 
 

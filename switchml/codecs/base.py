@@ -100,6 +100,8 @@ class Payload:
 
 LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1}
 """What `Sum.wire` may be: name → bytes an element."""
+HALVES = ("float16", "bfloat16")
+"""Of these, the floats that int16 lanes of the aggregator hold, too."""
 
 
 @dataclass(frozen=True)
@@ -255,8 +257,15 @@ class Codec(Settings):
     aggregation: ClassVar[str]
     is_unbiased: ClassVar[bool] = False
     memory: ClassVar[str] = "none"
+    floats: ClassVar[str] = ""
+    """`Sum.wire` of the floats that it has added up; "" where these are integers, or it has nothing added up."""
     by_matrix: ClassVar[bool] = False
     """Whether it works better on one tensor at a time, with its shape, than on a bucket of them."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether all that the aggregator adds up fits its int16 lanes."""
+        return self.floats in HALVES
 
     def new_state(self) -> Any:
         """What the codec remembers of one tensor from step to step; None if nothing."""

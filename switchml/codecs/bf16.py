@@ -22,6 +22,7 @@ class Bf16(Codec):
     name = "bf16"
     number = 2
     aggregation = SUM
+    floats = "bfloat16"
 
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + 2 * n
@@ -37,7 +38,7 @@ class Bf16(Codec):
 
     def exchange(self, state, x, turn):
         own = _wide(self.encode(state, x, turn).view(np.uint16))
-        total = yield Sum(own, "bfloat16")
+        total = yield Sum(own, self.floats)
         return Outcome(total / np.float32(turn.world), own)
 
 

@@ -22,6 +22,7 @@ class Fp16(Codec):
     name = "fp16"
     number = 1
     aggregation = SUM
+    floats = "float16"
 
     def payload_bytes(self, n: int) -> int:
         return HEADER_BYTES + 2 * n
@@ -35,7 +36,7 @@ class Fp16(Codec):
 
     def exchange(self, state, x, turn):
         own = _wide(_halves(x))
-        total = yield Sum(own, "float16")
+        total = yield Sum(own, self.floats)
         return Outcome(total / np.float32(turn.world), own)
 
 

@@ -16,6 +16,7 @@ class NoCodec(Codec):
     name = "none"
     number = 0
     aggregation = SUM
+    floats = "float32"
     is_unbiased = True
 
     def payload_bytes(self, n: int) -> int:
@@ -29,5 +30,5 @@ class NoCodec(Codec):
         return np.frombuffer(body.tobytes(), "<f4").astype(np.float32)
 
     def exchange(self, state, x, turn):
-        total = yield Sum(x, "float32")
+        total = yield Sum(x, self.floats)
         return Outcome(total / np.float32(turn.world), x)

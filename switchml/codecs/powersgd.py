@@ -40,6 +40,7 @@ class PowerSgd(Codec):
     by_matrix = True
     number = 23
     aggregation = SUM
+    floats = "float32"
     memory = "powersgd"
 
     rank: int = setting(2, "columns of P and Q", least=1)
@@ -79,14 +80,14 @@ class PowerSgd(Codec):
         rows, columns = matrix_shape(x.size, turn.shape)
         world = np.float32(turn.world)
         if self._is_dense(x.size, rows, columns):
-            total = yield Sum(x, "float32")
+            total = yield Sum(x, self.floats)
             return Outcome(total / world, x)
         matrix = _matrix(x, rows, columns)
         with np.errstate(invalid="ignore", over="ignore"):
             p = matrix @ self._q(state, columns, turn)
-        total = yield Sum(p.reshape(-1), "float32")
+        total = yield Sum(p.reshape(-1), self.floats)
         p = _orthonormal(total.reshape(rows, self.rank) / world)
-        total = yield Sum((matrix.T @ p).reshape(-1), "float32")
+        total = yield Sum((matrix.T @ p).reshape(-1), self.floats)
         state.q = total.reshape(columns, self.rank) / world
         mean = _product(p, state.q, x.size)
         return Outcome(mean, mean)

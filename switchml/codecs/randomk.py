@@ -33,6 +33,7 @@ class RandomK(Codec):
     name = "randomk"
     number = 3
     aggregation = SUM
+    floats = "float32"
 
     ratio: float = setting(0.01, "share of the elements that is sent", above=0, most=1)
     unbiased: bool = setting(False, "multiply by n / k, for use without a memory")
@@ -65,7 +66,7 @@ class RandomK(Codec):
     def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
         drawn = self._drawn(turn.shared_key(), x.size)
         values = self._values(x, drawn)
-        total = yield Sum(values, "float32")
+        total = yield Sum(values, self.floats)
         return Outcome(_spread(drawn, total / np.float32(turn.world), x.size), _spread(drawn, values, x.size))
 
     def _drawn(self, key: int, n: int) -> np.ndarray:

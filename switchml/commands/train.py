@@ -184,7 +184,7 @@ def train(
         if is_auto(codec):
             parse_auto(codec)
             check_memory(memory)
-        halves = is_auto(codec) or codecs.parse(codec).name in ("fp16", "bf16")
+        halves = is_auto(codec) or codecs.parse(codec).is_half
         codecs.parse_memory(memory or "none")
     is_software = aggregator == "software"
     if transport != "auto" and (transport == "frames") == is_software:

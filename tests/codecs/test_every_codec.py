@@ -46,6 +46,16 @@ def test_round_trip(spec):
 
 
 @pytest.mark.parametrize("spec", EVERY)
+def test_floats_that_are_added_up_are_those_that_it_says(spec):
+    codec, x = parse(spec), gradient(3000)
+    turn = Turn("weight", shape=(60, 50))
+    request = next(codec.exchange(codec.new_state(), x, turn))
+    added = request.wire if isinstance(request, Sum) and request.values.dtype == np.float32 else ""
+    assert codec.floats == added
+    assert codec.is_half == (spec in ("fp16", "bf16"))
+
+
+@pytest.mark.parametrize("spec", EVERY)
 @pytest.mark.parametrize("world", [1, 3])
 def test_all_ranks_get_the_same(spec, world):
     codec, memory = parse(spec), parse_memory(parse(spec).memory)

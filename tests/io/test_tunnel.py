@@ -253,6 +253,50 @@ def test_a_server_that_was_started_again_is_said(caplog):
         first.close()
 
 
+def test_who_hears_that_the_server_is_another_may_close_the_client(monkeypatch):
+    """And what had come for the client by then is not read from a socket that somebody else has opened since."""
+    going_on, closed = threading.Event(), threading.Event()
+    opened: list[Plain] = []
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        router.linger = 0
+        url = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+        monkeypatch.setattr(tunnel.relay.Relay, "deliver", lambda relay, frame: going_on.wait(PATIENCE_S))
+        agent, names = Plain(), []
+
+        def welcome() -> None:
+            names.append(router.recv_multipart()[0])
+            own = socket.inet_aton("127.0.0.1")
+            router.send_multipart([names[0], messages.WELCOME_BODY.pack(messages.WELCOME, messages.VERSION, 9, own, 9)])
+
+        server = threading.Thread(target=welcome)
+        server.start()
+        client = tunnel.TunnelClient(url, agent.address, timeout_s=PATIENCE_S)
+        server.join()
+        number = client._relay.socket.fileno()
+
+        def close(reason: str) -> None:
+            client.close()
+            while not opened or opened[-1].socket.fileno() < number:
+                opened.append(Plain())
+            for each in opened:
+                agent.send([b"yours"], each.address)
+            closed.set()
+
+        client.on_lost(close)
+        for _ in range(messages.TURN):  # the first holds the client up; after them it looks at its UDP socket, too
+            router.send_multipart([names[0], messages.plain(messages.PACKETS)])
+        router.send_multipart([names[0], messages.plain(messages.STRANGER)])
+        agent.send([b"hello?"], client.address)
+        going_on.set()
+        assert closed.wait(PATIENCE_S)
+        client._thread.join(PATIENCE_S)
+        assert any(each.socket.fileno() == number for each in opened)
+        for each in opened:
+            assert each.take(1) == [(agent.address, b"yours")]
+            each.close()
+        agent.close()
+
+
 def test_another_version_is_refused(pair):
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.linger = 0

@@ -24,9 +24,10 @@ def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
     joined = repriced(joined, transfer, found.meetings)
     if not transfer.again or any(setting.codec):  # what codecs lose to guesses, their pass adds
         return joined
-    last = np.flatnonzero(np.diff(found.bucket, append=-1))
-    ready_s, _ = cuts.ready(joined)
-    sizes = np.add.reduceat(found.bytes, np.concatenate([[0], last[:-1] + 1]))
+    meetings, bucket = np.unique(found.bucket, return_inverse=True)  # gradients of several may come in turns
+    ready_s = np.zeros(len(meetings))
+    np.maximum.at(ready_s, bucket, cuts.ready(joined)[0])
+    sizes = np.bincount(bucket, weights=found.bytes)
     fixed_s = joined.costs.meeting_fixed_s.copy()
-    fixed_s[found.bucket[last]] += lost_to_guesses_s(transfer, ready_s[last], sizes)
+    fixed_s[meetings] += lost_to_guesses_s(transfer, ready_s, sizes)
     return dataclasses.replace(joined, costs=dataclasses.replace(joined.costs, meeting_fixed_s=fixed_s))

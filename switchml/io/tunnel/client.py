@@ -112,10 +112,12 @@ class TunnelClient:
         poller.register(self._wake, zmq.POLLIN)
         poller.register(fd, zmq.POLLIN)
         waiting: memoryview | None = None
-        while not self._stopping and not self._lost:
+        while not self._stopping:
             ready = dict(poller.poll())
             if ready.get(self._dealer, 0) & zmq.POLLIN:
                 self._take_messages()
+            if self._lost:  # and whoever was told may have closed all sockets by now
+                return
             if fd in ready:
                 waiting = self._relay.fetch()
             if waiting is None:

@@ -1,7 +1,9 @@
+import json
+
 import ddp_jobs
 import pytest
 
-from emulator.optimizer import file
+from emulator.optimizer import codec_costs, file
 from emulator.optimizer.codec_costs import CHOICES, measure
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
@@ -12,6 +14,7 @@ from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.trace.buckets import MIB, assign, gradients
 from host_agent.settings import load
+from switchml.codecs import parse
 from switchml.errors import ConfigError
 
 
@@ -70,6 +73,15 @@ def test_halves_take_narrow_lanes_in_any_bucket(job, codec, wire):
     told = file.tables(Found(traced, best, best), machine, "traces")
     assert told["environment"].get("SWITCHML_WIRE") == wire
     assert told["compression"]["codec"] == [spec or "none" for spec in codec]
+
+
+def test_what_a_file_says_of_codecs_and_what_is_measured_here_have_the_same_lanes(tmp_path):
+    names = ("fp16", "bf16", "randomk", "thc", "topk:ratio=0.01")
+    rates = dict(ratio=2.0, compress_bytes_per_s=1e9, decompress_bytes_per_s=1e9)
+    rows = [dict(rates, name=name, aggregation=parse(name).aggregation) for name in names]
+    (tmp_path / "codecs.json").write_text(json.dumps({"codecs": rows}))
+    read, measured = codec_costs.load(tmp_path / "codecs.json"), measure(names, 4)
+    assert [read[name].lanes for name in names] == [measured[name].lanes for name in names]
 
 
 def test_nothing_to_change_changes_nothing(job):

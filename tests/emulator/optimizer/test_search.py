@@ -11,6 +11,7 @@ from emulator.optimizer import cuts, report, space
 from emulator.optimizer.codec_costs import CodecCost
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
+from emulator.optimizer.passes.placement import apply as place
 from emulator.optimizer.search import search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
@@ -125,10 +126,45 @@ def test_the_budget_and_ctrl_c_end_it_with_the_best_so_far():
     assert found.interrupted and found.best.sample_s < found.traced.sample_s
 
 
+def test_a_budget_that_the_critical_path_has_used_up_leaves_nothing_for_optuna():
+    job = ddp_jobs.ddp([MIB, MIB], [0.01, 0.01], caps=[2 * MIB])
+    whole = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)))
+    assert whole.how.startswith("exact")
+    short = search(Objective(job, Machine.of(job)), Allowed(passes=("placement",)), trials=whole.evaluated)
+    assert short.evaluated == whole.evaluated and short.how == "the budget ended before the space did"
+
+
+def test_more_gradients_than_a_float_counts_ways_to_cut():
+    job = ddp_jobs.ddp([MIB / 64] * 1100, [1e-4] * 1100, caps=[20 * MIB])
+    found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)), trials=60)
+    assert found.gain > 0 and found.how == "exact: every combination, each with the best buckets, at most 64"
+
+
 def test_nothing_to_gain_leaves_everything_as_traced():
     job = ddp_jobs.ddp([MIB / 64] * 3, [0.1] * 3, fixed_s=0.0, bytes_per_s=1e12, optimizer_s=[0.1])
     found = search(Objective(job, Machine.of(job)), Allowed(passes=("buckets",)))
     assert found.best.setting == TRACED and found.gain == 0
+
+
+@pytest.mark.parametrize("waits_for_own", [False, True])
+def test_gradients_without_bytes_are_in_nobodys_way(waits_for_own):
+    options = dict(caps=[MIB], waits_for_own=waits_for_own, optimizer_s=[0.0])
+    job = ddp_jobs.ddp([MIB, 0, MIB, 0, MIB], [0.01, 0, 0.01, 0, 0.01], **options)
+    bare = ddp_jobs.ddp([MIB] * 3, [0.01] * 3, **options)
+    found, other = (search(Objective(one, Machine.of(one)), Allowed(passes=("buckets",))) for one in (job, bare))
+    assert found.best.worst_s == pytest.approx(other.best.worst_s) and found.best.setting == other.best.setting
+
+
+def test_gradients_of_two_buckets_may_come_in_turns():
+    job = ddp_jobs.ddp([MIB] * 4, [0.01] * 4, caps=[2 * MIB])
+    first, second = gradients(job).meetings.tolist()
+    turns = [(op, (first, second)[i % 2], size) for i, (op, _, size) in enumerate(job.gradients)]
+    machine, setting = Machine.of(job), Setting(placement="switchml")
+    there = place(dataclasses.replace(job, gradients=turns), setting, machine)
+    transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
+    lost_s = transfers.lost_to_guesses_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
+    assert lost_s[0] > 0
+    assert there.costs.meeting_fixed_s[[first, second]] == pytest.approx(transfer.fixed_s + lost_s)
 
 
 def test_the_larger_the_doubt_the_fewer_buckets():

@@ -100,6 +100,14 @@ def test_traces_that_name_no_gradients_allow_fusing_whole_buckets():
     assert replay(fused.graph, fused.costs).makespan_s == pytest.approx(replay(known.graph, known.costs).makespan_s)
 
 
+def test_what_has_no_bytes_is_no_gradient():
+    job = ddp_jobs.ddp([MIB, 0, MIB, 0, 2 * MIB], [0.01] * 5, caps=[MIB])
+    assert gradients(job).bytes.tolist() == [MIB, MIB, 2 * MIB]
+    assert gradients(rebucket(job, [4 * MIB])).bucket.tolist() == [0, 0, 0]
+    unknown = dataclasses.replace(job, gradients=[(op, meeting, 0.0) for op, meeting, _ in job.gradients])
+    assert gradients(unknown).bytes.tolist() == [MIB, MIB, 2 * MIB]  # whole buckets
+
+
 def test_nonsense_is_refused_in_words():
     job = ddp_jobs.ddp([MIB] * 3, [0.001] * 3)
     with pytest.raises(ConfigError, match="above 0"):
