@@ -92,6 +92,7 @@ class HostAgent:
             packets=way.packet_rows(info.slots, info.payload_bytes)
             if segment is None
             else shm.packets_of(segment, rank),
+            wide=way.sparse_rows(info.slots) if segment is None else None,
             lossless=segment is not None,
             padded=info.padded,
         )

@@ -14,7 +14,7 @@ import numpy as np
 from switchml import worker as rules
 from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
-from switchml.memory import borrowed
+from switchml.memory import borrowed, copy_bytes
 
 from . import tape as tapes
 
@@ -126,9 +126,7 @@ def run(loop, reported, tick_ns):
             results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
             if noting and me.received > results:
-                tapes.note_received(
-                    loop.tape, loop.worker, incoming.address[i], incoming.length[i], awaited, now
-                )
+                tapes.note_received(loop.tape, loop.worker, incoming.address[i], incoming.length[i], awaited, now)
             if n + 1 >= me.slots:
                 rules.build_streams(loop.worker, loop.out, n)
                 if noting:
@@ -205,12 +203,17 @@ def _send(loop, n, now):
     count = 0
     for has_data in range(1, -1, -1):
         for i in range(n):
-            length = loop.worker.slots[loop.out[i]].length
+            slot = loop.worker.slots[loop.out[i]]
+            length = slot.length
             if (length > payload) == has_data:
                 outgoing.address[count] = rules.packet_at(loop.worker, loop.out[i]) - np.uint64(before)
                 outgoing.length[count] = before + length
                 outgoing.endpoint[count] = loop.aggregator[0]
                 if before:
+                    if slot.columns:
+                        rows = loop.worker.packets
+                        headers = rows.ctypes.data + np.uint64(loop.out[i] * rows.shape[1])
+                        copy_bytes(outgoing.address[count], headers, before)
                     frames.fit(outgoing.address[count], before + length)
                 count += 1
     if impair.active(loop.uplink):

@@ -20,7 +20,7 @@ import numpy as np
 
 from switchml.errors import ConfigError
 from switchml.io import frames, libc
-from switchml.packet import HEADER_BYTES
+from switchml.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
 from . import loop
 
@@ -84,6 +84,10 @@ class Way:
         rows = np.zeros((slots, frames.HEADER_BYTES + packet_bytes), np.uint8)
         rows[:, : frames.HEADER_BYTES] = np.frombuffer(frames.headers(self.ends, packet_bytes), np.uint8)
         return rows
+
+    def sparse_rows(self, slots: int) -> np.ndarray | None:
+        """The same for packets of sparse streams, which differ in length: the loop puts the headers in front."""
+        return None if self.ends is None else np.zeros((slots, frames.HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
 
     def close(self) -> None:
         self.socket.close()

@@ -37,12 +37,12 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
             (PORTS, LENGTH_1024): payload_1024;
             (PORTS, LENGTH_1024 + LENGTH_PARTIAL): partial_1024;
 #endif
-            (PORTS, LENGTH_WAIT): wait;
-            // Sparse, with 1, 2, 4 or 8 words: no data, 256 bytes, 512 of padding, 1024.
+            (PORTS, LENGTH_WAIT): wait_or_words;
+            // Sparse, with 1, 2, 4 or 8 words: no data (8 words are as long as a wait packet), 256 bytes, 512 of
+            // padding, 1024.
             (PORTS, 22): sparse;
             (PORTS, 26): sparse;
             (PORTS, 34): sparse;
-            (PORTS, 50): sparse;
             (PORTS, 278): sparse;
             (PORTS, 282): sparse;
             (PORTS, 290): sparse;
@@ -58,8 +58,18 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
             default: accept;
         }
     }
+    state wait_or_words {
+        packet.extract(hdr.switchml);
+        transition select(hdr.switchml.kind) {
+            KIND_WAIT: wait;
+            default: words;
+        }
+    }
     state sparse {
         packet.extract(hdr.switchml);
+        transition words;
+    }
+    state words {
         meta.is_sparse = 1;
         transition select(hdr.switchml.ahead) {
             1: words_1;
@@ -150,7 +160,6 @@ parser Parse(packet_in packet, out headers_t hdr, inout meta_t meta, inout stand
         transition accept;
     }
     state wait {
-        packet.extract(hdr.switchml);
         packet.extract(hdr.missing);
         transition accept;
     }

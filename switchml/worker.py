@@ -574,7 +574,8 @@ class Worker:
 
     `isn`, `tag`, `slots`, `window` (the most rounds in flight) come from joining; `payload_bytes` is 256 or 1024.
     `packets` uint8[slots, k >= 42 + payload]: where to build the packets (each at the end of its row), if not in memory
-    of its own. `lossless`: nothing is lost on the way, so a round is asked for only to learn whom it waits for.
+    of its own; `wide` uint8[slots, k]: where to build those of sparse streams, of up to MAX_SPARSE_BYTES, if not in the
+    same rows. `lossless`: nothing is lost on the way, so a round is asked for only to learn whom it waits for.
     `padded`: the switch wants sparse packets without data padded.
     """
 
@@ -589,6 +590,7 @@ class Worker:
         window: int | None = None,
         payload_bytes: int = 1024,
         packets: np.ndarray | None = None,
+        wide: np.ndarray | None = None,
         lossless: bool = False,
         padded: bool = False,
     ):
@@ -596,12 +598,14 @@ class Worker:
         window = slots if window is None else window
         if not 1 <= window <= slots:
             raise ConfigError(f"window of {window}: expected 1 to {slots} (the job's slots)")
+        if wide is None:
+            wide = np.zeros((slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets
         self.state = State(
             np.zeros(1, ME),
             np.zeros(slots, SLOT),
             np.zeros(TASKS, TASK),
             np.zeros((slots, _HEADER + payload_bytes), np.uint8) if packets is None else packets,
-            np.zeros((slots, MAX_SPARSE_BYTES), np.uint8) if packets is None else packets,
+            wide,
             np.zeros((slots, sparse.STATE_ROWS, wire_format.MAX_COLUMNS), np.int64),
             np.zeros((slots, payload_bytes), np.uint32),
             np.zeros(wire_format.BITMAP_BYTES, np.uint8),

@@ -40,6 +40,17 @@ def contribution(seed: int, rank: int, numel: int, dtype: str = "float32") -> np
     return np.random.default_rng((seed, rank)).integers(-999, 1000, numel).astype(dtype)
 
 
+def sparse_arrays(ranks: int, dtype: str, density: float, numel: int = 100_003, block: int = 64) -> list[np.ndarray]:
+    """Integers, whose sums are exact, in a share of the blocks; each rank has its own."""
+    generator = np.random.default_rng(7)
+    arrays = []
+    for _ in range(ranks):
+        x = generator.integers(-90, 90, numel).astype(dtype)
+        x[np.repeat(generator.random(-(-numel // block)) >= density, block)[:numel]] = 0
+        arrays.append(x)
+    return arrays
+
+
 def total(seed: int, ranks: int, numel: int, dtype: str = "float32") -> np.ndarray:
     return sum(contribution(seed, rank, numel, dtype) for rank in range(ranks))
 

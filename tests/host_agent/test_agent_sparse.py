@@ -3,7 +3,7 @@ loses packets, fewer packets, and `auto`'s choice."""
 
 import numpy as np
 import pytest
-from launch import LocalAggregator, digest, good, join_all, leave_all, on_all
+from launch import LocalAggregator, digest, good, join_all, leave_all, on_all, sparse_arrays
 
 from host_agent import density
 from host_agent.agent import HostAgent
@@ -26,17 +26,6 @@ def trio(aggregator, request):
     assert [agent.transport for agent in agents] == [request.param] * 3
     yield agents
     leave_all(agents)
-
-
-def sparse_arrays(ranks: int, dtype: str, density: float, numel: int = NUMEL, block: int = 64) -> list[np.ndarray]:
-    """Integers, whose sums are exact, in a share of the blocks; each rank has its own."""
-    generator = np.random.default_rng(7)
-    arrays = []
-    for _ in range(ranks):
-        x = generator.integers(-90, 90, numel).astype(dtype)
-        x[np.repeat(generator.random(-(-numel // block)) >= density, block)[:numel]] = 0
-        arrays.append(x)
-    return arrays
 
 
 def reduce_all(agents: list[HostAgent], arrays, **options) -> list:

@@ -80,9 +80,15 @@ def test_kernel_udp_and_raw_frames(network):
     address, spaces, dataplane = network
     ranks = [Rank(f"rank {number}", space.name) for number, space in enumerate(spaces)]
     try:
-        for job, transports in (("udp", ("udp", "udp")), ("raw", ("raw", "raw")), ("auto", (None, "raw"))):
+        for job, transports, sparse in (
+            ("udp", ("udp", "udp"), "off"),
+            ("raw", ("raw", "raw"), "off"),
+            ("auto", (None, "raw"), "off"),
+            ("streams", ("udp", "raw"), "on:block=64"),
+        ):
             for number, (rank, transport) in enumerate(zip(ranks, transports, strict=True)):
-                rank.tell("join", address=address, job=job, rank=number, world_size=2, transport=transport)
+                options = dict(rank=number, world_size=2, transport=transport, sparse=sparse)
+                rank.tell("join", address=address, job=job, **options)
             assert [rank.next() for rank in ranks] == [{}, {}]
             for rank in ranks:
                 rank.tell("reduce", seed=3, numel=20_000, count=2)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, on_all, total, until
+from launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, on_all, sparse_arrays, total, until
 from p4_served import Served
 
 from host_agent.agent import HostAgent
@@ -22,6 +22,7 @@ from switchml.controller.p4_driver import Unreachable
 from switchml.controller.p4_processes import SwitchProcess, compiled, connect
 from switchml.controller.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
+from switchml.sparse import Sparse
 
 pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
@@ -62,6 +63,21 @@ def test_sums(served, options):
             found = good(on_all(agents, lambda agent: agent.allreduce(np.full(5000, 0.5, np.float32))))
             assert all(digest([other]) == digest([found[0]]) for other in found)
             np.testing.assert_allclose(found[0], 1.5, rtol=0.05)
+
+
+@pytest.mark.parametrize("payload_bytes", [256, 1024])
+def test_sparse_sums(served, payload_bytes):
+    """Streams of one block a packet, of four and of eight, with a dense call between them."""
+    arrays = sparse_arrays(3, "float32", 0.1, NUMEL, block=32)
+    wanted = digest([sum(arrays)])
+    with joined(served, 3, "sparse", payload_bytes=payload_bytes) as agents:
+        for sparse in (Sparse(256), Sparse(64), False, Sparse(payload_bytes // 32)):
+            results = good(
+                on_all(agents, lambda agent, sparse=sparse: agent.allreduce(arrays[agent.rank], sparse=sparse))
+            )
+            assert all(digest([result]) == wanted for result in results)
+        assert all(agent.stats()["streamed"] for agent in agents)
+        assert sum(rank.counters["refused_format"] for rank in served.job("sparse").ranks) == 0
 
 
 def test_status_shows_what_the_switch_counted(served):
@@ -157,14 +173,15 @@ def test_no_port_is_left(require_program):
 # Losses
 
 
-def test_losses_and_delays_change_no_bit(monkeypatch):
+@pytest.mark.parametrize("sparse", ["off", "on:block=32"])
+def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
     """The switch's drop simulator loses packets, the agents delay some."""
     sums = {}
     for loss_rate, reorder_rate in ((0.0, "0"), (0.03, "0.03")):
         monkeypatch.setenv("SWITCHML_REORDER_RATE", reorder_rate)
         served = Served(loss_rate=loss_rate)
         try:
-            with joined(served, 3, "lossy") as agents:
+            with joined(served, 3, "lossy", sparse=sparse) as agents:
                 sums[loss_rate] = digest(
                     good(
                         on_all(
