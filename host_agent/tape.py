@@ -26,6 +26,7 @@ PACKET = np.dtype(
 from before the notes; `seq`, whose version bit `version` is: the same on all ranks. `bytes` without the headers below
 ours; 0 where a result was only asked for in shared memory."""
 
+
 class Tape(NamedTuple):
     """PACKET[capacity], int64[2]: records written and records that had no room; int64[S, 2, 2]: tensor and chunk of the
     last round of each slot and version."""
