@@ -23,6 +23,9 @@ class _Way:
     def packet_rows(self, slots: int, payload_bytes: int) -> None:
         """The worker makes its packets in memory of its own."""
 
+    def sparse_rows(self, slots: int) -> None:
+        """Those of sparse streams, too."""
+
     def close(self) -> None:
         pass
 
