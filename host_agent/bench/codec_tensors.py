@@ -122,7 +122,7 @@ def _from_file(path: Path) -> Tensor:
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "not NumPy's format, or Python objects in it"
         raise ConfigError(
             f"--tensor {path}: {reason}: expected one of {', '.join(KINDS)}, or a NumPy file (.npy)"
         ) from None

@@ -156,7 +156,7 @@ def _draw_errors(axes, measured: list[Measured]) -> None:
     axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
     axes.set_title("size and error")
     axes.grid(alpha=0.3)
-    axes.legend(title="how ranks' payloads meet")
+    axes.legend(title="how ranks' payloads meet", fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5)
     _label(axes, [(_short(each), each.ratio, each.relative_error) for each in shown])
 
 
