@@ -72,12 +72,13 @@ def print_table(results: Sequence[Result]) -> None:
     )
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     is_sparse = first.sparsity is not None
-    table.add_column("hosts", justify="right")
-    for heading in ("density", "union") if is_sparse else ():
-        table.add_column(heading, justify="right")
-    table.add_column("")
-    others = ("x dense", "x Gloo") if is_sparse else ("x Gloo",)
-    for heading in ("ms", "Mbit/s", "bound", "share", *others, "resent", "drops", "lost", "CPU s"):
+    has_gloo = GLOO in first.backends
+    for heading in ("hosts", "density", "union") if is_sparse else ("hosts",):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, min_width=6)
+    others = ("x dense",) * is_sparse + ("x Gloo",) * has_gloo
+    losses = ("resent", "drops", "lost") if link.loss else ("resent", "drops")
+    for heading in ("ms", "Mbit/s", "bound", "share", *others, *losses, "CPU s"):
         table.add_column(heading, justify="right", no_wrap=True)
     for result in results:
         e = result.experiment
@@ -88,20 +89,20 @@ def print_table(results: Sequence[Result]) -> None:
             goodput = result.goodput_bps(backend)
             table.add_row(
                 str(e.workers),
-                *((f"{e.sparsity.density:g}", f"{e.union_density:.4g}") if is_sparse else ()),
+                *((f"{e.sparsity.density:g}", f"{e.union_density:.3f}") if is_sparse else ()),
                 "sparse" if is_sparse and is_ours else backend,
                 f"{tally.median_s * 1e3:.0f}",
-                f"{goodput / 1e6:.1f}",
-                f"{bound / 1e6:.1f}" if bound else "–",
+                f"{goodput / 1e6:.0f}",
+                f"{bound / 1e6:.0f}" if bound else "–",
                 f"{goodput / bound:.1%}" if bound else "–",
                 *((f"{result.dense_ratio:.2f}" if is_ours and result.dense_ratio else "",) if is_sparse else ()),
-                f"{result.ratio:.2f}" if is_ours and result.ratio else "",
+                *((f"{result.ratio:.2f}" if is_ours and result.ratio else "",) if has_gloo else ()),
                 f"{tally.agents.get('retransmitted', 0):.0f}" if backend != GLOO else "",
                 f"{sum(tally.dropped.values())}",
-                f"{sum(tally.lost.values())}",
+                *((f"{sum(tally.lost.values())}",) if link.loss else ()),
                 f"{sum(tally.cpu_seconds.values()):.2f}",
             )
-    console.print(table)
+    Console(highlight=False, width=max(console.width, 100)).print(table)  # no column is cut on a narrow terminal
     if is_sparse:
         console.print(
             f"\nSparse: blocks of {first.sparsity.block} elements, {first.sparsity.overlap} overlap between the ranks; "
