@@ -21,6 +21,13 @@ from contextlib import suppress
 
 import numpy as np
 
+from host_agent import density, joining, reach, recording, tensors
+from host_agent import loop as compiled
+from host_agent import tape as tapes
+from host_agent.calls import Call, Handle
+from host_agent.histories import Histories
+from host_agent.joining import WIRES
+from host_agent.watch import EVERY_S, Watch
 from switchml import worker as rules
 from switchml.errors import (
     AggregatorLost,
@@ -36,14 +43,6 @@ from switchml.io import shm
 from switchml.io.tunnel import TunnelClient
 from switchml.memory import f32_at
 from switchml.sparse import Sparse
-
-from . import density, joining, reach, recording, tensors
-from . import loop as compiled
-from . import tape as tapes
-from .calls import Call, Handle
-from .histories import Histories
-from .joining import WIRES
-from .watch import EVERY_S, Watch
 
 _DENSE = density.Choice()
 
@@ -206,7 +205,7 @@ class HostAgent:
                 "aggregate`)"
             )
         if "," in address:
-            from .sharded import ShardedAgent, split_addresses
+            from host_agent.sharded import ShardedAgent, split_addresses
 
             return ShardedAgent.join_all(split_addresses(address), **vars(asked))
         return joining.join(cls, address, asked)
@@ -325,7 +324,7 @@ class HostAgent:
 
     def _compressed(self, x, op: str, out, codec: str, memory: str | None, name: str):
         """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
-        from .compressed import AgentReducer, Compressor
+        from host_agent.compressed import AgentReducer, Compressor
 
         call = tensors.prepare(x, out)
         if call.dtype != "float32":

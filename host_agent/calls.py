@@ -7,9 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from host_agent import density
 from switchml.errors import CollectiveTimeout
-
-from . import density
 
 log = logging.getLogger("host_agent")
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from host_agent.calls import Call
 from switchml import worker as rules
-
-from .calls import Call
 
 _MOST = rules.TASKS
 """Tensors that are remembered at least: as many as may be under way, whose exponents the worker writes."""

@@ -11,17 +11,16 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from host_agent import density, reach
+from host_agent import loop as compiled
 from switchml import worker as rules
 from switchml.errors import ConfigError, JoinError
 from switchml.io import shm
 from switchml.io.tunnel import TunnelClient, choose_address
 from switchml.sparse import Sparse
 
-from . import density, reach
-from . import loop as compiled
-
 if TYPE_CHECKING:
-    from .agent import HostAgent
+    from host_agent.agent import HostAgent
 
 log = logging.getLogger("host_agent")
 
@@ -55,9 +54,8 @@ class Asked:
 
 def join(make: type[Agent], address: str, asked: Asked) -> Agent:
     """An agent of class `make` in its job, at one aggregator. Raises JoinError, ConfigError."""
+    from host_agent.warmup import warm_up
     from switchml.controller import client
-
-    from .warmup import warm_up
 
     asked, sparse = _settled(asked)
     impaired = _impaired(asked.rank)

@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from host_agent import tape as tapes
 from switchml import worker as rules
 from switchml.io import frames, impair, libc, shm, udp
 from switchml.jit import kernel
 from switchml.memory import borrowed, copy_bytes
-
-from . import tape as tapes
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""

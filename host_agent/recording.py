@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from .agent import HostAgent
-    from .tape import Tape
+    from host_agent.agent import HostAgent
+    from host_agent.tape import Tape
 
 CALL = np.dtype(
     {

@@ -3,10 +3,9 @@ compiles."""
 
 import socket
 
+from host_agent import density, loop
 from switchml import worker as rules
 from switchml.jit import compile_once
-
-from . import density, loop
 
 
 def warm_up() -> None:

@@ -6,10 +6,9 @@ import logging
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+from host_agent.calls import Call
 from switchml import worker as rules
 from switchml.errors import CollectiveTimeout, PeerLost
-
-from .calls import Call
 
 if TYPE_CHECKING:
     from switchml.controller import membership

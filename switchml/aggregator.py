@@ -17,15 +17,15 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from . import aggregator_loop as compiled
-from . import packet as wire_format
-from .aggregator_loop import MAX_JOBS, MAX_SENDERS
-from .controller.dataplane import JobCounters, JobSpec
-from .counters import COUNTERS
-from .errors import ConfigError
-from .io import impair, libc, shm, udp
-from .jit import compile_once
-from .pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
+from switchml import aggregator_loop as compiled
+from switchml import packet as wire_format
+from switchml.aggregator_loop import MAX_JOBS, MAX_SENDERS
+from switchml.controller.dataplane import JobCounters, JobSpec
+from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
+from switchml.io import impair, libc, shm, udp
+from switchml.jit import compile_once
+from switchml.pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
 
 log = logging.getLogger("switchml.aggregator")
 

@@ -11,12 +11,12 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from . import packet as wire_format
-from .counters import COUNTERS
-from .io import impair, libc, shm, udp
-from .jit import kernel
-from .memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
-from .pool import (
+from switchml import packet as wire_format
+from switchml.counters import COUNTERS
+from switchml.io import impair, libc, shm, udp
+from switchml.jit import kernel
+from switchml.memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
+from switchml.pool import (
     DROP,
     JOB,
     MULTICAST,

@@ -8,10 +8,10 @@ Sessions of protocol v1, whose agents know one port only, live on the first.
 import threading
 from collections import Counter
 
-from . import packet as wire_format
-from .aggregator import SoftwareDataplane
-from .controller.dataplane import Address, JobCounters, JobSpec
-from .errors import ConfigError
+from switchml import packet as wire_format
+from switchml.aggregator import SoftwareDataplane
+from switchml.controller.dataplane import Address, JobCounters, JobSpec
+from switchml.errors import ConfigError
 
 
 class ThreadedDataplane:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .jit import kernel
+from switchml.jit import kernel
 
 
 @kernel

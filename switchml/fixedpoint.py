@@ -14,10 +14,19 @@ import math
 
 import numpy as np
 
-from .jit import kernel
-from .memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
-from .narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
-from .packet import CODE_BIAS, CODE_INTEGER, CODE_INTEGER64, CODE_UNKNOWN, CODE_ZERO, WIRE_INT8, WIRE_INT16, WIRE_INT32
+from switchml.jit import kernel
+from switchml.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
+from switchml.narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
+from switchml.packet import (
+    CODE_BIAS,
+    CODE_INTEGER,
+    CODE_INTEGER64,
+    CODE_UNKNOWN,
+    CODE_ZERO,
+    WIRE_INT8,
+    WIRE_INT16,
+    WIRE_INT32,
+)
 
 FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
 FORMATS = {

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from .jit import kernel
+from switchml.jit import kernel
 
 
 @intrinsic

@@ -12,8 +12,8 @@ again. So a guessed exponent may be larger than needed, by up to the `spread` th
 
 import numpy as np
 
-from .jit import kernel
-from .memory import bswap16, f32_at, u8_at, u16_at
+from switchml.jit import kernel
+from switchml.memory import bswap16, f32_at, u8_at, u16_at
 
 _LEAST, _MOST = 1e-30, 1e30
 """Scales that float32 arithmetic takes without a second thought; the others are applied in float64."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import ConfigError, PacketError
+from switchml.errors import ConfigError, PacketError
 
 UDP_PORT = 0xBEE0
 """Where an aggregator listens (p4app-switchML: udp dst port 0xBEE0 with mask 0xFFF0)."""

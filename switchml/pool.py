@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import packet as wire_format
-from .counters import COUNTERS
-from .errors import ConfigError
-from .jit import kernel
-from .memory import (
+from switchml import packet as wire_format
+from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
+from switchml.jit import kernel
+from switchml.memory import (
     be16,
     be32,
     bswap32,

@@ -4,7 +4,7 @@ and the limit in flight (docs/protocol.md, section 6).
 Kernels over a worker's scalars (`me`, a record of worker.ME). Times are int64 nanoseconds.
 """
 
-from .jit import kernel
+from switchml.jit import kernel
 
 MICROSECOND = 1_000
 MILLISECOND = 1_000_000

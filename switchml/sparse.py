@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import packet as wire_format
-from .errors import ConfigError
-from .fixedpoint import (
+from switchml import packet as wire_format
+from switchml.errors import ConfigError
+from switchml.fixedpoint import (
     FLOAT32,
     FLOAT64,
     INT32,
@@ -34,9 +34,9 @@ from .fixedpoint import (
     keep_classes,
     need_of,
 )
-from .jit import kernel
-from .memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
-from .packet import CODE_UNKNOWN, NO_ENTRY, NO_WORD
+from switchml.jit import kernel
+from switchml.memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
+from switchml.packet import CODE_UNKNOWN, NO_ENTRY, NO_WORD
 
 AT, CODE, MINE, NEED, CLASSED = range(5)
 """Rows of a slot's stream state, int64[5, 8], by column: the entry that the round under way carries, and its exponent

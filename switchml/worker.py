@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import packet as wire_format
-from . import sparse
-from .errors import ConfigError
-from .fixedpoint import (
+from switchml import packet as wire_format
+from switchml import sparse
+from switchml.errors import ConfigError
+from switchml.fixedpoint import (
     FORMATS,
     INT32,
     INT64,
@@ -35,10 +35,10 @@ from .fixedpoint import (
     need_of,
     spreads,
 )
-from .jit import kernel
-from .memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
-from .packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
-from .retransmission import (
+from switchml.jit import kernel
+from switchml.memory import be16, be32, put_be16, put_be32, serial_difference, signed8, u8_at
+from switchml.packet import CODE_UNKNOWN, CODE_ZERO, MAX_SPARSE_BYTES, check_slots
+from switchml.retransmission import (
     ASKED,
     INITIAL_RTO,
     LEAST_CAUTION,
@@ -55,7 +55,7 @@ from .retransmission import (
     sample_silence,
     spurious,
 )
-from .sparse import Sparse
+from switchml.sparse import Sparse
 
 SPECULATE, EXACT, CLASSIFY = range(3)
 RUNNING, DONE = 1, 2

@@ -7,9 +7,22 @@
 `allreduce` is one compressed all-reduce as a generator; docs/codecs.md has the list and what each costs.
 """
 
-from .base import AGGREGATIONS, HALVES, Codec, Gather, Max, Memory, Outcome, Payload, Request, SparseSum, Sum, Turn
-from .exchange import allreduce, max_as_sum, max_of_sum, together
-from .registry import CODECS, MEMORIES, by_number, parse, parse_memory
+from switchml.codecs.base import (
+    AGGREGATIONS,
+    HALVES,
+    Codec,
+    Gather,
+    Max,
+    Memory,
+    Outcome,
+    Payload,
+    Request,
+    SparseSum,
+    Sum,
+    Turn,
+)
+from switchml.codecs.exchange import allreduce, max_as_sum, max_of_sum, together
+from switchml.codecs.registry import CODECS, MEMORIES, by_number, parse, parse_memory
 
 __all__ = [
     "AGGREGATIONS",

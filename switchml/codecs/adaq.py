@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PayloadError
-from . import indices as packing
-from .base import SPARSE_SUM, Codec, Exchange, Outcome, Payload, SparseSum, Turn, setting
-from .select import top_k
+from switchml.codecs import indices as packing
+from switchml.codecs.base import SPARSE_SUM, Codec, Exchange, Outcome, Payload, SparseSum, Turn, setting
+from switchml.codecs.select import top_k
+from switchml.errors import PayloadError
 
 _HEAD_BYTES = 24
 

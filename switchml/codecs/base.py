@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import ConfigError, PayloadError, UnsupportedTensor
+from switchml.errors import ConfigError, PayloadError, UnsupportedTensor
 
 SUM, VOTE, SPARSE_SUM, GATHER = "sum", "vote", "sparse-sum", "gather"
 AGGREGATIONS = {

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..bfloat16 import narrow, widen
-from .base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
+from switchml.bfloat16 import narrow, widen
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit import kernel
-from ..memory import u32_at
+from switchml.jit import kernel
+from switchml.memory import u32_at
 
 
 def packed_bytes(count: int, bits: int) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import setting
-from .noise import words
-from .select import MAGNITUDE, above, count_reaching
-from .sparse import Sparsifier
+from switchml.codecs.base import setting
+from switchml.codecs.noise import words
+from switchml.codecs.select import MAGNITUDE, above, count_reaching
+from switchml.codecs.sparse import Sparsifier
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import GATHER, HEADER_BYTES, Codec, expect_size
-from .signs import pack, unpack
+from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.signs import pack, unpack
 
 
 @dataclass(frozen=True)

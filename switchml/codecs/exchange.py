@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import RanksDisagree
-from .base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
+from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
+from switchml.errors import RanksDisagree
 
 
 def allreduce(

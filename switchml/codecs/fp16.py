@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..jit import kernel
-from .base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from . import bitpack
-from .base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
-from .noise import halves
-from .qsgd import unpack_levels
-from .quantize import dither, lanes, largest, undither
+from switchml.codecs import bitpack
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
+from switchml.codecs.noise import halves
+from switchml.codecs.qsgd import unpack_levels
+from switchml.codecs.quantize import dither, lanes, largest, undither
 
 
 @dataclass(frozen=True)

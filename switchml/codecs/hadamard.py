@@ -10,8 +10,8 @@ import math
 
 import numpy as np
 
-from ..jit import kernel
-from .noise import halves, mix
+from switchml.codecs.noise import halves, mix
+from switchml.jit import kernel
 
 
 def rotate(x: np.ndarray, block: int, key: int) -> np.ndarray:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import setting
-from .select import above, top_k
-from .sparse import Sparsifier
+from switchml.codecs.base import setting
+from switchml.codecs.select import above, top_k
+from switchml.codecs.sparse import Sparsifier
 
 
 class Calibration:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import PayloadError
-from ..jit import kernel
-from . import bitpack
-from .base import GATHER, Codec, setting
+from switchml.codecs import bitpack
+from switchml.codecs.base import GATHER, Codec, setting
+from switchml.errors import PayloadError
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

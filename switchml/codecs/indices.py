@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import PayloadError
-from ..jit import kernel
+from switchml.errors import PayloadError
+from switchml.jit import kernel
 
 
 def _low_bits(k: int, n: int) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import Memory, setting
+from switchml.codecs.base import Memory, setting
 
 
 class Kept:

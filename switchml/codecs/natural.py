@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..jit import kernel
-from .base import GATHER, HEADER_BYTES, Codec, expect_size
-from .noise import halves, uniform
-from .quantize import largest
+from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.noise import halves, uniform
+from switchml.codecs.quantize import largest
+from switchml.jit import kernel
 
 _NOT_FINITE = 255
 

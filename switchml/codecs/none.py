@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import SUM, Codec, Outcome, Sum, expect_size
+from switchml.codecs.base import SUM, Codec, Outcome, Sum, expect_size
 
 
 @dataclass(frozen=True)

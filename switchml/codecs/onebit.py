@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..jit import kernel
-from .base import GATHER, HEADER_BYTES, Codec, expect_size
-from .signs import pack, unpack
+from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.signs import pack, unpack
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

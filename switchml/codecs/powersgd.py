@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PayloadError
-from .base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
-from .noise import words
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.noise import words
+from switchml.errors import PayloadError
 
 
 class Factor:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import PayloadError
-from . import bitpack
-from .base import GATHER, HEADER_BYTES, Codec, expect_size, setting
-from .noise import halves
-from .quantize import bucket_norms, dither, undither
+from switchml.codecs import bitpack
+from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size, setting
+from switchml.codecs.noise import halves
+from switchml.codecs.quantize import bucket_norms, dither, undither
+from switchml.errors import PayloadError
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from ..jit import kernel
-from .noise import uniform
+from switchml.codecs.noise import uniform
+from switchml.jit import kernel
 
 
 def lanes(most: int, world: int) -> str:

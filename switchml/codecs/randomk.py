@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..jit import kernel
-from .base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
-from .noise import halves, mix
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.noise import halves, mix
+from switchml.jit import kernel
 
 _KEY_BYTES = 8
 

@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from ..errors import ConfigError
-from .adaq import AdaQ
-from .base import Codec, Memory, Settings
-from .bf16 import Bf16
-from .dgc import Dgc
-from .efsignsgd import EfSignSgd
-from .fp16 import Fp16
-from .globalqsgd import GlobalQsgd
-from .hardthreshold import HardThreshold
-from .inceptionn import Inceptionn
-from .memories import DgcMemory, EfSignSgdMemory, NoMemory, PowerSgdMemory, Residual
-from .natural import Natural
-from .none import NoCodec
-from .onebit import OneBit
-from .powersgd import PowerSgd
-from .qsgd import Qsgd
-from .randomk import RandomK
-from .sidco import Sidco
-from .signsgd import SignSgd
-from .signum import Signum
-from .sketch import Sketch
-from .szx import Szx
-from .terngrad import TernGrad
-from .thc import Thc
-from .threshold import Threshold
-from .topk import TopK
-from .u8bit import U8bit
+from switchml.codecs.adaq import AdaQ
+from switchml.codecs.base import Codec, Memory, Settings
+from switchml.codecs.bf16 import Bf16
+from switchml.codecs.dgc import Dgc
+from switchml.codecs.efsignsgd import EfSignSgd
+from switchml.codecs.fp16 import Fp16
+from switchml.codecs.globalqsgd import GlobalQsgd
+from switchml.codecs.hardthreshold import HardThreshold
+from switchml.codecs.inceptionn import Inceptionn
+from switchml.codecs.memories import DgcMemory, EfSignSgdMemory, NoMemory, PowerSgdMemory, Residual
+from switchml.codecs.natural import Natural
+from switchml.codecs.none import NoCodec
+from switchml.codecs.onebit import OneBit
+from switchml.codecs.powersgd import PowerSgd
+from switchml.codecs.qsgd import Qsgd
+from switchml.codecs.randomk import RandomK
+from switchml.codecs.sidco import Sidco
+from switchml.codecs.signsgd import SignSgd
+from switchml.codecs.signum import Signum
+from switchml.codecs.sketch import Sketch
+from switchml.codecs.szx import Szx
+from switchml.codecs.terngrad import TernGrad
+from switchml.codecs.thc import Thc
+from switchml.codecs.threshold import Threshold
+from switchml.codecs.topk import TopK
+from switchml.codecs.u8bit import U8bit
+from switchml.errors import ConfigError
 
 CODECS: dict[str, type[Codec]] = {
     codec.name: codec

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..jit import kernel
-from .base import setting
-from .select import above
-from .sparse import Sparsifier
+from switchml.codecs.base import setting
+from switchml.codecs.select import above
+from switchml.codecs.sparse import Sparsifier
+from switchml.jit import kernel
 
 _MOST_STAGES = 8
 _EVERY = 5

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import HEADER_BYTES, VOTE, Codec, Exchange, Outcome, Sum, Turn, expect_size
+from switchml.codecs.base import HEADER_BYTES, VOTE, Codec, Exchange, Outcome, Sum, Turn, expect_size
 
 
 def pack(is_negative: np.ndarray) -> np.ndarray:

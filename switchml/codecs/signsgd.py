@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .signs import Voter
+from switchml.codecs.signs import Voter
 
 
 @dataclass(frozen=True)

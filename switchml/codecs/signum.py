@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .base import setting
-from .signs import Voter
+from switchml.codecs.base import setting
+from switchml.codecs.signs import Voter
 
 
 class Momentum:

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import PayloadError
-from . import indices as packing
-from .base import HEADER_BYTES, SPARSE_SUM, Codec, Exchange, Outcome, Payload, SparseSum, Turn
+from switchml.codecs import indices as packing
+from switchml.codecs.base import HEADER_BYTES, SPARSE_SUM, Codec, Exchange, Outcome, Payload, SparseSum, Turn
+from switchml.errors import PayloadError
 
 _COUNT_BYTES = 8
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import PayloadError
-from . import szx_kernels as kernels
-from .base import GATHER, Codec, setting
+from switchml.codecs import szx_kernels as kernels
+from switchml.codecs.base import GATHER, Codec, setting
+from switchml.errors import PayloadError
 
 
 @dataclass(frozen=True)

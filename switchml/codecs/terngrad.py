@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import PayloadError
-from ..jit import kernel
-from .base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
-from .noise import halves
-from .quantize import dither, lanes, largest
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
+from switchml.codecs.noise import halves
+from switchml.codecs.quantize import dither, lanes, largest
+from switchml.errors import PayloadError
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

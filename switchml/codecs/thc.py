@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ..jit import kernel
-from . import bitpack
-from .base import HEADER_BYTES, SUM, Codec, Exchange, Max, Outcome, Sum, Turn, expect_size, setting
-from .hadamard import rotate, rotate_back
-from .noise import halves, uniform
-from .quantize import bucket_norms, lanes
+from switchml.codecs import bitpack
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Max, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.hadamard import rotate, rotate_back
+from switchml.codecs.noise import halves, uniform
+from switchml.codecs.quantize import bucket_norms, lanes
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

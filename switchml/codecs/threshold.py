@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .base import setting
-from .select import above
-from .sparse import Sparsifier
+from switchml.codecs.base import setting
+from switchml.codecs.select import above
+from switchml.codecs.sparse import Sparsifier
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .base import setting
-from .select import top_k
-from .sparse import Sparsifier, sparse_bytes
+from switchml.codecs.base import setting
+from switchml.codecs.select import top_k
+from switchml.codecs.sparse import Sparsifier, sparse_bytes
 
 
 @dataclass(frozen=True)

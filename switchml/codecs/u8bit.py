@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..jit import kernel
-from .base import GATHER, HEADER_BYTES, Codec, expect_size
-from .quantize import largest
+from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.quantize import largest
+from switchml.jit import kernel
 
 
 @dataclass(frozen=True)

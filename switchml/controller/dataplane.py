@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ..counters import COUNTERS, REFUSED
+from switchml.counters import COUNTERS, REFUSED
 
 __all__ = ["COUNTERS", "REFUSED", "Address", "Dataplane", "JobCounters", "JobSpec", "Link"]
 

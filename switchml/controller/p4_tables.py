@@ -10,10 +10,10 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..counters import COUNTERS
-from ..errors import ConfigError
-from ..packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
-from .dataplane import JobSpec
+from switchml.controller.dataplane import JobSpec
+from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
+from switchml.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
 
 MAX_WORKERS = 32
 """Ranks of a job: a slot's bitmap has 32 bits."""

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
-from ..jit import kernel
-from ..memory import be16, be32, copy_bytes, put_be16, u8_at
-from . import libc
+from switchml.errors import ConfigError
+from switchml.io import libc
+from switchml.jit import kernel
+from switchml.memory import be16, be32, copy_bytes, put_be16, u8_at
 
 HEADER_BYTES = 14 + 20 + 8
 MESSAGES = 64

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import ConfigError
-from ..jit import kernel
-from ..memory import copy_bytes
-from .udp import Packets
+from switchml.errors import ConfigError
+from switchml.io.udp import Packets
+from switchml.jit import kernel
+from switchml.memory import copy_bytes
 
 HELD = 64
 _HELD_BYTES = 2048

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from ..jit import kernel
+from switchml.jit import kernel
 
 _recvmmsg = types.ExternalFunction(
     "recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp)

@@ -20,9 +20,9 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from ..errors import ConfigError
-from ..jit import kernel
-from ..memory import load_acquire, store_release, u64_at
+from switchml.errors import ConfigError
+from switchml.jit import kernel
+from switchml.memory import load_acquire, store_release, u64_at
 
 ROW_BYTES = 64 + 1024
 REPLIES = 256

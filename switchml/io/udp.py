@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..jit import kernel
-from ..memory import u8_at, u16_at
-from . import libc
+from switchml.io import libc
+from switchml.jit import kernel
+from switchml.memory import u8_at, u16_at
 
 RECEIVE_MESSAGES = 16
 """Messages that one recvmmsg takes (each up to 64 kB with GRO)."""

@@ -11,7 +11,7 @@ side has one thread that relays whole batches: what one recvmmsg brings becomes 
 where a queue is full, as a network may, but it never changes their order or their bytes.
 """
 
-from .client import TunnelClient, choose_address
-from .server import TunnelServer
+from switchml.io.tunnel.client import TunnelClient, choose_address
+from switchml.io.tunnel.server import TunnelServer
 
 __all__ = ["TunnelClient", "TunnelServer", "choose_address"]

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import zmq
 
-from ...errors import JoinError
-from .messages import GOODBYE, HELLO, PACKETS, REFUSED, STRANGER, TURN, WELCOME, WELCOME_BODY, plain
-from .relay import Buffers, Relay, new_socket
+from switchml.errors import JoinError
+from switchml.io.tunnel.messages import GOODBYE, HELLO, PACKETS, REFUSED, STRANGER, TURN, WELCOME, WELCOME_BODY, plain
+from switchml.io.tunnel.relay import Buffers, Relay, new_socket
 
 log = logging.getLogger("switchml.tunnel")
 

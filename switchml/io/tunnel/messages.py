@@ -6,9 +6,9 @@ import struct
 
 import numpy as np
 
-from ...jit import kernel
-from ...memory import be16, copy_bytes, put_be16, u8_at
-from .. import udp
+from switchml.io import udp
+from switchml.jit import kernel
+from switchml.memory import be16, copy_bytes, put_be16, u8_at
 
 VERSION = 1
 HELLO, WELCOME, REFUSED, PACKETS, GOODBYE, STRANGER, PROBE = range(1, 8)

@@ -8,9 +8,9 @@ import socket
 import numpy as np
 import zmq
 
-from ...jit import compile_once
-from .. import libc, udp
-from .messages import MESSAGE_BYTES, gather, scatter
+from switchml.io import libc, udp
+from switchml.io.tunnel.messages import MESSAGE_BYTES, gather, scatter
+from switchml.jit import compile_once
 
 QUEUE_MESSAGES = 64
 """High-water mark of each queue, so that a peer that takes nothing costs 64 messages of memory and not more."""

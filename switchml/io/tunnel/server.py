@@ -14,9 +14,21 @@ from pathlib import Path
 
 import zmq
 
-from ...errors import ConfigError
-from .messages import GOODBYE, HELLO, PACKETS, PROBE, REFUSED, STRANGER, TURN, VERSION, WELCOME, WELCOME_BODY, plain
-from .relay import HEARTBEAT_S, Buffers, Relay, new_socket
+from switchml.errors import ConfigError
+from switchml.io.tunnel.messages import (
+    GOODBYE,
+    HELLO,
+    PACKETS,
+    PROBE,
+    REFUSED,
+    STRANGER,
+    TURN,
+    VERSION,
+    WELCOME,
+    WELCOME_BODY,
+    plain,
+)
+from switchml.io.tunnel.relay import HEARTBEAT_S, Buffers, Relay, new_socket
 
 log = logging.getLogger("switchml.tunnel")
 
