@@ -28,7 +28,6 @@ from host_agent.calls import Call, Handle
 from host_agent.histories import Histories
 from host_agent.joining import WIRES
 from host_agent.watch import EVERY_S, Watch
-from switchml import worker as rules
 from switchml.errors import (
     AggregatorLost,
     CollectiveTimeout,
@@ -39,10 +38,11 @@ from switchml.errors import (
     SwitchMLError,
     UnsupportedTensor,
 )
-from switchml.io import shm
-from switchml.io.tunnel import TunnelClient
-from switchml.memory import f32_at
-from switchml.sparse import Sparse
+from switchml.net import shm
+from switchml.net.tunnel import TunnelClient
+from switchml.protocol import worker as rules
+from switchml.protocol.sparse import Sparse
+from switchml.runtime.memory import f32_at
 
 _DENSE = density.Choice()
 
@@ -176,10 +176,10 @@ class HostAgent:
         through an interface on one of its ports, by "raw" (frames made here, root), or by "frames" (Ethernet in UDP, no
         interface); auto takes the first that can be had. `wire`: lanes for float32 and half precision:
         "int32", or "int16" and "int8" for twice and four times as many values in a packet and precision to match
-        (switchml/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32). `sparse`: what
-        all-reduces that say nothing of it do with blocks of zeros: "off" sends them, "on" skips those that are zero on
-        every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
-        "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
+        (switchml/protocol/narrow.py). Other dtypes always take int32 lanes (default: $SWITCHML_WIRE, or int32).
+        `sparse`: what all-reduces that say nothing of it do with blocks of zeros: "off" sends them, "on" skips those
+        that are zero on every rank, "auto" skips them where the last tensor like this one had enough of them; with
+        options, "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
         `Sparse(…)` (default: $SWITCHML_SPARSE, or off). Raises JoinError if the aggregator refuses or can't be reached,
         ConfigError for arguments that make no sense.
         """
@@ -324,7 +324,7 @@ class HostAgent:
 
     def _compressed(self, x, op: str, out, codec: str, memory: str | None, name: str):
         """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
-        from host_agent.compressed import AgentReducer, Compressor
+        from host_agent.compression.compressed import AgentReducer, Compressor
 
         call = tensors.prepare(x, out)
         if call.dtype != "float32":

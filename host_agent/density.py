@@ -12,9 +12,9 @@ import collections
 from dataclasses import dataclass
 
 from switchml.errors import ConfigError
-from switchml.fixedpoint import FORMATS, ITEM_BYTES
-from switchml.jit import compile_once, kernel
-from switchml.sparse import Sparse, is_zero
+from switchml.protocol.fixedpoint import FORMATS, ITEM_BYTES
+from switchml.protocol.sparse import Sparse, is_zero
+from switchml.runtime.jit import compile_once, kernel
 
 MODES = ("off", "on", "auto")
 LOOK_EVERY = 16

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from host_agent.calls import Call
-from switchml import worker as rules
+from switchml.protocol import worker as rules
 
 _MOST = rules.TASKS
 """Tensors that are remembered at least: as many as may be under way, whose exponents the worker writes."""

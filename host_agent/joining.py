@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from host_agent import density, reach
 from host_agent import loop as compiled
-from switchml import worker as rules
 from switchml.errors import ConfigError, JoinError
-from switchml.io import shm
-from switchml.io.tunnel import TunnelClient, choose_address
-from switchml.sparse import Sparse
+from switchml.net import shm
+from switchml.net.tunnel import TunnelClient, choose_address
+from switchml.protocol import worker as rules
+from switchml.protocol.sparse import Sparse
 
 if TYPE_CHECKING:
     from host_agent.agent import HostAgent
@@ -55,7 +55,7 @@ class Asked:
 def join(make: type[Agent], address: str, asked: Asked) -> Agent:
     """An agent of class `make` in its job, at one aggregator. Raises JoinError, ConfigError."""
     from host_agent.warmup import warm_up
-    from switchml.controller import client
+    from switchml.control import client
 
     asked, sparse = _settled(asked)
     impaired = _impaired(asked.rank)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from host_agent import tape as tapes
-from switchml import worker as rules
-from switchml.io import frames, impair, libc, shm, udp
-from switchml.jit import kernel
-from switchml.memory import borrowed, copy_bytes
+from switchml.net import frames, impair, libc, shm, udp
+from switchml.protocol import worker as rules
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import borrowed, copy_bytes
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""

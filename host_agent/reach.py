@@ -20,8 +20,8 @@ import numpy as np
 
 from host_agent import loop
 from switchml.errors import ConfigError
-from switchml.io import frames, libc
-from switchml.packet import HEADER_BYTES, MAX_SPARSE_BYTES
+from switchml.net import frames, libc
+from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
 _SIOCGIFADDR, _SIOCGIFBRDADDR, _SIOCGIFHWADDR = 0x8915, 0x8919, 0x8927

@@ -18,8 +18,8 @@ from host_agent.agent import HostAgent
 from host_agent.density import Choice, choice
 from host_agent.tensors import HALVES, ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
-from switchml.sparse import Sparse
-from switchml.worker import FORMATS, elements_per_chunk
+from switchml.protocol.sparse import Sparse
+from switchml.protocol.worker import FORMATS, elements_per_chunk
 
 LEAST_PART = 32
 """Packets of a part that is worth splitting a call for."""

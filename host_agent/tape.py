@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switchml import worker as rules
-from switchml.jit import kernel
-from switchml.memory import be32, serial_difference, u8_at
+from switchml.protocol import worker as rules
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import be32, serial_difference, u8_at
 
 SENT, RESENT, RECEIVED, REPEATED = range(4)
 """What a record says: a round's first packet, the same once more, a result that was waited for, one that was known."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.bfloat16 import narrow, widen
 from switchml.errors import UnsupportedTensor
-from switchml.memory import u16_at
+from switchml.protocol.bfloat16 import narrow, widen
+from switchml.runtime.memory import u16_at
 
 HALVES = ("float16", "bfloat16")
 NATIVE = ("float32", "float64", "int32", "int64")

@@ -4,8 +4,8 @@ compiles."""
 import socket
 
 from host_agent import density, loop
-from switchml import worker as rules
-from switchml.jit import compile_once
+from switchml.protocol import worker as rules
+from switchml.runtime.jit import compile_once
 
 
 def warm_up() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
 from host_agent.calls import Call
-from switchml import worker as rules
 from switchml.errors import CollectiveTimeout, PeerLost
+from switchml.protocol import worker as rules
 
 if TYPE_CHECKING:
-    from switchml.controller import membership
+    from switchml.control import membership
 
 log = logging.getLogger("host_agent")
 

@@ -1,7 +1,7 @@
 """In-network aggregation for machine learning: the protocol, the worker, the aggregator and what controls them.
 
-Importing this package loads nothing else: name the module that you need, for example `switchml.packet` or
-`switchml.worker`. The PyTorch side lives in `host_agent`, the emulators in `emulator`.
+Importing this package loads nothing else: name the module that you need, for example `switchml.protocol.packet` or
+`switchml.protocol.worker`. The PyTorch side lives in `host_agent`, the emulators in `emulator`.
 """
 
 __version__ = "0.1.0"

@@ -33,7 +33,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Packet, bind_bottom_up, bind_top_down
 
-from switchml import packet as wire
+from switchml.protocol import packet as wire
 
 __all__ = [
     "IP",

@@ -18,7 +18,12 @@ import time
 import grpc
 import numpy as np
 import pytest
-from launch import (
+
+from host_agent.agent import HostAgent
+from switchml.control import client, v2_pb2, v2_pb2_grpc
+from switchml.errors import JoinError
+from switchml.protocol.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
+from tests.support.launch import (
     DEADLINE_S,
     START_S,
     Aggregator,
@@ -32,11 +37,6 @@ from launch import (
     total,
     until,
 )
-
-from host_agent.agent import HostAgent
-from switchml.controller import client, v2_pb2, v2_pb2_grpc
-from switchml.errors import JoinError
-from switchml.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
 
 # The first test may have to wait for two compilations, one of an aggregator and one of a rank.
 pytestmark = pytest.mark.timeout(300)

@@ -45,7 +45,7 @@ def test_core_needs_no_optional_package():
 def test_entry_points():
     ours = {(entry.group, entry.name, entry.value) for entry in metadata.distribution("switchml").entry_points}
     assert ("console_scripts", "switchml", "switchml.__main__:main") in ours
-    assert ("torch.backends", "switchml", "host_agent.torch_backend:autoload") in ours
+    assert ("torch.backends", "switchml", "host_agent.pytorch.backend:autoload") in ours
     assert ("torch.backends", "switchml-emulated", "emulator.peers.backend:autoload") in ours
 
 
@@ -73,13 +73,15 @@ def test_packages_import_without_torch(package):
 # Imports
 
 FLOOR = "switchml.errors switchml.counters"
-KERNELS = "switchml.jit switchml.packet switchml.memory"
-WIRE = f"{KERNELS} switchml.fixedpoint switchml.pool switchml.worker switchml.sparse"
-DATAPLANE = "switchml.controller.dataplane"  # what the controller asks of whatever sums: nothing but data
-SWITCH = "switchml.jit switchml.memory switchml.io switchml.thrift switchml.p4runtime_protos"
-PLAYED = "switchml.jit switchml.memory emulator.workload emulator.cluster"
-TRACED = "emulator.workload emulator.replay emulator.report emulator.trace"
-SLOTS = "switchml.controller.allocation"
+KERNELS = "switchml.runtime.jit switchml.protocol.packet switchml.runtime.memory"
+WIRE = (
+    f"{KERNELS} switchml.protocol.fixedpoint switchml.protocol.pool switchml.protocol.worker switchml.protocol.sparse"
+)
+DATAPLANE = "switchml.control.dataplane"  # what the controller asks of whatever sums: nothing but data
+SWITCH = "switchml.runtime.jit switchml.runtime.memory switchml.net switchml.control.thrift switchml.control.p4runtime_protos"
+PLAYED = "switchml.runtime.jit switchml.runtime.memory emulator.workload emulator.cluster"
+TRACED = "emulator.workload emulator.replay emulator.report emulator.traces"
+SLOTS = "switchml.control.allocation"
 ANY = "*"
 ANY_BUT_TORCH = "* but torch"
 
@@ -89,41 +91,41 @@ ROOMS: list[tuple[str, str, str]] = [
     ("switchml.__main__",        "",                                                 "click"),
     ("switchml.errors",          "",                                                 ""),
     ("switchml.counters",        "",                                                 ""),
-    ("switchml.jit",             "",                                                 "numba filelock"),
-    ("switchml.memory",          "switchml.jit",                                     "numpy numba llvmlite"),
-    ("switchml.bfloat16",        KERNELS,                                            "numpy numba"),
-    ("switchml.narrow",          KERNELS,                                            "numpy numba"),
-    ("switchml.packet",          "",                                                 "numpy"),
-    ("switchml.fixedpoint",      f"{KERNELS} switchml.narrow",                       "numpy numba"),
-    ("switchml.pool",            KERNELS,                                            "numpy numba"),
-    ("switchml.retransmission",  KERNELS,                                            "numpy numba"),
-    ("switchml.worker", f"{KERNELS} switchml.fixedpoint switchml.retransmission switchml.sparse", "numpy numba"),
-    ("switchml.sparse",          f"{KERNELS} switchml.fixedpoint",                   "numpy numba"),
-    ("switchml.codecs.*",        "switchml.codecs switchml.bfloat16 switchml.memory switchml.jit", "numpy numba"),
-    ("switchml.io.tunnel.*",     "switchml.io switchml.memory switchml.jit",         "numpy zmq"),
-    ("switchml.io.*",            "switchml.io switchml.memory switchml.jit",         "numpy numba llvmlite"),
-    ("switchml.thrift.*",        "switchml.thrift",                                  ""),
-    ("switchml.controller.dataplane", "",                                            ""),
-    ("switchml.aggregator_loop", f"{WIRE} switchml.io",                              "numpy numba"),
-    ("switchml.aggregator", f"{WIRE} switchml.codecs switchml.io switchml.aggregator_loop {DATAPLANE}", ANY_BUT_TORCH),
+    ("switchml.runtime.jit",             "",                                                 "numba filelock"),
+    ("switchml.runtime.memory",          "switchml.runtime.jit",                                     "numpy numba llvmlite"),
+    ("switchml.protocol.bfloat16",        KERNELS,                                            "numpy numba"),
+    ("switchml.protocol.narrow",          KERNELS,                                            "numpy numba"),
+    ("switchml.protocol.packet",          "",                                                 "numpy"),
+    ("switchml.protocol.fixedpoint",      f"{KERNELS} switchml.protocol.narrow",                       "numpy numba"),
+    ("switchml.protocol.pool",            KERNELS,                                            "numpy numba"),
+    ("switchml.protocol.retransmission",  KERNELS,                                            "numpy numba"),
+    ("switchml.protocol.worker", f"{KERNELS} switchml.protocol.fixedpoint switchml.protocol.retransmission switchml.protocol.sparse", "numpy numba"),
+    ("switchml.protocol.sparse",          f"{KERNELS} switchml.protocol.fixedpoint",                   "numpy numba"),
+    ("switchml.codecs.*",        "switchml.codecs switchml.protocol.bfloat16 switchml.runtime.memory switchml.runtime.jit", "numpy numba"),
+    ("switchml.net.tunnel.*",     "switchml.net switchml.runtime.memory switchml.runtime.jit",         "numpy zmq"),
+    ("switchml.net.*",            "switchml.net switchml.runtime.memory switchml.runtime.jit",         "numpy numba llvmlite"),
+    ("switchml.control.thrift.*",        "switchml.control.thrift",                                  ""),
+    ("switchml.control.dataplane", "",                                            ""),
+    ("switchml.aggregator.loop", f"{WIRE} switchml.net",                              "numpy numba"),
+    ("switchml.aggregator.software", f"{WIRE} switchml.codecs switchml.net switchml.aggregator.loop {DATAPLANE}", ANY_BUT_TORCH),
     ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
     ("host_agent.training.*",    "switchml host_agent",                              ANY),
     ("host_agent.profile.*",     "switchml host_agent",                              ANY),
-    ("host_agent.bench.*",       "switchml host_agent emulator",                     ANY),
+    ("emulator.bench.*",       "switchml host_agent emulator",                     ANY),
     ("host_agent.torch_*",       "switchml host_agent",                              ANY),
-    ("host_agent.comm_hooks",    "switchml host_agent",                              ANY),
-    ("host_agent.settings*",     "switchml host_agent",                              ANY),
-    ("host_agent.all_to_all",    "switchml host_agent",                              ANY),
+    ("host_agent.pytorch.comm_hooks",    "switchml host_agent",                              ANY),
+    ("host_agent.pytorch.settings*",     "switchml host_agent",                              ANY),
+    ("host_agent.pytorch.all_to_all",    "switchml host_agent",                              ANY),
     ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
-    ("emulator.bmv2.*",          f"{SWITCH} emulator.bmv2",                          ANY_BUT_TORCH),
-    ("emulator.network.*",       "switchml emulator.network",                        ANY_BUT_TORCH),
-    ("emulator.faults.*",        "switchml host_agent emulator.network emulator.faults", ANY_BUT_TORCH),
+    ("emulator.p4switch.*",          f"{SWITCH} emulator.p4switch",                          ANY_BUT_TORCH),
+    ("emulator.netsim.*",       "switchml emulator.netsim",                        ANY_BUT_TORCH),
+    ("emulator.faults.*",        "switchml host_agent emulator.netsim emulator.faults", ANY_BUT_TORCH),
     ("emulator.datafile",        "",                                                 "tomli"),
-    ("emulator.workload.*",      "switchml.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
+    ("emulator.workload.*",      "switchml.runtime.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
     ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
     ("emulator.replay.*",        f"{PLAYED} emulator.replay",                        ANY_BUT_TORCH),
     ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
-    ("emulator.trace.*",         f"{PLAYED} emulator.replay emulator.trace {SLOTS}", ANY_BUT_TORCH),
+    ("emulator.traces.*",         f"{PLAYED} emulator.replay emulator.traces {SLOTS}", ANY_BUT_TORCH),
     ("emulator.diagnosis.*",     f"{TRACED} emulator.diagnosis",                     ANY_BUT_TORCH),
     ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
     ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),
@@ -133,7 +135,7 @@ ROOMS: list[tuple[str, str, str]] = [
 all below it. Everyone may import the standard library, `switchml` itself and FLOOR."""
 
 DEFERRED: list[tuple[str, str]] = [
-    ("switchml.commands.*", "host_agent emulator torch"),
+    ("switchml.cli.*", "host_agent emulator torch"),
     ("emulator.workload.*", "torch"),
 ]
 """Who may import what besides, inside functions only: there it costs those who call them, and nobody else."""
@@ -210,27 +212,27 @@ def test_every_module_imports_only_what_its_room_may():
 @pytest.mark.parametrize(
     ("module", "source", "is_allowed"),
     [
-        ("switchml.packet", "import struct, numpy as np", True),
-        ("switchml.packet", "from numba import njit", False),
-        ("switchml.pool", "from switchml import packet", True),
-        ("switchml.pool", "from . import errors", True),
-        ("switchml.pool", "from .worker import window", False),
+        ("switchml.protocol.packet", "import struct, numpy as np", True),
+        ("switchml.protocol.packet", "from numba import njit", False),
+        ("switchml.protocol.pool", "from switchml import packet", True),
+        ("switchml.protocol.pool", "from . import errors", True),
+        ("switchml.protocol.pool", "from .worker import window", False),
         ("switchml.errors", "from . import packet", False),
-        ("switchml.pool", "from .errors import PacketError", True),
+        ("switchml.protocol.pool", "from .errors import PacketError", True),
         ("switchml.codecs.top_k", "from ..errors import ConfigError", True),
         ("switchml.codecs.top_k", "from ..packet import MAGIC", False),
         ("switchml.somewhere", "import host_agent", False),
         ("switchml.somewhere", "def f():\n    import torch", False),
-        ("switchml.commands.train", "def f():\n    import torch.nn, host_agent.agent", True),
-        ("switchml.commands.train", "import torch", False),
-        ("switchml.commands.train", "import emulator", False),
-        ("switchml.commands.train", "if TYPE_CHECKING:\n    import emulator", True),
-        ("host_agent.torch_backend", "import torch.distributed", True),
+        ("emulator.cli.train", "def f():\n    import torch.nn, host_agent.agent", True),
+        ("emulator.cli.train", "import torch", False),
+        ("emulator.cli.train", "import emulator", False),
+        ("emulator.cli.train", "if TYPE_CHECKING:\n    import emulator", True),
+        ("host_agent.pytorch.backend", "import torch.distributed", True),
         ("host_agent.agent", "import torch", False),
-        ("host_agent.agent", "import emulator.network", False),
-        ("emulator.network.link", "import simpy\nfrom switchml import worker", True),
-        ("emulator.network.link", "from emulator.replay import engine", False),
-        ("emulator.bmv2.engine", "from switchml import pool", False),
+        ("host_agent.agent", "import emulator.netsim", False),
+        ("emulator.netsim.link", "import simpy\nfrom switchml import worker", True),
+        ("emulator.netsim.link", "from emulator.replay import engine", False),
+        ("emulator.p4switch.engine", "from switchml import pool", False),
     ],
 )
 def test_the_import_rules_themselves(module, source, is_allowed):

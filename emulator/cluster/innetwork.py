@@ -1,5 +1,5 @@
 """What an all-reduce takes with in-network aggregation: workers stream chunks through slots of a switch that adds them
-up (SwitchML, NSDI 2021; what a slot does is `switchml/pool.py`, and `emulator/network` plays the same packet by
+up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `emulator/netsim` plays the same packet by
 packet).
 
 A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,

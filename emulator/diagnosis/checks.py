@@ -9,8 +9,8 @@ from typing import Any
 from emulator.diagnosis import compression, device, host, loading, messages, network, overlap, stragglers, wire
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import LEAST_SHARE, Codecs, Situation
-from emulator.replay.whatif import what_if
-from emulator.trace.joined import Joined
+from emulator.traces.joined import Joined
+from emulator.whatif.faster import what_if
 
 CHECKS: list[Callable[[Situation], list[Finding]]] = [
     stragglers.find,

@@ -11,7 +11,7 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import time_text
-from emulator.trace.events import LaneKind, What
+from emulator.traces.events import LaneKind, What
 from emulator.workload.graph import Kind, Ops
 
 ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaStreamCreate", "cudaModuleLoad",

@@ -13,8 +13,8 @@ import numpy as np
 
 from emulator.diagnosis.situation import Situation
 from emulator.replay.parts import PARTS
-from emulator.trace.events import What
-from emulator.trace.joined import Joined
+from emulator.traces.events import What
+from emulator.traces.joined import Joined
 from emulator.workload.graph import Collective
 
 OPERATIONS = (What.COMPUTE, What.LAUNCH, What.LOAD, What.CODEC, What.COPY, What.CHECKPOINT)

@@ -9,8 +9,8 @@ from emulator.diagnosis.pauses import Pauses, pauses
 from emulator.diagnosis.situation import Situation
 from emulator.replay.parts import HOST
 from emulator.report.tables import time_text
-from emulator.trace.events import LaneKind
-from emulator.trace.joined import GAP
+from emulator.traces.events import LaneKind
+from emulator.traces.joined import GAP
 
 REGULAR = 0.35
 """Spread of the distances between pauses, over their mean, up to which they count as periodic."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.trace.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
 
 OWN = (What.COMPUTE, What.LAUNCH, What.CODEC, What.COPY)
 """What a rank does without anyone else."""

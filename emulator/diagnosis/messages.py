@@ -7,7 +7,7 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace.transfers import fit
+from emulator.whatif.transfers import fit
 from emulator.workload.graph import NO_MEETING, Collective, Kind
 from switchml.errors import GraphError
 

@@ -9,8 +9,8 @@ from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.replay.parts import COMMUNICATION
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace import changes
-from emulator.trace.transfers import all_reduces
+from emulator.whatif import changes
+from emulator.whatif.transfers import all_reduces
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError, GraphError
 

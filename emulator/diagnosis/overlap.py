@@ -13,10 +13,10 @@ from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.replay.parts import COMMUNICATION
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace import changes
-from emulator.trace import network as networks
-from emulator.trace.buckets import MIB, Gradients, caps_of, gradients
-from emulator.trace.transfers import Transfer
+from emulator.whatif import changes
+from emulator.whatif import network as networks
+from emulator.whatif.buckets import MIB, Gradients, caps_of, gradients
+from emulator.whatif.transfers import Transfer
 from emulator.workload.graph import Graph, Kind, Ops
 from switchml.errors import ConfigError, GraphError
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from emulator.diagnosis.iterations import Iterations
 from emulator.diagnosis.situation import Situation
-from emulator.trace.events import NONE, LaneKind, What
-from emulator.trace.join import MEAN
-from emulator.trace.joined import GAP
+from emulator.traces.events import NONE, LaneKind, What
+from emulator.traces.join import MEAN
+from emulator.traces.joined import GAP
 from emulator.workload.graph import Kind
 
 LEAST_S = 1e-3

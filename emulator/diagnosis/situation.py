@@ -18,9 +18,9 @@ from emulator.diagnosis.iterations import Iterations, iterations
 from emulator.replay.conditions import Conditions
 from emulator.replay.critical import CriticalPath, critical_path
 from emulator.replay.engine import Replayed, replay
-from emulator.trace.editing import op_seconds, with_meeting_seconds, with_seconds
-from emulator.trace.events import LaneKind
-from emulator.trace.joined import GAP, Joined
+from emulator.traces.events import LaneKind
+from emulator.traces.joined import GAP, Joined
+from emulator.whatif.editing import op_seconds, with_meeting_seconds, with_seconds
 from emulator.workload.graph import NO_MEETING, Graph, Kind
 from switchml.errors import Deadlock
 

@@ -9,7 +9,7 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import time_text
-from emulator.trace.events import What
+from emulator.traces.events import What
 from emulator.workload.graph import Kind
 
 OWN = (Kind.COMPUTE, Kind.CODEC, Kind.COPY, Kind.CHECKPOINT)

@@ -9,9 +9,9 @@ import numpy as np
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
-from emulator.trace.events import What, Wire, WireWhat
-from emulator.trace.join import MEAN
-from emulator.trace.joined import GAP
+from emulator.traces.events import What, Wire, WireWhat
+from emulator.traces.join import MEAN
+from emulator.traces.joined import GAP
 from emulator.workload.graph import Collective, Kind
 
 STANDS_STILL = 5.0

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import simpy
 
-from emulator.network.link import NS
-from emulator.network.packets import Packet
-from emulator.network.rank import NEVER, Alarm, Turns
+from emulator.netsim.link import NS
+from emulator.netsim.packets import Packet
+from emulator.netsim.rank import NEVER, Alarm, Turns
 from host_agent import loop as compiled
 from host_agent.agent import HostAgent
 

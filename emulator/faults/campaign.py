@@ -20,7 +20,7 @@ from pathlib import Path
 
 from emulator.faults.world import Outcome, play
 from switchml.errors import ConfigError
-from switchml.jit import cache_root
+from switchml.runtime.jit import cache_root
 
 PACKAGES = ("switchml", "host_agent", "emulator")
 _CHUNK = 8
@@ -39,37 +39,37 @@ class Bug:
 
 BUGS: dict[str, Bug] = {
     "version-bit": Bug(
-        "switchml/pool.py",
+        "switchml/protocol/pool.py",
         "row = seq & (2 * job.slots - 1)  # version times S, plus the slot",
         "row = seq & (job.slots - 1)",
         "the aggregator ignores the version of a slot",
     ),
     "shadow-answer": Bug(
-        "switchml/pool.py",
+        "switchml/protocol/pool.py",
         "reply[0] |= wire_format.R_FLAG\n        return UNICAST, row",
         "return DROP, row",
         "the aggregator forgets to answer who asks again for a complete round",
     ),
     "counted-twice": Bug(
-        "switchml/pool.py",
+        "switchml/protocol/pool.py",
         "seen[row, word] |= bit",
         "pass",
         "the aggregator adds a contribution that it has added already",
     ),
     "any-round": Bug(
-        "switchml/worker.py",
+        "switchml/protocol/worker.py",
         "if distance != 0 or not slot.busy:",
         "if not slot.busy:",
         "a worker takes the result of any round of a slot for the one it waits for",
     ),
     "never-again": Bug(
-        "switchml/worker.py",
+        "switchml/protocol/worker.py",
         "if lost or (probed < probes and due <= now):",
         "if lost:",
         "a worker resends what later packets have overtaken, and has no timer",
     ),
     "early-end": Bug(
-        "switchml/controller/jobs.py",
+        "switchml/control/jobs.py",
         "if not job.present:",
         "if True:",
         "job control ends a job with the first rank that leaves",

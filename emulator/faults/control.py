@@ -1,4 +1,4 @@
-"""Job control in virtual time: the real registry (switchml/controller/jobs.py) behind connections that take a while,
+"""Job control in virtual time: the real registry (switchml/control/jobs.py) behind connections that take a while,
 break when a process ends, and are given up after the peer timeout when nothing comes through.
 
 Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, an attempt to join an
@@ -13,12 +13,12 @@ from typing import Any
 
 import simpy
 
-from emulator.network.link import NS, at
-from switchml.aggregator import SoftwareDataplane
-from switchml.controller.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
-from switchml.controller.jobs import JobRegistry
-from switchml.controller.membership import Ended, JoinRequest, PeerLeft, PeerLost, Refused, Started
-from switchml.controller.server import EXPIRY_PERIOD_S
+from emulator.netsim.link import NS, at
+from switchml.aggregator.software import SoftwareDataplane
+from switchml.control.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
+from switchml.control.jobs import JobRegistry
+from switchml.control.membership import Ended, JoinRequest, PeerLeft, PeerLost, Refused, Started
+from switchml.control.server import EXPIRY_PERIOD_S
 from switchml.errors import JoinError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from emulator.network.config import LinkConfig
+from emulator.netsim.config import LinkConfig
 
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64")
 NARROW = ("int16", "int8")

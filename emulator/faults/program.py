@@ -15,11 +15,11 @@ from emulator.faults import tensors
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
 from emulator.faults.plan import Call, JobPlan
-from emulator.network.config import WIRE_OF
-from emulator.network.link import NS
-from switchml.controller.membership import JoinRequest
+from emulator.netsim.config import WIRE_OF
+from emulator.netsim.link import NS
+from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
-from switchml.io import udp
+from switchml.net import udp
 
 _FIRST_PORT = 20000
 MOST_ATTEMPTS = 60

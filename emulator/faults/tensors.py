@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.faults.plan import Call, JobPlan
-from emulator.network.config import WIRE_OF
-from switchml.fixedpoint import headroom, spreads
+from emulator.netsim.config import WIRE_OF
+from switchml.protocol.fixedpoint import headroom, spreads
 
 _ELEMENTS = 32
 """Elements that share a scale; a chunk has several."""

@@ -22,9 +22,9 @@ from emulator.faults.checks import Checks, Ledger, Violation
 from emulator.faults.control import Control, Session
 from emulator.faults.plan import Fault, Plan, draw
 from emulator.faults.program import Program
-from emulator.network.config import LinkConfig
-from emulator.network.link import NS, Link, at
-from emulator.network.packets import Packet
+from emulator.netsim.config import LinkConfig
+from emulator.netsim.link import NS, Link, at
+from emulator.netsim.packets import Packet
 
 GRACE_S = 90.0
 """Virtual time that jobs have to come to their end once nothing goes wrong any more: join timeouts, several attempts,

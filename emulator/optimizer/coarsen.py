@@ -11,13 +11,14 @@ import dataclasses
 
 import numpy as np
 
-from emulator.optimizer import chains, edit
+from emulator.optimizer import chains
 from emulator.replay.engine import replay
 from emulator.replay.fold import fold
-from emulator.trace.buckets import Gradients, gradients
-from emulator.trace.joined import Joined
+from emulator.traces.joined import Joined
+from emulator.whatif import edits as edit
+from emulator.whatif.buckets import Gradients, gradients
 from emulator.workload.graph import NO_MEETING, Order, Streams
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 def coarsen(joined: Joined) -> Joined:

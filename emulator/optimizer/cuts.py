@@ -18,9 +18,9 @@ import numpy as np
 
 from emulator.optimizer.machine import Machine
 from emulator.replay.engine import replay
-from emulator.trace.buckets import caps_of, gradients
-from emulator.trace.joined import Joined
-from switchml.jit import kernel
+from emulator.traces.joined import Joined
+from emulator.whatif.buckets import caps_of, gradients
+from switchml.runtime.jit import kernel
 
 MOST_BUCKETS = 64
 """More are not looked at."""

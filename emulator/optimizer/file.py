@@ -1,5 +1,5 @@
 """The settings file: what was found, in words that DistributedDataParallel and `init_process_group` understand
-(host_agent/settings.py reads it), what it promises, and what it can't do.
+(host_agent/pytorch/settings.py reads it), what it promises, and what it can't do.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from emulator.optimizer.machine import BACKEND_OF, Machine
-from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
 from emulator.optimizer.setting import Setting
-from emulator.trace.buckets import MIB
+from emulator.whatif.buckets import MIB
+from emulator.whatif.passes import PASSES
 from switchml import codecs
 from switchml.errors import ConfigError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from emulator import datafile
 from emulator.cluster import codecs
-from emulator.emulate import Emulation, Request, emulate, load_cluster, load_model
+from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster, load_model
 from emulator.workload.job import ALL_REDUCES, RECOMPUTE
 from emulator.workload.models import Transformer
 from switchml.errors import ConfigError, EmulationError

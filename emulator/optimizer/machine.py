@@ -12,11 +12,11 @@ import numpy as np
 
 from emulator.optimizer.codec_costs import CodecCost
 from emulator.report.tables import time_text
-from emulator.trace import network as networks
-from emulator.trace.buckets import gradients
-from emulator.trace.joined import Joined
-from emulator.trace.network import TCP_SHARE, Network
-from emulator.trace.transfers import LEAST_FIXED_S, Transfer, fit
+from emulator.traces.joined import Joined
+from emulator.whatif import network as networks
+from emulator.whatif.buckets import gradients
+from emulator.whatif.network import TCP_SHARE, Network
+from emulator.whatif.transfers import LEAST_FIXED_S, Transfer, fit
 from switchml.errors import ConfigError, GraphError
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}

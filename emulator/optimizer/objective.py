@@ -13,12 +13,12 @@ import numpy as np
 from emulator.optimizer import cuts
 from emulator.optimizer.coarsen import coarsen
 from emulator.optimizer.machine import Machine
-from emulator.optimizer.passes import COMMUNICATION, COMPUTE
-from emulator.optimizer.passes.recompute import activations
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.replay.engine import Replayed, replay
-from emulator.trace.buckets import gradients
-from emulator.trace.joined import Joined
+from emulator.traces.joined import Joined
+from emulator.whatif.buckets import gradients
+from emulator.whatif.passes import COMMUNICATION, COMPUTE
+from emulator.whatif.passes.recompute import activations
 
 
 @dataclass(frozen=True)

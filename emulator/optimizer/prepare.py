@@ -8,11 +8,12 @@ import dataclasses
 
 import numpy as np
 
-from emulator.optimizer import chains, edit
-from emulator.trace.buckets import gradients
-from emulator.trace.joined import GAP, Joined
-from emulator.trace.network import one_at_a_time
-from emulator.trace.transfers import arrivals_s
+from emulator.optimizer import chains
+from emulator.traces.joined import GAP, Joined
+from emulator.whatif import edits as edit
+from emulator.whatif.buckets import gradients
+from emulator.whatif.network import one_at_a_time
+from emulator.whatif.transfers import arrivals_s
 from emulator.workload.graph import NO_MEETING, Kind
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from emulator.optimizer import cuts, space
 from emulator.optimizer.objective import Objective, Worth
-from emulator.optimizer.passes import PASSES, Pass, in_file
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.critical import critical_path
-from emulator.trace.buckets import assign, caps_of, gradients
+from emulator.whatif.buckets import assign, caps_of, gradients
+from emulator.whatif.passes import PASSES, Pass, in_file
 
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal

@@ -2,7 +2,7 @@
 Emulating the environment of a node, 2024).
 
 `settings.py` says what is emulated; `clock.py` has the time that the script sees; `meeting.py` the arithmetic of ranks
-that meet; `prices.py` what a collective costs; `values.py` and `recording.py` what absent ranks contribute,
+that meet; `peers/costs.py` what a collective costs; `values.py` and `recording.py` what absent ranks contribute,
 and `exchange.py` what comes of it; `world.py` puts these together, and `process_group.py` shows them to torch.
-`launch.py` starts scripts, `validation.py` holds the whole against runs with all ranks real.
+`launch.py` starts scripts, `peers/measure.py` holds the whole against runs with all ranks real.
 """

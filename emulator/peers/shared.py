@@ -19,7 +19,7 @@ from emulator.peers.recording import Reader, Writer
 from emulator.peers.settings import PREFIX, Settings, from_environment
 from emulator.peers.values import Values
 from emulator.peers.world import Communicator, World
-from host_agent.torch_work import CallbackThreads
+from host_agent.pytorch.work import CallbackThreads
 from switchml.errors import ConfigError
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from host_agent.torch_work import NO_TIMEOUT, AllReduceWork, CallbackThreads
+from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
 
 if TYPE_CHECKING:
     from emulator.peers.world import Call, World

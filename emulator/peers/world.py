@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.peers.clock import Clock
+from emulator.peers.costs import Prices
 from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
-from emulator.peers.prices import Prices
 from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
 

@@ -17,8 +17,8 @@ import numpy as np
 from emulator.replay import events, fairness, queues
 from emulator.replay.choosing import choose
 from emulator.replay.tables import ALONE, CHANGED, DIRTY, ENDED, EVENTS, LATENCY, MOVING, begin
-from switchml.jit import kernel
-from switchml.memory import borrowed
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import borrowed
 
 __all__ = ["ENDED", "EVENTS", "begin", "run"]
 

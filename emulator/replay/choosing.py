@@ -8,7 +8,7 @@ from __future__ import annotations
 from emulator.replay import queues
 from emulator.replay.events import meet, park, start
 from emulator.replay.tables import DIRTY
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @kernel(forceinline=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.workload.graph import Graph
 from switchml.errors import ConfigError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from emulator.replay import fairness, queues
 from emulator.replay.conditions import noise
 from emulator.replay.tables import ALONE, CHANGED, DIRTY, ENDED, FOLLOWING, IDLE, LATENCY, MOVING
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @kernel(forceinline=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.errors import ConfigError, EmulationError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 HOPELESS = 1e-3
 """A run whose goodput would be below this is refused rather than simulated."""

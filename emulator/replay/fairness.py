@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.workload.costs import Fabric
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 LINK = np.dtype(
     [

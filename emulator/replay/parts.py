@@ -12,7 +12,7 @@ import numpy as np
 
 from emulator.replay.engine import Replayed
 from emulator.workload.graph import Graph, Kind, Order
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 PARTS = (
     "compute",

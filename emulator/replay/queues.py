@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 ITEM = np.dtype([("at_s", "f8"), ("place", "i4"), ("size", "i4")], align=True)
 """An item's moment, and where in the heap it stands (−1: nowhere). `size` of item 0: how many stand there."""

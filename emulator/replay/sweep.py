@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.replay.conditions import Flat, finish, noise
 from emulator.workload.graph import Graph
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 class State(NamedTuple):

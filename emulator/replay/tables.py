@@ -13,7 +13,7 @@ from emulator.replay.conditions import Flat
 from emulator.replay.fairness import Sharing
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph, Kind, Order
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 IDLE, ALONE, LATENCY, MOVING, FOLLOWING = range(5)
 """What a stream does: nothing, or an op that waits for its meeting; an op without a meeting; leading a meeting

@@ -16,11 +16,11 @@ import numpy as np
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PARTS, Parts, parts
-from emulator.replay.whatif import what_if
 from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes
 from emulator.report.perfetto import shown_ranks
 from emulator.report.tables import LONGEST, time_text
 from emulator.report.templates import template
+from emulator.whatif.faster import what_if
 
 MOST_LANES = 16
 """Ranks in the page's timeline."""

@@ -9,8 +9,8 @@ import math
 from pathlib import Path
 
 from emulator.cluster.cluster import Cluster
-from emulator.emulate import replayed_s
-from emulator.pricing import closed_form_s, plan
+from emulator.jobs.costing import closed_form_s, plan
+from emulator.jobs.emulate import replayed_s
 from emulator.validation.rows import Row
 from emulator.workload import memory
 from emulator.workload.job import Job

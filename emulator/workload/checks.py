@@ -9,7 +9,7 @@ import numpy as np
 
 from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
 from switchml.errors import GraphError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 SHOWN = 5
 """How many ops or ranks a message names before it only counts."""

@@ -6,7 +6,7 @@ received, in one folder.
     with switchml_profile("traces/"):
         train()
 
-`switchml trace capture -- torchrun … script.py` does the same to a script that knows nothing of it. `emulator.trace`
+`switchml trace capture -- torchrun … script.py` does the same to a script that knows nothing of it. `emulator.traces`
 reads what comes out.
 """
 

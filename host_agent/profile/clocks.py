@@ -1,6 +1,6 @@
 """Ranks compare their clocks when a capture begins and when it ends: each sends rank 0 some questions over the store in
 which the job's process group met, and rank 0 answers. Each notes its own ends of these messages, by its own clock; what
-they say about clocks, `emulator.trace.align` works out.
+they say about clocks, `emulator.traces.align` works out.
 
 Not a collective: who is alone gives up after a while.
 """

@@ -228,7 +228,7 @@ class switchml_profile:
 
 def _codec() -> str:
     """That of the DDP hook in use, "" without one."""
-    hooks = sys.modules.get("host_agent.comm_hooks")
+    hooks = sys.modules.get("host_agent.pytorch.comm_hooks")
     states = living(hooks.CodecState) if hooks is not None else []
     return str(getattr(states[-1].compressor, "codec", "auto")) if states else ""
 

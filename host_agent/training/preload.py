@@ -21,7 +21,7 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel
 
-from host_agent import torch_process_group  # noqa: F401
+from host_agent.pytorch import process_group as torch_process_group  # noqa: F401
 from host_agent.training import worker  # noqa: F401
 from host_agent.warmup import warm_up
 

@@ -24,7 +24,7 @@ from host_agent.training.worker import main as worker_main
 from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
 
 if TYPE_CHECKING:
-    from host_agent.torch_aggregator import ChildAggregator
+    from host_agent.pytorch.aggregator import ChildAggregator
 
 ROOT_CAUSE_S = 3.0
 """After a first failure, how long to look for its cause: ranks that miss a dead one may be quicker than its death."""
@@ -91,7 +91,7 @@ def compare(
     and started with `aggregator_options`, and compare.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
-    from host_agent.torch_aggregator import ChildAggregator, command_of
+    from host_agent.pytorch.aggregator import ChildAggregator, command_of
 
     aggregator = ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
     try:
@@ -238,7 +238,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
 
 def _refused(address: str) -> int:
     """Packets that the aggregator refused since its start."""
-    from switchml.controller import client
+    from switchml.control import client
 
     reply = client.status(address)
     return sum(reply.refused.values()) + sum(

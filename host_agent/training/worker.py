@@ -46,7 +46,8 @@ class Settings:
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
-    """A settings file (host_agent/settings.py): DDP's arguments in both phases, compression in the aggregator's."""
+    """A settings file (host_agent/pytorch/settings.py): DDP's arguments in both phases, compression in the
+    aggregator's."""
     backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
@@ -168,7 +169,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
 
-    from host_agent.settings import apply, ddp_arguments, load
+    from host_agent.pytorch.settings import apply, ddp_arguments, load
     from host_agent.training.model import DigitsNet
 
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
@@ -179,7 +180,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     if backend == "switchml" and file is not None and file.codec:
         hook = apply(model, file)
     elif backend == "switchml" and settings.codec is not None:
-        from host_agent.comm_hooks import CodecState, codec_hook
+        from host_agent.pytorch.comm_hooks import CodecState, codec_hook
 
         hook = CodecState(settings.codec, settings.memory, seed=settings.seed)
         hook.compressor.lr = settings.learning_rate

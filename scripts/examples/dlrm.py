@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from host_agent import torch_backend  # noqa: F401
-from host_agent.all_to_all import BoundSchedule, EmbeddingExchange
+from host_agent.pytorch import backend as torch_backend  # noqa: F401
+from host_agent.pytorch.all_to_all import BoundSchedule, EmbeddingExchange
 
 CATEGORIES = (400, 200, 100, 100, 50, 50, 20, 10)
 """Of each table."""

@@ -2,7 +2,7 @@
 
     sudo python scripts/experiments/adaptive.py [--rates 1000,20,200] [--steps 200] [--plot FILE.png] [--json]
 
-Hosts are network namespaces around a switch, their links shaped by tc (emulator/star.py), one rank in each; the
+Hosts are network namespaces around a switch, their links shaped by tc (emulator/testbed/star.py), one rank in each; the
 software aggregator sits in the switch. All choices train models of their own in the same processes, and take turns of
 TURN_STEPS steps, so that whatever else the machine does meets them all alike. The model is the digits' network with
 a hidden layer of 64 units, 38 000 parameters: small on purpose, so that at 1 Gbit/s the round trips of a collective
@@ -28,10 +28,10 @@ from typing import Any
 
 import click
 
-from emulator import star as stars
-from emulator.namespaces import Lab, die_with_parent, enter
-from host_agent.adaptive.policy import CHOICES
-from host_agent.bench.network import SwitchAggregator
+from emulator.bench.network.measure import SwitchAggregator
+from emulator.testbed import star as stars
+from emulator.testbed.namespaces import Lab, die_with_parent, enter
+from host_agent.compression.adaptive.policy import CHOICES
 from host_agent.forking import fork_server
 from host_agent.training.data import BatchOrder, Digits, load
 
@@ -89,7 +89,7 @@ def main_of_rank(task: Task, pipe: connection.Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from host_agent import torch_backend  # noqa: F401
+    from host_agent.pytorch import backend as torch_backend  # noqa: F401
 
     torch.set_num_threads(1)
     store = f"tcp://{task.store}:{STORE_PORT}"
@@ -109,7 +109,7 @@ class Trainer:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        from host_agent.comm_hooks import CodecState, codec_hook
+        from host_agent.pytorch.comm_hooks import CodecState, codec_hook
         from host_agent.training.model import DigitsNet
 
         digits = Digits.restore(Path(task.digits))

@@ -15,7 +15,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from host_agent.adaptive.policy import is_auto
+from host_agent.compression.adaptive.policy import is_auto
 from host_agent.training import runner
 from host_agent.training.worker import Settings
 from switchml import codecs

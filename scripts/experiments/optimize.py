@@ -2,9 +2,10 @@
 
     sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
 
-Hosts are network namespaces around a switch (emulator/star.py), one rank of scripts/examples/ddp_mlp.py in each; the
-software aggregator sits in the switch. The script runs with DDP's defaults over Gloo, is traced, and its settings file
-is searched for each set of passes that may be used; then the script runs with each of them and as it is, in turns.
+Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of scripts/examples/ddp_mlp.py in
+each; the software aggregator sits in the switch. The script runs with DDP's defaults over Gloo, is traced, and its
+settings file is searched for each set of passes that may be used; then the script runs with each of them and as it is,
+in turns.
 
 All hosts are this machine, whose cores their ranks share, which no prediction knows of. So layers pause for what an
 accelerator would take; `--device-time 0 --batch-size 1024` is without.
@@ -23,22 +24,22 @@ from statistics import median
 
 import click
 
-from emulator import star as stars
-from emulator.namespaces import Lab
+from emulator.bench.network.measure import SwitchAggregator
+from emulator.cli.bench.network import RATE
 from emulator.optimizer import codec_costs, file, report
 from emulator.optimizer.machine import Machine
+from emulator.optimizer.measured import median_step_s
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.prepare import prepared
-from emulator.optimizer.promise import Promise
 from emulator.optimizer.search import search
 from emulator.optimizer.space import Allowed
-from emulator.trace.join import join
-from emulator.trace.read import read
-from host_agent.bench.network import SwitchAggregator
-from host_agent.bench.replayed import BURST_S
-from host_agent.bench.settings import median_step_s
-from host_agent.settings_arming import SETTINGS, STEP_TIMES
-from switchml.commands.bench_network import RATE
+from emulator.optimizer.speedup import Promise
+from emulator.testbed import star as stars
+from emulator.testbed.namespaces import Lab
+from emulator.traces.join import join
+from emulator.traces.readers.read import read
+from emulator.validation.replay.measure import BURST_S
+from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import JobError
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_mlp.py"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.bfloat16 import narrow, widen
 from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
+from switchml.protocol.bfloat16 import narrow, widen
 
 
 @dataclass(frozen=True)

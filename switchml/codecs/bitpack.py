@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from switchml.jit import kernel
-from switchml.memory import u32_at
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import u32_at
 
 
 def packed_bytes(count: int, bits: int) -> int:

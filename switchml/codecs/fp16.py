@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

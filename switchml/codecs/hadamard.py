@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from switchml.codecs.noise import halves, mix
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 def rotate(x: np.ndarray, block: int, key: int) -> np.ndarray:

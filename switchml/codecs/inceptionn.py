@@ -9,7 +9,7 @@ import numpy as np
 from switchml.codecs import bitpack
 from switchml.codecs.base import GATHER, Codec, setting
 from switchml.errors import PayloadError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

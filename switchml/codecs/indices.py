@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from switchml.errors import PayloadError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 def _low_bits(k: int, n: int) -> int:

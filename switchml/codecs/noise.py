@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 def halves(key: int) -> tuple[np.uint32, np.uint32]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
 from switchml.codecs.signs import pack, unpack
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

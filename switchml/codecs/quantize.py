@@ -12,7 +12,7 @@ import math
 import numpy as np
 
 from switchml.codecs.noise import uniform
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 def lanes(most: int, world: int) -> str:

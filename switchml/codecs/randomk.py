@@ -10,7 +10,7 @@ import numpy as np
 
 from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
 from switchml.codecs.noise import halves, mix
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 _KEY_BYTES = 8
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 _SMALL = 4096
 """Below this many elements NumPy's partition is as fast as anything."""

@@ -10,7 +10,7 @@ import numpy as np
 from switchml.codecs.base import setting
 from switchml.codecs.select import above
 from switchml.codecs.sparse import Sparsifier
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 _MOST_STAGES = 8
 _EVERY = 5

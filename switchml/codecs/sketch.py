@@ -11,7 +11,7 @@ from switchml.codecs import bitpack
 from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size, setting
 from switchml.codecs.quantize import largest
 from switchml.errors import PayloadError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 _SAMPLE = 1 << 15
 """Elements that quantiles are estimated from: 256 buckets then differ by less than a tenth of their size."""

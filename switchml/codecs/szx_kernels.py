@@ -11,8 +11,8 @@ import math
 
 import numpy as np
 
-from switchml.jit import kernel
-from switchml.memory import u32_at
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import u32_at
 
 FIXED_BYTES = 13
 """Version (2), 1, 0, block size, and the count of constant blocks, big-endian uint64."""

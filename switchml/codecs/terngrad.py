@@ -10,7 +10,7 @@ from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, ex
 from switchml.codecs.noise import halves
 from switchml.codecs.quantize import dither, lanes, largest
 from switchml.errors import PayloadError
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Max, Outcom
 from switchml.codecs.hadamard import rotate, rotate_back
 from switchml.codecs.noise import halves, uniform
 from switchml.codecs.quantize import bucket_norms, lanes
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
 from switchml.codecs.quantize import largest
-from switchml.jit import kernel
+from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import DEADLINE_S, LocalAggregator, contribution, digest, good, join_all, leave_all, on_all, total, until
 
 from host_agent.agent import HostAgent
 from switchml.errors import (
@@ -29,7 +28,19 @@ from switchml.errors import (
     SumOverflow,
     UnsupportedTensor,
 )
-from switchml.worker import TASKS
+from switchml.protocol.worker import TASKS
+from tests.support.launch import (
+    DEADLINE_S,
+    LocalAggregator,
+    contribution,
+    digest,
+    good,
+    join_all,
+    leave_all,
+    on_all,
+    total,
+    until,
+)
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 SIZES = (0, 1, 255, 256, 257, 100_003)

@@ -3,12 +3,12 @@ loses packets, fewer packets, and `auto`'s choice."""
 
 import numpy as np
 import pytest
-from launch import LocalAggregator, digest, good, join_all, leave_all, on_all, sparse_arrays
 
 from host_agent import density
 from host_agent.agent import HostAgent
 from switchml.errors import ConfigError, RanksDisagree
-from switchml.sparse import Sparse
+from switchml.protocol.sparse import Sparse
+from tests.support.launch import LocalAggregator, digest, good, join_all, leave_all, on_all, sparse_arrays
 
 NUMEL = 100_003
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from host_agent import histories
 from host_agent.calls import Call
 from host_agent.histories import Histories
-from switchml import worker as rules
+from switchml.protocol import worker as rules
 
 SLOTS = 8
 

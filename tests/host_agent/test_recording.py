@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
 
 from host_agent import recording
 from host_agent.tape import RECEIVED, REPEATED, RESENT, SENT
+from tests.support.launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
 
 SIZE = 40_000
 

@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import (
+
+from host_agent.agent import HostAgent
+from host_agent.sharded import LEAST_PART, ShardedAgent, parts_of, split_addresses
+from switchml.control import client
+from switchml.errors import (
+    AggregatorLost,
+    CollectiveTimeout,
+    ConfigError,
+    JobError,
+    JoinError,
+    PeerLost,
+    SumOverflow,
+    UnsupportedTensor,
+)
+from tests.support.launch import (
     DEADLINE_S,
     Aggregator,
     LocalAggregator,
@@ -21,20 +35,6 @@ from launch import (
     on_all,
     total,
     until,
-)
-
-from host_agent.agent import HostAgent
-from host_agent.sharded import LEAST_PART, ShardedAgent, parts_of, split_addresses
-from switchml.controller import client
-from switchml.errors import (
-    AggregatorLost,
-    CollectiveTimeout,
-    ConfigError,
-    JobError,
-    JoinError,
-    PeerLost,
-    SumOverflow,
-    UnsupportedTensor,
 )
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")

@@ -16,7 +16,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from launch import (
+
+from host_agent.agent import HostAgent
+from switchml.errors import CollectiveTimeout, ConfigError, JoinError, RanksDisagree
+from switchml.protocol.narrow import steps
+from tests.support.launch import (
     DEADLINE_S,
     Aggregator,
     LocalAggregator,
@@ -30,10 +34,6 @@ from launch import (
     total,
     until,
 )
-
-from host_agent.agent import HostAgent
-from switchml.errors import CollectiveTimeout, ConfigError, JoinError, RanksDisagree
-from switchml.narrow import steps
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
 IDLE_SHARE = 0.15
@@ -195,7 +195,8 @@ def test_jobs_side_by_side(join):
 @pytest.mark.parametrize("wire", ["int16", "int8"])
 @pytest.mark.parametrize("way", ["udp", "shm"])
 def test_narrow_wires(join, way, wire, dtype):
-    """Within half a step of the block for each rank (tests/test_narrow.py), and what the type rounds."""
+    """Within half a step of the block for each rank (tests/switchml/protocol/test_narrow.py), and what the type
+    rounds."""
     agents = join(way, way, way, wire=wire, job=f"{way} {wire} {dtype}")
     assert {agent.wire for agent in agents} == {wire}
     inputs = [gradients(6, rank, 20_000, "float32") for rank in range(3)]

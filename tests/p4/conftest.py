@@ -1,12 +1,12 @@
 """Switches that run p4/compiled, for the tests of this folder."""
 
-import p4_programming
 import pytest
-from bmv2_engines import switch_on
-from p4_jobs import program, switch_itself
 
-from emulator.bmv2.engine.engine import Engine
-from emulator.bmv2.interpreter.path import Interpreter
+from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.interpreter.path import Interpreter
+from tests.support import p4_programming
+from tests.support.bmv2_engines import switch_on
+from tests.support.p4_jobs import program, switch_itself
 
 
 @pytest.fixture(params=[Interpreter, Engine], ids=["interpreter", "compiled"])

@@ -5,13 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from launch import Rank, until
-from p4_served import TABLES
 
-from emulator.namespaces import Lab, run
-from switchml.controller.p4_dataplane import BMV2_WINDOW_BYTES, P4Dataplane, udp_window_bytes
-from switchml.controller.p4_processes import SwitchProcess, compiled
-from switchml.controller.server import Controller
+from emulator.testbed.namespaces import Lab, run
+from switchml.control.p4.dataplane import BMV2_WINDOW_BYTES, P4Dataplane, udp_window_bytes
+from switchml.control.p4.processes import SwitchProcess, compiled
+from switchml.control.server import Controller
+from tests.support.launch import Rank, until
+from tests.support.p4_served import TABLES
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 SWITCH, CONTROL, HOSTS = "10.213.7.254", "10.213.7.253", ("10.213.7.1", "10.213.7.2")
@@ -71,7 +71,7 @@ def network(request, require_program):
 
 
 def without_offload(interface: str) -> None:
-    from switchml.controller.p4_processes import _leave_nothing_to
+    from switchml.control.p4.processes import _leave_nothing_to
 
     _leave_nothing_to(interface)
 

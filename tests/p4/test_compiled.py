@@ -1,4 +1,4 @@
-"""p4/compiled: it is what scripts/compile-p4 makes of the sources, and p4_tables.py says what the program says."""
+"""p4/compiled: it is what scripts/compile-p4 makes of the sources, and p4/tables.py says what the program says."""
 
 import importlib.machinery
 import importlib.util
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from emulator.bmv2.loader import load
-from switchml.controller import p4_tables
+from emulator.p4switch.program.loader.loader import load
+from switchml.control.p4 import tables as p4_tables
 
 ROOT = Path(__file__).parents[2]
 P4 = ROOT / "p4"

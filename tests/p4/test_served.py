@@ -11,18 +11,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import DEADLINE_S, contribution, digest, good, join_all, leave_all, on_all, sparse_arrays, total, until
-from p4_served import Served
 
 from host_agent.agent import HostAgent
 from host_agent.warmup import warm_up
-from switchml.controller import client
-from switchml.controller.p4_dataplane import P4Dataplane, _free_udp_port, udp_window_bytes
-from switchml.controller.p4_driver import Unreachable
-from switchml.controller.p4_processes import SwitchProcess, compiled, connect
-from switchml.controller.server import Controller
+from switchml.control import client
+from switchml.control.p4.dataplane import P4Dataplane, _free_udp_port, udp_window_bytes
+from switchml.control.p4.driver import Unreachable
+from switchml.control.p4.processes import SwitchProcess, compiled, connect
+from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
-from switchml.sparse import Sparse
+from switchml.protocol.sparse import Sparse
+from tests.support.launch import (
+    DEADLINE_S,
+    contribution,
+    digest,
+    good,
+    join_all,
+    leave_all,
+    on_all,
+    sparse_arrays,
+    total,
+    until,
+)
+from tests.support.p4_served import Served
 
 pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
@@ -251,7 +262,7 @@ def test_nothing_stays_when_the_control_plane_stops():
 def test_jobs_by_p4runtime():
     """A switch without a program and with two UDP ports gets the program and the jobs by P4Runtime."""
     pytest.importorskip("p4.v1", reason="needs the package p4runtime")
-    from switchml.controller.p4_runtime import P4RuntimeSwitch
+    from switchml.control.p4.p4runtime import P4RuntimeSwitch
 
     warm_up()
     with socket.socket() as probe:

@@ -6,26 +6,18 @@ import random
 import struct
 
 import numpy as np
-import p4_programming
 import pytest
-from bmv2_replay import replay
-from p4_frames import (
-    SWITCH_ADDRESS,
-    SWITCH_MAC,
-    Datagram,
-    ethernet,
-    ipv4,
-    ones_complement_sum,
-    udp,
-)
-from p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
-from peers import simple_switch
-from vectors_io import Scenario, Step, load_all
 
-from switchml.controller.p4_tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
+from switchml.control.p4.tables import OUTCOMES, Place, address_number, job_counters, loss_changes, open_slots
 from switchml.counters import COUNTERS
-from switchml.packet import UDP_PORT
-from switchml.pool import Pool, PoolV1
+from switchml.protocol.packet import UDP_PORT
+from switchml.protocol.pool import Pool, PoolV1
+from tests.peers import simple_switch
+from tests.support import p4_programming
+from tests.support.bmv2_replay import replay
+from tests.support.p4_frames import SWITCH_ADDRESS, SWITCH_MAC, Datagram, ethernet, ipv4, ones_complement_sum, udp
+from tests.support.p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
+from tests.support.vectors_io import Scenario, Step, load_all
 
 OURS = address_number(SWITCH_ADDRESS)
 ALICE, BOB = (0x02_00_00_00_AA_01, address_number("10.9.0.1")), (0x02_00_00_00_AA_02, address_number("10.9.0.2"))

@@ -6,19 +6,12 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-import p4_programming
 import pytest
-from bmv2_engines import switch_on
-from bmv2_replay import replay
-from p4_frames import Datagram, read_udp, udp
-from p4_jobs import COMPILED, program
-from peers import simple_switch
-from test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
 
-from emulator.bmv2.engine.engine import Engine
-from emulator.bmv2.interpreter.path import Interpreter
-from switchml.controller.dataplane import JobSpec
-from switchml.controller.p4_tables import (
+from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.interpreter.path import Interpreter
+from switchml.control.dataplane import JobSpec
+from switchml.control.p4.tables import (
     OUTCOMES,
     Host,
     Neighbour,
@@ -29,8 +22,15 @@ from switchml.controller.p4_tables import (
     tree_changes,
 )
 from switchml.errors import ConfigError
-from switchml.packet import UDP_PORT
-from switchml.retransmission import SECOND
+from switchml.protocol.packet import UDP_PORT
+from switchml.protocol.retransmission import SECOND
+from tests.peers import simple_switch
+from tests.support import p4_programming
+from tests.support.bmv2_engines import switch_on
+from tests.support.bmv2_replay import replay
+from tests.support.p4_frames import Datagram, read_udp, udp
+from tests.support.p4_jobs import COMPILED, program
+from tests.switchml.protocol.test_rules_together import CLEAR, PATH, PAYLOAD, TAG, Call, Network, Weather
 
 UP = 0
 """The port to the switch above; those below come after it."""

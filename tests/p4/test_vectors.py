@@ -3,19 +3,19 @@
 import functools
 from itertools import count
 
-import p4_programming
 import pytest
-from bmv2_engines import switch_on
-from p4_frames import read_udp
-from p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
-from peers import simple_switch
-from vectors_io import Scenario, load_all
 
-from emulator.bmv2.engine.engine import Engine
-from emulator.bmv2.interpreter.path import Interpreter
-from switchml.controller.p4_tables import OUTCOMES, Place, job_counters
+from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.interpreter.path import Interpreter
+from switchml.control.p4.tables import OUTCOMES, Place, job_counters
 from switchml.counters import COUNTERS
-from switchml.pool import Pool, PoolV1
+from switchml.protocol.pool import Pool, PoolV1
+from tests.peers import simple_switch
+from tests.support import p4_programming
+from tests.support.bmv2_engines import switch_on
+from tests.support.p4_frames import read_udp
+from tests.support.p4_jobs import COMPILED, PORTS, Job, fits, program, read, switch_itself
+from tests.support.vectors_io import Scenario, load_all
 
 VARIANTS = ("switchml", "switchml_lanes")
 ROWS = {"switchml": 65536, "switchml_lanes": 32768}

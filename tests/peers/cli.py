@@ -1,7 +1,7 @@
 """Transcripts of simple_switch_CLI: files with its commands, each behind the prompt, and what it answered.
 
 `python -m peers.cli NAME…` (in tests/) writes the answers of the real simple_switch into the named files of
-emulator/bmv2/thrift/transcripts; `simple_switch` and `simple_switch_CLI` must be on PATH.
+emulator/p4switch/thrift/transcripts; `simple_switch` and `simple_switch_CLI` must be on PATH.
 """
 
 import shutil
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-TRANSCRIPTS = TESTS / "emulator" / "bmv2" / "thrift" / "transcripts"
+TRANSCRIPTS = TESTS / "emulator" / "p4switch" / "thrift" / "transcripts"
 PROGRAMS = TESTS / "programs"
 PROMPT = "RuntimeCmd: "
 

@@ -1,7 +1,8 @@
 """The transcripts that our switch is held to are what the real simple_switch says."""
 
 import pytest
-from peers import cli
+
+from tests.peers import cli
 
 
 @pytest.mark.needs("simple_switch", "simple_switch_CLI")

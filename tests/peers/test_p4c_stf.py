@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from emulator.bmv2 import loader, stf
+from emulator.p4switch.program.loader import loader
+from emulator.p4switch.stf import stf
 
 SAMPLES = Path("testdata/p4_16_samples")
 with Path(__file__).with_name("p4c_stf.csv").open() as file:

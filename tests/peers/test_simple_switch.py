@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
+    sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import json
 
 import pytest
-from bmv2_replay import RECORDED, Outcome, Recording, replay
-from peers import simple_switch
-from peers.bmv2_random import PORTS, Generator
 
-from emulator.bmv2.loader import load
+from emulator.p4switch.program.loader.loader import load
+from tests.peers import simple_switch
+from tests.peers.bmv2_random import PORTS, Generator
+from tests.support.bmv2_replay import RECORDED, Outcome, Recording, replay
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 ABORTS = {"assert"}  # simple_switch ends when an assertion fails

@@ -12,7 +12,7 @@ from scapy.packet import Raw
 from scapy.utils import PcapWriter
 
 from switchml.errors import PacketError
-from switchml.packet import (
+from switchml.protocol.packet import (
     CONTRIBUTION,
     FLAG_MIXED,
     FLAG_OVERFLOW,
@@ -23,7 +23,7 @@ from switchml.packet import (
     V2Packet,
     WaitPacket,
 )
-from tests.vectors_io import load_all
+from tests.support.vectors_io import load_all
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "switchml.lua"
 # Wireshark asks the dissector of the lower port first, and 4000, the reference client's port, is ICQ's.
@@ -227,7 +227,7 @@ def test_slots_preference(tshark):
 
 @pytest.mark.parametrize("wanted, count", [
     ("switchml", 5), ("switchml.version == 1", 1), ("switchml.flags.overflow == 1", 1), ("switchml.missing == 9", 1),
-    ("switchml.values == -42", 2), ("switchml.type >= 12", 2), ("switchml.retransmission == 1", 1),
+    ("switchml.values == -42", 2), ("switchml.type >= 12", 2), ("switchml.protocol.retransmission == 1", 1),
     ("switchml.need > 3", 1), ("switchml.again", 1), ("switchml.overflowed", 1), ("switchml.malformed", 0),
     ("switchml.tag == 0x5eed && switchml.used == 8", 2),
 ])  # fmt: skip

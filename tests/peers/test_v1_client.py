@@ -1,7 +1,7 @@
 """A SwitchML v1 client, written here as p4app-switchML's DPDK client behaves, against `switchml aggregate`.
 
-Nothing of our agent is used: plain sockets, the v1 gRPC services, packets from switchml.packet. What the client does
-follows client_lib/src of p4lang/p4app-switchML:
+Nothing of our agent is used: plain sockets, the v1 gRPC services, packets from switchml.protocol.packet. What the
+client does follows client_lib/src of p4lang/p4app-switchML:
 
 - session (grpc_client.cc, dpdk_backend.cc): Broadcast of rank 0's session id; rank 0 calls UdpSession and then Barrier,
   the others Barrier and then UdpSession; one more Barrier; packets;
@@ -25,10 +25,10 @@ import time
 import grpc
 import numpy as np
 import pytest
-from launch import DEADLINE_S, Aggregator, good, on_all
 
-from switchml.controller import v1_pb2, v1_pb2_grpc
-from switchml.packet import V1Packet
+from switchml.control.v1 import v1_pb2, v1_pb2_grpc
+from switchml.protocol.packet import V1Packet
+from tests.support.launch import DEADLINE_S, Aggregator, good, on_all
 
 WORKERS = 3
 LANES = 64

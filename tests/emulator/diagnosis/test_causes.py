@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from replay_graphs import cases
-from traced_jobs import Job, traced
 
 from emulator.diagnosis.causes import causes
 from emulator.diagnosis.iterations import iterations
@@ -12,6 +10,8 @@ from emulator.diagnosis.situation import Situation
 from emulator.replay.engine import replay
 from emulator.replay.parts import IDLE, WAITING
 from emulator.workload.graph import Order
+from tests.support.replay_graphs import cases
+from tests.support.traced_jobs import Job, traced
 
 
 def late(rank, name, iteration):

@@ -9,20 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from html_pages import Seen
-from kineto_data import published
 from rich.console import Console
-from traced_jobs import Job, traced
 
 from emulator.diagnosis.checks import diagnose
 from emulator.diagnosis.iterations import iterations
 from emulator.diagnosis.page import write_page
 from emulator.diagnosis.terminal import show
-from emulator.trace import native
-from emulator.trace.events import LaneKind, What
-from emulator.trace.join import join
-from emulator.trace.read import read as read_traces
-from switchml.__main__ import cli
+from emulator.traces.events import LaneKind, What
+from emulator.traces.join import join
+from emulator.traces.readers import native
+from emulator.traces.readers.read import read as read_traces
+from switchml.cli.main import cli
+from tests.support.html_pages import Seen
+from tests.support.kineto_data import published
+from tests.support.traced_jobs import Job, traced
 
 TROUBLED = Job(
     ranks=6,

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traced_jobs import Job, traced
 
 from emulator.diagnosis.diff import difference
+from tests.support.traced_jobs import Job, traced
 
 NOISE = np.random.default_rng(7).lognormal(0.0, 0.02, (4, 40))
 JOB = Job(slowness=lambda rank, name, iteration: NOISE[rank, iteration])

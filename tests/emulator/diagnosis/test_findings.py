@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traced_jobs import Job, build, traced, wire_of
 
 from emulator.diagnosis.checks import diagnose
 from emulator.replay.engine import replay
-from emulator.trace.editing import in_front
-from emulator.trace.events import WireWhat
-from emulator.trace.join import MEAN
-from emulator.trace.network import SWITCHML_SHARE, TCP_SHARE
+from emulator.traces.events import WireWhat
+from emulator.traces.join import MEAN
+from emulator.whatif.editing import in_front
+from emulator.whatif.network import SWITCHML_SHARE, TCP_SHARE
 from emulator.workload.graph import Kind
+from tests.support.traced_jobs import Job, build, traced, wire_of
 
 HEALTHY = Job(bytes_per_s=5e10, latency_s=20e-6)
 

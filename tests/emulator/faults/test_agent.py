@@ -5,11 +5,11 @@ import pytest
 import simpy
 
 from emulator.faults.agent import VirtualAgent
-from emulator.network.packets import Packet
-from switchml.controller.client import JobInfo
-from switchml.controller.membership import PeerLeft
+from emulator.netsim.packets import Packet
+from switchml.control.client import JobInfo
+from switchml.control.membership import PeerLeft
 from switchml.errors import PeerLost
-from switchml.packet import WaitPacket
+from switchml.protocol.packet import WaitPacket
 
 MS = 1_000_000
 

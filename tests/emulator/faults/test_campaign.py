@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from emulator.faults import campaign
 from emulator.faults.world import play
-from switchml.__main__ import cli
+from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from emulator.faults import tensors
 from emulator.faults.checks import Checks, Ledger, Violation
 from emulator.faults.plan import KINDS, Call, JobPlan, draw
 from emulator.faults.world import World, play
-from emulator.network.config import LinkConfig
+from emulator.netsim.config import LinkConfig
 from switchml.errors import AggregatorLost, CollectiveTimeout, JobError, PeerLost, RanksDisagree, SumOverflow
 
 SEEDS = 300

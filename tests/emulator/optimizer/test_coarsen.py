@@ -1,4 +1,3 @@
-import ddp_jobs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,8 +10,9 @@ from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.setting import Setting
 from emulator.replay.engine import replay
-from emulator.trace.buckets import MIB, rebucket
+from emulator.whatif.buckets import MIB, rebucket
 from emulator.workload.checks import check
+from tests.support import ddp_jobs
 
 CODECS = {"half": CodecCost(0.5, 2e9), "top": CodecCost(0.02, 2e8, gathers=True)}
 

@@ -1,12 +1,12 @@
 import json
 
 import pytest
-import traced_jobs
 from click.testing import CliRunner
 
-from emulator.trace import native
-from host_agent.settings import load
-from switchml.__main__ import cli
+from emulator.traces.readers import native
+from host_agent.pytorch.settings import load
+from switchml.cli.main import cli
+from tests.support import traced_jobs
 
 
 @pytest.fixture(scope="module")

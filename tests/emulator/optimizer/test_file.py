@@ -1,21 +1,21 @@
 import json
 
-import ddp_jobs
 import pytest
 
 from emulator.optimizer import codec_costs, file
 from emulator.optimizer.codec_costs import CHOICES, measure
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.passes import in_file
-from emulator.optimizer.promise import Promise
 from emulator.optimizer.search import Found, search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
-from emulator.trace.buckets import MIB, assign, gradients
-from host_agent.settings import load
+from emulator.optimizer.speedup import Promise
+from emulator.whatif.buckets import MIB, assign, gradients
+from emulator.whatif.passes import in_file
+from host_agent.pytorch.settings import load
 from switchml.codecs import parse
 from switchml.errors import ConfigError
+from tests.support import ddp_jobs
 
 
 @pytest.fixture(scope="module")

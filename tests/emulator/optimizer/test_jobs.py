@@ -4,7 +4,7 @@ import itertools
 import pytest
 
 from emulator import datafile
-from emulator.emulate import emulate, request
+from emulator.jobs.emulate import emulate, request
 from emulator.optimizer import jobs
 from switchml.errors import ConfigError, OutOfMemory
 

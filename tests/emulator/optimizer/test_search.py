@@ -1,7 +1,6 @@
 import dataclasses
 import itertools
 
-import ddp_jobs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,12 +10,13 @@ from emulator.optimizer import cuts, report, space
 from emulator.optimizer.codec_costs import CodecCost
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.passes.placement import apply as place
 from emulator.optimizer.search import search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
-from emulator.trace import transfers
-from emulator.trace.buckets import MIB, assign, gradients
+from emulator.whatif import transfers
+from emulator.whatif.buckets import MIB, assign, gradients
+from emulator.whatif.passes.placement import apply as place
+from tests.support import ddp_jobs
 
 CODECS = {"half": CodecCost(0.5, 2e8, lanes="int16"), "quarter": CodecCost(0.25, 5e7)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from switchml.__main__ import cli
+from switchml.cli.main import cli
 
 pytest.importorskip("torch")
 

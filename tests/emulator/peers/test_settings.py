@@ -6,7 +6,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import price
 from emulator.cluster.topology import Place
 from emulator.peers.clock import Clock
-from emulator.peers.prices import Prices
+from emulator.peers.costs import Prices
 from emulator.peers.settings import Settings, from_environment
 from switchml.errors import ConfigError
 

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-import replay_graphs as graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from emulator.workload.checks import check
 from emulator.workload.costs import Costs, Fabric
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
+from tests.support import replay_graphs as graphs
 
 thorough = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -138,7 +138,7 @@ def test_jitter_keeps_the_mean_and_follows_the_seed(engine):
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 8), (3, 3)])
 def test_equal_stages_take_what_the_pipeline_formula_says(stages, micro_batches):
     """(m + p − 1)(t_f + t_b), GPipe and 1F1B alike (Narayanan et al. 2021, 2.2)."""
-    from emulator.replay.bench import one_f_one_b
+    from emulator.bench.replay import one_f_one_b
 
     builder = GraphBuilder()
     forward, backward = builder.add_work("forward", seconds=1.0), builder.add_work("backward", seconds=2.0)
@@ -250,7 +250,7 @@ def test_communication_slows_compute():
 
 
 def test_scaling_all_costs_scales_the_makespan():
-    from emulator.replay.bench import Shape, job
+    from emulator.bench.replay import Shape, job
 
     graph, costs = job(Shape(tensor=2, stages=2, replicas=2, layers=4, micro_batches=3))
     tripled = Costs.of(graph, 3 * costs.work_s)
@@ -259,7 +259,7 @@ def test_scaling_all_costs_scales_the_makespan():
 
 @pytest.mark.parametrize("conditions", [Conditions(), Conditions(slowness=dict.fromkeys(range(16), 1.5))])
 def test_folded_and_unfolded_take_the_same_time(conditions):
-    from emulator.replay.bench import Shape, job
+    from emulator.bench.replay import Shape, job
 
     shape = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=6)
     whole, folded = job(shape), job(shape, folded=True)

@@ -3,13 +3,12 @@
 import dataclasses
 
 import numpy as np
-import replay_graphs as graphs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from emulator import emulate as emulation
-from emulator import iteration
-from emulator.replay.bench import Shape, competing, job
+from emulator.bench.replay import Shape, competing, job
+from emulator.jobs import emulate as emulation
+from emulator.jobs import iteration
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.fold import fold
@@ -18,6 +17,7 @@ from emulator.workload.checks import check
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
 from emulator.workload.merge import merge
+from tests.support import replay_graphs as graphs
 
 
 def same_times(graph, costs, conditions=None):

@@ -4,10 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-import replay_graphs as graphs
 from hypothesis import HealthCheck, given, settings
 
-from emulator.replay.bench import Shape, job
+from emulator.bench.replay import Shape, job
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.parts import parts
@@ -15,6 +14,7 @@ from emulator.workload.checks import check
 from emulator.workload.costs import Costs, Fabric
 from emulator.workload.merge import merge
 from switchml.errors import ConfigError, GraphError
+from tests.support import replay_graphs as graphs
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))

@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
-import replay_graphs as graphs
 from hypothesis import HealthCheck, given, settings
 
-from emulator.replay.bench import Shape, job
+from emulator.bench.replay import Shape, job
 from emulator.replay.conditions import Conditions
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import replay
@@ -13,6 +12,7 @@ from emulator.replay.parts import COMMUNICATION, COMPUTE, IDLE, LOADING, PARTS, 
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
+from tests.support import replay_graphs as graphs
 
 random_jobs = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -8,10 +8,9 @@ import subprocess
 
 import numpy as np
 import pytest
-from html_pages import Seen
 from rich.console import Console
 
-from emulator.replay.bench import Shape, job
+from emulator.bench.replay import Shape, job
 from emulator.replay.conditions import Conditions
 from emulator.replay.critical import critical_path
 from emulator.replay.engine import replay
@@ -22,6 +21,7 @@ from emulator.report.perfetto import shown_ranks, write_timeline
 from emulator.report.tables import bytes_text, critical_table, parts_table, time_text
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
+from tests.support.html_pages import Seen
 
 SHAPE = Shape(tensor=2, stages=4, replicas=2, layers=8, micro_batches=6)
 

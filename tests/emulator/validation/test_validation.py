@@ -12,7 +12,7 @@ from emulator.cluster import cluster as clusters
 from emulator.cluster import tables
 from emulator.validation import fitting, iterations, megatron, nccl
 from emulator.validation.rows import Row, mape, summary, worst
-from switchml.__main__ import cli
+from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).resolve().parents[3].parent / "shared" / "data"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.workload import loading_solar
-from emulator.workload.loading import LOADERS, Dataset, Storage, loading, loads, read_gap, solar, stalls_s
-from emulator.workload.loading_caches import NEVER, belady_misses, fifo_misses, lru_misses, next_uses
+from emulator.workload.loading import solar as loading_solar
+from emulator.workload.loading.caches import NEVER, belady_misses, fifo_misses, lru_misses, next_uses
+from emulator.workload.loading.loading import LOADERS, Dataset, Storage, loading, loads, read_gap, solar, stalls_s
 from switchml.errors import ConfigError
 
 random_cases = settings(max_examples=40, deadline=None)

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import until
 
-from tests.host_agent.ranks import environment
+from tests.support.launch import until
+from tests.support.ranks import environment
 
 pytest.importorskip("torch")
 
-from emulator.trace.events import LaneKind, RankTrace, What, WireWhat
-from emulator.trace.join import join
-from emulator.trace.read import read
-from emulator.trace.shifted import recovered
+from emulator.traces.events import LaneKind, RankTrace, What, WireWhat
+from emulator.traces.join import join
+from emulator.traces.readers.read import read
+from emulator.validation.clocks import recovered
 from host_agent.profile.clocks import ROUNDS
 
 # Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from switchml.commands.trace_capture_cost import TIME, advice, measure, median, windows
+from host_agent.cli.trace_capture_cost import TIME, advice, measure, median, windows
 
 
 def about(durations_s: list[tuple[str, float]], skip: int = 2) -> dict:

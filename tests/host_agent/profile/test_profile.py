@@ -15,9 +15,9 @@ torch = pytest.importorskip("torch")
 
 from click.testing import CliRunner  # noqa: E402
 
-from emulator.trace.read import read  # noqa: E402
+from emulator.traces.readers.read import read  # noqa: E402
 from host_agent.profile import capture, heap, switchml_profile  # noqa: E402
-from switchml.__main__ import cli  # noqa: E402
+from switchml.cli.main import cli  # noqa: E402
 from switchml.errors import ConfigError, TraceError  # noqa: E402
 
 

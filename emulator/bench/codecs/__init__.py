@@ -1,0 +1,1 @@
+"""What `switchml bench codecs` measures: codecs beside others' compressors."""

@@ -1,0 +1,204 @@
+"""`switchml bench codecs`, as a table, as one JSON object and as a picture."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from pathlib import Path
+from typing import Any
+
+from emulator.bench.codecs.measure import Measured, Report
+from switchml.errors import ConfigError
+
+COLOURS = {
+    "sum": "#1b6ca8",
+    "vote": "#5aa469",
+    "sparse-sum": "#8e5ea2",
+    "gather": "#e0a030",
+    "theirs": "#888888",
+}
+
+
+def print_table(report: Report) -> None:
+    """The table for people, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(pad_edge=False)
+    for name in ("codec", "aggregation"):
+        table.add_column(name, no_wrap=True)
+    for name in ("ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror", "relative\nL2 error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column(f"sent, received kB\n({report.workers} ranks)", justify="right", no_wrap=True)
+    table.add_column("pays below\nMbit/s", justify="right", no_wrap=True)
+    theirs = False
+    for each in report.measured:
+        if not each.ours and not theirs:
+            table.add_section()
+            theirs = True
+        table.add_row(*_cells(each))
+    console = Console(highlight=False)
+    # Wider than a narrow terminal, or none: a table whose figures are cut off would be of no use.
+    console.width = max(console.width, 120)
+    console.print(_title(report), soft_wrap=True)
+    console.print(table)
+    for rival in report.missing:
+        console.print(f"{rival.name} is not measured: it {rival.reason}", markup=False, soft_wrap=True)
+
+
+def _cells(each: Measured) -> list[str]:
+    compress, decompress = each.rate(each.compress_s), each.rate(each.decompress_s)
+    traffic = "" if each.sent_bytes is None else f"{each.sent_bytes / 1e3:,.0f}  {each.received_bytes / 1e3:,.0f}"
+    return [
+        each.name,
+        each.aggregation,
+        f"{each.ratio:.2f}",
+        f"{compress / 1e6:,.0f}" if compress else "",
+        f"{decompress / 1e6:,.0f}" if decompress else "(both)",
+        f"{each.max_error:.2g}",
+        f"{each.relative_error:.2g}",
+        traffic,
+        f"{each.pays_below_bps / 1e6:,.0f}",
+    ]
+
+
+def _title(report: Report) -> str:
+    n = report.tensor.values.size
+    return f"{report.tensor.told}: {n:,} float32, {4 * n / 1e6:.1f} MB; one core; bound {report.bound:g} of the range"
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """Rates in bytes of the float32 tensor a second; errors of one payload after decoding."""
+    return {
+        "tensor": report.tensor.told,
+        "elements": int(report.tensor.values.size),
+        "workers": report.workers,
+        "bound": report.bound,
+        "ratio": report.ratio,
+        "codecs": [
+            {
+                "name": each.name,
+                "ours": each.ours,
+                "aggregation": each.aggregation,
+                "ratio": each.ratio,
+                "payload_bytes": each.payload_bytes,
+                "compress_bytes_per_s": each.rate(each.compress_s),
+                "decompress_bytes_per_s": each.rate(each.decompress_s),
+                "max_error": each.max_error,
+                "relative_l2_error": each.relative_error,
+                "sent_bytes": each.sent_bytes,
+                "received_bytes": each.received_bytes,
+                "pays_below_bps": each.pays_below_bps,
+                "note": each.note,
+            }
+            for each in report.measured
+        ],
+        "missing": [{"name": rival.name, "reason": rival.reason} for rival in report.missing],
+    }
+
+
+def require_plot() -> None:
+    """Raises ConfigError if no picture can be drawn here."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'switchml[plot]'")
+
+
+def draw(report: Report, path: Path) -> None:
+    """Ratio against error, and speed: a picture (.png), or a page that holds it as SVG (.html)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 7.5), width_ratios=(3, 2))
+    _draw_errors(left, report.measured)
+    _draw_speeds(right, report.measured)
+    figure.suptitle(_title(report), fontsize=10)
+    figure.tight_layout()
+    try:
+        if path.suffix == ".png":
+            figure.savefig(path, dpi=110)
+        else:
+            picture = io.StringIO()
+            figure.savefig(picture, format="svg")
+            svg = picture.getvalue()
+            path.write_text(_PAGE.format(svg=svg[svg.index("<svg") :]), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><title>switchml bench codecs</title>
+<style>body {{ font: 14px sans-serif; margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
+</head><body><h1>switchml bench codecs</h1>
+{svg}
+</body></html>
+"""
+
+
+def _kind(each: Measured) -> str:
+    return each.aggregation if each.ours else "theirs"
+
+
+def _short(each: Measured) -> str:
+    return each.name.partition(":")[0]
+
+
+def _draw_errors(axes, measured: list[Measured]) -> None:
+    """Sign codecs, which decode to a direction, and what changes nothing are left away."""
+    shown = [each for each in measured if each.aggregation != "vote" and each.relative_error > 0]
+    for kind, colour in COLOURS.items():
+        some = [each for each in shown if _kind(each) == kind]
+        if some:
+            axes.scatter([e.ratio for e in some], [e.relative_error for e in some], color=colour, s=36, label=kind)
+    axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
+    axes.set_title("size and error")
+    axes.grid(alpha=0.3)
+    axes.legend(title="how ranks' payloads meet", fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5)
+    _label(axes, [(_short(each), each.ratio, each.relative_error) for each in shown])
+
+
+def _label(axes, points: list[tuple[str, float, float]]) -> None:
+    """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
+    axes.margins(0.14, 0.08)
+    axes.figure.tight_layout()
+    places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    around = [(dx, dy) for dy in range(-150, 151, 5) for dx in (7, -7, 30, -30)]
+    around.sort(key=lambda offset: offset[0] ** 2 + offset[1] ** 2 + (60 if offset[0] < 0 else 0))
+    for (name, x, y), (left, base) in zip(points, places, strict=True):
+        width, height = 4.6 * len(name), 9
+        for dx, dy in around:
+            start = left + dx - (width if dx < 0 else 0)
+            box = (start, base + dy - height / 2, start + width, base + dy + height / 2)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                break
+        taken.append(box)
+        axes.annotate(
+            name,
+            (x, y),
+            textcoords="offset points",
+            xytext=(dx, dy),
+            fontsize=8,
+            va="center",
+            ha="right" if dx < 0 else "left",
+            arrowprops={"arrowstyle": "-", "lw": 0.4, "color": "#999999"} if abs(dy) > 8 or abs(dx) > 8 else None,
+        )
+
+
+def _draw_speeds(axes, measured: list[Measured]) -> None:
+    shown = measured[::-1]
+    places = range(len(shown))
+    for attribute, colour, name in (
+        ("compress_s", "#1b6ca8", "compress (hooks: both ways)"),
+        ("decompress_s", "#d1603d", "decompress"),
+    ):
+        rates = [(place, each.rate(getattr(each, attribute))) for place, each in zip(places, shown, strict=True)]
+        rates = [(place, rate / 1e6) for place, rate in rates if rate]
+        axes.plot([rate for _, rate in rates], [place for place, _ in rates], "o", color=colour, label=name)
+    axes.set_yticks(list(places), [_short(each) for each in shown], fontsize=8)
+    axes.set(xscale="log", xlabel="MB of float32 a second, one core", title="speed")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)

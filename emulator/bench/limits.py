@@ -1,0 +1,214 @@
+"""What this machine could all-reduce at most: the cost of each step, measured alone, added up for all ranks and cores.
+
+For every element, each of n ranks scans its block for the exponent, quantizes it to a big-endian lane, sends it,
+receives the sum and decodes it; the aggregator receives n lanes, adds them and sends n. What a step costs one core is
+measured here with the very kernels that do it, on a tensor that lies in memory and packets that lie in cache, as in a
+real run. Left out is all else: the slot rules, window and timers, waking up, packets that meet no listener.
+
+What carries the lanes decides the cost of sending and receiving. udp: trains of packets over loopback, with
+segmentation and receive offload where the kernel has them. zmq: bytes through a stream socket, which is the least that
+ZeroMQ does. shm: nothing, as packets are read where they were written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from switchml.net import libc, udp
+from switchml.protocol import fixedpoint, pool
+from switchml.protocol.packet import CODE_BIAS, HEADER_BYTES
+from switchml.runtime.jit import compile_once, kernel
+from switchml.runtime.memory import copy_bytes
+
+PAYLOAD_BYTES = 1024
+PACKET_BYTES = HEADER_BYTES + PAYLOAD_BYTES
+WIRE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
+FORMATS = {"int32": fixedpoint.FLOAT32, "int16": fixedpoint.FLOAT32_INT16, "int8": fixedpoint.FLOAT32_INT8}
+
+_SOURCE_BYTES = 32 << 20
+"""More than fits a second-level cache."""
+_PACKETS = 240
+"""In a round: four trains of 60, which fit any socket's default buffer."""
+_ROUNDS = 400
+"""Of some 50 µs each; the median counts, so that a round in which another process had the core does not."""
+_STREAM_BYTES = 64 << 10
+_SCAN, _ENCODE, _ADD, _DECODE, _COPY = range(5)
+_EXPONENT = 4
+"""Of the blocks' scale: standard normal values are below 16."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Nanoseconds of one core for one element of the tensor, and what they add up to for `workers` ranks on `cores`."""
+
+    workers: int
+    cores: int
+    transport: str
+    wire: str
+    scan: float
+    encode: float
+    send: float
+    receive: float
+    add: float
+    decode: float
+    copy: float
+    """For comparison only: reading and writing four bytes of a tensor in memory."""
+
+    @property
+    def rank_ns(self) -> float:
+        """One rank, one element."""
+        return self.scan + self.encode + self.send + self.receive + self.decode
+
+    @property
+    def aggregator_ns(self) -> float:
+        """The aggregator, one element of every rank."""
+        return self.workers * (self.receive + self.add + self.send)
+
+    @property
+    def elements_per_s(self) -> float:
+        """With all cores busy all the time; no faster than a rank is on a core of its own."""
+        together = self.workers * self.rank_ns + self.aggregator_ns
+        return 1e9 * min(self.cores / together, 1 / self.rank_ns)
+
+    def terms(self) -> dict[str, float]:
+        """Name → nanoseconds an element."""
+        names = ("scan", "encode", "send", "receive", "add", "decode", "copy")
+        return {name: getattr(self, name) for name in names} | {"rank": self.rank_ns, "aggregator": self.aggregator_ns}
+
+    def explain(self) -> list[str]:
+        """The formula with its numbers, for people."""
+        terms = {name: f"{value:.3f}" for name, value in self.terms().items()}
+        return [
+            f"What this machine could do, ns of one core an element ({self.transport}, {self.wire}):",
+            "  rank       = scan {scan} + quantize {encode} + send {send} + receive {receive} + decode {decode}"
+            " = {rank}".format(**terms),
+            f"  aggregator = {self.workers} x (receive {terms['receive']} + add {terms['add']} + send {terms['send']})"
+            f" = {terms['aggregator']}; one thread alone: {1e3 / self.aggregator_ns:,.0f} M elements/s",
+            f"  limit      = min({self.cores} cores / ({self.workers} x rank + aggregator), 1 / rank)"
+            f"; a memory copy of a float32 costs {terms['copy']}",
+        ]
+
+
+def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
+    """Measure the steps (about half a second) and add them up. `transport`: udp, shm or zmq."""
+    scan, encode, add, decode, copy = (
+        _arithmetic(step, wire, workers) for step in (_SCAN, _ENCODE, _ADD, _DECODE, _COPY)
+    )
+    carry = {"udp": _datagrams, "zmq": _stream, "shm": lambda: (0.0, 0.0)}[transport]
+    send, receive = (per_byte * WIRE_BYTES[wire] for per_byte in carry())
+    return Limit(workers, cores, transport, wire, scan, encode, send, receive, add, decode, copy)
+
+
+@kernel
+def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count):
+    """`count` blocks of one step, from block `first` of float32 `source` on. `packets`, `sums`: uint8[k, 1024]."""
+    lanes = PAYLOAD_BYTES // lane_bytes
+    blocks = source.size // lanes
+    used = fixedpoint.canonical(_EXPONENT - CODE_BIAS, fmt)
+    done = 0
+    for i in range(count):
+        at = source.ctypes.data + np.uint64((first + i) % blocks * lanes * 4)
+        packet, total = packets[i].ctypes.data, sums[i].ctypes.data
+        if step == _SCAN:
+            done += fixedpoint.need_of(fmt, at, lanes, False)
+        elif step == _ENCODE:
+            fixedpoint.encode(fmt, at, lanes, packet, lanes, used, room, False)
+        elif step == _DECODE:
+            done += fixedpoint.decode(fmt, packet, at, lanes, used, room, 1)
+        elif step == _COPY:
+            copy_bytes(at, source.ctypes.data + np.uint64((first + i + blocks // 2) % blocks * lanes * 4), lanes * 4)
+        elif lane_bytes == 4:
+            done += pool.add_int32(total, packet, lanes)
+        elif lane_bytes == 2:
+            done += pool.add_int16(total, packet, lanes)
+        else:
+            done += pool.add_int8(total, packet, lanes)
+    return done
+
+
+@kernel
+def _timed_work(step, fmt, lane_bytes, source, packets, sums, room, times):
+    """Fill `times` int64[rounds] with the nanoseconds of rounds of _PACKETS blocks, each further on in `source`."""
+    clock = np.zeros(8, np.int64)
+    done = 0
+    for r in range(times.size):
+        started = libc.now_ns(clock)
+        done += _work(step, fmt, lane_bytes, source, packets, sums, room, r * _PACKETS, _PACKETS)
+        times[r] = libc.now_ns(clock) - started
+    return done
+
+
+def _arithmetic(step: int, wire: str, workers: int) -> float:
+    """Nanoseconds an element of one step."""
+    values = np.random.default_rng(1).standard_normal(_SOURCE_BYTES // 4, np.float32)
+    packets, sums = np.zeros((2, _PACKETS, PAYLOAD_BYTES), np.uint8)
+    fmt, lane_bytes = FORMATS[wire], WIRE_BYTES[wire]
+    room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
+    times = np.zeros(_ROUNDS, np.int64)
+    arguments = (step, fmt, lane_bytes, values, packets, sums, room, times)
+    compile_once(_timed_work, *arguments)
+    _timed_work(*arguments)
+    return float(np.median(times)) / _PACKETS / (PAYLOAD_BYTES // lane_bytes)
+
+
+@kernel
+def _trains(sender, receiver, outgoing, incoming, times):
+    """Send _PACKETS and receive them, once a row of `times` float64[rounds, 2]: nanoseconds a packet, each way."""
+    clock = np.zeros(8, np.int64)
+    for r in range(times.shape[0]):
+        started = libc.now_ns(clock)
+        udp.send_batch(sender, outgoing, _PACKETS)
+        sent = libc.now_ns(clock)
+        got = 0
+        while got < _PACKETS:
+            count = udp.receive_batch(receiver, incoming)
+            if count == 0:
+                break
+            got += count
+        times[r, 0] = (sent - started) / _PACKETS
+        times[r, 1] = (libc.now_ns(clock) - sent) / max(got, 1)
+
+
+def _datagrams() -> tuple[float, float]:
+    """Nanoseconds a payload byte to send and to receive over UDP loopback."""
+    with contextlib.ExitStack() as stack:
+        sender, receiver = (stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
+        for sock in (sender, receiver):
+            sock.bind(("127.0.0.1", 0))
+            libc.grow_buffers(sock, 4 << 20)
+        rows = np.zeros((_PACKETS, PACKET_BYTES), np.uint8)
+        outgoing, incoming = udp.new_packets(_PACKETS), udp.new_packets(udp.RECEIVE_PACKETS)
+        outgoing.address[:] = rows.ctypes.data + np.arange(_PACKETS, dtype=np.uint64) * PACKET_BYTES
+        outgoing.length[:] = PACKET_BYTES
+        outgoing.endpoint[:] = udp.endpoint(*receiver.getsockname())
+        times = np.zeros((_ROUNDS, 2))
+        arguments = (udp.new_udp_io(sender), udp.new_udp_io(receiver), outgoing, incoming, times)
+        compile_once(_trains, *arguments)
+        _trains(*arguments)
+    send, receive = np.median(times, axis=0) / PAYLOAD_BYTES
+    return float(send), float(receive)
+
+
+def _stream() -> tuple[float, float]:
+    """The same through a connected pair of stream sockets, whose buffers hold what is sent before it is received."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        data, buffer = bytes(_STREAM_BYTES), bytearray(_STREAM_BYTES)
+        for sock in (ours, theirs):
+            libc.grow_buffers(sock, 4 * _STREAM_BYTES)
+        times = np.zeros((_ROUNDS, 2))
+        for i in range(_ROUNDS):
+            started = time.perf_counter_ns()
+            ours.sendall(data)
+            sent = time.perf_counter_ns()
+            got = 0
+            while got < _STREAM_BYTES:
+                got += theirs.recv_into(buffer)
+            times[i] = sent - started, time.perf_counter_ns() - sent
+    send, receive = np.median(times, axis=0) / _STREAM_BYTES
+    return float(send), float(receive)

@@ -1,0 +1,1 @@
+"""The experiments of `switchml mininet`, their tables and plots."""

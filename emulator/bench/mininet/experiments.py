@@ -1,0 +1,300 @@
+"""The experiments of `switchml mininet`: which networks they need, and what is measured in each.
+
+An experiment is a list of cases, each a row of the table and a point of the picture. Cases with the same layout share a
+network, one after the other; everything happens in one world (emulator/testbed/world.py), whose end leaves nothing
+behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from emulator.bench import allreduce
+from emulator.bench.network import measure as network
+from emulator.bench.network.measure import Tally
+from emulator.bench.rank import GLOO, SWITCHML, Settings, Target
+from emulator.bench.sizes import ITEM_BYTES
+from emulator.testbed.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_programs
+from emulator.testbed.star import LinkOptions
+from emulator.testbed.world import PRIVATE_DIR
+from host_agent.pytorch.aggregator import ChildAggregator
+from switchml.control.mac import mac_text
+from switchml.errors import ConfigError
+
+AGGREGATORS = ("p4", "software", "bmv2", "none")
+EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks", "train")
+RING = "ring"
+"""Gloo's all-reduce, through bridges."""
+TREE, FLAT = "tree", "flat"
+"""Racks whose switches aggregate, too, and racks that leave it to the switch above them."""
+BMV2_SLOTS = 32
+"""As many packets as simple_switch's ports hold."""
+QUEUED_S = 0.005
+"""What of a job may wait in queues unless it is told how many slots it has: with more, packets wait longer than agents
+do before they send them again."""
+MOST_SLOTS = 1024
+BURST_S = 0.001
+"""Links here are slow, and a long burst on a slow link would show agents round trips that it does not have."""
+SLOTS = (2, 4, 8, 16, 32, 64, 128)
+LOSSES = (0.0, 0.001, 0.01, 0.02)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the command line asks for. `captures`: (link, file). `loss` is that of every link, each way; None where the
+    experiment chooses it."""
+
+    experiment: str = "allreduce"
+    hosts: int = 4
+    aggregator: str = "p4"
+    rate_bps: float = 1e8
+    delay_s: float = 0.0
+    loss: float | None = None
+    size_bytes: int = 4 << 20
+    payload_bytes: int = 1024
+    wire: str = "int32"
+    slots: int = 0
+    repeats: int = 3
+    warmup: int = 1
+    racks: int = 2
+    steps: int = 100
+    seed: int = 1
+    captures: tuple[tuple[str, Path], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.size_bytes < ITEM_BYTES or self.size_bytes % ITEM_BYTES:
+            raise ConfigError(f"size of {self.size_bytes} bytes: expected a multiple of {ITEM_BYTES} (float32)")
+        if self.experiment in ("slots", "two-racks", "train") and self.aggregator == "none":
+            raise ConfigError(f"--experiment {self.experiment} compares an aggregator with Gloo: it needs one")
+        if self.experiment == "two-racks" and self.aggregator == "software":
+            raise ConfigError("--experiment two-racks needs switches that aggregate: --aggregator p4 or bmv2")
+        if self.experiment == "two-racks" and not 2 <= self.racks <= self.hosts:
+            raise ConfigError(f"{self.racks} racks for {self.hosts} hosts: expected 2 to {self.hosts}")
+        if self.experiment == "scaling" and self.hosts < 2:
+            raise ConfigError("--experiment scaling: expected at least 2 hosts")
+        self.layouts()
+
+    @property
+    def link(self) -> LinkOptions:
+        return LinkOptions(self.rate_bps, self.delay_s, self.loss or 0.0, seed=self.seed, burst_s=BURST_S)
+
+    @property
+    def slots_for_the_link(self) -> int:
+        """As many packets as the links hold in a round trip and QUEUED_S, rounded up to a power of two."""
+        frame_bits = 8 * (self.payload_bytes + network.HEADER_BYTES + network.UDP_IP_BYTES)
+        packets = self.rate_bps * (4 * self.delay_s + QUEUED_S) / frame_bits
+        return 1 << max(1, math.ceil(math.log2(packets)))
+
+    def layouts(self) -> list[Layout]:
+        """All networks that the experiment builds, in order. Raises ConfigError for what makes no sense."""
+        return list(dict.fromkeys(case.layout for case in cases(self)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: `series` (an aggregator, RING, TREE or FLAT) at `x`, the experiment's variable."""
+
+    series: str
+    x: float
+    layout: Layout = field(repr=False)
+    workers: int
+    slots: int = 0
+
+    @property
+    def backend(self) -> str:
+        return GLOO if self.series == RING else SWITCHML
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case and what came of it."""
+
+    case: Case
+    tally: Tally
+    size_bytes: int
+
+    @property
+    def goodput_bps(self) -> float:
+        """Bits of tensor a second, from the median time."""
+        return 8 * self.size_bytes / self.tally.median_s
+
+
+def cases(plan: Plan) -> list[Case]:
+    """The experiment, row by row."""
+    ours = [] if plan.aggregator == "none" else [plan.aggregator]
+    if plan.experiment == "scaling":
+        counts = sorted({*range(2, plan.hosts, 1 if plan.hosts <= 8 else 4), plan.hosts})
+        return [_case(plan, series, n, workers=n) for series in (*ours, RING) for n in counts]
+    if plan.experiment == "loss":
+        losses = sorted({*LOSSES, plan.loss or 0.0})
+        return [_case(plan, name, loss, loss=loss) for name in (*ours, RING) for loss in losses]
+    if plan.experiment == "slots":
+        return [_case(plan, plan.aggregator, slots, slots=slots) for slots in SLOTS]
+    if plan.experiment == "two-racks":
+        return [_case(plan, series, plan.racks, racks=plan.racks) for series in (TREE, FLAT, RING)]
+    if plan.experiment == "train":
+        return [_case(plan, plan.aggregator, plan.hosts)]
+    return [_case(plan, series, plan.hosts) for series in (*ours, RING)]
+
+
+def _case(
+    plan: Plan, series: str, x: float, workers: int = 0, slots: int = 0, racks: int = 1, loss: float | None = None
+) -> Case:
+    kind = BRIDGE if series in (RING, "software") else BMV2 if plan.aggregator == "bmv2" else P4
+    program = None if kind == BRIDGE else _program()
+    slots = slots or plan.slots or min(plan.slots_for_the_link, BMV2_SLOTS if kind == BMV2 else MOST_SLOTS)
+    link = plan.link if loss is None else replace(plan.link, loss=loss)
+    return Case(series, x, Layout(plan.hosts, link, kind, racks, program), workers or plan.hosts, slots)
+
+
+def _program() -> Path:
+    from switchml.control.p4.processes import compiled
+
+    return compiled("switchml")
+
+
+def check(plan: Plan) -> None:
+    """Raises ConfigError for programs that a plan needs and this machine lacks."""
+    for layout in plan.layouts():
+        check_programs(layout.switch, bool(plan.captures))
+    known = {f"{lower}-{upper}" for layout in plan.layouts() for lower, upper in layout.cables}
+    for link, file in plan.captures:
+        if link not in known:
+            raise ConfigError(f"--pcap {link}: there is no such link; expected one of {', '.join(sorted(known))}")
+        if not file.parent.is_dir():
+            raise ConfigError(f"--pcap {file}: there is no folder {file.parent}")
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> list[Row]:
+    """All rows. To be called inside a world of its own; `say` gets a line now and then."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
+    context = allreduce.context_of_ranks((GLOO,), "emulator.bench.network.worker")
+    rows: list[Row] = []
+    captures = list(plan.captures)
+    for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
+        with built(layout, captures, say) as fabric:
+            for case in group:
+                say(f"{case.series}: {_words(plan, case)}")
+                rows.append(Row(case, _measure(plan, case, fabric, context, say), plan.size_bytes))
+    return rows
+
+
+def _measure(plan: Plan, case: Case, fabric: Fabric, context, say: Callable[[str], None]) -> Tally:
+    experiment = network.Experiment(
+        workers=case.workers,
+        link=case.layout.link,
+        size_bytes=plan.size_bytes,
+        wire=plan.wire,
+        payload_bytes=plan.payload_bytes,
+        slots=case.slots,
+        backends=(case.backend,),
+        repeats=plan.repeats,
+        warmup=plan.warmup,
+    )
+    with (
+        allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, case.workers) as (inputs, sums),
+        aggregator(case.series, fabric) as (control, pids),
+    ):
+        settings = Settings(
+            workers=case.workers,
+            wire=plan.wire,
+            targets={SWITCHML: Target(control.address, "udp")} if control else {},
+            job=f"mininet-{secrets.token_hex(3)}",
+            backends=(case.backend,),
+            inputs=inputs,
+            sums=sums,
+            store="",
+        )
+        return network.repeat(experiment, fabric, settings, pids, context, say)[case.backend]
+
+
+@contextlib.contextmanager
+def built(layout: Layout, captures: list[tuple[str, Path]], say: Callable[[str], None]) -> Iterator[Fabric]:
+    """The network. Of `captures` it takes those whose links it has."""
+    racks = f" in {layout.racks} racks" if layout.racks > 1 else ""
+    say(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
+    fabric = Fabric(layout)
+    try:
+        present = {f"{lower}-{upper}" for lower, upper in layout.cables}
+        for wanted in [each for each in captures if each[0] in present]:
+            fabric.capture(*wanted)
+            captures.remove(wanted)
+        yield fabric
+    finally:
+        fabric.close()
+
+
+@contextlib.contextmanager
+def aggregator(series: str, fabric: Fabric) -> Iterator[tuple[ChildAggregator | None, dict[str, int | None]]]:
+    """What sums the packets of a case (None: nothing), and the processes that do the work."""
+    pids = {node.name: node.pid for node in fabric.p4_nodes} if fabric.layout.switch != BRIDGE else {}
+    pids |= {"links": fabric.links_pid}
+    if series == RING:
+        yield None, pids
+        return
+    if series == "software":
+        control = ChildAggregator(bind=fabric.switch_address)
+        pids |= {"aggregator": control.pid}
+    else:
+        control = ChildAggregator(bind=fabric.switch_address, command=_control(series, fabric))
+    try:
+        control.address  # noqa: B018 - wait for it, and fail here if it does not come up
+        yield control, pids
+    finally:
+        control.stop()
+
+
+def _control(series: str, fabric: Fabric) -> list[str]:
+    """`switchml control` for the P4 switches of a fabric."""
+    layout, (top, *racks) = fabric.layout, fabric.p4_nodes
+    macs = {f"h{host + 1}": mac_text(layout.mac(host)) for host in range(layout.hosts)}
+    if series == TREE:
+        return ["control", "--tree", str(_tree_file(fabric, macs))]
+    for rack in racks:
+        _only_forward(rack)
+    switch = ["--switch", f"thrift://127.0.0.1:{top.thrift_port}"]
+    itself = ["--switch-address", top.address, "--switch-mac", mac_text(top.mac)]
+    towards = {name: name if name in top.ports else layout.switch_of(host) for host, name in enumerate(macs)}
+    stations = [word for name, mac in macs.items() for word in ("--station", f"{mac}={top.ports[towards[name]]}")]
+    return ["control", *switch, *itself, *stations]
+
+
+def _only_forward(node: P4Node) -> None:
+    """Have a P4 switch do what any Ethernet switch does."""
+    from switchml.control.p4.tables import switch_changes
+    from switchml.control.p4.thrift import ThriftSwitch
+
+    driver = ThriftSwitch("127.0.0.1", node.thrift_port)
+    driver.reset()
+    driver.apply(switch_changes(node.address, node.mac, [port.number for port in driver.ports()]))
+    driver.close()
+
+
+def _tree_file(fabric: Fabric, macs: dict[str, str]) -> Path:
+    """The switches as `switchml control --tree` reads them."""
+    switches = [
+        {
+            "name": node.name,
+            "switch": f"thrift://127.0.0.1:{node.thrift_port}",
+            "address": node.address,
+            "mac": mac_text(node.mac),
+            "above": None if node.name == "s1" else "s1",
+            "ports": {macs.get(name, name): port for name, port in node.ports.items()},
+        }
+        for node in fabric.p4_nodes
+    ]
+    path = PRIVATE_DIR / "tree.json"
+    path.write_text(json.dumps({"switches": switches}))
+    return path
+
+
+def _words(plan: Plan, case: Case) -> str:
+    return {"loss": f"{case.x:.2%} loss", "slots": f"{case.x} slots"}.get(plan.experiment, f"{case.workers} hosts")

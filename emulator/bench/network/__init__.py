@@ -1,0 +1,1 @@
+"""What `switchml bench network` measures: hosts on slow links, in network namespaces."""

@@ -1,0 +1,65 @@
+"""Tensors with blocks of zeros for `switchml bench`: which blocks each rank has, and how many the union has.
+
+The generators are OmniReduce's (SIGCOMM 2021, its microbenchmarks): each rank draws its blocks for itself ("random"),
+all ranks have the same ("full"), or as few in common as can be ("none"). Every process computes the same from the same
+numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from host_agent.density import Choice
+from switchml.errors import ConfigError
+from switchml.protocol.sparse import Sparse
+
+OVERLAPS = ("random", "full", "none")
+MODES = ("on", "auto")
+
+
+@dataclass(frozen=True)
+class Sparsity:
+    """`density`: share of blocks that a rank has; `block` elements each; `mode`: how the agent sends them, on or auto.
+
+    Raises ConfigError for values that make no sense.
+    """
+
+    density: float
+    block: int = 256
+    overlap: str = "random"
+    mode: str = "on"
+
+    def __post_init__(self):
+        if not 0 <= self.density <= 1:
+            raise ConfigError(f"density {self.density}: expected 0 to 1")
+        if self.overlap not in OVERLAPS or self.mode not in MODES:
+            raise ConfigError(f"overlap {self.overlap}, mode {self.mode}: expected one of {OVERLAPS} and of {MODES}")
+        Sparse(self.block)
+
+    @property
+    def choice(self) -> Choice:
+        """What the agent is told."""
+        return Choice(self.mode, Sparse(self.block))
+
+    def owned(self, workers: int, elements: int) -> np.ndarray:
+        """bool[workers, blocks]: which blocks of a tensor of so many elements each rank has."""
+        blocks = -(-elements // self.block)
+        count = round(self.density * blocks)
+        owned = np.zeros((workers, blocks), bool)
+        order = np.random.default_rng(5).permutation(blocks)
+        for rank in range(workers):
+            if self.overlap == "random":
+                order = np.random.default_rng((6, rank)).permutation(blocks)
+            first = rank * count if self.overlap == "none" else 0
+            owned[rank, order[(first + np.arange(count)) % blocks]] = True
+        return owned
+
+    def union_density(self, workers: int, elements: int) -> float:
+        """Share of blocks that some rank has."""
+        return float(self.owned(workers, elements).any(0).mean())
+
+    def elements_of(self, row: np.ndarray, elements: int) -> np.ndarray:
+        """bool[elements]: a rank's row of `owned`, element by element."""
+        return np.repeat(row, self.block)[:elements]

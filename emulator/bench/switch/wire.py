@@ -1,0 +1,170 @@
+"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than
+it can take; what comes out is counted by the kernel. Needs root and `ip`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from emulator.p4switch.ports import packet_io
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from switchml.control.thrift.client import Client
+from switchml.control.thrift.protocol import Record
+from switchml.control.thrift.services import interface
+from switchml.errors import ConfigError
+
+OURS = [sys.executable, "-m", "switchml", "switch"]
+START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
+ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
+"""What the switch's log says once each is at work."""
+PORTS = 2
+MATCH_KINDS = interface().enums["MatchKind"]
+BATCH = 64
+
+
+def can_measure() -> bool:
+    """Whether this machine lets us."""
+    return os.geteuid() == 0 and shutil.which("ip") is not None
+
+
+def calls(state: State) -> list[dict]:
+    """The arguments of bm_mt_add_entry for the entries of all tables with lpm or exact fields; ports are folded into
+    those there are."""
+    found = []
+    for table in state.tables:
+        for entry in table.all_entries():
+            action = state.program.actions[entry.target.action]
+            data = [
+                _bytes(value % PORTS if param.width == 9 else value, param.width)
+                for param, value in zip(action.params, entry.target.args, strict=True)
+            ]
+            match = [_match(p, key.width) for p, key in zip(entry.match, table.table.key, strict=True)]
+            found.append({"table": table.name, "match": match, "action": action.name, "data": data})
+    return found
+
+
+def _bytes(value: int, width: int) -> bytes:
+    return value.to_bytes((width + 7) // 8, "big")
+
+
+def _match(param: ir.MatchParam, width: int) -> Record:
+    key = _bytes(param.value, width)
+    if param.kind == "lpm":
+        return Record(type=MATCH_KINDS["LPM"], lpm=Record(key=key, prefix_length=param.extra))
+    return Record(type=MATCH_KINDS["EXACT"], exact=Record(key=key))
+
+
+@contextlib.contextmanager
+def _interfaces() -> Iterator[list[str]]:
+    """Two veth pairs, benchN and benchNp; the names of the first ends."""
+    names = [f"bench{os.getpid() % 10000}{number}" for number in range(PORTS)]
+    try:
+        for name in names:
+            _run("ip", "link", "add", name, "type", "veth", "peer", "name", f"{name}p")
+            for end in (name, f"{name}p"):
+                Path(f"/proc/sys/net/ipv6/conf/{end}/disable_ipv6").write_text("1")
+                _run("ip", "link", "set", end, "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip()}")
+
+
+def pps(command: list[str], program: Path, entries: list[dict], frames: list[bytes], seconds: float = 2.0) -> float:
+    """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
+    again and again."""
+    with _interfaces() as names, tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        thrift_port = probe.getsockname()[1]
+        probe.close()
+        ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
+        address = f"ipc://{folder}/notifications.ipc"
+        options = ["--thrift-port", str(thrift_port), "--notifications-addr", address]
+        said = Path(folder) / "log"
+        if command == OURS:
+            options += ["--log-console", "-L", "info"]
+        with said.open("w") as log:
+            process = subprocess.Popen(
+                [*command, *ports, *options, str(program.resolve())], stdout=log, stderr=subprocess.DEVNULL
+            )
+        try:
+            add_entries(entries, thrift_port, process)
+            if command == OURS:
+                _await_compiled(said, process)
+            return _offer(names, frames, seconds)
+        finally:
+            process.terminate()
+            process.wait(20)
+
+
+def _await_compiled(said: Path, process: subprocess.Popen) -> None:
+    """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
+    deadline = time.monotonic() + COMPILE_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        log = said.read_text()
+        if ENGINE_READY in log and log.count(PORT_READY) >= PORTS:
+            return
+        time.sleep(0.05)
+    raise ConfigError("the switch never ran on compiled code; switchml switch's log says why")
+
+
+def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
+    """Add what `calls` gave to a switch that starts, and serves Thrift on a port soon. Raises ConfigError if not."""
+    with _client(port, process) as client:
+        for entry in entries:
+            client.call("standard", "bm_mt_add_entry", cxt=0, options=Record(priority=0), **entry)
+
+
+def _client(port: int, process: subprocess.Popen) -> Client:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            return Client("127.0.0.1", port)
+        time.sleep(0.02)
+    raise ConfigError("the switch did not start")
+
+
+def _left(names: list[str]) -> int:
+    """Frames that came out so far."""
+    return sum(int(Path(f"/sys/class/net/{name}p/statistics/rx_packets").read_text()) for name in names)
+
+
+def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
+    io = packet_io.new_packet_io()
+    data = np.frombuffer(b"".join(frames) + bytes(64), dtype=np.uint8)
+    lengths = np.array([len(frame) for frame in frames], dtype=np.int64)
+    records = np.zeros((len(frames), 4), dtype=np.int64)
+    records[:, 1] = data.ctypes.data + np.cumsum(lengths) - lengths
+    records[:, 2] = lengths
+    with packet_io.new_socket(f"{names[0]}p") as sock:
+        packet_io.attach(sock, f"{names[0]}p", receive=False)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not _left(names):  # the switch takes frames once its kernels are there
+            if time.monotonic() > deadline:
+                raise ConfigError("nothing came out of the switch")
+            packet_io.send_frames(io, sock.fileno(), 0, records[:BATCH], False)
+            time.sleep(0.1)
+        for warm_up in (True, False):
+            before, start, at = _left(names), time.perf_counter(), 0
+            while time.perf_counter() - start < (seconds / 4 if warm_up else seconds):
+                packet_io.send_frames(io, sock.fileno(), 0, records[at : at + BATCH], False)
+                at = (at + BATCH) % (len(frames) // BATCH * BATCH)
+            spent = time.perf_counter() - start
+        return (_left(names) - before) / spent

@@ -1,0 +1,134 @@
+"""How fast traces are read, and in how much memory: a generated Kineto trace of any size, read in its own process."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_STEP = 2000
+"""Operators in an iteration."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What reading one file took."""
+
+    json_bytes: int
+    file_bytes: int
+    events: int
+    read_s: float
+    cpu_s: float
+    """Processor time of it; less than `read_s` where the machine had other things to do."""
+    peak_bytes: int
+    """Resident memory of the process that read it."""
+    start_bytes: int
+    """The same before it read anything: the interpreter and its libraries."""
+    plain_read_s: float | None = None
+    """What json.load takes for the same file, and below the memory that it needs."""
+    plain_cpu_s: float | None = None
+    plain_peak_bytes: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and rates."""
+        return asdict(self) | {
+            "json_bytes_per_s": self.json_bytes / self.read_s,
+            "json_bytes_per_cpu_s": self.json_bytes / self.cpu_s,
+            "events_per_cpu_s": self.events / self.cpu_s,
+        }
+
+
+def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder: Path | None = None) -> Measured:
+    """Write a trace of about `size_bytes` of JSON, and read it in another process. compare: then with json.load."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        path = Path(place) / ("rank-0.json.gz" if compressed else "rank-0.json")
+        json_bytes = write(path, size_bytes)
+        told = _run("ours", path)
+        if compare:
+            plain = _run("json", path)
+            told |= {f"plain_{name}": plain[name] for name in ("read_s", "cpu_s", "peak_bytes")}
+        return Measured(json_bytes=json_bytes, file_bytes=path.stat().st_size, **told)
+
+
+def _run(reader: str, path: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, reader, str(path)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def write(path: Path, size_bytes: int) -> int:
+    """A trace like that of a GPU job: iterations of operators, each launching a kernel, and now and then an all-reduce.
+    Returns its size before compression."""
+    written = 0
+    with gzip.open(path, "wb", compresslevel=3) if path.suffix == ".gz" else path.open("wb") as file:
+        info = {"backend": "nccl", "rank": 0, "world_size": 2}
+        written += file.write(f'{{"schemaVersion": 1, "distributedInfo": {json.dumps(info)}, "traceEvents": ['.encode())
+        separator = b"\n"
+        for event in _events():
+            written += file.write(separator + json.dumps(event).encode())
+            separator = b",\n"
+            if written >= size_bytes:
+                break
+        written += file.write(b'\n], "traceName": "generated", "baseTimeNanoseconds": 1700000000000000000}\n')
+    return written
+
+
+def _events() -> Iterator[dict[str, Any]]:
+    number, at_us = 0, 0.0
+    while True:
+        number += 1
+        if number % _STEP == 1:
+            yield _span("user_annotation", f"ProfilerStep#{number // _STEP}", 1, at_us, _STEP * 40.0, {})
+        call = {"External id": number, "Record function id": number, "Ev Idx": number}
+        shapes = {"Input Dims": [[4096, 4096], [4096, 1024]], "Input type": ["float", "float"], "Input Strides": [[1]]}
+        yield _span("cpu_op", "aten::mm" if number % 3 else "aten::add_", 1, at_us, 35.5, call | shapes)
+        yield _span("cuda_runtime", "cudaLaunchKernel", 1, at_us + 10, 6.25, {"cbid": 211, "correlation": number})
+        launched = {"device": 0, "context": 1, "stream": 7, "correlation": number, "grid": [512, 1, 1], "block": [256]}
+        if number % 50:
+            yield _span("kernel", f"ampere_sgemm_{64 * (number % 5)}x64_nn", 7, at_us + 20, 30.125, launched, pid=0)
+        else:
+            reduced = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Group size": 2, "dtype": "Float"}
+            more = launched | reduced | {"stream": 20, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+            yield _span("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, at_us + 20, 300.0, more, pid=0)
+        at_us += 40.0
+
+
+def _span(category: str, name: str, tid: int, at_us: float, took_us: float, args: dict, pid: int = 9) -> dict:
+    return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": at_us, "dur": took_us, "args": args}
+
+
+def _peak_bytes() -> int:
+    """From /proc: getrusage's figure is that of the process which started this one, where that was larger."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")) * 1024
+
+
+def main(reader: str, path: str) -> None:
+    """Read `path` and print what it took as JSON; run in a process of its own."""
+    if reader == "ours":
+        from emulator.traces.readers.kineto import kineto
+
+    start_bytes, began_s, cpu_began_s = _peak_bytes(), time.perf_counter(), time.process_time()
+    if reader == "ours":
+        events = len(kineto.read(Path(path)).events)
+    else:
+        with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
+            events = len(json.load(file)["traceEvents"])
+    found = {
+        "events": events,
+        "read_s": time.perf_counter() - began_s,
+        "cpu_s": time.process_time() - cpu_began_s,
+        "peak_bytes": _peak_bytes(),
+        "start_bytes": start_bytes,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

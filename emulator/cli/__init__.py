@@ -1,0 +1,1 @@
+"""Subcommands of `switchml` that need the emulator, one a file."""

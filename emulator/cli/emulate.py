@@ -1,0 +1,426 @@
+"""`switchml emulate`: what a training job would take on machines one does not have."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from switchml.errors import ConfigError
+
+# option, (section, key) in a job file, type, help
+OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
+    ("--model", ("model",), str, "Built-in model, .toml or .csv file, or torch module (package.module:callable)."),
+    ("--input-shape", ("input_shape",), str, "Of a torch module's input, without the batch: 3x224x224."),
+    ("--cluster", ("cluster",), str, "Built-in cluster or .toml file."),
+    ("--nccl-tables", ("nccl_tables",), str, "Folder of nccl-tests tables to price all-reduces inside a node with."),
+    ("--gpus", ("job", "gpus"), int, "Accelerators."),
+    ("--tp", ("job", "tp"), int, "Tensor-parallel ranks."),
+    ("--pp", ("job", "pp"), int, "Pipeline stages."),
+    ("--ep", ("job", "ep"), int, "Expert-parallel ranks."),
+    ("--zero", ("job", "zero"), int, "ZeRO stage, 0 to 3 (3: FSDP)."),
+    (
+        "--sequence-parallel/--no-sequence-parallel",
+        ("job", "sequence_parallel"),
+        bool,
+        "Split norms and dropout over tp.",
+    ),
+    ("--batch", ("job", "batch"), int, "Samples of all ranks in an iteration."),
+    ("--micro-batch", ("job", "micro_batch"), int, "Samples that a rank takes at once."),
+    ("--sequence", ("job", "sequence"), int, "Tokens of a sample."),
+    ("--schedule", ("job", "schedule"), str, "1f1b, gpipe, interleaved or axonn."),
+    ("--virtual-stages", ("job", "virtual_stages"), int, "Pieces of the model on each stage (interleaved)."),
+    ("--recompute", ("job", "recompute"), str, "none, selective or full."),
+    ("--precision", ("job", "precision"), str, "fp16, bf16, fp32, tf32 or fp8."),
+    ("--optimizer", ("job", "optimizer"), str, "adam or sgd."),
+    ("--attention", ("job", "attention"), str, "unfused or flash."),
+    ("--gradient-bytes", ("job", "gradient_bytes"), int, "Of a gradient on the wire."),
+    ("--allreduce", ("job", "allreduce"), str, "auto, ring, tree, halving-doubling, hierarchical or switchml."),
+    ("--bucket-bytes", ("job", "bucket_bytes"), float, "Of gradients reduced together."),
+    ("--overlap/--no-overlap", ("job", "overlap"), bool, "Reduce gradients during the backward pass."),
+    ("--codec", ("codec",), str, "Compress gradients (switchml emulate list codecs)."),
+    ("--loss", ("network", "loss"), float, "Share of packets lost on each link (switchml)."),
+    ("--switch-jobs", ("network", "jobs"), int, "Jobs that share the switch's slots."),
+    ("--sparse/--dense", ("network", "sparse"), bool, "Leave out zero blocks on the way to the switch."),
+    ("--density", ("network", "density"), float, "Share of blocks that are not zero."),
+    ("--wire-bytes", ("network", "wire_bytes"), float, "Of an element on the way to the switch: 4, 2 or 1."),
+    ("--slots", ("switch", "slots"), float, "Of the switch."),
+    ("--payload-bytes", ("switch", "payload_bytes"), float, "Of an aggregation packet."),
+    ("--timeout-s", ("switch", "timeout_s"), float, "Until a lost packet is sent again."),
+    ("--stragglers", ("hindrances", "stragglers"), float, "Share of ranks that are slow."),
+    ("--slowness", ("hindrances", "slowness"), float, "How many times longer they take."),
+    ("--jitter", ("hindrances", "jitter"), float, "Spread of kernel durations, as a share."),
+    ("--seed", ("hindrances", "seed"), int, "Which ranks are slow, and the jitter."),
+    ("--loader", ("data", "loader"), str, "pytorch, lru, nopfs or solar; default: data is always there."),
+    ("--samples", ("data", "samples"), int, "Of the data set."),
+    ("--sample-bytes", ("data", "sample_bytes"), float, "Of one sample."),
+    ("--epochs", ("data", "epochs"), int, "Played, to see what caches give."),
+    ("--buffer-bytes", ("data", "buffer_bytes"), float, "Of host memory for each data-parallel rank's cache."),
+    ("--workers", ("data", "workers"), int, "Reads that a rank has in flight."),
+    ("--prefetch", ("data", "prefetch"), int, "Batches that a rank loads ahead."),
+    (
+        "--offload-bucket",
+        ("savings", "offload_bucket"),
+        float,
+        "Optimizer states on the host, so many parameters at once.",
+    ),
+    ("--pruned", ("savings", "pruned"), float, "Share of weights that is pruned."),
+    ("--activation-ratio", ("savings", "activation_ratio"), float, "How many times activations are compressed."),
+    ("--activation-bytes-per-s", ("savings", "activation_bytes_per_s"), float, "At which they are."),
+    ("--steps", ("run", "steps"), float, "Iterations of the whole training."),
+    ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
+    ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
+    ("--checkpoint-s", ("run", "checkpoint_s"), float, "What a checkpoint takes."),
+    ("--checkpoint-steps", ("run", "checkpoint_steps"), int, "Iterations from one to the next."),
+    ("--restart-s", ("run", "restart_s"), float, "From a failure to training again."),
+    ("--fold", ("fold",), str, "Which equal ranks stand for each other: all, tensor or none."),
+    ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate even what does not fit."),
+]
+KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): path for flags, path, _, _ in OPTIONS}
+
+
+def _options(command: Any) -> Any:
+    for flags, _, kind, text in reversed(OPTIONS):
+        settings = {"is_flag": True} if kind is bool else {"type": kind}
+        command = click.option(flags, default=None, help=text, **settings)(command)
+    return command
+
+
+@click.command()
+@click.argument("what", nargs=-1, metavar="[JOB.toml... | list [KIND]]")
+@_options
+@click.option(
+    "--timeline",
+    "timeline_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline for Perfetto (.json or .json.gz).",
+)
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Write a self-contained page: where the time goes, timeline, scaling.",
+)
+@click.option(
+    "--sweep",
+    "sweeps",
+    multiple=True,
+    metavar="NAME=VALUES",
+    help="Emulate every combination: gpus=64:8192:2x, allreduce=ring,switchml. May be repeated.",
+)
+@click.option(
+    "--out",
+    "out_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
+)
+@click.option("--share", type=click.Choice(["all", "fabric", "slots"]), help="What several jobs share; default: all.")
+@click.option("--placement", type=click.Choice(["spread", "packed"]), help="Of several jobs' nodes; default: spread.")
+@click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
+@click.option("--processes", type=click.IntRange(min=1), help="Of this machine, for the sweep; default: all cores.")
+@click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+              help="Give up after so long.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def emulate(
+    what: tuple[str, ...],
+    timeline_file: Path | None,
+    report_file: Path | None,
+    sweeps: tuple[str, ...],
+    out_file: Path | None,
+    engine: str | None,
+    processes: int | None,
+    share: str | None,
+    placement: str | None,
+    time_budget_s: float,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Emulate a training job: iteration time and where it goes, memory, throughput, cost.
+
+    Options override JOB.toml. Several job files, or one with several [[jobs]], are emulated together on one cluster.
+    `switchml emulate list` names models, clusters, schedules, codecs and constants.
+    """
+    if what[:1] == ("list",):
+        _list(what[1:], as_json)
+        return
+    from emulator.cli.emulate_jobs import job_tables, show_together
+
+    given = {key: value for key, value in options.items() if value is not None}
+    if len(tables := job_tables(what)) > 1:
+        if sweeps or report_file or out_file or engine or processes:
+            raise click.UsageError("--sweep and --report are for one job")
+        tables = {name: with_options(table, given) for name, table in tables.items()}
+        show_together(tables, share, placement, timeline_file, time_budget_s, _progress(as_json), as_json)
+        return
+    if share or placement:
+        raise click.UsageError("--share and --placement are for several jobs: give several job files")
+    if not sweeps and (out_file or engine or processes):
+        raise click.UsageError("--out, --engine and --processes are for sweeps; give --sweep")
+    for path in (timeline_file, report_file):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
+    if report_file is not None:
+        import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
+    if what:
+        given["job_file"] = what[0]
+    given["time_budget_s"] = time_budget_s
+    rows = _sweep(sweeps, given, out_file, engine, processes) if sweeps else []
+    if sweeps and not (timeline_file or report_file):
+        click.echo(json.dumps({"rows": rows})) if as_json else _show_rows(rows, sweeps)
+        return
+    found = _run(given, _progress(as_json))
+    if timeline_file is not None:
+        from emulator.report.perfetto import write_timeline
+
+        write_timeline(found.played, timeline_file)
+    if report_file is not None:
+        from emulator.report.page import write_page
+
+        write_page(_page(found, rows, sweeps), report_file)
+    if as_json:
+        click.echo(json.dumps(found.to_json() | ({"rows": rows} if rows else {})))
+    else:
+        _show(found)
+        if rows:
+            _show_rows(rows, sweeps)
+
+
+def _run(given: dict[str, Any], progress: Any = None) -> Any:
+    """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
+    from emulator.jobs.emulate import emulate as run
+    from emulator.jobs.emulate import request
+
+    options = dict(given)
+    file, budget = options.pop("job_file", None), options.pop("time_budget_s", None)
+    asked = request(described(file, options), file or "the options")
+    return run(asked, progress=progress, time_budget_s=budget)
+
+
+def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
+    """One point of a sweep: options as above, with dashes or underscores; its figures."""
+    given = {name.replace("-", "_"): value for name, value in options.items()}
+    for name, value in given.items():
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            given[name] = value.lower() == "true"
+    found = _run(given).to_json()
+    return {name: value for name, value in found.items() if name != "assumptions"}
+
+
+def _sweep(sweeps, given, out_file, engine, processes) -> list[dict[str, Any]]:
+    from emulator import datafile
+    from emulator.jobs.sweep import parse_axis, sweep
+
+    axes = [parse_axis(text) for text in sweeps]
+    for axis in axes:
+        if axis.name.replace("-", "_") not in KEYS:
+            raise ConfigError(
+                "sweep: " + datafile.unknown("option", axis.name, [name.replace("_", "-") for name in KEYS])
+            )
+    for axis in axes:
+        given = {name: value for name, value in given.items() if name != axis.name.replace("-", "_")}
+    return sweep(emulate_point, axes, base=given, out=out_file, engine=engine, processes=processes)
+
+
+def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
+    """A sweep as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    names = [text.partition("=")[0].strip() for text in sweeps]
+    table = Table(*names)
+    for name in ("iteration", "samples/s", "MFU", "memory", "exposed comm.", "bubble"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [str(row[name]) for name in names]
+        if "error" in row:
+            table.add_row(*cells, row["error"])
+            continue
+        parts, whole = row["parts"], row["iteration_s"]
+        shares = (parts.get("exposed_communication", 0.0), parts.get("bubble", 0.0))
+        cells += [
+            f"{whole:.3g} s",
+            f"{row['samples_per_s']:,.1f}",
+            f"{row['mfu']:.1%}",
+            f"{row['memory_bytes'] / 1e9:.1f} GB",
+        ]
+        table.add_row(*cells, *(f"{share / whole:.1%}" for share in shares))
+    Console().print(table)
+
+
+def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
+    """What the HTML page says."""
+    from emulator.report.page import Page
+    from emulator.report.tables import time_text
+
+    job, cluster = found.plan.job, found.plan.cluster
+    headline = {
+        "iteration": time_text(found.iteration_s),
+        "throughput": f"{found.samples_per_s:,.1f} samples/s",
+        "model FLOPs utilization": f"{found.mfu:.1%}",
+        "memory": f"{found.memory.total / 1e9:.1f} GB",
+    }
+    if found.steps:
+        headline |= {"training": f"{found.hours / 24:,.1f} days", "accelerator hours": f"{found.gpu_hours:,.0f}"}
+        headline |= {"cost": f"${found.cost:,.0f}"} if found.cost else {}
+        headline |= {"energy": f"{found.energy_kwh / 1000:,.1f} MWh"}
+    if spread := found.progress.quantiles():
+        headline |= {"goodput": f"{found.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
+    settings = {
+        "model": found.plan.model.title,
+        "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
+        "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
+        "batch": f"{job.global_batch} in micro-batches of {job.micro_batch}",
+        "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
+        "recomputation": job.recompute,
+        "all-reduce": job.allreduce + (f", {found.plan.codec.title}" if found.plan.codec else ""),
+    }
+    return Page(
+        title=f"{found.plan.model.title} on {job.gpus} accelerators",
+        played=found.played,
+        headline=headline,
+        settings=settings,
+        memory_bytes=found.memory.parts(),
+        memory_limit_bytes=cluster.device.memory_bytes,
+        charts=_charts(rows, [text.partition("=")[0].strip() for text in sweeps]),
+        assumptions=found.assumptions(),
+    )
+
+
+def _charts(rows: list[dict[str, Any]], names: list[str]) -> list[Any]:
+    """Throughput and utilization over the first axis of numbers, a curve for each combination of the others."""
+    from emulator.report.page import Chart, Curve
+
+    rows = [row for row in rows if "error" not in row]
+    numeric = [name for name in names if rows and all(isinstance(row[name], int | float) for row in rows)]
+    if not numeric or len({row[numeric[0]] for row in rows}) < 2:
+        return []
+    along, others = numeric[0], [name for name in names if name != numeric[0]]
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        curves.setdefault(", ".join(f"{row[name]}" for name in others) or "this job", []).append(row)
+
+    def chart(title: str, y_name: str, key: str, factor: float, is_ideal: bool) -> Chart:
+        drawn = [
+            Curve(name, [row[along] for row in part], [row[key] * factor for row in part])
+            for name, part in curves.items()
+        ]
+        return Chart(title, along, y_name, drawn, is_ideal)
+
+    return [
+        chart("Throughput", "samples/s", "samples_per_s", 1.0, along == "gpus"),
+        chart("Model FLOPs utilization", "percent", "mfu", 100.0, False),
+    ]
+
+
+def described(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The tables of a job file, with options (named as in KEYS) in place of what it says."""
+    from emulator import datafile
+
+    return with_options(datafile.load(Path(file)) if file else {}, options)
+
+
+def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The same tables, with options in place of what they say."""
+    for name, value in options.items():
+        *sections, key = KEYS[name]
+        inner = table
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[key] = value
+    if "model" not in table:
+        raise ConfigError("no model: give --model NAME or a job file (switchml emulate list models)")
+    return table
+
+
+def _progress(as_json: bool) -> Any:
+    """Ops done of all, on stderr, once a replay takes longer than one slice."""
+    if as_json or not sys.stderr.isatty():
+        return None
+
+    def say(done: int, ops: int) -> None:
+        click.echo(f"\r{done:,} of {ops:,} ops\033[K" if done < ops else "\r\033[K", nl=False, err=True)
+
+    return say
+
+
+def _show(found: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    job, cluster = found.plan.job, found.plan.cluster
+    console.print(f"[bold]{found.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
+    console.print(f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of "
+        f"{job.micro_batch}, "
+                  f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}")  # fmt: skip
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row(
+        "iteration", f"{found.iteration_s * 1e3:,.1f} ms" if found.iteration_s < 1 else f"{found.iteration_s:,.2f} s"
+    )
+    for name, seconds in found.parts.items():
+        table.add_row(f"  {name}", f"{seconds / found.iteration_s:.1%}")
+    table.add_section()
+    table.add_row("throughput", f"{found.samples_per_s:,.1f} samples/s")
+    table.add_row("model FLOPs utilization", f"{found.mfu:.1%}")
+    table.add_row(
+        "memory, fullest accelerator", f"{found.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB"
+    )
+    for name, size in found.memory.parts().items():
+        table.add_row(f"  {name}", f"{size / 1e9:.1f} GB")
+    if found.steps:
+        table.add_section()
+        table.add_row("steps", f"{found.steps:,.0f}")
+        table.add_row("duration", f"{found.hours / 24:,.1f} days" if found.hours > 48 else f"{found.hours:,.1f} h")
+        table.add_row("accelerator hours", f"{found.gpu_hours:,.0f}")
+        table.add_row("cost", f"${found.cost:,.0f}" if found.cost else "no price known")
+        table.add_row("energy", f"{found.energy_kwh / 1000:,.1f} MWh")
+        if found.goodput < 1:
+            spread = found.progress.quantiles()
+            between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
+            table.add_row("goodput", f"{found.goodput:.1%}{between}")
+    console.print(table)
+    console.print(f"{len(found.played.graph.ops):,} ops replayed in {found.wall_s:.2f} s. Assumed:")
+    for line in found.assumptions():
+        console.print(f"  - {line}", highlight=False, markup=False)
+
+
+def _list(kinds: tuple[str, ...], as_json: bool) -> None:
+    """Names of everything that has one."""
+    from emulator import datafile
+    from emulator.cluster import cluster, codecs, constants
+    from emulator.cluster.accelerator import accelerators
+    from emulator.workload import job, models
+    from emulator.workload.loading.loading import LOADERS
+
+    known = {
+        "models": {name: models.load(name).title for name in models.models()},
+        "clusters": {name: cluster.load(name).title for name in cluster.clusters()},
+        "accelerators": {name: one.title for name, one in accelerators().items()},
+        "schedules": dict.fromkeys(job.SCHEDULES, ""),
+        "loaders": dict.fromkeys(LOADERS, ""),
+        "allreduces": dict.fromkeys(job.ALL_REDUCES, ""),
+        "codecs": {name: one.title for name, one in codecs.codecs().items()},
+        "constants": {
+            name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}"
+            for name, note in constants.notes().items()
+        },
+    }
+    for kind in kinds:
+        if kind not in known:
+            raise ConfigError(datafile.unknown("kind", kind, known))
+    chosen = {kind: known[kind] for kind in kinds or [kind for kind in known if kind != "constants"]}
+    if as_json:
+        click.echo(json.dumps(chosen))
+        return
+    for kind, entries in chosen.items():
+        click.echo(f"{kind}:")
+        for name, title in entries.items():
+            click.echo(f"  {name:<22} {title}".rstrip())

@@ -1,0 +1,102 @@
+"""`switchml peers`: run an unmodified training script as one or a few real ranks of a cluster that is emulated."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emulator.cli import emulated
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks, real and emulated.")
+@emulated.options()
+@click.option(
+    "--noise", type=click.FloatRange(0.0), default=0.1, show_default=True, help="Of --values noise, as a share."
+)
+@click.option("--recording", type=click.Path(exists=True, file_okay=False), help="Folder of --values recorded.")
+@click.option("--record", type=click.Path(file_okay=False), help="Record this run (all ranks real) into a folder.")
+@click.option("--jitter", type=click.FloatRange(0.0), default=0.0, help="Spread of emulated ranks' compute time.")
+@click.option(
+    "--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Share of packets lost on each link (switchml)."
+)
+@click.option("--slots", type=click.IntRange(0), default=0, help="Of the switch; 0: as the cluster's file says.")
+@click.option("--switch-jobs", type=click.IntRange(1), default=1, help="Jobs that share them.")
+@click.option(
+    "--compute-scale", type=float, default=1.0, show_default=True, help="How much longer than here all compute."
+)
+@click.option(
+    "--measure",
+    type=click.Choice(["wall", "cpu"]),
+    default="wall",
+    show_default=True,
+    help="What a virtual clock counts as computing.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of noise and jitter.")
+@click.option(
+    "--timeline", type=click.Path(dir_okay=False), help="The last iteration for ui.perfetto.dev: FILE.json[.gz]."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
+@click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGUMENTS]…")
+def peers(script: tuple[str, ...], as_json: bool, **given: Any) -> None:
+    """Run SCRIPT as one or a few real ranks; the emulator plays all other ranks, the network and the switch.
+
+    The script is what torchrun would run, unchanged, on the CPU.
+    """
+    emulated.require("torch")
+    from emulator.peers.launch import launch
+
+    show(launch(script, settings_of(**given), quiet_script=as_json), as_json)
+
+
+def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any):
+    """What the options say. Raises ConfigError."""
+    from emulator.peers.settings import Settings, parse_slow
+    from switchml.errors import ConfigError
+
+    try:
+        numbers = [int(part) for part in real_ranks.split(",") if part]
+    except ValueError:
+        raise ConfigError(f"--real-ranks {real_ranks!r}: expected how many, or which, such as 0,5") from None
+    real = tuple(numbers) if "," in real_ranks else tuple(range(numbers[0]))
+    if not 1 <= len(real) <= world_size:
+        raise ConfigError(f"--real-ranks {real_ranks}: expected 1 to {world_size} of them")
+    rest = {name: value for name, value in rest.items() if value is not None}
+    return Settings(world=world_size, real=real, slow=parse_slow(slow), jobs=switch_jobs, **rest)
+
+
+def show(found: dict[str, Any], as_json: bool) -> None:
+    """The report."""
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    from emulator.peers.report import print_report
+
+    print_report(found, sys.stdout)
+
+
+def train_digits(
+    settings, *, steps: int, batch_size: int, lr: float, momentum: float, seed: int, as_json: bool
+) -> None:
+    """`switchml train --world-size`."""
+    emulated.require("torch", "sklearn")
+    from emulator.peers.launch import launch
+
+    with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder:
+        result = Path(folder) / "result"
+        options = {"steps": steps, "batch-size": batch_size, "lr": lr, "momentum": momentum, "seed": seed}
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        found = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)
+        training = json.loads(result.with_suffix(f".{settings.real[0]}").read_text())
+    show(found | {"training": training} if as_json else found, as_json)
+    if not as_json:
+        losses = training["losses"]
+        click.echo(
+            f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} after {steps} steps; "
+            f"{training['accuracy']:.1%} of the test images right"
+        )

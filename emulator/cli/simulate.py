@@ -1,0 +1,177 @@
+"""`switchml simulate`: jobs in virtual time. Without a file, through faults drawn from seeds, every sum and error
+checked; with one, packet by packet over the network that it describes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("network", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Fault runs: how many.  [default: 200]")
+@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Play one seed again, and say what it does.")
+@click.option("--log", is_flag=True, help="With --seed: print all that happens.")
+@click.option(
+    "--stop-after", type=click.IntRange(1), default=10, show_default=True, help="So many failed seeds are enough."
+)
+@click.option("--processes", type=click.IntRange(1), help="[default: one a core]")
+@click.option("--plant", metavar="BUG", help="Plant a known bug first, to see the seeds find it; 'list' names them.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With NETWORK: draw FILE.png.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+def simulate(
+    network: Path | None,
+    seeds: int | None,
+    first: int,
+    seed: int | None,
+    log: bool,
+    stop_after: int,
+    processes: int | None,
+    plant: str | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Run jobs in virtual time.
+
+    Without NETWORK: fault runs. The real agents, aggregator and job control go through loss, duplication, reordering,
+    partitions, pauses, crashes and restarts that each seed draws; every sum and every error is checked. A seed that
+    fails is printed, and --seed plays it again, the same to the last packet. Exit code 1: some failed.
+
+    With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets,
+    queues.
+    """
+    if network is not None:
+        if seeds or seed is not None or plant or log:
+            raise click.UsageError("NETWORK is one run: it takes no --seeds, --seed, --plant or --log")
+        _play_network(network, plot, as_json)
+        return
+    if plot is not None:
+        raise click.UsageError("--plot draws the run of a NETWORK: name its file")
+    if plant is not None:
+        _with_bug(plant, seeds or 200, first, stop_after, processes, as_json)
+    elif seed is not None:
+        _play_one(seed, log, as_json)
+    else:
+        _play_many(range(first, first + (seeds or 200)), stop_after, processes or os.cpu_count() or 1, as_json)
+
+
+def _play_one(seed: int, log: bool, as_json: bool) -> None:
+    import logging
+    from dataclasses import asdict
+
+    from emulator.faults.plan import draw
+    from emulator.faults.world import play
+
+    logging.getLogger("host_agent").setLevel(logging.ERROR)
+    if not as_json:
+        click.echo("\n".join(draw(seed).describe()))
+    outcome = play(seed, click.echo if log and not as_json else None)
+    if as_json:
+        click.echo(json.dumps(asdict(outcome)))
+    else:
+        click.echo(
+            f"{outcome.events} events in {outcome.seconds:.3f} s of virtual time, {outcome.packets} packets, "
+            f"{outcome.sums} sums and {outcome.errors} errors checked, trace {outcome.trace}"
+        )
+        click.echo(f"failed: {outcome.problem}" if outcome.problem else "passed")
+    raise SystemExit(bool(outcome.problem))
+
+
+def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> None:
+    import time
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from emulator.faults.campaign import campaign
+
+    started = time.perf_counter()
+    columns = [
+        TextColumn("seeds"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[bad]}"),
+    ]
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=len(seeds), bad="")
+        failures = 0
+
+        def say(outcome) -> None:
+            nonlocal failures
+            failures += bool(outcome.problem)
+            progress.update(task, advance=1, bad=f"{failures} failed" if failures else "")
+
+        tally = campaign(seeds, min(processes, len(seeds)), say, stop_after)
+    wall_s = time.perf_counter() - started
+    if as_json:
+        found = {
+            "seeds": tally.seeds,
+            "failed": [{"seed": outcome.seed, "problem": outcome.problem} for outcome in tally.failures],
+            "events": tally.events,
+            "packets": tally.packets,
+            "sums": tally.sums,
+            "errors": tally.errors,
+            "virtual_s": tally.virtual_s,
+            "wall_s": wall_s,
+            "seeds_per_s": tally.seeds / wall_s,
+            "trace": tally.trace,
+        }
+        click.echo(json.dumps(found))
+    else:
+        click.echo(
+            f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second): {tally.packets:,} packets, "
+            f"{tally.sums:,} sums and {tally.errors:,} errors checked in {tally.virtual_s:.0f} s of virtual time, "
+            f"trace {tally.trace}"
+        )
+        for outcome in tally.failures:
+            click.echo(f"seed {outcome.seed} failed: {outcome.problem}")
+        if tally.failures:
+            click.echo(f"switchml simulate --seed {tally.failures[0].seed} --log plays the first of them again")
+        else:
+            click.echo("all passed")
+    raise SystemExit(bool(tally.failures))
+
+
+def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int | None, as_json: bool) -> None:
+    from emulator.faults.campaign import BUGS, run_planted
+
+    if name == "list":
+        for bug, about in BUGS.items():
+            click.echo(f"{bug:<16}{about.what} ({about.file})")
+        return
+    arguments = ["--seeds", str(seeds), "--from", str(first), "--stop-after", str(stop_after)]
+    if processes:
+        arguments += ["--processes", str(processes)]
+    done = run_planted(name, [*arguments, *(["--json"] if as_json else [])])
+    click.echo(done.stdout, nl=False)
+    click.echo(done.stderr, nl=False, err=True)
+    if not as_json:
+        verdict = "found" if done.returncode == 1 and done.stdout else "not found"
+        click.echo(f"bug {name} ({BUGS[name].what}): {verdict}")
+    raise SystemExit(done.returncode)
+
+
+def _play_network(path: Path, plot: Path | None, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from emulator.netsim import config, experiment, report
+
+    options = config.load(path)
+    if plot is not None:
+        report.require_plotting(plot)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(path.name, total=1.0)
+        result = experiment.run(options, lambda done, steps: progress.update(task, completed=done))
+    if plot is not None:
+        report.plot(result, plot)
+    if as_json:
+        click.echo(json.dumps(report.as_json(result)))
+    else:
+        report.print_tables(result)

@@ -1,0 +1,35 @@
+"""`switchml stf`: run one of p4c's STF test files on the P4 switch, in this process."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+
+@click.command()
+@click.argument("program", type=click.Path(exists=True, dir_okay=False))
+@click.argument("stf_file", metavar="FILE.stf", type=click.Path(exists=True, dir_okay=False))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the packets that left, too.")
+def stf(program: str, stf_file: str, as_json: bool, verbose: bool) -> None:
+    """Run FILE.stf on PROGRAM (p4c's BMv2 JSON). Exit code 0: all packets were as expected."""
+    from emulator.p4switch.program.loader import loader
+    from emulator.p4switch.stf.stf import run_file
+
+    report = run_file(loader.load(program), stf_file)
+    if as_json:
+        sent = {str(port): [data.hex() for data in packets] for port, packets in report.sent.items()}
+        found = {"passed": report.has_passed, "failures": report.failures, "warnings": report.warnings, "sent": sent}
+        click.echo(json.dumps(found))
+    else:
+        for warning in report.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        for failure in report.failures:
+            click.echo(failure)
+        if verbose:
+            for port, packets in report.sent.items():
+                for data in packets:
+                    click.echo(f"{port} {data.hex()}")
+        click.echo("passed" if report.has_passed else f"failed: {len(report.failures)}")
+    raise SystemExit(0 if report.has_passed else 1)

@@ -1,0 +1,90 @@
+"""`switchml trace diagnose`: why a traced job is slow, and what to change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from switchml.errors import ConfigError
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Write a self-contained page: findings, where the time goes, the timeline with its critical path.",
+)
+@click.option(
+    "--timeline",
+    "timeline_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a timeline for Perfetto (.json or .json.gz), the critical path as a track of its own.",
+)
+@click.option("--iteration", type=click.IntRange(min=0), help="Which traced iteration; default: the mean of all.")
+@click.option(
+    "--least",
+    type=click.FloatRange(min=0, max=1),
+    default=0.01,
+    show_default=True,
+    help="Leave out findings that gain a smaller share of the iteration.",
+)
+@click.option(
+    "--codec",
+    "codecs",
+    multiple=True,
+    metavar="CODEC",
+    default=("fp16",),
+    show_default=True,
+    help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def diagnose(
+    path: Path,
+    report_file: Path | None,
+    timeline_file: Path | None,
+    iteration: int | None,
+    least: float,
+    codecs: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Say why the job traced in PATH (a directory with a trace of each rank) is slow and what to change.
+
+    What a change gains is what the job takes less when it is replayed with that thing changed. Changes that gain most
+    come first; gains don't add up. That there is nothing to change is an answer.
+    """
+    from emulator.diagnosis.checks import diagnose as run
+    from emulator.diagnosis.terminal import show
+    from emulator.report.perfetto import write_timeline
+    from emulator.traces.join import join
+    from emulator.traces.readers.read import read
+
+    for file in (report_file, timeline_file):
+        if file is not None and not file.resolve().parent.is_dir():
+            raise ConfigError(f"there is no directory {file.parent} to write {file.name} to")
+    if report_file is not None:
+        import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
+    joined = join(read(path), iteration=iteration)
+    found = run(joined, least, lambda: _measured(codecs, len(joined.graph.ranks)))
+    if timeline_file is not None:
+        write_timeline(found.seen.played, timeline_file, critical=found.seen.path, source="switchml trace diagnose")
+    if report_file is not None:
+        from emulator.diagnosis.page import write_page
+
+        write_page(found, report_file, title=f"Diagnosis of {path.resolve().name}")
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        show(found)
+
+
+def _measured(specs: tuple[str, ...], ranks: int) -> dict[str, tuple[float, float]]:
+    """Codec → share of bytes sent, bytes a second."""
+    from emulator.optimizer.codec_costs import measure
+
+    return {spec: (cost.wire_share, cost.bytes_per_s) for spec, cost in measure(specs, ranks).items()}

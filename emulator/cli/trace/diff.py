@@ -1,0 +1,101 @@
+"""`switchml trace diff`: two runs of a job beside each other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from emulator.diagnosis.diff import Difference, Row
+
+ROWS = 15
+"""Of the tables of operations."""
+
+
+@click.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def diff(a: Path, b: Path, as_json: bool) -> None:
+    """Say why iterations of the run traced in B take longer or shorter than those of the run in A.
+
+    Causes on the average rank sum to the difference, and so do operations on the critical path. A difference is called
+    significant where iterations of the same run scatter less than that.
+    """
+    from emulator.diagnosis.diff import difference
+    from emulator.traces.join import join
+    from emulator.traces.readers.read import read
+
+    found = difference(join(read(a)), join(read(b)))
+    if as_json:
+        click.echo(json.dumps(found.to_json()))
+    else:
+        _show(found, a, b)
+
+
+def _show(found: Difference, a: Path, b: Path) -> None:
+    from rich.console import Console
+
+    from emulator.report.tables import time_text
+
+    console = Console()
+    row = found.iteration
+    change = f"{row.difference_s / row.a_s:+.1%}" if row.a_s else "–"
+    sure = {None: "too few iterations to say whether by chance", True: "significant", False: "may be chance"}
+    console.print(
+        f"A {a}: {time_text(row.a_s)} an iteration; B {b}: {time_text(row.b_s)}: "
+        f"{_signed(row.difference_s)} ({change}; {sure[row.is_significant]})\n"
+    )
+    console.print(_table("By cause, average rank", found.parts, found))
+    console.print(_table("By operation on the critical path", found.path, found))
+    console.print(_table("Operations, average rank, their own time", found.operations, None))
+    if found.collectives:
+        console.print(_table("Communication, once all have come", found.collectives, None))
+    for what, rows in (("Only in B", found.appeared), ("Only in A", found.disappeared)):
+        if rows:
+            console.print(f"{what}: " + ", ".join(each.name for each in rows[:ROWS]) + ", …" * (len(rows) > ROWS))
+
+
+def _table(title: str, rows: list[Row], whole: Difference | None) -> Table:
+    """`whole`: the difference that the rows sum to; else how often each is in an iteration is shown, and whether its
+    difference is significant."""
+    from rich.table import Table
+
+    from emulator.report.tables import time_text
+
+    table = Table(title=title, title_justify="left")
+    for name in ("", "A", "B", "B − A"):
+        table.add_column(name, justify="right" if name else "left")
+    is_tested = any(row.is_significant is not None for row in rows)
+    if whole is None:
+        table.add_column("times in A, B", justify="right")
+        if is_tested:
+            table.add_column("significant")
+    for row in rows[:ROWS]:
+        cells = [row.name, time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s)]
+        if whole is None:
+            cells.append(f"{row.a_count:.3g}, {row.b_count:.3g}")
+            if is_tested:
+                sure = {None: "–", True: f"yes (p = {row.p or 0:.2g})", False: "no"}
+                cells.append(sure[row.is_significant])
+        table.add_row(*cells)
+    if len(rows) > ROWS:
+        a_s, b_s = sum(row.a_s for row in rows[ROWS:]), sum(row.b_s for row in rows[ROWS:])
+        table.add_row(f"{len(rows) - ROWS} others", time_text(a_s), time_text(b_s), _signed(b_s - a_s))
+    if whole is not None:
+        table.add_row("not in the replay", "", "", _signed(whole.unexplained_s))
+        table.add_section()
+        row = whole.iteration
+        table.add_row("iteration", time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s))
+    return table
+
+
+def _signed(seconds: float) -> str:
+    from emulator.report.tables import time_text
+
+    return ("+" if seconds > 0 else "−" if seconds < 0 else "") + time_text(abs(seconds))

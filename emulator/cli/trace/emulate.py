@@ -1,0 +1,79 @@
+"""`switchml trace emulate`: what a workload of Chakra's or SimAI's would take on a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--cluster", "cluster_name", required=True, help="Built-in cluster or .toml file.")
+@click.option("--precision", default="fp16", show_default=True, help="Of what is priced by its FLOPs.")
+@click.option("--allreduce", default="auto", show_default=True,
+              help="auto, ring, tree, halving-doubling, hierarchical or switchml.")  # fmt: skip
+@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Write a timeline for Perfetto (.json or .json.gz).")  # fmt: skip
+@click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
+              help="Give up after so long.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def emulate(
+    path: Path,
+    cluster_name: str,
+    precision: str,
+    allreduce: str,
+    timeline: Path | None,
+    time_budget_s: float,
+    as_json: bool,
+) -> None:
+    """Play what there is to do on machines that one does not have: Chakra execution traces (a file, or a directory
+    with one a rank) or SimAI's workload text. Compute that has no duration is priced by FLOPs and bytes, communication
+    always by its bytes on the cluster's links."""
+    from emulator.cluster import cluster as clusters
+    from emulator.cluster.kernels import ELEMENT_BYTES
+    from emulator.datafile import unknown
+    from emulator.jobs import imported as priced
+    from emulator.replay.engine import replay
+    from emulator.replay.parts import parts
+    from emulator.traces.readers import workloads
+    from emulator.workload.checks import check
+    from switchml.errors import ConfigError
+
+    if precision not in ELEMENT_BYTES:
+        raise ConfigError(unknown("precision", precision, ELEMENT_BYTES))
+    cluster = clusters.load(cluster_name)
+    workload = workloads.read(path)
+    graph = workload.graph
+    check(graph)
+    prices = priced.costs(graph, cluster, workload.strides, precision=precision, allreduce=allreduce)
+    played = replay(graph, prices, time_budget_s=time_budget_s)
+    found = parts(played)
+    if timeline is not None:
+        from emulator.report.perfetto import write_timeline
+
+        write_timeline(played, timeline)
+    if as_json:
+        answer = {
+            "iteration_s": played.makespan_s,
+            "ranks": workload.world_size,
+            "ops": len(graph.ops),
+            "parts_s": found.mean(),
+            "hidden_communication_s": found.hidden_communication_s(),
+            "cluster": cluster_name,
+            "assumptions": workload.assumptions,
+        }
+        click.echo(json.dumps(answer))
+        return
+    from rich.console import Console
+
+    from emulator.report.tables import parts_table, time_text
+
+    console = Console()
+    console.print(
+        f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}: {time_text(played.makespan_s)}\n"
+    )
+    console.print(parts_table(found, played.makespan_s))
+    for assumption in workload.assumptions:
+        console.print(f"- {assumption}", highlight=False)

@@ -1,0 +1,203 @@
+"""`switchml trace optimize`: settings with which a traced job takes less time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from emulator.cli.bench.network import RATE
+
+INTERRUPTED = 130
+
+
+class Names(click.ParamType):
+    """A list, "buckets,codec"."""
+
+    name = "name[,name…]"
+
+    def convert(self, value, param, ctx) -> tuple[str, ...]:
+        return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
+
+
+class Bytes(click.ParamType):
+    """An amount of memory, "16GB" or "512MiB"."""
+
+    name = "bytes"
+    units = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+
+    def convert(self, value, param, ctx) -> float:
+        if isinstance(value, float):
+            return value
+        text = str(value).strip().lower()
+        digits = text.rstrip("kmgib ")
+        unit = text[len(digits) :].strip()
+        try:
+            return float(digits) * self.units[unit.removesuffix("b") + "b" if unit not in self.units else unit]
+        except (ValueError, KeyError):
+            self.fail(f"{value}: expected an amount such as 16GB or 512MiB", param, ctx)
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("settings.toml"),
+    show_default=True,
+    help="Where the settings go.",
+)
+@click.option("--trials", type=click.IntRange(1), default=1000, show_default=True, help="Settings to try at most.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Search no longer than that.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
+@click.option(
+    "--allow",
+    type=Names(),
+    help="What may be changed: buckets, placement, codec, and what a settings file can only advise: precision, batch, "
+    "fuse, recompute, accumulate, priority. Of a job: split, schedule, micro-batch, recompute, zero, allreduce, "
+    "bucket, codec. [default: buckets,placement; of a job all but codec]",
+)
+@click.option("--uniform", is_flag=True, help="One cap for all buckets: for torch before 2.13.")
+@click.option("--link", type=RATE, help="Rate of each host's link, such as 200mbit; default: as the trace uses it.")
+@click.option(
+    "--placements", type=Names(), default="switchml", show_default=True, help="Of switchml, ring, ps: those to try."
+)
+@click.option(
+    "--codec", "codecs", multiple=True, help="A codec to try; several times. [default: fp16, thc, topk 10 % and 1 %]"
+)
+@click.option(
+    "--codec-costs",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="What `switchml bench codecs --json` wrote elsewhere, in place of a measurement here.",
+)
+@click.option("--memory", type=Bytes(), help="What one rank may use; then the batch may grow, and recomputation pays.")
+@click.option("--activations", type=Bytes(), help="What one rank's activations take with the traced batch.")
+@click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
+@click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of --check.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+def optimize(
+    path: Path,
+    command: tuple[str, ...],
+    out: Path,
+    trials: int,
+    seconds: float | None,
+    seed: int,
+    allow: tuple[str, ...] | None,
+    uniform: bool,
+    link: float | None,
+    placements: tuple[str, ...],
+    codecs: tuple[str, ...],
+    codec_costs: Path | None,
+    memory: float | None,
+    activations: float | None,
+    half_speed: float,
+    check: bool,
+    rounds: int,
+    as_json: bool,
+) -> None:
+    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
+    gradients, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
+
+    PATH may also be a job for `switchml emulate` (.toml): then its schedule, micro-batches and split are searched.
+    """
+    if check != bool(command):
+        raise click.UsageError("--check needs a command after --, and a command needs --check")
+    if path.suffix == ".toml":
+        from emulator.cli.trace.optimize_job import optimize_job
+
+        options = dict(trials=trials, seed=seed, seconds=seconds, memory=memory, as_json=as_json)
+        if check:
+            raise click.UsageError(f"--check runs a traced script, but {path} is a job for `switchml emulate`")
+        if optimize_job(path, out, allow, progress=_progress(trials), **options):
+            click.get_current_context().exit(INTERRUPTED)
+        return
+    from rich.console import Console
+
+    from emulator.optimizer import codec_costs as costs
+    from emulator.optimizer import file, report
+    from emulator.optimizer.machine import Machine, Memory
+    from emulator.optimizer.objective import Objective
+    from emulator.optimizer.prepare import prepared
+    from emulator.optimizer.search import search
+    from emulator.optimizer.setting import PLACEMENTS
+    from emulator.optimizer.space import DEFAULT_ALLOW, Allowed
+    from emulator.traces.join import join
+    from emulator.traces.readers.read import read
+
+    for placement in placements:
+        if placement not in PLACEMENTS[1:]:
+            raise click.UsageError(f"--placements {placement}: expected {', '.join(PLACEMENTS[1:])}")
+    specs = codecs or costs.CHOICES
+    joined = prepared(join(read(path)))
+    known = costs.load(codec_costs) if codec_costs else costs.measure(specs, len(joined.graph.ranks))
+    allowed = Allowed(
+        passes=allow or DEFAULT_ALLOW,
+        lists=not uniform,
+        placements=placements,
+        codecs=tuple(known) if codec_costs else specs,
+    )
+    machine = Machine.of(
+        joined,
+        link_bps=link,
+        codecs=known,
+        memory=Memory(limit=memory or 0.0, activations=activations or 0.0),
+        half_speed=half_speed,
+    )
+    objective = Objective(joined, machine)
+    with _progress(trials) as show:
+        found = search(
+            objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=show
+        )
+    file.write(out, found, machine, str(path))
+    told = report.as_json(found, objective, file.tables(found, machine, str(path)))
+    if not as_json:
+        report.print_table(found, objective, allowed, Console())
+        for text in file.advice(found.best.setting).values():
+            click.echo(f"not in the file, but in the script: {text}")
+        click.echo(f"settings in {out}")
+    if found.interrupted:
+        if as_json:
+            click.echo(json.dumps(told))
+        click.get_current_context().exit(INTERRUPTED)
+    if check:
+        told["check"] = _check(command, out, rounds, found, as_json)
+    if as_json:
+        click.echo(json.dumps(told))
+
+
+def _progress(trials: int):
+    """A bar on stderr, where that is a terminal."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    @contextmanager
+    def showing():
+        if not sys.stderr.isatty():
+            yield lambda evaluated, best_s: None
+            return
+        columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("", total=trials)
+            yield lambda evaluated, best_s: bar.update(
+                task, completed=evaluated, description=f"best {best_s * 1e3:.1f} ms"
+            )
+
+    return showing()
+
+
+def _check(command: tuple[str, ...], settings: Path, rounds: int, found, as_json: bool) -> dict:
+    """Run it both ways, and say what was promised and what came."""
+    from emulator.optimizer.measured import compare
+    from emulator.optimizer.speedup import Promise
+
+    measured = compare(command, settings, rounds, lambda line: click.echo(line, err=True))
+    promise = Promise.of(found, measured.default_s, measured.settings_s)
+    if not as_json:
+        click.echo(str(promise))
+    return promise.to_json()

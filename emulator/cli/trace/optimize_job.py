@@ -1,0 +1,121 @@
+"""`switchml trace optimize JOB.toml`: a better way to run a job of `switchml emulate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from switchml.errors import ConfigError
+
+
+def optimize_job(
+    path: Path,
+    out: Path,
+    allow: tuple[str, ...] | None,
+    *,
+    trials: int,
+    seed: int,
+    seconds: float | None,
+    memory: float | None,
+    as_json: bool,
+    progress: AbstractContextManager[Callable[[int, float], None]],
+) -> bool:
+    """Search, print, write `out`; whether Ctrl-C ended it."""
+    from emulator import datafile
+    from emulator.jobs.emulate import request
+    from emulator.optimizer import jobs
+
+    given = datafile.load(path)
+    asked = request(given, str(path))
+    with progress as show:
+        found = jobs.search(
+            asked,
+            allow or jobs.ONES,
+            trials=trials,
+            seed=seed,
+            memory_bytes=memory or 0.0,
+            time_budget_s=seconds or float("inf"),
+            progress=show,
+        )
+    assert found.best is not None
+    _write(out, jobs.tables(given, asked, found.best.change))
+    if as_json:
+        click.echo(json.dumps(_as_json(found)))
+    else:
+        _print(found, out)
+    return found.interrupted
+
+
+def _as_json(found) -> dict[str, Any]:
+    return {
+        "asked_s": found.asked.emulation.iteration_s if found.asked else None,
+        "iteration_s": found.best.emulation.iteration_s,
+        "gain": found.gain if found.asked else None,
+        "change": found.best.change,
+        "memory_bytes": found.best.emulation.memory.total,
+        "alone": {name: {"change": one.change, "sample_s": one.sample_s} for name, one in found.alone.items()},
+        "how": found.how,
+        "evaluated": found.evaluated,
+        "refused": found.refused,
+        "wall_s": found.wall_s,
+        "settings_per_minute": found.evaluated / found.wall_s * 60,
+        "interrupted": found.interrupted,
+        "assumptions": found.best.emulation.assumptions(),
+    }
+
+
+def _print(found, out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from emulator.report.tables import bytes_text, time_text
+
+    console = Console()
+    table = Table(title="What each change gains alone, in time for a sample", title_justify="left")
+    table.add_column("change")
+    table.add_column("best")
+    table.add_column("gain", justify="right")
+    for name, one in sorted(found.alone.items(), key=lambda item: item[1].sample_s):
+        gain = f"{max(0.0, 1 - one.sample_s / found.asked.sample_s):.1%}" if found.asked else "–"
+        table.add_row(name, _words(one.change), gain)
+    console.print(table)
+    rate = found.evaluated / found.wall_s * 60
+    console.print(
+        f"{found.evaluated:,} jobs in {found.wall_s:.1f} s ({rate:,.0f} a minute), {found.refused:,} of them refused; "
+        f"{found.how}"
+    )
+    before = (
+        time_text(found.asked.emulation.iteration_s) if found.asked else "the job as it is does not fit or make sense"
+    )
+    console.print(
+        f"an iteration: {before}; [bold]{time_text(found.best.emulation.iteration_s)}[/] with "
+        f"{_words(found.best.change) or 'nothing changed'}, {bytes_text(found.best.emulation.memory.total)} of memory"
+        + (f": [bold]{found.gain:.1%}[/] less" if found.asked else "")
+    )
+    console.print(f"job in {out}")
+
+
+def _words(change: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', '-')} {value if value != '' else 'none'}" for key, value in change.items())
+
+
+def _write(path: Path, tables: dict[str, Any]) -> None:
+    """TOML of a job file: keys, then tables of keys."""
+    lines = ["# Written by `switchml trace optimize`; `switchml emulate` takes it."]
+    lines += [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
+    try:
+        path.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--out {path}: {error.strerror}") from None
+
+
+def _toml(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -1,0 +1,242 @@
+"""`switchml trace replay`: a traced job replayed, as it was and with something changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from emulator.cli.bench.network import RATE, RATE_UNITS, TIME_UNITS, Quantity
+
+SIZE = Quantity("size", {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "K": 1 << 10, "M": 1 << 20}, "25MB")
+
+
+class Change(click.ParamType):
+    """A new value with its unit, or "x0.5" for so many times the traced one. Converts to ("factor" or "value",
+    number)."""
+
+    def __init__(self, name: str, units: dict[str, float], example: str) -> None:
+        self.name = f"{name}|xF"
+        self._quantity = Quantity(name, units, f"{example} or x0.5")
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, float]:
+        if isinstance(value, tuple):
+            return value
+        if re.fullmatch(r"x[0-9.]+", str(value).strip()):
+            return "factor", float(str(value).strip()[1:])
+        return "value", self._quantity.convert(value, param, ctx)
+
+
+class Slow(click.ParamType):
+    """ "RANK=FACTOR"."""
+
+    name = "rank=factor"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d+)=([0-9.]+)", str(value).strip())
+        if not match:
+            self.fail(f"{value!r}: expected a rank and a factor, as in 1=1.5", param, ctx)
+        return int(match[1]), float(match[2])
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--iteration", type=click.IntRange(0), help="Replay this one only; default: all, one after the other.")
+@click.option("--link", type=RATE, help="What each host's link carried in the traced run, where known.")
+@click.option("--ranks-per-host", type=click.IntRange(1), help="Ranks that share a link.  [default: as traced]")
+@click.option("--bandwidth", type=Change("rate", RATE_UNITS, "50mbit"), help="Links of another rate.")
+@click.option("--latency", type=Change("time", TIME_UNITS, "100us"), help="Of each step of a collective.")
+@click.option("--allreduce", help="ring, tree, hierarchical, switchml or ps.")
+@click.option("--ranks", type=click.IntRange(1), help="As many in data parallel.")
+@click.option("--bucket-cap", type=SIZE, multiple=True, help="DDP's buckets; twice: first bucket's, then the others'.")
+@click.option("--codec", help="Compress gradients: a codec as in docs/codecs.md, its speed measured here.")
+@click.option("--accelerator", help="x2, or a built-in accelerator such as h100.")
+@click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="This rank as fast as the others.")
+@click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="This rank F times as slow.")
+@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Of a mean iteration, for Perfetto.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | None, **options: Any) -> None:
+    """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for
+    each part; and, with any of the options that change something, what the job would take then."""
+    from emulator.replay.engine import replay as play
+    from emulator.traces.align import align
+    from emulator.traces.iterations import join_each
+    from emulator.traces.join import join
+    from emulator.traces.readers.read import read
+    from emulator.whatif.predict import predicted, traced
+
+    traces = read(path)
+    clocks = align(traces)
+    mean = join(traces, iteration=iteration, clocks=clocks)
+    iterations = [mean] if iteration is not None else join_each(traces, clocks)
+    was, again = traced(iterations), predicted(iterations)
+    changes, prepare = _changes(mean, iterations, **options)
+    ranks = mean.graph.ranks.device.tolist()
+    report: dict[str, Any] = {
+        "iterations": len(iterations),
+        "ops": len(mean.graph.ops),
+        "ranks": ranks,
+        "clock_offset_s": [float(offset) for offset in mean.offset_s],
+        "clock_error_s": clocks.error_s,
+        "traced": was.as_json(ranks),
+        "replayed": again.as_json(ranks),
+        "error": again.iteration_s / was.iteration_s - 1,
+        "assumptions": list(mean.assumptions),
+    }
+    shown = mean
+    if changes:
+        changed = [_apply(prepare(one), changes) for one in iterations]
+        shown = _apply(prepare(mean), changes)
+        then = predicted(changed)
+        network = shown.network
+        report["changes"] = [name for name, _ in changes]
+        report["changed"] = then.as_json(ranks)
+        report["speedup"] = again.iteration_s / then.iteration_s
+        if network is not None:
+            report["network"] = {
+                "allreduce": network.algorithm,
+                "link_bps": 8 * network.link_bytes_per_s,
+                "latency_s": network.latency_s,
+                "host_s_per_byte": network.host_s_per_byte,
+            }
+            report["assumptions"] += [*network.assumptions, *shown.assumptions[len(mean.assumptions) :]]
+    if timeline is not None:
+        from emulator.report.perfetto import write_timeline
+
+        write_timeline(play(shown.graph, shown.costs), timeline)
+    if as_json:
+        click.echo(json.dumps(report))
+    else:
+        _show(report)
+
+
+def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec,
+             accelerator, without_straggler, slow):  # fmt: skip
+    """(list of (what, change), what to do first): changes in the order in which they are applied."""
+    import dataclasses
+
+    from emulator.whatif import changes, network
+    from emulator.whatif import contention as competition
+
+    found = []
+    if without_straggler is not None:
+        found.append(
+            (f"rank {without_straggler} no straggler", lambda one: changes.without_straggler(one, without_straggler))
+        )
+    if slow:
+        factors = dict(slow)
+        named = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in factors.items())
+        found.append((named, lambda one: changes.slow(one, factors)))
+    if accelerator:
+        matrix, memory = _accelerator(accelerator, mean)
+        found.append((f"accelerator {accelerator}", lambda one: changes.accelerator(one, matrix, memory)))
+    if allreduce:
+        found.append((f"all-reduce {allreduce}", lambda one: changes.allreduce(one, allreduce)))
+    if bandwidth:
+        what, value = bandwidth
+        arguments = {"factor": value} if what == "factor" else {"bps": value}
+        named = f"x{value:g}" if what == "factor" else f"{value / 1e6:g} Mbit/s"
+        found.append((f"links {named}", lambda one: changes.bandwidth(one, **arguments)))
+    if latency:
+        what, value = latency
+        delays = {"factor": value} if what == "factor" else {"seconds": value}
+        named = f"x{value:g}" if what == "factor" else f"{value * 1e6:g} µs"
+        found.append((f"latency {named}", lambda one: changes.latency(one, **delays)))
+    if ranks:
+        found.append((f"{ranks} ranks", lambda one: changes.ranks(one, ranks)))
+    if bucket_cap:
+        named = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
+        found.append((f"buckets of {named}", lambda one: changes.buckets(one, bucket_cap)))
+    if codec:
+        cost = _codec(codec, mean)
+        found.append((f"codec {codec}", lambda one: changes.codec(one, *cost, codec)))
+    if not found:
+        return [], None
+    model = None
+    if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
+        model = network.fit(iterations, link, ranks_per_host or 0)
+    competing = competition.found(iterations) if bucket_cap else None
+    return found, lambda one: dataclasses.replace(one, network=model, competition=competing)
+
+
+def _apply(joined, changes):
+    for _, change in changes:
+        joined = change(joined)
+    return joined
+
+
+def _accelerator(said: str, mean) -> tuple[float, float]:
+    """How many times as fast: matrix products, and what memory bounds."""
+    from emulator.cluster.accelerator import accelerators
+    from emulator.datafile import unknown
+    from switchml.errors import ConfigError
+
+    if match := re.fullmatch(r"x([0-9.]+)", said):
+        return float(match[1]), float(match[1])
+    known = accelerators()
+    if said not in known:
+        raise ConfigError(unknown("accelerator", said, known) + "; or say how many times as fast: x2")
+    device = next((trace.about["device"] for trace in mean.traces if "device" in trace.about), "")
+    words = set(re.findall(r"[a-z]+\d+\w*|\d+gb", device.lower()))
+    best = max(known, key=lambda name: len(words & set(re.findall(r"[a-z]+\d+\w*|\d+gb", name))))
+    if not words & set(re.findall(r"[a-z]+\d+\w*", best)):
+        raise ConfigError(
+            f"the traced device is {device or 'not named in the trace'}, of which nothing is known here: say how many "
+            "times as fast the other one is, such as --accelerator x2"
+        )
+    then, now = known[said], known[best]
+    precision = next(name for name in ("bf16", "fp16", "fp32") if name in then.flops and name in now.flops)
+    matrix = then.peak(precision) * then.matmul_share / (now.peak(precision) * now.matmul_share)
+    return matrix, then.memory_bytes_per_s / now.memory_bytes_per_s
+
+
+def _codec(spec: str, mean) -> tuple[float, float]:
+    """Share of bytes sent, bytes a second."""
+    from emulator.optimizer.codec_costs import measure
+    from emulator.whatif.network import world_size
+
+    cost = measure([spec], world_size(mean))[spec]
+    return cost.wire_share, cost.bytes_per_s
+
+
+def _show(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from emulator.replay.parts import PARTS
+
+    console = Console(highlight=False)
+    columns = [("traced", "traced"), ("replayed", "replayed")] + (
+        [("changed", "changed")] if "changed" in report else []
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column("ms an iteration")
+    for _, title in columns:
+        table.add_column(title, justify="right")
+
+    def row(name: str, values: list[float], style: str = "") -> None:
+        table.add_row(name, *(f"{value * 1e3:.2f}" if value else "-" for value in values), style=style)
+
+    row("in all", [report[key]["iteration_s"] for key, _ in columns], "bold")
+    for part in PARTS:
+        values = [report[key]["parts_s"].get(part, 0.0) for key, _ in columns]
+        if any(value >= 5e-6 for value in values):
+            row(f"  {part}", values)
+    if len(report["ranks"]) > 1:
+        for place, rank in enumerate(report["ranks"][:16]):
+            values = [report[key]["ranks"][place]["parts_s"].get("compute", 0.0) for key, _ in columns]
+            row(f"  compute of rank {rank}", values, "dim")
+    console.print(table)
+    console.print(
+        f"\n{report['iterations']} iterations of {len(report['ranks'])} ranks, {report['ops']} ops an iteration; "
+        f"replayed {report['error']:+.2%} off"
+    )
+    if "changed" in report:
+        console.print(f"With {', '.join(report['changes'])}: {report['speedup']:.3g} times as fast", style="bold")
+    for assumption in report["assumptions"]:
+        console.print(f"- {assumption}", style="dim")

@@ -1,0 +1,233 @@
+"""`switchml train`: train a small model with several workers, first over Gloo, then through an aggregator."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from emulator.cli import emulated
+
+AGGREGATORS = ["p4", "bmv2", "software"]
+MOST_ON_A_SWITCH = 32
+PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
+
+
+@click.command()
+@click.option(
+    "--workers", type=click.IntRange(1, 256), default=4, show_default=True, help="Worker processes on this machine."
+)
+@click.option(
+    "--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps of each of the two runs."
+)
+@click.option(
+    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Images a worker takes in each step."
+)
+@click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, show_default=True, help="Learning rate.")
+@click.option(
+    "--momentum",
+    type=click.FloatRange(0.0, 1.0, max_open=True),
+    default=0.9,
+    show_default=True,
+    help="The optimizer's; 0 for what has a momentum of its own (--codec dgc, signum).",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Decides initial parameters, order of images and which packets are lost.",
+)
+@click.option(
+    "--aggregator",
+    type=click.Choice(AGGREGATORS),
+    default="p4",
+    show_default=True,
+    help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
+)
+@click.option(
+    "--transport",
+    type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
+    default="auto",
+    show_default=True,
+    help="How workers reach the aggregator: the software one by shared memory (auto, where it can be had), UDP (auto "
+    "otherwise) or ZeroMQ, a switch by Ethernet frames (auto).",
+)
+@click.option(
+    "--wire",
+    type=click.Choice(["int32", "int16", "int8"]),
+    default=None,
+    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16, auto]",
+)
+@click.option(
+    "--codec",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
+    "or auto[:error=0.9]: whatever is fastest for the network as it is (docs/compression.md).",
+)
+@click.option(
+    "--memory",
+    metavar="NAME[:KEY=VALUE,…]",
+    help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
+)
+@click.option(
+    "--settings",
+    "settings_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="What `switchml trace optimize` wrote: sizes of buckets for both runs, compression for the aggregator's.",
+)
+@click.option(
+    "--sparse",
+    default="off",
+    show_default=True,
+    metavar="MODE",
+    help="Skip blocks of gradients that are zero on all ranks: off, on, or auto (where it pays); "
+    "auto:block=64,threshold=1e-6 says how blocks are made.",
+)
+@click.option(
+    "--loss-rate",
+    type=PROBABILITY,
+    default=0.0,
+    show_default=True,
+    help="Share of packets that the aggregator loses, in and out (a switch: by its program's drop simulator).",
+)
+@click.option(
+    "--reorder-rate",
+    type=PROBABILITY,
+    default=0.0,
+    show_default=True,
+    help="Share of packets that are delayed behind others, each way.",
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
+)
+@click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
+@emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--world-size")
+@click.option(
+    "--trace",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.pass_context
+def train(
+    ctx: click.Context,
+    workers: int,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    momentum: float,
+    seed: int,
+    aggregator: str,
+    transport: str,
+    wire: str | None,
+    sparse: str,
+    codec: str | None,
+    memory: str | None,
+    settings_file: Path | None,
+    loss_rate: float,
+    reorder_rate: float,
+    plot_file: Path | None,
+    world_size: int | None,
+    trace: Path | None,
+    as_json: bool,
+    **cluster: str,
+) -> None:
+    """Train a small convolutional network on scikit-learn's digits with several workers: first with gradients summed by
+    Gloo, then by an aggregator, from the same seeds. Shows both side by side.
+
+    With --world-size, train on one or a few real ranks of an emulated cluster instead (`switchml peers` does that with
+    any script).
+    """
+    _check_emulated(ctx, world_size)
+    if world_size is not None:
+        from emulator.cli import peers
+
+        settings = peers.settings_of(world_size=world_size, seed=seed, **cluster)
+        peers.train_digits(
+            settings, steps=steps, batch_size=batch_size, lr=lr, momentum=momentum, seed=seed, as_json=as_json
+        )
+        return
+    emulated.require("torch", "sklearn")
+
+    from host_agent import density
+    from host_agent.training import data, report, runner
+    from host_agent.training.progress import progress
+    from host_agent.training.worker import Settings
+
+    density.choice(sparse)  # refuses what is none
+    data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
+    if plot_file is not None:
+        report.require_plotting(plot_file)
+    halves = False
+    if settings_file is not None:
+        from host_agent.pytorch.settings import load
+
+        file = load(settings_file)
+        if file.codec and codec is not None:
+            raise click.UsageError(f"--codec: {settings_file} names codecs, too; expected one of the two")
+        wire = wire or file.environment.get("SWITCHML_WIRE")
+        settings_file = settings_file.absolute()
+    if memory is not None and codec is None:
+        raise click.UsageError("--memory needs --codec")
+    if codec is not None:
+        from host_agent.compression.adaptive.policy import check_memory, is_auto, parse_auto
+        from switchml import codecs
+
+        if is_auto(codec):
+            parse_auto(codec)
+            check_memory(memory)
+        halves = is_auto(codec) or codecs.parse(codec).is_half
+        codecs.parse_memory(memory or "none")
+    is_software = aggregator == "software"
+    if transport != "auto" and (transport == "frames") == is_software:
+        raise click.UsageError(f"--transport {transport}: {aggregator} is not reached that way; use auto")
+    if not is_software and workers > MOST_ON_A_SWITCH:
+        raise click.UsageError(f"--workers {workers}: a P4 switch takes {MOST_ON_A_SWITCH}; use --aggregator software")
+    if transport == "shm" and (loss_rate or reorder_rate):
+        raise click.UsageError("--transport shm: shared memory loses and reorders nothing; use udp or auto")
+    options = ["--loss-rate", str(loss_rate)] if loss_rate else []
+    if is_software:
+        options += ["--seed", str(seed), "--reorder-rate", str(reorder_rate)]
+    settings = Settings(
+        workers=workers,
+        steps=steps,
+        batch_size=batch_size,
+        learning_rate=lr,
+        momentum=momentum,
+        seed=seed,
+        transport=transport,
+        wire=wire or ("int16" if halves else "int32"),
+        codec=codec or (", ".join(dict.fromkeys(file.codec)) or None if settings_file is not None else None),
+        memory=memory,
+        file=str(settings_file) if settings_file is not None else None,
+        sparse=sparse,
+        trace=trace.absolute() if trace is not None else None,
+        reorder_rate=0.0 if is_software else reorder_rate,
+    )
+    with progress(steps) as show:
+        comparison = runner.compare(settings, options, show, aggregator)
+    if plot_file is not None:
+        report.plot(comparison, plot_file)
+    if as_json:
+        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
+    else:
+        report.print_table(comparison, settings, aggregator)
+
+
+def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
+    """Refuse options that say nothing about the kind of run that was asked for."""
+    both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size"}
+    for option in ctx.command.params:
+        given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+        if not given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):
+            continue
+        goes = "needs" if option.name in emulated.NAMES else "does not go with"
+        raise click.UsageError(f"{option.opts[0]} {goes} --world-size")

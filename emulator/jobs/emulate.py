@@ -1,0 +1,424 @@
+"""Emulates a job: a description (tables as in a TOML job file) becomes a priced plan, its graph is replayed, and what
+comes out is an iteration's time, where it went, and what the whole training costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator import datafile
+from emulator.cluster import cluster as clusters
+from emulator.cluster import codecs
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.innetwork import Streaming
+from emulator.jobs import iteration, training
+from emulator.jobs.costing import Plan, plan
+from emulator.jobs.memory_options import Savings
+from emulator.jobs.training import Progress, Run
+from emulator.replay.conditions import Conditions
+from emulator.replay.engine import Replayed, competition, replay
+from emulator.replay.parts import parts
+from emulator.workload import memory, models
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.costs import Costs
+from emulator.workload.delays import delayed
+from emulator.workload.graph import Kind
+from emulator.workload.job import Job
+from emulator.workload.loading.loading import Dataset, Loading, Storage, loading
+from emulator.workload.models import LayerTable, Model, Transformer
+from switchml.errors import ConfigError, OutOfMemory
+
+
+@dataclass(frozen=True)
+class Hindrances:
+    """What is not perfect about the machines."""
+
+    stragglers: float = 0.0
+    """Share of ranks that are slow throughout; which ones follows from `seed`."""
+    slowness: float = 1.5
+    """How many times longer their kernels take."""
+    jitter: float = 0.0
+    """Standard deviation of every kernel's duration, as a share of it."""
+    interference: bool = True
+    """Whether a collective slows the compute that goes on behind it."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stragglers <= 1:
+            raise ConfigError(f"stragglers is {self.stragglers}; expected the share of slow ranks, from 0 to 1")
+        if not self.slowness >= 1:
+            raise ConfigError(f"slowness is {self.slowness}; expected a factor of at least 1")
+
+    @property
+    def differ(self) -> bool:
+        """Whether ranks differ from each other, so that data-parallel ones can't be folded."""
+        return self.stragglers > 0 or self.jitter > 0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Where training data comes from; all of it optional: without a loader, data is always there in time."""
+
+    loader: str = ""
+    """pytorch, lru, nopfs or solar."""
+    samples: int = 1_281_167
+    """Of the data set; default: ImageNet's."""
+    sample_bytes: float = 110e3
+    """Default: ImageNet's average."""
+    epochs: int = 3
+    """Played, to see what caches give from the second one on."""
+    buffer_bytes: float = 0.0
+    """Of host memory for each data-parallel rank's cache."""
+    workers: int = 8
+    """Reads that a rank has in flight."""
+    prefetch: int = 16
+    """Batches that a rank loads ahead of training (DataLoader: 2 for each of 8 workers)."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that an emulation starts from."""
+
+    model: str
+    cluster: str = "a100-dgx"
+    job: Job = field(default_factory=Job)
+    network: Streaming = field(default_factory=Streaming)
+    codec: str = ""
+    hindrances: Hindrances = field(default_factory=Hindrances)
+    run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    savings: Savings = field(default_factory=Savings)
+    switch: dict[str, float] = field(default_factory=dict)
+    """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
+    nccl_tables: str = ""
+    """A folder of nccl-tests tables that price all-reduces inside a node, in place of the cluster's formula."""
+    input_shape: str = ""
+    """Of a torch module: 3x224x224; several inputs with semicolons."""
+    fold: str = ""
+    """"all", "tensor" or "none"; empty: as much as can be."""
+    ignore_memory: bool = False
+
+
+def request(table: Mapping[str, Any], where: str = "the job") -> Request:
+    """From tables as a job file has them. Raises ConfigError for anything unknown."""
+    return datafile.build(Request, table, where)
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """An emulated job. Seconds, bytes, dollars."""
+
+    request: Request
+    plan: Plan
+    memory: memory.Memory
+    played: Replayed
+    parts: dict[str, float]
+    wall_s: float
+    fold: str
+    loading: Loading | None = None
+
+    @property
+    def iteration_s(self) -> float:
+        return self.played.makespan_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.plan.job.global_batch / self.iteration_s
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs, nothing recomputed, as a share of what all accelerators could do at peak."""
+        job, model = self.plan.job, self.plan.model
+        flops = model.flops_per_sample(job.tokens(model)) * job.global_batch
+        return flops / self.iteration_s / (job.gpus * self.plan.cluster.device.peak(job.precision))
+
+    @property
+    def steps(self) -> float:
+        """Iterations of the whole training; 0: not asked for."""
+        job, run = self.plan.job, self.request.run
+        return run.tokens / (job.global_batch * job.tokens(self.plan.model)) if run.tokens else run.steps
+
+    @cached_property
+    def progress(self) -> Progress:
+        """What failures and checkpoints leave of the training's time."""
+        run, gpus, seed = self.request.run, self.plan.job.gpus, self.request.hindrances.seed
+        return training.progress(run, self.steps, self.iteration_s, self.checkpoint_s, gpus, seed)
+
+    @property
+    def goodput(self) -> float:
+        """Share of time that is training, on average."""
+        return self.progress.goodput
+
+    @property
+    def checkpoint_s(self) -> float:
+        """Writing weights and optimizer states of one replica to shared storage."""
+        if self.request.run.checkpoint_s:
+            return self.request.run.checkpoint_s
+        storage, job = self.plan.cluster.storage, self.plan.job
+        size = 14.0 * self.plan.model.parameters
+        writers = self.plan.cluster.nodes(job.tp * job.pp)
+        return storage.latency_s + size / min(storage.total_bytes_per_s, writers * storage.node_bytes_per_s)
+
+    @property
+    def hours(self) -> float:
+        """Wall-clock hours of the whole training."""
+        return self.steps * self.iteration_s / self.goodput / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        return self.hours * self.plan.job.gpus
+
+    @property
+    def cost(self) -> float:
+        """Dollars of rent."""
+        return self.gpu_hours * self.plan.cluster.hourly_price
+
+    @property
+    def energy_kwh(self) -> float:
+        """Accelerators at their design power, hosts at theirs: an upper bound that ignores idling, and cooling."""
+        cluster = self.plan.cluster
+        watts = self.plan.job.gpus * cluster.device.watts + cluster.nodes(self.plan.job.gpus) * cluster.host_watts
+        return self.hours * watts / 1000
+
+    def assumptions(self) -> list[str]:
+        """Everything that a reader should know was assumed."""
+        said = list(self.plan.assumptions)
+        folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}[
+            self.fold
+        ]
+        said.append(f"folded: {folded}")
+        if self.request.nccl_tables:
+            said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
+        if self.request.job.schedule == "axonn":
+            said.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
+        if self.plan.codec is not None:
+            said.append(
+                f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
+                f"relative error {self.plan.codec.error:g} a step"
+            )
+        said += self.request.savings.said()
+        if self.loading:
+            data = self.request.data
+            said.append(
+                f"data: {data.samples:,} samples of {data.sample_bytes / 1e3:g} kB, loader {data.loader}, "
+                f"{data.buffer_bytes / 1e9:g} GB of cache a rank, {data.epochs} epochs played: "
+                f"{self.loading.hit_rate:.1%} hits"
+            )
+        else:
+            said.append("data is always there in time (no loader given)")
+        if self.request.ignore_memory:
+            said.append("memory was not checked")
+        if self.request.run.mtbf_hours:
+            said.append(self.progress.said(self.checkpoint_s))
+        price = self.plan.cluster.device.price_source or "no price known: cost is 0"
+        said.append(f"price: {price}; energy at design power")
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        job = self.plan.job
+        found = {
+            "model": self.plan.model.name,
+            "cluster": self.plan.cluster.name,
+            "gpus": job.gpus,
+            "tp": job.tp,
+            "pp": job.pp,
+            "dp": job.dp,
+            "batch": job.global_batch,
+            "micro_batch": job.micro_batch,
+            "schedule": job.schedule,
+            "recompute": job.recompute,
+            "allreduce": job.allreduce,
+            "iteration_s": self.iteration_s,
+            "parts": {name.replace(" ", "_"): seconds for name, seconds in self.parts.items()},
+            "memory_bytes": self.memory.total,
+            "memory": self.memory.parts(),
+            "samples_per_s": self.samples_per_s,
+            "mfu": self.mfu,
+            "steps": self.steps,
+            **self.progress.to_json(),
+            "hours": self.hours,
+            "gpu_hours": self.gpu_hours,
+            "cost": self.cost,
+            "energy_kwh": self.energy_kwh,
+            "ops": len(self.played.graph.ops),
+            "events": self.played.events,
+            "wall_s": self.wall_s,
+            "assumptions": self.assumptions(),
+        }
+        if self.loading:
+            found["loading"] = self.loading.to_json()
+        if isinstance(self.plan.model, Transformer):
+            found["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
+        return found
+
+
+def emulate(
+    asked: Request,
+    *,
+    cluster: Cluster | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    event_budget: int | None = None,
+    time_budget_s: float | None = None,
+) -> Emulation:
+    """Price, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
+    OutOfMemory, BudgetSpent. Its `wall_s` leaves loading the compiled kernels out."""
+    began = time.perf_counter()
+    model = load_model(asked)
+    cluster = cluster or load_cluster(asked)
+    if isinstance(model, LayerTable) and model.forward_s is not None and asked.job.micro_batches > 1:
+        raise ConfigError(
+            f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
+        )
+    made = plan(model, asked.job, cluster, asked.network, codecs.load(asked.codec) if asked.codec else None)
+    held = memory.memory(model, asked.job)
+    made, held = asked.savings.apply(made, held), asked.savings.memory(held, made)
+    if not asked.ignore_memory:
+        check_memory(model, asked.job, cluster, held)
+    fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
+    graph, costs = iteration.build(made, fold)
+    conditions = _conditions(asked, made, graph)
+    began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
+    budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
+    played = replay(graph, costs, conditions, **budgets)
+    loaded = _load(asked, made, played) if asked.data.loader else None
+    if loaded:
+        played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
+    where = parts(played).mean()
+    found = Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
+    _ = found.progress  # a training that never ends is to be refused here
+    return found
+
+
+def _load(asked: Request, made: Plan, played: Replayed) -> Loading:
+    """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
+    data, job, storage = asked.data, made.job, made.cluster.storage
+    dataset = Dataset(
+        samples=data.samples,
+        sample_bytes=data.sample_bytes,
+        global_batch=job.global_batch,
+        ranks=job.dp,
+        epochs=data.epochs,
+        buffer_samples=int(data.buffer_bytes / data.sample_bytes),
+        seed=asked.hindrances.seed,
+    )
+    on_a_node = max(1, min(job.dp, made.cluster.accelerators_per_node // job.tp))
+    shared = Storage(
+        bytes_per_s=storage.total_bytes_per_s,
+        client_bytes_per_s=storage.node_bytes_per_s / on_a_node,
+        seek_s=storage.latency_s,
+        reads_at_once=data.workers,
+        peer_bytes_per_s=made.cluster.between.node_bytes_per_s / on_a_node,
+    )
+    compute_s = parts(played).mean()["compute"]
+    return loading(data.loader, dataset, shared, played.makespan_s, compute_s=compute_s, prefetch=data.prefetch)
+
+
+def replayed_s(made: Plan) -> float:
+    """Seconds of an iteration on perfect machines, everything folded."""
+    return replay(*iteration.build(made)).makespan_s
+
+
+def load_kernels(competes: bool) -> float:
+    """Have the replay's compiled kernels in memory: once a process, seconds when they were never compiled here. Returns
+    the seconds that it took. `competes`: those of the engine for ops that compete with each other."""
+    began = time.perf_counter()
+    builder = GraphBuilder()
+    stream = builder.add_stream(builder.add_rank())
+    builder.add_op(stream, builder.add_work("warm-up", seconds=1.0))
+    graph = builder.build()
+    parts(replay(graph, Costs.of(graph, graph.works.seconds), engine="calendar" if competes else "sweep"))
+    return time.perf_counter() - began
+
+
+def load_model(asked: Request) -> Model:
+    """A built-in, a file, or a torch module (package.module:callable) with its input's shape."""
+    if ":" not in asked.model:
+        if asked.input_shape:
+            raise ConfigError("input-shape is for torch modules (package.module:callable)")
+        return models.load(asked.model)
+    from emulator.workload import torch_modules
+
+    if not asked.input_shape:
+        raise ConfigError(
+            f"{asked.model} is a torch module: give its input's shape without the batch, such as 3x224x224"
+        )
+    shapes = [torch_modules.shape(one) for one in asked.input_shape.split(";")]
+    return torch_modules.count(torch_modules.load(asked.model), shapes, name=asked.model.rpartition(":")[2])
+
+
+def load_cluster(asked: Request) -> Cluster:
+    """The cluster with what the request says in place of its own."""
+    found = clusters.load(asked.cluster)
+    if asked.nccl_tables:
+        folder = str(Path(asked.nccl_tables).resolve())
+        found = dataclasses.replace(found, inside=dataclasses.replace(found.inside, tables=folder))
+    if asked.switch:
+        table = dataclasses.asdict(found.switch) | asked.switch
+        whole = {item.name for item in dataclasses.fields(clusters.Switch) if item.type == "int"}
+        table = {key: int(value) if key in whole else value for key, value in table.items()}
+        found = dataclasses.replace(found, switch=datafile.build(clusters.Switch, table, "switch"))
+    return found
+
+
+def check_memory(model: Model, job: Job, cluster: Cluster, held: memory.Memory) -> None:
+    """Raise OutOfMemory unless `held` fits, with the parts and what would help."""
+    available = cluster.device.memory_bytes
+    if held.total <= available:
+        return
+    detail = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in held.parts().items())
+    helps = _what_helps(model, job, available)
+    raise OutOfMemory(
+        f"out of memory: {held.total / 1e9:.1f} GB on the fullest accelerator, {cluster.device.title} has "
+        f"{available / 1e9:.0f} GB ({detail}). {helps}",
+        held.total,
+        held.parts(),
+    )
+
+
+def _what_helps(model: Model, job: Job, available: float) -> str:
+    """The least change that makes it fit, tried in order of what it costs."""
+    tried: list[tuple[str, dict[str, Any]]] = [
+        (f"zero {stage}", {"zero": stage}) for stage in (1, 2, 3) if stage > job.zero and (stage < 3 or job.pp == 1)
+    ]
+    if isinstance(model, Transformer) and job.recompute == "none":
+        tried.insert(0, ("recompute selective", {"recompute": "selective"}))
+    if job.recompute != "full":
+        tried.append(("recompute full", {"recompute": "full"}))
+        tried.append(("recompute full with zero 1", {"recompute": "full", "zero": max(1, job.zero)}))
+    for name, change in tried:
+        try:
+            if memory.memory(model, job.replace(**change)).total <= available:
+                return f"It would fit with {name}"
+        except ConfigError:
+            continue
+    return "Split it over more accelerators (tp, pp), or take smaller micro-batches"
+
+
+def _conditions(asked: Request, made: Plan, graph) -> Conditions:
+    hindrances, cluster = asked.hindrances, made.cluster
+    slow: dict[int, float] = {}
+    if hindrances.stragglers:
+        ranks = len(graph.ranks)
+        count = max(1, round(hindrances.stragglers * ranks))
+        chosen = np.random.default_rng(hindrances.seed).choice(ranks, count, replace=False)
+        slow = {int(rank): hindrances.slowness for rank in chosen}
+    hidden = hindrances.interference and asked.job.overlap and asked.job.dp > 1 and asked.job.pp == 1
+    inside = made.data_parallel.nodes == 1
+    slowdown = (
+        (cluster.software.interference_inside if inside else cluster.software.interference_between) if hidden else 0.0
+    )
+    return Conditions(slowness=slow, jitter=hindrances.jitter, seed=hindrances.seed, overlap_slowdown=slowdown)
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """The tables of a job file."""
+    return datafile.load(path)

@@ -1,0 +1,157 @@
+"""The graph of one iteration of a priced job. Each rank has a stream for compute, on which tensor- and expert-parallel
+exchanges stand too because compute waits for them; streams to and from neighbouring stages; and one for gradients.
+
+Ranks that do the same at the same time are folded into one that stands for all of them: of tensor-parallel ranks
+always one can, of data-parallel ones where none is slower than another. A collective costs what its real size
+costs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.cluster.collectives import Price
+from emulator.jobs.blocks import Ops
+from emulator.jobs.costing import Plan
+from emulator.jobs.rank_program import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Rank, Works
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import NO_MEETING, Graph, Order
+from switchml.errors import ConfigError
+
+FOLDS = ("all", "tensor", "none")
+
+
+def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
+    """Graph and costs of one iteration. `fold`: "all", "tensor" (data-parallel ranks each for themselves), "none"."""
+    if fold not in FOLDS:
+        raise ConfigError(f"unknown fold {fold!r}; there are {', '.join(FOLDS)}")
+    job = plan.job
+    data = 1 if fold == "all" else job.dp
+    tensor = 1 if fold != "none" else job.tp
+    builder = GraphBuilder(job.name)
+    works = Works(builder)
+    blocks = [Rank(plan, number, works).block.whole() for number in range(job.pp)]
+    ranks = _add_ranks(builder, plan, data, tensor)
+    bases = _add_meetings(builder, plan, blocks, data, tensor, fold)
+    for stage, block in enumerate(blocks):
+        dep_start = np.concatenate([[0], np.cumsum(block.dep_counts)])
+        for d in range(data):
+            for t in range(tensor):
+                builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
+    graph = builder.build()
+    return graph, _costs(graph, works)
+
+
+def prices(plan: Plan) -> dict[int, Price]:
+    """Work → what a meeting about it costs, numbered as in the graph of `build`."""
+    works = Works(GraphBuilder())
+    for number in range(plan.job.pp):
+        Rank(plan, number, works)
+    return works.prices
+
+
+# Ranks, groups and meetings
+
+
+def _add_ranks(builder: GraphBuilder, plan: Plan, data: int, tensor: int) -> np.ndarray:
+    job = plan.job
+    numbers = np.empty((job.pp, data, tensor), np.int32)
+    weight = job.dp * job.tp / (data * tensor)
+    order = Order.READY if job.schedule == "axonn" and job.pp > 1 else Order.PROGRAM
+    for stage in range(job.pp):
+        for d in range(data):
+            for t in range(tensor):
+                device = stage * job.dp * job.tp + d * job.tp + t
+                rank = numbers[stage, d, t] = builder.add_rank(stage=stage, weight=weight, device=device)
+                for name in STREAMS:
+                    builder.add_stream(int(rank), name, order if name == "compute" else Order.PROGRAM)
+    return numbers
+
+
+def _add_meetings(
+    builder: GraphBuilder, plan: Plan, blocks: list[Ops], data: int, tensor: int, fold: str
+) -> dict[int, np.ndarray]:
+    """Groups and meetings; returns for each kind the number of the first meeting, (stages, data, tensor). A meeting's
+    work is that of its members' ops, so that it is the same for all of them."""
+    job = plan.job
+    shape = (job.pp, data, tensor)
+    ranks = np.arange(np.prod(shape)).reshape(shape)
+    bases = {kind: np.zeros(shape, np.int64) for kind in range(MEETINGS)}
+
+    def meetings(kind: int, stage: int, group: int) -> int:
+        block = blocks[stage]
+        own = block.kind == kind
+        return builder.add_meetings(block.work[own], group) if own.any() else 0
+
+    for stage in range(job.pp):
+        for d in range(data):
+            group = builder.add_group(ranks[stage, d], name=f"tensor-parallel, stage {stage}, replica {d}", size=job.tp)
+            bases[TENSOR][stage, d, :] = meetings(TENSOR, stage, group)
+        for t in range(tensor):
+            group = builder.add_group(ranks[stage, :, t], name=f"data-parallel, stage {stage}", size=job.dp)
+            bases[DATA][stage, :, t] = meetings(DATA, stage, group)
+            for first in range(0, data, max(1, min(job.ep, data))):
+                members = ranks[stage, first : first + job.ep, t]
+                group = builder.add_group(members, name=f"expert-parallel, stage {stage}", size=job.ep)
+                bases[EXPERT][stage, first : first + job.ep, t] = meetings(EXPERT, stage, group)
+    if job.pp > 1:
+        _add_boundaries(builder, plan, blocks, ranks, bases)
+    return bases
+
+
+def _add_boundaries(
+    builder: GraphBuilder, plan: Plan, blocks: list[Ops], ranks: np.ndarray, bases: dict[int, np.ndarray]
+) -> None:
+    """Between stages: for each pipeline one meeting for every boundary of pieces and micro-batch, forward and
+    backward, and one for the tied embedding. A boundary's number counts from the first piece of the model."""
+    job = plan.job
+    pieces, count = job.pp * job.virtual_stages, job.micro_batches
+    work_of = {}
+    for block in blocks:
+        for kind in (FORWARDS, BACKWARDS, TIED):
+            if kind not in work_of and (own := block.work[block.kind == kind]).size:
+                work_of[kind] = int(own[0])
+    for d in range(ranks.shape[1]):
+        for t in range(ranks.shape[2]):
+            for kind in (FORWARDS, BACKWARDS):
+                groups = [
+                    builder.add_group(
+                        (ranks[k % job.pp, d, t], ranks[(k + 1) % job.pp, d, t]),
+                        name=f"stages {k % job.pp} and {(k + 1) % job.pp}",
+                    )
+                    for k in range(pieces - 1)
+                ]
+                bases[kind][:, d, t] = builder.add_meetings(work_of[kind], np.repeat(groups, count))
+            if TIED in work_of:
+                group = builder.add_group((ranks[0, d, t], ranks[-1, d, t]), name="first and last stage")
+                bases[TIED][:, d, t] = builder.add_meetings(work_of[TIED], group, 1)
+
+
+def _placed(
+    ops: Ops, dep_start: np.ndarray, rank: int, bases: dict[int, np.ndarray], where: tuple[int, int, int]
+) -> tuple[np.ndarray, ...]:
+    """A block's arrays for one rank: its own streams and meetings."""
+    first = np.array([*(bases[kind][where] for kind in range(MEETINGS)), NO_MEETING], np.int32)
+    return (
+        ops.stream + np.int32(rank * len(STREAMS)),
+        ops.work,
+        first[ops.kind] + ops.number,
+        ops.micro_batch,
+        dep_start,
+        ops.deps,
+    )
+
+
+def _costs(graph: Graph, works: Works) -> Costs:
+    fixed, moved, rate = np.zeros(len(graph.works)), np.zeros(len(graph.works)), np.full(len(graph.works), np.inf)
+    for work, one in works.prices.items():
+        fixed[work], moved[work], rate[work] = one.fixed_s, one.bytes, one.bytes_per_s
+    of = graph.meetings.work
+    return Costs(
+        work_s=graph.works.seconds,
+        meeting_fixed_s=fixed[of],
+        meeting_bytes=moved[of],
+        meeting_bytes_per_s=rate[of],
+        meeting_route=np.full(len(of), NO_ROUTE, np.int32),
+    )

@@ -1,0 +1,235 @@
+"""Several jobs on one cluster: each emulated alone, then all of them together, iteration after iteration, on links that
+they share (`cluster/floor.py`) and on slots of aggregating switches. What comes out is an iteration of each beside what
+it takes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emulator import datafile
+from emulator.cluster.cluster import Cluster
+from emulator.cluster.fabric import Floor, place
+from emulator.jobs import iteration
+from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster
+from emulator.replay.conditions import Conditions
+from emulator.replay.engine import Replayed, replay
+from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.graph import Graph
+from emulator.workload.merge import merge
+from emulator.workload.repeat import repeat
+from switchml.errors import ConfigError
+
+SHARES = ("all", "fabric", "slots")
+ITERATIONS = 3
+"""Of the slowest job; the others go on as long."""
+MOST_ITERATIONS = 200
+MOST_OPS = 20_000_000
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One of the jobs."""
+
+    alone: Emulation
+    """With all slots to itself."""
+    alone_s: float
+    """An iteration in the same places, with all links and slots to itself."""
+    iteration_s: float
+    """Together with the others, on average over the iterations that ended while all of them ran."""
+    iterations: int
+    """How many those are."""
+    name: str
+
+    @property
+    def slowdown(self) -> float:
+        """How many times longer than alone."""
+        return self.iteration_s / self.alone_s
+
+    def to_json(self) -> dict[str, Any]:
+        """As of a job alone, with its time beside that in company."""
+        samples_per_s = self.alone.plan.job.global_batch / self.iteration_s
+        together = {"iteration_s": self.iteration_s, "alone_iteration_s": self.alone_s}
+        together |= {"slowdown": self.slowdown, "iterations": self.iterations, "samples_per_s": samples_per_s}
+        found = self.alone.to_json()
+        kept = ("model", "cluster", "gpus", "tp", "pp", "dp", "batch", "allreduce", "memory_bytes", "assumptions")
+        return {"name": self.name, **together, **{key: found[key] for key in kept}}
+
+
+@dataclass(frozen=True)
+class Tenancy:
+    """All of them."""
+
+    tenants: list[Tenant]
+    played: Replayed
+    shared_links: list[str]
+    assumptions: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "jobs": [tenant.to_json() for tenant in self.tenants],
+            "shared_links": self.shared_links,
+            "ops": len(self.played.graph.ops),
+            "events": self.played.events,
+            "wall_s": self.played.wall_s,
+            "assumptions": self.assumptions,
+        }
+
+
+def together(
+    requests: Sequence[Request],
+    names: Sequence[str],
+    *,
+    share: str = "all",
+    placement: str = "spread",
+    progress: Callable[[int, int], None] | None = None,
+    time_budget_s: float | None = None,
+) -> Tenancy:
+    """Emulate the jobs alone and in company. `share`: what they share, one of SHARES; `placement`: see
+    `floor.PLACEMENTS`. Raises ConfigError for jobs that can't be on one cluster."""
+    _check(requests, share)
+    cluster = load_cluster(requests[0])
+    if share != "slots":
+        # Uplinks are links of their own here: a job's prices need not take them for full.
+        cluster = dataclasses.replace(cluster, between=dataclasses.replace(cluster.between, oversubscription=1.0))
+    alone = [emulate(request, cluster=cluster, time_budget_s=time_budget_s) for request in requests]
+    crowded = _crowded(requests, alone, cluster) if share != "fabric" else alone
+    nodes = place([one.plan.job.gpus for one in alone], cluster, placement)
+    floor = Floor(load_cluster(requests[0]), 1 + max(int(own.max()) for own in nodes))
+    links = np.flatnonzero(_used(alone, nodes, floor)) if share != "slots" else np.empty(0, int)
+    alone_s = [
+        replay(one.played.graph, _routed(one, own, floor, links), one.played.conditions).makespan_s
+        for one, own in zip(alone, nodes, strict=True)
+    ]
+    routed = [_routed(one, own, floor, links) for one, own in zip(crowded, nodes, strict=True)]
+
+    longest_s = max(alone_s)
+    times = [
+        min(MOST_ITERATIONS, 1 + math.ceil(ITERATIONS * longest_s / own_s), _affordable(one, len(crowded)))
+        for one, own_s in zip(crowded, alone_s, strict=True)
+    ]
+    whole = [repeat(one.played.graph, costs, count) for one, costs, count in zip(crowded, routed, times, strict=True)]
+    graph, costs = merge([graph for graph, _ in whole], [costs for _, costs in whole])
+    graph = dataclasses.replace(graph, job_names=list(names))
+    played = replay(graph, costs, _conditions(crowded), progress=progress, time_budget_s=time_budget_s)
+    ends = [_ends(played, job, count) for job, count in enumerate(times)]
+    horizon_s = min(end[-1] for end in ends)
+    counted = [max(1, int(np.searchsorted(end, horizon_s, side="right"))) for end in ends]
+    tenants = [
+        Tenant(one, own_s, float(end[count - 1] / count), count, name)
+        for one, own_s, end, count, name in zip(alone, alone_s, ends, counted, names, strict=True)
+    ]
+    shared = [floor.names()[link] for link in np.flatnonzero(_used(alone, nodes, floor) > 1)] if len(links) else []
+    return Tenancy(tenants, played, shared, _assumptions(share, placement, crowded, shared))
+
+
+def _check(requests: Sequence[Request], share: str) -> None:
+    if share not in SHARES:
+        raise ConfigError(datafile.unknown("share", share, SHARES))
+    for what in ("cluster", "switch"):
+        different = {str(getattr(request, what)): None for request in requests}
+        if len(different) > 1:
+            raise ConfigError(f"jobs on one cluster must name the same {what}, not {' and '.join(different)}")
+    if len({request.hindrances.jitter for request in requests}) > 1:
+        raise ConfigError("jobs on one cluster must have the same jitter: it is the machines'")
+
+
+def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Cluster) -> list[Emulation]:
+    """The same with slots shared evenly among those that aggregate in switches."""
+    users = sum(request.job.allreduce == "switchml" for request in requests)
+    if users < 2:
+        return alone
+    shared = []
+    for request, one in zip(requests, alone, strict=True):
+        if request.job.allreduce == "switchml" and request.network.jobs == 1:
+            network = dataclasses.replace(request.network, jobs=users)
+            one = emulate(dataclasses.replace(request, network=network), cluster=cluster)
+        shared.append(one)
+    return shared
+
+
+def _affordable(one: Emulation, jobs: int) -> int:
+    return max(2, MOST_OPS // jobs // len(one.played.graph.ops))
+
+
+def _conditions(jobs: list[Emulation]) -> Conditions:
+    """Of all jobs; ranks and jobs counted on."""
+    slowness, first = {}, 0
+    for one in jobs:
+        slowness |= {first + rank: factor for rank, factor in one.played.conditions.slowness.items()}
+        first += len(one.played.graph.ranks)
+    slowdown = {job: one.played.conditions.slowdowns().get(-1, 0.0) for job, one in enumerate(jobs)}
+    return dataclasses.replace(jobs[0].played.conditions, slowness=slowness, overlap_slowdown=slowdown)
+
+
+def _ends(played: Replayed, job: int, times: int) -> np.ndarray:
+    """float64 (times,): when each iteration of a job was over."""
+    of_job = played.graph.ranks.job[played.graph.op_rank()] == job
+    return played.end_s[of_job].reshape(times, -1).max(axis=1)
+
+
+# Links
+
+
+def _used(jobs: list[Emulation], nodes: list[np.ndarray], floor: Floor) -> np.ndarray:
+    """int (links,): how many jobs load each link, as far as that is of interest: ports that one job has to itself are
+    in its prices."""
+    users = np.zeros(len(floor.names()), int)
+    for one, own in zip(jobs, nodes, strict=True):
+        users += _loads(one, own, floor)[0].any(axis=0)
+    users[: floor.nodes][users[: floor.nodes] < 2] = 0
+    return users
+
+
+def _routed(one: Emulation, nodes: np.ndarray, floor: Floor, links: np.ndarray) -> Costs:
+    """The job's costs with `links` in them."""
+    load, kind = _loads(one, nodes, floor)
+    load = load[:, links]
+    used = load > 0
+    fabric = Fabric(
+        link_name=[floor.names()[link] for link in links],
+        link_bytes_per_s=floor.bytes_per_s()[links],
+        start=np.concatenate([[0], np.cumsum(used.sum(axis=1))]).astype(np.int64),
+        link=np.nonzero(used)[1].astype(np.int32),
+        share=load[used],
+    )
+    route = np.where(used.any(axis=1)[kind], kind, NO_ROUTE).astype(np.int32)
+    return dataclasses.replace(one.played.costs, meeting_route=route, fabric=fabric)
+
+
+def _loads(one: Emulation, nodes: np.ndarray, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (kinds, links): bytes on each link for each byte of a meeting of that kind; and the kind of each meeting.
+    Meetings of a group about a work are of one kind."""
+    graph: Graph = one.played.graph
+    prices = iteration.prices(one.plan)
+    pairs = np.stack([graph.meetings.work, graph.meetings.group], axis=1)
+    kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
+    load = np.zeros((len(kinds), len(floor.names())))
+    for number, (work, group) in enumerate(kinds.tolist()):
+        if work not in prices:
+            continue
+        # A rank stands for `weight` accelerators that follow each other (emulator/jobs/iteration.py).
+        members = graph.groups.members(group)
+        weight = graph.ranks.weight[members].astype(int)
+        device = np.concatenate([np.arange(n) + at for n, at in zip(weight, graph.ranks.device[members], strict=True)])
+        load[number] = floor.load(nodes[device], prices[work], weight.sum() / graph.groups.size[group])
+    return load, kind.ravel()
+
+
+def _assumptions(share: str, placement: str, jobs: list[Emulation], links: list[str]) -> list[str]:
+    said = []
+    if share != "slots":
+        how = "dealt to the jobs in turns" if placement == "spread" else "given to one job after the other"
+        said.append(f"nodes are {how}; links that two jobs use are shared max-min fair, {len(links)} of them")
+    users = sum(one.plan.job.allreduce == "switchml" for one in jobs)
+    if share != "fabric" and users > 1:
+        said.append(f"slots of the switches are divided evenly among {users} jobs, whether or not all of them stream")
+    said.append("all jobs begin at once; an iteration is the average while all of them run")
+    return said

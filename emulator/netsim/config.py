@@ -1,0 +1,307 @@
+"""What a simulated network consists of: plain dataclasses that refuse nonsense, and the TOML files that describe them.
+
+    seed = 1
+
+    [link]                       # of every host, both ways
+    rate_bps = 10e9
+    delay_s = 1e-6
+    loss = 0.001
+
+    [racks]                      # optional: hosts in racks, one link from each rack to the aggregation switch
+    hosts = 4
+    rate_bps = 20e9
+    aggregate = true             # a rack's switch adds up its own ranks; else it only forwards
+
+    [[jobs]]
+    workers = 8
+    size_bytes = 26214400
+    backend = "switchml"         # or "ring": Gloo's all-reduce over TCP
+
+Keys are the fields of the classes below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from switchml.control.allocation import default_slots, fit_slots
+from switchml.errors import ConfigError
+from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FRAMING_BYTES = 8 + 20 + 14 + 4 + 8 + 12
+"""What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
+802.3)."""
+WIRE_OF = {"int32": 0, "int16": 1, "int8": 2}
+BACKENDS = ("switchml", "ring")
+
+
+def _check(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """One direction of a link. `burst_bytes`: what may pass at once after a pause, as in a token bucket (tc-tbf).
+    `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a packet occupies it,
+    for hosts and switches that handle so many packets a second and no more. `loss`: share of packets lost, in bursts
+    of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: a random addition to the delay, up
+    to this, that keeps the order. `duplicate`: share of packets that arrive twice. `late`: share of packets that
+    arrive up to `late_s` later than they should, and so out of order. `framing_bytes`: added to each packet's length.
+    """
+
+    rate_bps: float = 10e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    burst_bytes: int = 0
+    packet_s: float = 0.0
+    loss: float = 0.0
+    burst_packets: float = 1.0
+    jitter_s: float = 0.0
+    duplicate: float = 0.0
+    late: float = 0.0
+    late_s: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check(self.rate_bps > 0, f"rate_bps = {self.rate_bps:g}: expected more than 0")
+        for name in ("loss", "duplicate", "late"):
+            value = getattr(self, name)
+            _check(0 <= value < 1, f"{name} = {value}: expected a probability, at least 0 and less than 1")
+        for name in ("delay_s", "packet_s", "jitter_s", "late_s", "queue_bytes", "burst_bytes", "framing_bytes"):
+            _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
+        _check(self.burst_packets >= 1, f"burst_packets = {self.burst_packets}: expected 1 or more")
+
+
+@dataclass(frozen=True)
+class RackConfig:
+    """Hosts in racks of `hosts`, each with one link of these properties, both ways, to the aggregation switch.
+    `aggregate`: whether a rack's switch adds up its own ranks and sends one partial sum up (docs/protocol.md,
+    section 9), or forwards all of them."""
+
+    hosts: int
+    aggregate: bool = False
+    rate_bps: float = 40e9
+    delay_s: float = 1e-6
+    queue_bytes: int = 0
+    loss: float = 0.0
+    framing_bytes: int = FRAMING_BYTES
+
+    def __post_init__(self) -> None:
+        _check(self.hosts >= 1, f"racks.hosts = {self.hosts}: expected 1 or more")
+        self.link  # noqa: B018 (raises what the link's own check finds)
+
+    @property
+    def link(self) -> LinkConfig:
+        return LinkConfig(
+            rate_bps=self.rate_bps,
+            delay_s=self.delay_s,
+            queue_bytes=self.queue_bytes,
+            loss=self.loss,
+            framing_bytes=self.framing_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class SwitchConfig:
+    """The aggregation switch. `slots`: what v2 jobs may have together. `packets_per_s`: how many it takes in (0: line
+    rate). `latency_s`: from a packet's arrival to the departure of what it causes.
+    """
+
+    slots: int = 65536
+    packets_per_s: float = 0.0
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check(self.slots >= 2, f"switch.slots = {self.slots}: expected 2 or more")
+        _check(self.packets_per_s >= 0, f"switch.packets_per_s = {self.packets_per_s:g}: expected 0 or more")
+        _check(self.latency_s >= 0, f"switch.latency_s = {self.latency_s:g}: expected 0 or more")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
+
+    `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
+    which hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`:
+    what passes on each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as
+    one (60: a host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
+    later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
+    """
+
+    workers: int = 4
+    size_bytes: int = 1 << 20
+    name: str = ""
+    backend: str = "switchml"
+    wire: str = "int32"
+    payload_bytes: int = 1024
+    slots: int = 0
+    window: int = 0
+    repeats: int = 1
+    start_s: float = 0.0
+    pause_s: float = 0.0
+    train_packets: int = 1
+    hosts: tuple[int, ...] = ()
+    late_ranks: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(1 <= self.workers <= V2_MAX_WORKERS, f"workers = {self.workers}: expected 1 to {V2_MAX_WORKERS}")
+        _check(
+            self.size_bytes >= 4 and self.size_bytes % 4 == 0,
+            f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
+        )
+        _check(self.backend in BACKENDS, f"backend = {self.backend!r}: expected one of {', '.join(BACKENDS)}")
+        _check(self.wire in WIRE_OF, f"wire = {self.wire!r}: expected one of {', '.join(WIRE_OF)}")
+        _check(
+            self.payload_bytes in SIZE_CODE_OF,
+            f"payload_bytes = {self.payload_bytes}: expected one of {', '.join(map(str, SIZE_CODE_OF))}",
+        )
+        if self.slots:
+            check_slots(self.slots)
+        _check(self.repeats >= 1, f"repeats = {self.repeats}: expected 1 or more")
+        _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
+        _check(self.window >= 0, f"window = {self.window}: expected 0 or more")
+        for name in ("start_s", "pause_s"):
+            _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
+        _check(
+            not self.hosts or len(set(self.hosts)) == len(self.hosts) == self.workers,
+            f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, one a rank",
+        )
+        for rank, late_s in self.late_ranks.items():
+            _check(
+                0 <= rank < self.workers and late_s >= 0,
+                f"late_ranks: rank {rank} is {late_s} s late: expected ranks 0 to {self.workers - 1}, and 0 s or more",
+            )
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Everything. `slow_hosts[h]`: fields of `link` that are others for host h."""
+
+    jobs: tuple[JobConfig, ...]
+    link: LinkConfig = LinkConfig()
+    switch: SwitchConfig = SwitchConfig()
+    racks: RackConfig | None = None
+    slow_hosts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    seed: int = 1
+    limit_s: float = 3600.0
+    """Virtual time after which the run is given up."""
+
+    def __post_init__(self) -> None:
+        _check(bool(self.jobs), "a network without jobs: expected at least one")
+        _check(self.limit_s > 0, f"limit_s = {self.limit_s}: expected more than 0")
+        for host in self.slow_hosts:
+            _check(0 <= host < self.hosts, f"slow_hosts: host {host}: expected 0 to {self.hosts - 1}")
+            self.link_of(host)
+        self.slots_of_jobs()
+
+    def placement(self) -> list[tuple[int, ...]]:
+        """The hosts of each job's ranks: as it says, else the next ones that no job has been given."""
+        places, free = [], max((max(job.hosts) + 1 for job in self.jobs if job.hosts), default=0)
+        for job in self.jobs:
+            if job.hosts:
+                places.append(job.hosts)
+            else:
+                places.append(tuple(range(free, free + job.workers)))
+                free += job.workers
+        return places
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return 1 + max(max(place) for place in self.placement())
+
+    def link_of(self, host: int) -> LinkConfig:
+        """A host's link."""
+        changes = self.slow_hosts.get(host, {})
+        return _make(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
+
+    def slots_of_jobs(self) -> list[int]:
+        """What the aggregator's own rule gives each job, first come, first served; 0 for rings. Raises ConfigError if
+        there are not enough."""
+        slots, free = [], self.switch.slots
+        for number, job in enumerate(self.jobs):
+            if job.backend != "switchml":
+                slots.append(0)
+                continue
+            wanted = job.slots or default_slots(job.workers)
+            slots.append(fit_slots(wanted, free))
+            _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
+            free -= slots[-1]
+        return slots
+
+
+def load(path: str | Path) -> NetworkConfig:
+    """Read a TOML file as shown above. Raises ConfigError that names the file and what is wrong in it."""
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not a TOML file: {error}") from None
+    try:
+        return from_table(table)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def from_table(table: Mapping[str, Any]) -> NetworkConfig:
+    """The same from the dictionary that a TOML file is. Raises ConfigError."""
+    table = dict(table)
+    jobs = table.get("jobs", [])
+    _check(isinstance(jobs, list), "jobs: expected a list of tables, [[jobs]]")
+    made: dict[str, Any] = {"jobs": tuple(_job(job, f"jobs[{i}]") for i, job in enumerate(jobs))}
+    for name, kind in (("link", LinkConfig), ("switch", SwitchConfig), ("racks", RackConfig)):
+        if name in table:
+            made[name] = _make(kind, table[name], name)
+    if "slow_hosts" in table:
+        made["slow_hosts"] = _by_number(table["slow_hosts"], "slow_hosts")
+    return _make(NetworkConfig, {**table, **made}, "")
+
+
+def _job(table: Any, where: str) -> JobConfig:
+    _check(isinstance(table, dict), f"{where}: expected a table")
+    table = dict(table)
+    if "hosts" in table:
+        table["hosts"] = tuple(table["hosts"])
+    if "late_ranks" in table:
+        table["late_ranks"] = _by_number(table["late_ranks"], f"{where}.late_ranks")
+    return _make(JobConfig, table, where)
+
+
+def _by_number(table: Any, where: str) -> dict[int, Any]:
+    """TOML's keys are strings."""
+    try:
+        return {int(key): value for key, value in table.items()}
+    except (AttributeError, ValueError):
+        raise ConfigError(f"{where}: expected a table whose keys are numbers, as in 3 = 0.001") from None
+
+
+def _make(kind: type, table: Any, where: str) -> Any:
+    _check(isinstance(table, dict), f"{where}: expected a table")
+    prefix = f"{where}." if where else ""
+    known = {item.name: item for item in dataclasses.fields(kind)}
+    for key, value in table.items():
+        _check(key in known, f"unknown key {prefix}{key}: expected one of {', '.join(known)}")
+        kinds = {"float": (int, float), "int": int, "str": str, "bool": bool}.get(str(known[key].type))
+        _check(
+            kinds is None or (isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))),
+            f"{prefix}{key} = {value!r}: expected a value of type {known[key].type}",
+        )
+    try:
+        return kind(**table)
+    except ConfigError as error:
+        raise ConfigError(f"{prefix.rstrip('.')}: {error}" if where else str(error)) from None
+    except TypeError as error:
+        raise ConfigError(f"{where or 'network'}: {error}") from None

@@ -1,0 +1,345 @@
+"""Build a network, run its jobs, and say what came out: times, goodput, retransmissions, queues. Every sum is checked
+against exact arithmetic; a wrong one is an error, not a result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import simpy
+
+from emulator.netsim import bounds, ring
+from emulator.netsim.aggregator import Aggregator
+from emulator.netsim.config import WIRE_OF, JobConfig, LinkConfig, NetworkConfig
+from emulator.netsim.link import NS, LinkCounts, at
+from emulator.netsim.packets import Packet, Train
+from emulator.netsim.racks import TreeSwitch, rack_address, seats
+from emulator.netsim.rank import Rank
+from emulator.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
+from emulator.netsim.topology import Fabric
+from switchml.errors import SwitchMLError
+from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
+from switchml.protocol.packet import CODE_ZERO
+from switchml.protocol.pool import Pool
+from switchml.protocol.worker import Worker, elements_per_chunk
+
+PROGRESS_EVERY = 20_000
+"""Steps of the simulation between two reports of progress."""
+_LARGEST = 1000
+"""Values are whole numbers up to this, so that sums of floats are exact and chunks hardly differ in their exponent."""
+
+
+@dataclass
+class JobResult:
+    """`seconds[k]`: from the first rank's beginning of all-reduce k to the last rank's end. `bound_s`: the closed
+    form of bounds.py without loss, late ranks or others' traffic. Counters are sums over the ranks."""
+
+    config: JobConfig
+    slots: int
+    bound_s: float
+    seconds: list[float] = field(default_factory=list)
+    sent: int = 0
+    retransmitted: int = 0
+    spurious: int = 0
+    waits: int = 0
+    repeated_rounds: int = 0
+    timeouts: int = 0
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def goodput_bps(self) -> float:
+        """Bits of tensor a second that each rank gets reduced (algbw, in bits)."""
+        return 8 * self.config.size_bytes / self.median_s
+
+
+@dataclass
+class Result:
+    """`seconds`: virtual time until the last job was done. `links`: counts by name."""
+
+    config: NetworkConfig
+    jobs: list[JobResult]
+    links: dict[str, LinkCounts]
+    rates_bps: dict[str, float]
+    seconds: float
+    most_waiting_packets: float
+    """In front of the switch's pipeline."""
+    steps: int
+    wall_s: float
+
+    def utilisation(self, name: str) -> float:
+        """A link's share of time in use."""
+        return 8 * self.links[name].bytes / self.rates_bps[name] / self.seconds if self.seconds else 0.0
+
+
+def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, steps: None) -> Result:
+    """Play `config` to its end. `say(share of work done, steps)` is called now and then.
+
+    Raises SwitchMLError if a sum is wrong, or if the jobs are not done at `config.limit_s` of virtual time.
+    """
+    started = time.perf_counter()
+    network = _Network(config)
+    env, steps = network.env, 0
+    while network.running:
+        if not env.peek() <= config.limit_s * NS:
+            raise SwitchMLError(
+                f"not done after {config.limit_s:g} s of virtual time: "
+                + "; ".join(player.where() for player in network.players if not player.is_done)
+            )
+        env.step()
+        steps += 1
+        if steps % PROGRESS_EVERY == 0:
+            say(network.share_done, steps)
+    for player in network.players:
+        player.finish()
+    return Result(
+        config,
+        [player.result for player in network.players],
+        {link.name: link.counts for link in network.fabric.links},
+        {link.name: link.config.rate_bps for link in network.fabric.links},
+        env.now / NS,
+        network.fabric.switch.most_waiting,
+        steps,
+        time.perf_counter() - started,
+    )
+
+
+class _Network:
+    def __init__(self, config: NetworkConfig):
+        self.env = simpy.Environment(0)
+        self.fabric = Fabric(self.env, config)
+        self._is_tree = bool(config.racks and config.racks.aggregate)
+        self._racks = [
+            TreeSwitch(self.fabric.in_rack, up.send) for up in (self.fabric.rack_up if self._is_tree else ())
+        ]
+        for number, rack in enumerate(self._racks):
+            self.fabric.to_rack[number] = rack.receive
+            self.fabric.to_rack[rack_address(number)] = rack.receive_result
+        self._core = (TreeSwitch if self._is_tree else Aggregator)(self.fabric.from_aggregator)
+        self.fabric.to_aggregator = self._core.receive
+        self.players: list[_AggregatedJob | _RingJob] = []
+        self.running = len(config.jobs)
+        self._handlers: dict[tuple[int, int], Callable[[Packet], None]] = {}
+        for h in range(config.hosts):
+            self.fabric.to_host[h] = self._at_host
+        for number, (job, hosts, slots) in enumerate(
+            zip(config.jobs, config.placement(), config.slots_of_jobs(), strict=True)
+        ):
+            kind = _AggregatedJob if job.backend == "switchml" else _RingJob
+            self.players.append(kind(self, config, number, job, hosts, slots))
+
+    @property
+    def share_done(self) -> float:
+        return sum(player.share_done for player in self.players) / len(self.players)
+
+    def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
+        """Give a job its pool; a tree, one at each rack with ranks of it and one above."""
+        if isinstance(self._core, Aggregator):
+            self._core.add(number, Pool(workers=job.workers, **pool), hosts, job.train_packets)
+            return
+        racks = sorted({self.fabric.rack_of(host) for host in hosts})
+        ranks = [[rank for rank, host in enumerate(hosts) if self.fabric.rack_of(host) == rack] for rack in racks]
+        below, above = seats(ranks, racks, hosts, job.train_packets, **pool)
+        for rack, seat in zip(racks, below, strict=True):
+            self._racks[rack].add(number, seat)
+        self._core.add(number, above)
+
+    def expect(self, job: int, rank: int, handler: Callable[[Packet], None]) -> None:
+        """Packets of protocol 2 for this rank go to `handler`."""
+        self._handlers[job, rank] = handler
+
+    def _at_host(self, packet: Any) -> None:
+        if isinstance(packet, Segment):
+            packet.connection.receive(packet)
+        else:
+            first = packet.packets[0] if isinstance(packet, Train) else packet
+            self._handlers[first.job, first.rank](packet)
+
+    def ended(self) -> None:
+        self.running -= 1
+
+
+class _Job:
+    """What both kinds of job share: ranks begin their all-reduces one after the other, each when its last one is
+    done."""
+
+    def __init__(self, network: _Network, job: JobConfig, bound_s: float, slots: int):
+        self.network, self.config = network, job
+        self.result = JobResult(job, slots, bound_s)
+        self._begun = [None] * job.repeats
+        self._ended = [0] * job.repeats
+        self._calls = [0] * job.workers  # all-reduces that each rank has begun
+        self._left = job.workers * job.repeats
+        for rank in range(job.workers):
+            self._schedule(rank, int(job.start_s * NS))
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    @property
+    def share_done(self) -> float:
+        """Of all ranks' all-reduces."""
+        return 1 - self._left / (self.config.workers * self.config.repeats)
+
+    def where(self) -> str:
+        """For messages: what is still to be done."""
+        least = min(self._calls)
+        slow = [rank for rank, calls in enumerate(self._calls) if calls == least]
+        return f"job {self.config.name or self.config.backend}: all-reduce {least}, ranks {slow[:8]}"
+
+    def _schedule(self, rank: int, time_ns: int) -> None:
+        late_ns = int((self.config.pause_s + self.config.late_ranks.get(rank, 0.0)) * NS)
+        at(self.network.env, time_ns + late_ns, self._begin, rank)
+
+    def _begin(self, rank: int) -> None:
+        call = self._calls[rank]
+        self._calls[rank] += 1
+        if self._begun[call] is None:
+            self._begun[call] = self.network.env.now
+        self.start(rank)
+
+    def start(self, rank: int) -> None:
+        raise NotImplementedError
+
+    def done(self, rank: int) -> None:
+        """A rank's all-reduce is done."""
+        call, now = self._calls[rank] - 1, self.network.env.now
+        self._ended[call] = max(self._ended[call], now)
+        self._left -= 1
+        if call + 1 < self.config.repeats:
+            self._schedule(rank, now)
+        elif not self._left:
+            self.network.ended()
+
+    def finish(self) -> None:
+        """Fill in the result."""
+        self.result.seconds = [(end - begin) / NS for begin, end in zip(self._begun, self._ended, strict=True)]
+
+
+class _AggregatedJob(_Job):
+    """All-reduces through the aggregation switch."""
+
+    def __init__(
+        self,
+        network: _Network,
+        config: NetworkConfig,
+        number: int,
+        job: JobConfig,
+        hosts: tuple[int, ...],
+        slots: int,
+    ):
+        slowest = max((config.link_of(host) for host in hosts), key=lambda link: _packet_time(job, link))
+        above = config.racks.link if config.racks and config.racks.aggregate else None
+        super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above), slots)
+        generator = np.random.default_rng((config.seed, number))
+        numel = job.size_bytes // 4
+        self._values = generator.integers(-_LARGEST, _LARGEST + 1, numel + job.workers).astype(np.float32)
+        self._sums = [np.zeros(numel, np.float32) for _ in range(job.workers)]
+        self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
+        isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
+        shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRE_OF[job.wire]}
+        network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
+        chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
+        self._ranks, self._histories = [], []
+        for rank in range(job.workers):
+            worker = Worker(
+                rank=rank,
+                workers=job.workers,
+                slots=slots,
+                tag=1 + number,
+                isn=isn,
+                window=min(job.window or slots, slots),
+                payload_bytes=job.payload_bytes,
+            )
+            up = network.fabric.up[hosts[rank]]
+            self._ranks.append(
+                Rank(
+                    network.env,
+                    worker,
+                    number,
+                    rank,
+                    up.send,
+                    lambda done: self.done(done.rank),
+                    job.train_packets,
+                    config.link.framing_bytes,
+                )
+            )
+            self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
+            network.expect(number, rank, self._ranks[rank].receive)
+
+    def _source(self, rank: int) -> np.ndarray:
+        """Different for each rank, in the memory of one."""
+        return self._values[rank : rank + self.config.size_bytes // 4]
+
+    def start(self, rank: int) -> None:
+        self._ranks[rank].start(self._source(rank), self._sums[rank], self._dtype, self._histories[rank])
+
+    def finish(self) -> None:
+        super().finish()
+        for rank in self._ranks:
+            me = rank.worker.me
+            self.result.sent += int(me["sent"])
+            self.result.retransmitted += int(me["retransmitted"])
+            self.result.spurious += int(me["spurious"])
+            self.result.waits += int(me["waits"])
+            self.result.repeated_rounds += int(me["repeats"])
+        exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
+        wire, workers = WIRE_OF[self.config.wire], self.config.workers
+        # Narrow lanes: each rank's value is off by half a step at most, of the largest power of two above it or of a
+        # larger one that was guessed.
+        off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0
+        for rank, sums in enumerate(self._sums):
+            if not np.array_equal(sums, self._sums[0]) or np.abs(sums - exact).max() > off:
+                raise SwitchMLError(f"job {self.config.name}: rank {rank} has a wrong sum")
+
+
+class _RingJob(_Job):
+    """All-reduces by Gloo's ring."""
+
+    def __init__(
+        self,
+        network: _Network,
+        config: NetworkConfig,
+        number: int,
+        job: JobConfig,
+        hosts: tuple[int, ...],
+        slots: int,
+    ):
+        links = [config.link_of(host) for host in hosts]
+        sent = ring.sent_bytes(job.workers, job.size_bytes)
+        share = MSS_BYTES / (MSS_BYTES + HEADER_BYTES + config.link.framing_bytes)
+        super().__init__(network, job, max(8 * sent / (link.rate_bps * share) for link in links), slots)
+        env, fabric = network.env, network.fabric
+        self._ranks = [ring.RingRank(env, rank, job.workers, job.size_bytes) for rank in range(job.workers)]
+        self._connections = []
+        if job.workers > 1:
+            for rank, player in enumerate(self._ranks):
+                to = (rank - 1) % job.workers
+                ends = (hosts[rank], hosts[to])
+                player.connection = Connection(
+                    env, ends, fabric.up[ends[0]].send, fabric.up[ends[1]].send, self._ranks[to].take
+                )
+                self._connections.append(player.connection)
+
+    def start(self, rank: int) -> None:
+        player = self._ranks[rank]
+        self.network.env.process(player.run(lambda done: self.done(done.rank)))
+
+    def finish(self) -> None:
+        super().finish()
+        for connection in self._connections:
+            self.result.retransmitted += connection.retransmitted
+            self.result.timeouts += connection.timeouts
+            self.result.sent += connection.sent
+
+
+def _packet_time(job: JobConfig, link: LinkConfig) -> float:
+    return max(8 * (job.payload_bytes + 10 + link.framing_bytes) / link.rate_bps, link.packet_s) + link.delay_s

@@ -1,0 +1,178 @@
+"""Racks that aggregate: a tree of two levels (docs/protocol.md, section 9). A rack's switch adds up its own ranks and
+sends one partial sum up; the switch above adds those, and its result comes down the same way. Both apply the
+aggregator's own rule (switchml/protocol/pool.py): the one below with its ranks, the one above with racks in the place
+of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.netsim.packets import AGGREGATOR, Packet, Train, coupled
+from switchml.protocol import packet as wire_format
+from switchml.protocol.packet import BITMAP_BYTES, FLAG_MIXED, FLAG_OVERFLOW, HEADER_BYTES, R_FLAG
+from switchml.protocol.pool import CONSUME, MULTICAST, UNICAST, WAITING, Pool, receive_v2, result_of
+from switchml.runtime.memory import u8_at
+
+PARTIAL = 0x04
+"""In the size code of a partial sum."""
+TAIL_BYTES = 2
+"""Behind its payload: the flags that it has below, and 0."""
+
+
+def rack_address(rack: int) -> int:
+    """What `Packet.to` says of a packet for a rack's switch."""
+    return AGGREGATOR - 1 - rack
+
+
+@dataclass
+class Seat:
+    """One job at one switch. `children[i]`: what the pool's rank i is: job ranks behind it, and where they are reached
+    (a host, or a rack's address)."""
+
+    pool: Pool
+    children: tuple[tuple[tuple[int, ...], int], ...]
+    train_packets: int = 1
+    number: int = 0
+    """Of this switch among the children of the one above."""
+    kept: dict[int, int] = field(default_factory=dict)
+    """Row → seq of the result from above that stands in it."""
+
+    def __post_init__(self) -> None:
+        self.index = {rank: i for i, (ranks, _) in enumerate(self.children) for rank in ranks}
+
+
+class TreeSwitch:
+    """`down(packet or train)` carries it to where it is for. `up`: the same towards the switch above; None: there is
+    none."""
+
+    def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
+        self._down, self._up = down, up
+        self._seats: dict[int, Seat] = {}
+        self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
+
+    def add(self, job: int, seat: Seat) -> None:
+        """Before anything arrives."""
+        self._seats[job] = seat
+
+    def receive(self, item: Packet | Train) -> None:
+        """Contributions of ranks, or a partial sum, from below."""
+        packets = item.packets if isinstance(item, Train) else (item,)
+        seat = self._seats[packets[0].job]
+        by_child: dict[int, list[Packet]] = {}
+        for packet in packets:
+            for child, answer in self._answers(seat, packet):
+                by_child.setdefault(child, []).append(answer)
+        framing_bytes = item.framing_bytes if isinstance(item, Train) else 0
+        for answers in by_child.values():
+            for coupling in coupled(answers, seat.train_packets if framing_bytes else 1, framing_bytes):
+                self._down(coupling)
+
+    def _answers(self, seat: Seat, packet: Packet) -> list[tuple[int, Packet]]:
+        pool, child = seat.pool, seat.index[packet.rank]
+        data, flags = packet.data, 0
+        is_partial = data[0] & PARTIAL != 0
+        if is_partial != (seat.children[child][1] < AGGREGATOR):
+            return []  # a rank sends no partial sum, and a switch nothing else
+        if is_partial:
+            flags = int(data[-TAIL_BYTES])
+            data = data[:-TAIL_BYTES].copy()
+            data[0] &= ~PARTIAL & 0xFF
+        state = (pool.job[0], pool.slots, pool.seen, pool.rows, pool.wide, pool.counters, self._reply)
+        action, row = receive_v2(*state, child, data.ctypes.data, len(data))
+        if flags and action in (CONSUME, MULTICAST):
+            self._add_flags(seat, row, flags)
+        if action == WAITING:
+            return [self._to_child(seat, packet, child, self._wait(seat))]
+        if self._up is not None and action == MULTICAST:
+            self._send_up(seat, packet, row, is_again=False)
+        elif self._up is not None and action == UNICAST and seat.kept.get(row) != int(pool.slots[row]["seq"]):
+            if data[0] & R_FLAG:
+                self._send_up(seat, packet, row, is_again=True)
+        elif action == MULTICAST:
+            return self._to_all(seat, packet, self._result(seat, row))
+        elif action == UNICAST:
+            _, length = result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row)
+            return [self._to_child(seat, packet, child, self._reply[:length])]
+        return []
+
+    def _add_flags(self, seat: Seat, row: int, flags: int) -> None:
+        """The flags that a partial sum has count for the slot; a result that was just made says so."""
+        seat.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
+        self._result(seat, row)[HEADER_BYTES - 1] = seat.pool.slots[row]["flags"]
+
+    @staticmethod
+    def _result(seat: Seat, row: int) -> np.ndarray:
+        """uint8: the result packet in a row, itself."""
+        pool = seat.pool
+        return u8_at(*result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row))
+
+    def _wait(self, seat: Seat) -> np.ndarray:
+        """The wait packet in the reply, its missing children as their ranks."""
+        packet = self._reply[: HEADER_BYTES + BITMAP_BYTES]
+        missing = np.flatnonzero(np.unpackbits(packet[HEADER_BYTES:], bitorder="little"))
+        bits = np.zeros(8 * BITMAP_BYTES, np.uint8)
+        bits[[rank for child in missing for rank in seat.children[child][0]]] = 1
+        packet[HEADER_BYTES:] = np.packbits(bits, bitorder="little")
+        return packet
+
+    def _to_child(self, seat: Seat, packet: Packet, child: int, data: np.ndarray) -> tuple[int, Packet]:
+        ranks, to = seat.children[child]
+        return child, Packet(data, packet.job, ranks[0], to)
+
+    def _to_all(self, seat: Seat, packet: Packet, data: np.ndarray) -> list[tuple[int, Packet]]:
+        return [self._to_child(seat, packet, child, data) for child in range(len(seat.children))]
+
+    # With a switch above
+
+    def _send_up(self, seat: Seat, packet: Packet, row: int, *, is_again: bool) -> None:
+        """The partial sum in a row, as a contribution to the switch above."""
+        slot = seat.pool.slots[row]
+        partial = np.concatenate([self._result(seat, row), np.array([slot["flags"], 0], np.uint8)])
+        size = wire_format.SIZE_CODE_OF[int(seat.pool.job[0]["payload"])] | PARTIAL
+        wire = int(slot["form"]) & 3
+        partial[0] = (wire_format.CONTRIBUTION + wire) << 4 | (R_FLAG if is_again else 0) | size
+        partial[HEADER_BYTES - 1] = int(slot["used"]) & 0xFF
+        first_rank = seat.children[0][0][0]
+        self._up(Packet(partial, packet.job, first_rank))
+
+    def receive_result(self, packet: Packet) -> None:
+        """A result or a wait packet from above."""
+        seat = self._seats[packet.job]
+        pool, data = seat.pool, packet.data
+        seq = int.from_bytes(data[2:6].tobytes(), "big")
+        row = seq & (len(pool.slots) - 1)
+        slot = pool.slots[row]
+        is_open = int(slot["seq"]) == seq and slot["count"] == len(seat.children) and seat.kept.get(row) != seq
+        if not is_open or not pool.seen[row].any():
+            return
+        if data[0] >> 4 == wire_format.WAIT:
+            down = data
+        else:
+            down = self._result(seat, row)
+            down[:] = data
+            down[0] &= ~R_FLAG & 0xFF
+            seat.kept[row] = seq
+        for _, answer in self._to_all(seat, packet, down):
+            self._down(answer)
+
+
+def seats(
+    ranks_of_rack: Sequence[Sequence[int]], racks: Sequence[int], hosts: Sequence[int], train_packets: int, **pool
+) -> tuple[list[Seat], Seat]:
+    """One job in a tree: the seat at each of `racks`, whose ranks are `ranks_of_rack`, and the one above them. `pool`:
+    what all pools of the job have in common."""
+    below = [
+        Seat(
+            Pool(workers=len(ranks), **pool),
+            tuple(((rank,), hosts[rank]) for rank in ranks),
+            train_packets,
+            number,
+        )
+        for number, ranks in enumerate(ranks_of_rack)
+    ]
+    children = tuple((tuple(ranks), rack_address(rack)) for rack, ranks in zip(racks, ranks_of_rack, strict=True))
+    return below, Seat(Pool(workers=len(racks), **pool), children)

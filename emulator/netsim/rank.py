@@ -1,0 +1,147 @@
+"""A rank: the worker's rules (switchml/protocol/worker.py) in virtual time. `turn` is what the agent's compiled loop
+does between two sleeps (host_agent/loop.py); `Rank` is a host that does so whenever a packet or a timer comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import simpy
+
+from emulator.netsim.link import at
+from emulator.netsim.packets import Packet, Train, coupled
+from switchml.protocol import worker as rules
+from switchml.protocol.packet import HEADER_BYTES
+from switchml.runtime.memory import u8_at
+
+NEVER = int(np.iinfo(np.int64).max)
+
+
+class Turns:
+    """The rules of one worker, turn by turn. `job` and `rank` are written on the packets that it makes."""
+
+    def __init__(self, worker: rules.Worker, job: int, rank: int):
+        self.worker, self.job, self.rank = worker, job, rank
+        state = worker.state
+        self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
+        self._packets = state.packets[:, -(HEADER_BYTES + int(state.me[0]["payload"])) :]
+        self._columns, self._lengths = state.slots["columns"], state.slots["length"]
+        self._fields = {name: state.me[name] for name in ("earliest", "error", "completed")}
+
+    @property
+    def deadline(self) -> int:
+        """When the next turn is due if nothing arrives (ns), NEVER if nothing is under way."""
+        return int(self._fields["earliest"][0])
+
+    @property
+    def error(self) -> int:
+        return int(self._fields["error"][0])
+
+    @property
+    def completed(self) -> int:
+        """Tasks done so far."""
+        return int(self._fields["completed"][0])
+
+    def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
+        """Take `packets` in at `now` (ns); returns what is to be sent. Stops short when `error` is set, as the agent
+        does."""
+        state, out, sent = self.worker.state, self._out, []
+        n = 0
+        for packet in packets:
+            n = rules.receive(state, packet.address, packet.length, now, out, n)
+            if n + 1 >= len(state.slots):
+                rules.build_streams(state, out, n)
+                sent += self._take(n)
+                n = 0
+            if self.error:
+                return sent
+        n = rules.fill(state, now, out, n)
+        if self.error:
+            return sent
+        rules.build_streams(state, out, n)
+        n = rules.timeouts(state, now, out, n)
+        return sent + self._take(n)
+
+    def _take(self, n: int) -> list[Packet]:
+        return [Packet(self._bytes(index), self.job, self.rank) for index in self._out[:n].tolist()]
+
+    def _bytes(self, index: int) -> np.ndarray:
+        """The packet of a slot: where dense ones lie, or a sparse one, which has a length of its own."""
+        if not self._columns[index]:
+            return self._packets[index]
+        return u8_at(rules.packet_at(self.worker.state, index), int(self._lengths[index]))
+
+
+class Alarm:
+    """Wakes somebody at the earliest of the times it was set to. Setting it later costs nothing: it looks again when it
+    rings."""
+
+    def __init__(self, env: simpy.Environment, ring: Callable[[], None]):
+        self._env, self._ring = env, ring
+        self._due = self._set_for = NEVER
+
+    @property
+    def is_set(self) -> bool:
+        return self._due != NEVER
+
+    def set(self, time_ns: int | None) -> None:
+        """Ring at `time_ns`, and not at what was said before; None or NEVER: not at all."""
+        self._due = NEVER if time_ns is None else time_ns
+        if self._due < self._set_for:
+            self._set_for = max(self._due, self._env.now)
+            at(self._env, self._set_for, self._look, self._set_for)
+
+    def _look(self, set_for: int) -> None:
+        if set_for != self._set_for:
+            return  # one that was set for an earlier time has rung in between
+        self._set_for = NEVER
+        if self._due <= self._env.now:
+            self._due = NEVER
+            self._ring()
+        elif self._due != NEVER:
+            self.set(self._due)
+
+
+class Rank:
+    """One rank of one job on a host whose network card is `send(packet or train)`. `on_done(rank)` is called when all
+    tasks that were started are done. `train_packets`: how many packets may leave as one."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        worker: rules.Worker,
+        job: int,
+        rank: int,
+        send: Callable[[Packet | Train], bool],
+        on_done: Callable[[Rank], None],
+        train_packets: int,
+        framing_bytes: int,
+    ):
+        self.env, self.worker, self.rank = env, worker, rank
+        self._train_packets, self._framing_bytes = train_packets, framing_bytes
+        self._turns, self._send, self._on_done = Turns(worker, job, rank), send, on_done
+        self._alarm = Alarm(env, self._turn)
+        self._started = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._turns.completed == self._started
+
+    def start(self, source: np.ndarray, target: np.ndarray, dtype: str, history: np.ndarray | None) -> None:
+        """Begin an all-reduce of float32 `source` into `target` (may be the same)."""
+        self.worker.start(source.ctypes.data, target.ctypes.data, source.size, dtype, 1, history)
+        self._started += 1
+        self._turn()
+
+    def receive(self, packet: Packet | Train) -> None:
+        self._turn(packet.packets if isinstance(packet, Train) else (packet,))
+
+    def _turn(self, packets: Sequence[Packet] = ()) -> None:
+        was_done = self.is_done
+        packets = self._turns.turn(packets, self.env.now)
+        for item in coupled(packets, self._train_packets, self._framing_bytes):
+            self._send(item)
+        self._alarm.set(self._turns.deadline)
+        if not was_done and self.is_done:
+            self._on_done(self)

@@ -1,0 +1,102 @@
+"""Hosts, racks and the switch that they hang on: which links there are, and where each packet goes next.
+
+Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
+switch, which has one link each way to the aggregation switch and forwards what stays in the rack by itself. A rack
+switch that aggregates takes what is for the aggregator, and gets what comes back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import simpy
+
+from emulator.netsim.config import NetworkConfig
+from emulator.netsim.link import Link, Server
+from emulator.netsim.packets import AGGREGATOR
+from emulator.netsim.racks import rack_address
+
+
+class Fabric:
+    """The links of `config`. `to_host[h]`, `to_aggregator` are called with what arrives there; set them before
+    anything is sent."""
+
+    def __init__(self, env: simpy.Environment, config: NetworkConfig):
+        self.env = env
+        self.to_host: dict[int, Callable[[Any], None]] = {}
+        self.to_aggregator: Callable[[Any], None] = lambda packet: None
+        self.to_rack: dict[int, Callable[[Any], None]] = {}
+        """What a rack that aggregates does with packets for the aggregator; and with those from above, by
+        `rack_address`."""
+        self._rack_hosts = config.racks.hosts if config.racks else 0
+        racks = -(-config.hosts // self._rack_hosts) if self._rack_hosts else 0
+        self.switch = Server(
+            env, config.switch.packets_per_s, config.switch.latency_s, lambda packet: self.to_aggregator(packet)
+        )
+
+        def link(options, name: str, deliver: Callable[[Any], None]) -> Link:
+            return Link(env, options, random.Random(f"{config.seed} {name}"), deliver, name)
+
+        self.up = [
+            link(
+                config.link_of(h),
+                f"host {h} up",
+                partial(self._in_rack, h // self._rack_hosts) if racks else self._at_core,
+            )
+            for h in range(config.hosts)
+        ]
+        self.down = [
+            link(config.link_of(h), f"host {h} down", lambda packet: self.to_host[packet.to](packet))
+            for h in range(config.hosts)
+        ]
+        self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in range(racks)]
+        self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in range(racks)]
+        switch = config.switch
+        self.rack_switches = [
+            Server(env, switch.packets_per_s, switch.latency_s, lambda packet, r=r: self.to_rack[r](packet))
+            for r in range(racks)
+        ]
+
+    @property
+    def links(self) -> list[Link]:
+        return [*self.up, *self.down, *self.rack_up, *self.rack_down]
+
+    def from_aggregator(self, packet: Any) -> bool:
+        """Send a packet down to the host that it is for."""
+        if packet.to < AGGREGATOR:
+            return self.rack_down[rack_address(packet.to)].send(packet)
+        if self._rack_hosts:
+            return self.rack_down[packet.to // self._rack_hosts].send(packet)
+        return self.down[packet.to].send(packet)
+
+    def _in_rack(self, rack: int, packet: Any) -> None:
+        """At a rack switch, from below."""
+        if packet.to == AGGREGATOR and rack in self.to_rack:
+            self.rack_switches[rack].send(packet)
+        elif packet.to != AGGREGATOR and packet.to // self._rack_hosts == rack:
+            self.down[packet.to].send(packet)
+        else:
+            self.rack_up[rack].send(packet)
+
+    def _at_core(self, packet: Any) -> None:
+        if packet.to == AGGREGATOR:
+            self.switch.send(packet)
+        else:
+            self.from_aggregator(packet)
+
+    def _leave(self, packet: Any) -> None:
+        if packet.to < AGGREGATOR:
+            self.to_rack[packet.to](packet)
+        else:
+            self.down[packet.to].send(packet)
+
+    def rack_of(self, host: int) -> int:
+        """The rack that a host is in."""
+        return host // self._rack_hosts
+
+    def in_rack(self, packet: Any) -> bool:
+        """Send a packet down to a host from its rack's switch."""
+        return self.down[packet.to].send(packet)

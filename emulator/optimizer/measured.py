@@ -1,0 +1,87 @@
+"""What settings gain in a real run: a command, such as torchrun's, is run as it is and with the settings, in turns, and
+each time its ranks note when their optimizer has stepped (host_agent/pytorch/settings_arming.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
+from switchml.errors import ConfigError, JobError
+
+WARM_UP_STEPS = 5
+"""DDP's first step broadcasts, its second builds buckets; codecs compile."""
+LEAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median seconds of a step, mean over the ranks; one of each round."""
+
+    default_s: list[float]
+    settings_s: list[float]
+
+    @property
+    def gain(self) -> float:
+        """Share of the time that the settings save; median of the rounds, each of which compares neighbours."""
+        return median(1 - new / old for old, new in zip(self.default_s, self.settings_s, strict=True))
+
+
+def compare(
+    command: Sequence[str], settings: Path, rounds: int = 1, say: Callable[[str], None] = lambda line: None
+) -> Measured:
+    """Run `command` `rounds` times each way. Raises JobError where it fails, ConfigError where no steps were seen."""
+    default_s, settings_s = [], []
+    for number in range(rounds):
+        for name, file, took_s in (("as it is", None, default_s), ("with the settings", settings, settings_s)):
+            took_s.append(step_s(command, file))
+            say(f"round {number + 1} of {rounds}, {name}: {took_s[-1] * 1e3:.1f} ms a step")
+    return Measured(default_s, settings_s)
+
+
+def step_s(command: Sequence[str], settings: Path | None) -> float:
+    """Seconds of a step of `command`; what it prints goes to stderr."""
+    with tempfile.TemporaryDirectory(prefix="switchml-steps-") as folder:
+        environment = os.environ | {STEP_TIMES: folder, "TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}
+        environment.pop(SETTINGS, None)
+        if settings is not None:
+            environment[SETTINGS] = str(settings.absolute())
+        code = subprocess.run(runnable(command), env=environment, stdout=sys.stderr).returncode
+        if code:
+            how = f" with {settings}" if settings is not None else ""
+            raise JobError(f"{command[0]}{how} ended with exit code {code}")
+        return median_step_s(Path(folder))
+
+
+def median_step_s(folder: Path) -> float:
+    """Of the ranks that left their times in `folder`, the first steps left out."""
+    ranks = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
+    steps = min((len(times) for times in ranks), default=0)
+    if steps < WARM_UP_STEPS + 1 + LEAST_STEPS:
+        raise ConfigError(
+            f"the ranks made {steps} steps with a torch optimizer; expected at least "
+            f"{WARM_UP_STEPS + 1 + LEAST_STEPS}, in a Python that has switchml installed"
+        )
+    each = [[after - before for before, after in zip(times, times[1:], strict=False)] for times in ranks]
+    mean_s = [sum(step) / len(ranks) for step in zip(*each, strict=False)]
+    return median(mean_s[WARM_UP_STEPS:])
+
+
+def runnable(command: Sequence[str]) -> list[str]:
+    """`command` as it can be run; torchrun also where its folder is not in PATH."""
+    if shutil.which(command[0]):
+        return list(command)
+    if command[0] == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *command[1:]]
+    if command[0].endswith(".py"):
+        return [sys.executable, *command]
+    raise ConfigError(f"{command[0]}: no such program; expected a command like: torchrun --nproc-per-node 2 script.py")

@@ -1,0 +1,247 @@
+"""A switch as a process runs it: the switch, its ports, and what its control interfaces need of both."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from emulator.p4switch import snapshot
+from emulator.p4switch.ports.port import Frames, PortInfo, Ports
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.state import State
+from emulator.p4switch.switch import Engine, Switch
+from switchml.errors import ConfigError, ControlError, ProgramAbort
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.p4switch.ports.packet_io import Batch
+
+log = logging.getLogger("switchml.bmv2")
+
+POLL_S = 0.05
+"""How often queues with a rate, digests and time-outs are looked after when nothing says sooner."""
+
+
+class Device:
+    """`switch` on `ports`. `device_id` and `notifications_address` are told to clients; `thrift_port` is set by
+    whoever serves Thrift. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
+    frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
+
+    def __init__(
+        self,
+        switch: Switch,
+        ports: Ports,
+        *,
+        device_id: int = 0,
+        notifications_address: str = "",
+        can_swap: bool = True,
+        dump_bytes: int = 0,
+        on_abort: Callable[[ProgramAbort], None] | None = None,
+    ) -> None:
+        self.switch = switch
+        self.ports = ports
+        self.device_id = device_id
+        self.thrift_port = 0
+        self.notifications_address = notifications_address
+        self.can_swap = can_swap
+        self.dump_bytes = dump_bytes
+        self.on_abort = on_abort
+        self.started_us = time.time_ns() // 1000 - switch.clock()
+        self._next_program: ir.Program | None = None
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
+        self._on_load: Callable[[State], None] | None = None
+        self._closed = threading.Event()
+        self._order = threading.Lock()
+
+    @property
+    def state(self) -> State:
+        """What the control plane works on: that of the program which runs now."""
+        return self.switch.state
+
+    # Frames
+
+    def start(self) -> None:
+        """Take frames from now on."""
+        self.ports.start(self.take, self.take_batch)
+        threading.Thread(target=self._look_after, name="timer", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop, and detach all ports."""
+        self._closed.set()
+        self.ports.close()
+
+    def take(self, frames: Frames) -> None:
+        """Run frames through the switch and send what leaves."""
+        for port, data in frames:
+            if self.dump_bytes:
+                self._dump("Received packet of length %d on port %d: %s", port, data)
+            self._run(lambda port=port, data=data: self.switch.receive(port, data))
+
+    def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
+        """Run the first n frames of a batch through the engine, if it is one that takes batches; `send` gets records of
+        what leaves."""
+        process = getattr(self.switch.engine, "process", None)
+        if process is None or self.dump_bytes:
+            return False
+        with self._guard(), self.switch.lock:
+            process(batch.port[:n], batch.address[:n], batch.length[:n], self._also_tell(send))
+        return True
+
+    def _also_tell(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
+        """`send`, and listeners get what is for them."""
+        if not self._listeners:
+            return send
+
+        def send_and_tell(records: np.ndarray) -> None:
+            send(records)
+            for port, address, length in records[:, :3].tolist():
+                if port in self._listeners:
+                    self._listeners[port](ctypes.string_at(address, length))
+
+        return send_and_tell
+
+    def listen(self, port: int, tell: Callable[[bytes], None]) -> None:
+        """Have `tell` called with each frame that leaves by a port, which need not be attached."""
+        self._listeners[port] = tell
+
+    def send(self, frames: Frames) -> None:
+        """Send frames out of ports."""
+        frames = list(frames)
+        for port, data in frames if self._listeners else ():
+            if port in self._listeners:
+                self._listeners[port](data)
+        if self.dump_bytes:
+            for port, data in frames:
+                self._dump("Sending packet of length %d on port %d: %s", port, data)
+        self.ports.send(frames)
+
+    def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
+        """Send what a step of the switch gives."""
+        with self._guard():
+            self.send(step())
+
+    @contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Nobody else sends meanwhile, and nothing that happens ends the switch but a program that wants it."""
+        try:
+            with self._order:
+                yield
+        except ProgramAbort as error:
+            log.critical("%s", error)
+            if self.on_abort is not None:
+                self.on_abort(error)
+        except Exception:
+            log.exception("Dropping a packet")
+
+    def _dump(self, text: str, port: int, data: bytes) -> None:
+        log.info(text, len(data), port, data[: self.dump_bytes].hex())
+
+    def _look_after(self) -> None:
+        """Let packets leave queues with a rate, and send digests that are due."""
+        while not self._closed.wait(self._pause_s()):
+            self._run(self.switch.poll)
+
+    def _pause_s(self) -> float:
+        due = self.switch.next_us()
+        return POLL_S if due is None else min(max((due - self.switch.clock()) / 1e6, 0.0002), POLL_S)
+
+    # Ports
+
+    def add_port(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
+        """Attach an interface, for a control plane."""
+        self._on_ports(lambda: self.ports.add(number, interface, pcap_dir))
+
+    def remove_port(self, number: int) -> None:
+        """Detach a port, for a control plane."""
+        self._on_ports(lambda: self.ports.remove(number))
+
+    def _on_ports(self, change: Callable[[], None]) -> None:
+        try:
+            change()
+        except ConfigError as error:
+            raise ControlError("DevMgr", "ERROR", str(error)) from error
+
+    def show_ports(self) -> list[PortInfo]:
+        """All ports, by number."""
+        return self.ports.show()
+
+    def ports_up(self) -> set[int]:
+        """The ports that are there and up."""
+        return {port.number for port in self.ports.show() if port.is_up}
+
+    # Programs
+
+    def load_later(self, text: str) -> None:
+        """Take a program that `swap` puts in place."""
+        if not self.can_swap:
+            raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
+        if self._next_program is not None:
+            raise ControlError("Swap", "ONGOING_SWAP", "a program waits already to be put in place")
+        program = loader.loads(text)
+        loader.check_runnable(program)
+        self._next_program = program
+
+    def swap(self) -> None:
+        """Run the program that was loaded, with fresh state."""
+        if not self.can_swap:
+            raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
+        if self._next_program is None:
+            raise ControlError("Swap", "NO_ONGOING_SWAP", "no program was loaded")
+        program, self._next_program = self._next_program, None
+        self.load(program)
+
+    def load(self, program: ir.Program) -> None:
+        """Run another program, with fresh state. Raises ProgramError."""
+        self.switch.load(program)
+        self._loaded()
+
+    def run(self, state: State) -> None:
+        """Run a state's program. Raises ProgramError."""
+        self.switch.run(state)
+        self._loaded()
+
+    def _loaded(self) -> None:
+        if self._on_load is not None:
+            self._on_load(self.state)
+
+    @property
+    def on_load(self) -> Callable[[State], None] | None:
+        """What is called with the state, now and whenever another program was loaded."""
+        return self._on_load
+
+    @on_load.setter
+    def on_load(self, call: Callable[[State], None]) -> None:
+        self._on_load = call
+        call(self.state)
+
+    def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
+        """Let another engine move packets from now on, with the state as it is and the packets that wait in queues. It
+        may take long to make; packets pass meanwhile."""
+        switch = self.switch
+        switch.make_engine = make
+        state = switch.state
+        engine = make(state, switch.drop_port, switch.n_priorities, switch.seed)
+        with switch.lock:
+            if switch.state is state:  # else another program was loaded meanwhile, with this kind of engine
+                engine.waiting = switch.engine.waiting
+                switch.engine = engine
+
+    def serialize(self) -> str:
+        """The state as text, for `restore`."""
+        return snapshot.save(self.state)
+
+    def restore(self, path: str) -> None:
+        """Take the state from a file that holds what `serialize` gave. Raises ConfigError."""
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"can't read the state {path}: {error}") from error
+        snapshot.restore(self.state, text)

@@ -1,0 +1,452 @@
+"""Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters,
+what becomes of the packet, and jumps within an action."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.blocks import DYNAMIC, REGISTERS
+from emulator.p4switch.engine.calculations import Calculations
+from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.intervals import Cell, header_type
+from emulator.p4switch.engine.layout import CELL, limbs
+from emulator.p4switch.engine.reroll import Lanes, field_reads
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.values import mask
+
+LOG, ABORT, DIGEST, NO_GROUP, BAD_PRIORITY, NO_MULTICAST, DROPPED = range(1, 8)
+"""Kinds of events that the VM tells Python."""
+STUCK = 1
+"""Trap: an action or a pipeline that goes on for ever."""
+ABORTED = 2
+"""Trap: a failed assert or a wrong log_msg."""
+
+_STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
+_ON_TWO = {
+    "add": "+",
+    "subtract": "-",
+    "bit_xor": "^",
+    "bit_or": "|",
+    "bit_and": "&",
+    "shift_left": "<<",
+    "shift_right": ">>",
+}
+_ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
+_M64 = e.Const((1 << 64) - 1)
+
+
+@dataclass
+class Message:
+    """An event's meaning: the primitive, and for each of its values (limbs, signed)."""
+
+    call: ir.Primitive
+    values: list[tuple[int, bool]] = field(default_factory=list)
+
+
+class Actions:
+    """Writes code for primitives. `messages` are what LOG and ABORT events mean, by number."""
+
+    def __init__(self, expressions: Expressions, calculations: Calculations, drop_port: int) -> None:
+        self.ex = expressions
+        self.code = expressions.code
+        self.layout = expressions.layout
+        self.program = expressions.program
+        self.state = expressions.state
+        self.calculations = calculations
+        self.drop_port = drop_port
+        self.messages: list[Message] = []
+        self.lanes = Lanes(self, field_reads(self.program))
+
+    # Actions
+
+    def body(self, action: ir.Action) -> bool:
+        """The code of an action, which goes on behind itself; whether it may exit."""
+        self.ex.set_action(action.params)
+        calls = action.primitives
+        labels = {}
+        for call in calls:
+            if call.op in ("_jump", "_jump_if_zero"):
+                target = call.args[-1]
+                if not isinstance(target, e.Const):
+                    raise Unsupported("a computed jump")
+                labels[min(target.value, len(calls))] = Label()
+        if any(target < 0 for target in labels):
+            raise Unsupported("a jump out of an action")
+        at = 0
+        while at < len(calls):
+            if at in labels:
+                self.ex.bind(labels[at])
+            lanes = None if labels else self.lanes.lower(calls, at)
+            if lanes is not None:
+                at += lanes
+                continue
+            call = calls[at]
+            if call.op in ("_jump", "_jump_if_zero"):
+                self._jump(call, at, labels[min(call.args[-1].value, len(calls))])
+            else:
+                self.primitive(call)
+            at += 1
+        if len(calls) in labels:
+            self.ex.bind(labels[len(calls)])
+        return any(call.op == "exit" for call in calls)
+
+    def _jump(self, call: ir.Primitive, at: int, label: Label) -> None:
+        if call.op == "_jump":
+            self.code.emit(o.JMP if label.pc is None else o.LOOP, label)
+        elif label.pc is None:
+            self.ex.jump_unless(call.args[0], label)
+        else:
+            over = Label()
+            self.code.emit(o.JNZ, self.ex.narrow(call.args[0]), over)
+            self.code.emit(o.LOOP, label)
+            self.ex.bind(over)
+
+    def primitive(self, call: ir.Primitive) -> None:
+        """The code of one primitive, no jump."""
+        op, args = call.op, call.args
+        if op in _ON_TWO:
+            self.store(args[0], e.Op(_ON_TWO[op], args[1:]))
+        elif op in ("assert", "assume"):
+            self._check(call)
+        elif op == "log_msg":
+            self._log(call)
+        else:
+            {
+                "exit": self.exit_pipeline,
+                "modify_field": self.assign,
+                "copy_header": self.assign_header,
+                "clone_egress_pkt_to_egress": self.clone_ingress_pkt_to_egress,
+            }.get(op, getattr(self, op, None))(*args)
+
+    # Assignments
+
+    def assign(self, target: e.Expr, value: e.Expr) -> None:
+        self.store(target, value)
+
+    def add_to_field(self, target: e.Expr, value: e.Expr) -> None:
+        self.store(target, e.Op("+", (target, value)))
+
+    def subtract_from_field(self, target: e.Expr, value: e.Expr) -> None:
+        self.store(target, e.Op("-", (target, value)))
+
+    def store(self, target: e.Expr, value: e.Expr) -> None:
+        """target = value, cut to what the target keeps."""
+        if isinstance(target, e.FieldRef):
+            self._store_field(target, value)
+        elif isinstance(target, e.RegisterRef):
+            self.register_write(e.ObjectRef("register", target.array), target.index, value)
+        else:
+            self._store_dynamic(target, value)
+
+    @staticmethod
+    def _kept(value: e.Expr, described: ir.Field) -> e.Expr:
+        """A saturating field keeps the nearest value."""
+        if not described.saturating:
+            return value
+        return e.Op("sat_cast" if described.signed else "usat_cast", (value, e.Const(described.width)))
+
+    def _store_field(self, target: e.FieldRef, value: e.Expr) -> None:
+        described = self.program.headers[target.header].type.fields[target.field]
+        place = self.layout.places.get(target)
+        if place is None:
+            raise Unsupported("a store into a varbit field")
+        if place.width == 0:
+            return
+        value = self._kept(value, described)
+        if place.is_wire:
+            flag = self._sign_flag(value, place.width) if place.signed else None
+            self._store_wire(target, place, value)
+            if flag is not None:
+                self.code.emit(o.ST8, place.flag, flag)
+        else:
+            kept = (
+                self._signed_value(value, place.width)
+                if place.signed
+                else e.Op("&", (value, e.Const(mask(place.width))))
+            )
+            n = place.n_limbs
+            if n > 1 and target in self.ex.reads(value):
+                self.ex._moved(self.ex.cells(kept, n), n, place.offset)
+            else:
+                self.ex.cells(kept, n, place.offset)
+        self._written(target)
+
+    def _written(self, target: e.FieldRef) -> None:
+        self.ex.forget(target)
+        header = self.program.headers[target.header]
+        if header.stack is not None or header.union is not None:
+            self.ex.forget(DYNAMIC)
+
+    def _store_wire(self, target: e.FieldRef, place, value: e.Expr) -> None:
+        n = limbs(place.width)
+        cell = self.ex.cells(value, n)
+        self.store_bits(place.offset, place.bit, place.width, cell)
+
+    def store_bits(self, at: int, bit: int, width: int, cell: int) -> None:
+        """Write the low bits of cells into `width` bits from a byte's bit."""
+        if width > 64:
+            self.code.emit(o.WST, at, bit, width, cell)
+        elif bit == 0 and width in _STORES:
+            self.code.emit(_STORES[width], at, cell)
+        elif bit + width <= 64:
+            self.code.emit(o.STX, at, 64 - bit - width, self.code.const(mask(width)), cell)
+        else:
+            self.code.emit(o.STBITS, at, bit, width, cell)
+
+    def _sign_flag(self, value: e.Expr, width: int) -> int:
+        """The cell that says whether a signed field keeps `value` as a number above its signed range."""
+        return self.ex.narrow(
+            e.Op("and", (e.Op(">=", (value, e.Const(1 << (width - 1)))), e.Op("<=", (value, e.Const(mask(width))))))
+        )
+
+    def _signed_value(self, value: e.Expr, width: int) -> e.Expr:
+        """What a signed field keeps (values.stored_in_field)."""
+        low, high = self.ex.interval(value)
+        least, most = -(1 << (width - 1)), mask(width)
+        if least <= low and high <= most:
+            return value
+        fits = e.Op("and", (e.Op(">=", (value, e.Const(least))), e.Op("<=", (value, e.Const(most)))))
+        return e.Op("?", (fits, value, e.Op("two_comp_mod", (value, e.Const(width)))))
+
+    def _store_dynamic(self, target: e.Expr, value: e.Expr) -> None:
+        header, kind, number = self.ex.dynamic_field(target)
+        described = kind.fields[number]
+        if described.is_varbit or (described.signed and described.width > 64):
+            raise Unsupported("a varbit or wide signed field of a header known only at run time")
+        value = self._kept(value, described)
+        bit, width = self.layout.wire_bit(kind, number), described.width
+        if width > 64:
+            self.code.emit(o.HWSET, header, bit, width, self.ex.cells(value, limbs(width)))
+        elif width:
+            flag, k = self.code.const(0), -1
+            if described.signed:
+                flag, k = self._sign_flag(value, width), self.layout.sign_flag(kind, number)
+            self.code.emit(o.HSET, header, bit, width, self.ex.narrow(value), k, flag)
+        self.ex.forget_all()
+
+    def assign_VL(self, target: e.Expr, source: e.Expr) -> None:
+        """Copy a varbit field with its width."""
+        refs = (target, source)
+        if not all(
+            isinstance(ref, e.FieldRef) and self.program.headers[ref.header].type.varbit == ref.field for ref in refs
+        ):
+            raise Unsupported("a varbit field assigned from another kind of field")
+        room = [self.layout.varbit_max(self.program.headers[ref.header].type) for ref in refs]
+        if room[0] < room[1]:
+            raise Unsupported("a varbit field assigned from a wider one")
+        self.code.emit(o.VCOPY, self.layout.varbit[target.header], self.layout.varbit[source.header], room[1])
+        self.ex.forget(DYNAMIC)
+
+    def modify_field_rng_uniform(self, target: e.Expr, low: e.Expr, high: e.Expr) -> None:
+        cells = self.ex.exact_narrow(low, "a bound of random()"), self.ex.exact_narrow(high, "a bound of random()")
+        over, ordered, d = Label(), self.code.temp(), self.code.temp()
+        self.code.emit(o.LES, ordered, *cells)
+        self.code.emit(o.JZ, ordered, over)
+        self.code.emit(o.RANDOM, d, *cells)
+        if self.ex.interval(low)[0] < 0:
+            raise Unsupported("a negative bound of random()")
+        self.store(target, Cell(d, 1, 63))
+        self.ex.bind(over)
+
+    def modify_field_with_hash_based_offset(
+        self, target: e.Expr, base: e.Expr, calculation: e.ObjectRef, size: e.Expr
+    ) -> None:
+        modulus = e.Op("&", (size, _M64))
+        modulus = e.Op("?", (e.Op("==", (modulus, e.Const(0))), e.Const(1), modulus))
+        result = self.calculations.compute(calculation.index)
+        total = e.Op("+", (e.Op("%", (result, modulus)), e.Op("&", (base, _M64))))
+        self.store(target, e.Op("&", (total, _M64)))
+
+    # Headers and stacks
+
+    def touched(self, header: e.Expr) -> None:
+        """A header was changed as a whole."""
+        if not isinstance(header, e.HeaderRef):
+            self.ex.forget_all()
+            return
+        described = self.program.headers[header.header]
+        for number in range(-1, len(described.type.fields)):
+            self.ex.forget(e.FieldRef(header.header, number))
+        for other in self.program.unions[described.union[0]].headers if described.union else ():
+            self.ex.forget(e.FieldRef(other, e.VALID))
+        self.ex.forget(DYNAMIC)
+
+    def assign_header(self, target: e.Expr, source: e.Expr) -> None:
+        kinds = header_type(self.program, target), header_type(self.program, source)
+        if kinds[0].id != kinds[1].id:
+            raise Unsupported("a header assigned from one of another type")
+        self.code.emit(o.HCOPY, self.ex.header_id(target), self.ex.header_id(source))
+        self.touched(target)
+
+    def assign_union(self, target: e.Expr, source: e.Expr) -> None:
+        if not isinstance(target, e.UnionRef) or not isinstance(source, e.UnionRef):
+            raise Unsupported("an assignment of unions known only at run time")
+        self._copy_headers(self.program.unions[target.union].headers, self.program.unions[source.union].headers)
+
+    def _copy_headers(self, targets: tuple[int, ...], sources: tuple[int, ...]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self.assign_header(e.HeaderRef(target), e.HeaderRef(source))
+
+    def assign_header_stack(self, target: e.StackRef, source: e.StackRef) -> None:
+        self.code.emit(o.MOV, self.layout.next[target.stack], self.layout.next[source.stack])
+        stacks = self.program.stacks
+        self._copy_headers(stacks[target.stack].headers, stacks[source.stack].headers)
+
+    def assign_union_stack(self, target: e.UnionStackRef, source: e.UnionStackRef) -> None:
+        self.code.emit(o.MOV, self.layout.union_next[target.stack], self.layout.union_next[source.stack])
+        stacks, unions = self.program.union_stacks, self.program.unions
+        for to, from_ in zip(stacks[target.stack].unions, stacks[source.stack].unions, strict=True):
+            self._copy_headers(unions[to].headers, unions[from_].headers)
+
+    def push(self, stack: e.Expr, n: e.Expr) -> None:
+        self._shift(stack, n, 1)
+
+    def pop(self, stack: e.Expr, n: e.Expr) -> None:
+        self._shift(stack, n, -1)
+
+    def _shift(self, stack: e.Expr, n: e.Expr, sign: int) -> None:
+        if isinstance(stack, e.StackRef):
+            next_cell, columns = self.layout.next[stack.stack], [self.program.stacks[stack.stack].headers]
+        else:
+            unions = [self.program.unions[union] for union in self.program.union_stacks[stack.stack].unions]
+            next_cell = self.layout.union_next[stack.stack]
+            columns = list(zip(*(union.headers for union in unions), strict=True))
+        by = e.Op("?", (e.Op(">", (n, e.Const(0))), n, e.Const(0)))
+        cell = self.ex.exact_narrow(by if sign > 0 else e.Op("-", (e.Const(0), by)), "a number of elements")
+        depth = len(columns[0]) if columns else 0
+        for column in columns:
+            self.code.emit(o.HSHIFT, self.code.words(tuple(column)), depth, cell)
+        self.code.emit(o.NEXT, next_cell, cell, depth)
+        self.ex.forget_all()
+
+    def add_header(self, header: e.Expr) -> None:
+        self.code.emit(o.HADD, self.ex.header_id(header), 0)
+        self.touched(header)
+
+    def add_header_fast(self, header: e.Expr) -> None:
+        self.code.emit(o.HADD, self.ex.header_id(header), 1)
+        self.touched(header)
+
+    def remove_header(self, header: e.Expr) -> None:
+        self.code.emit(o.HREM, self.ex.header_id(header))
+        self.touched(header)
+
+    # State
+
+    def register_read(self, target: e.Expr, array: e.ObjectRef, index: e.Expr) -> None:
+        size = self.state.registers[array.index].size
+        low, high = self.ex.interval(index)
+        value = e.RegisterRef(array.index, index)
+        if low >= 0 and high < size:
+            self.store(target, value)
+            return
+        over = Label()
+        self.code.emit(o.RNG, self.ex.index(index, "the index of a register"), size, over)
+        known = dict(self.ex.memo)
+        self.store(target, value)
+        self.code.bind(over)
+        # What was computed since the jump may not have been.
+        for key in [key for key in self.ex.memo if key not in known]:
+            del self.ex.memo[key]
+
+    def register_write(self, array: e.ObjectRef, index: e.Expr, value: e.Expr) -> None:
+        register = self.state.registers[array.index]
+        n = limbs(register.width)
+        cells = self.ex.index(index, "the index of a register"), self.ex.cells(value, n)
+        self.code.emit(o.REGW, self.ex.register_words(array.index), cells[0], n, cells[1])
+        self.ex.forget(REGISTERS)
+
+    def count(self, array: e.ObjectRef, index: e.Expr) -> None:
+        counter = self.state.counters[array.index]
+        words = self.code.words((counter.data.ctypes.data, counter.size))
+        self.code.emit(o.COUNT, words, self.ex.index(index, "the index of a counter"))
+
+    def execute_meter(self, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
+        over, d = Label(), self.code.temp()
+        cell = self.ex.index(index, "the index of a meter")
+        self.code.emit(o.RNG, cell, self.state.meters[array.index].size, over)
+        self.code.emit(o.METER, d, self.meter_words(array.index), cell)
+        self.store(target, Cell(d, 1, 32))
+        self.ex.bind(over)
+
+    def meter_words(self, index: int) -> int:
+        """Constants that describe a meter array."""
+        meter = self.state.meters[index]
+        arrays = (meter.configured, meter.rate, meter.burst, meter.tokens, meter.last)
+        return self.code.words(
+            (*(a.ctypes.data for a in arrays), meter.rate_count, int(meter.counts_bytes), meter.size)
+        )
+
+    # What becomes of the packet
+
+    def drop(self) -> None:
+        for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
+            ref = self.program.field(name)
+            if ref is not None:
+                self.store(ref, e.Const(value))
+
+    def mark_to_drop(self, header: e.Expr) -> None:
+        if not isinstance(header, e.HeaderRef):
+            raise Unsupported("mark_to_drop of a header known only at run time")
+        names = self.program.headers[header.header].type.field_index
+        for name, value in (("egress_spec", self.drop_port), ("mcast_grp", 0)):
+            if name in names:
+                self.store(e.FieldRef(header.header, names[name]), e.Const(value))
+
+    def _request(self, name: str, value: e.Expr, width: int) -> None:
+        self.ex.narrow(e.Op("&", (value, e.Const(mask(width)))), CELL[name])
+
+    def generate_digest(self, receiver: e.Expr, list_id: e.Expr) -> None:
+        self._request("digest", list_id, 16)
+
+    def clone_ingress_pkt_to_egress(self, session: e.Expr, field_list: e.Expr) -> None:
+        self.ex.narrow(e.Op("+", (e.Op("&", (session, e.Const(0x7FFF))), e.Const(1))), CELL["clone"])
+        self._request("clone_list", field_list, 16)
+
+    def resubmit(self, field_list: e.Expr) -> None:
+        self._request("resubmit", field_list, 16)
+
+    def recirculate(self, field_list: e.Expr) -> None:
+        self._request("recirculate", field_list, 16)
+
+    def truncate(self, length: e.Expr) -> None:
+        self.code.emit(o.TRUNC, self.ex.exact_narrow(length, "a length"))
+
+    # Control
+
+    def no_op(self) -> None:
+        """Nothing."""
+
+    def exit_pipeline(self) -> None:
+        self.code.emit(o.MOV, CELL["exit"], self.code.const(1))
+
+    def _event(self, kind: int, call: ir.Primitive, values: tuple[e.Expr, ...] = ()) -> None:
+        message = Message(call)
+        cells = []
+        for value in values:
+            cell, n, is_signed = self.ex.exact(value)
+            cells.append((cell, n))
+            message.values.append((n, is_signed))
+        self.code.emit(o.EVENT, kind, len(self.messages), sum(n for _, n in cells))
+        for cell, n in cells:
+            self.code.emit(o.EVADD, cell, n)
+        self.messages.append(message)
+
+    def _check(self, call: ir.Primitive) -> None:
+        over = Label()
+        self.code.emit(o.JNZ, self.ex.narrow(call.args[0]), over)
+        self._event(ABORT, call)
+        self.code.emit(o.TRAP, ABORTED)
+        self.ex.bind(over)
+
+    def _log(self, call: ir.Primitive) -> None:
+        text, values = call.args
+        if len(_ARGUMENT.findall(text.text)) != len(values.items):
+            self._event(ABORT, call)
+            self.code.emit(o.TRAP, ABORTED)
+        else:
+            self._event(LOG, call, values.items)

@@ -1,0 +1,184 @@
+"""Lowering of calculations (hashes, checksums): inputs go bit by bit into the hash buffer, then one instruction hashes
+it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.p4switch import hashes
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.calculation_kinds import CRC, CSUM16, FNV, IDENTITY, TOEPLITZ, XOR16, XOR32, XXH64
+from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.intervals import Cell
+from emulator.p4switch.engine.layout import CELL
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.values import mask
+
+_KINDS = {
+    "csum16": CSUM16, "cksum16": CSUM16, "xor16": XOR16, "xor32": XOR32, "identity": IDENTITY, "xxh64": XXH64,
+    "bmv2_hash": XXH64, "hash_ex": FNV, "toeplitz": TOEPLITZ,
+}  # fmt: skip
+
+
+class HashParameters:
+    """What HASH reads of one calculation, in `words`: width, initial, final xor, whether data and remainder are
+    reflected, address of the CRC's table, address of Toeplitz's key and its number of 32-bit words."""
+
+    def __init__(self, function: hashes.Hash) -> None:
+        self.function = function
+        self.words = np.zeros(8, dtype=np.int64)
+        self.version = -1
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over parameters that were changed at run time."""
+        if self.version == self.function.version:
+            return
+        self.version = self.function.version
+        crc = self.function.crc
+        if crc is not None:
+            self.table = np.array(hashes.crc_table(crc.width, crc.polynomial), dtype=np.uint64)
+            numbers = (crc.width, crc.initial, crc.final_xor, int(crc.reflect_data), int(crc.reflect_remainder))
+            self.words[:5] = np.array(numbers, dtype=np.uint64).view(np.int64)
+            self.words[5] = self.table.ctypes.data
+        self.key = np.frombuffer(self.function.key, dtype=">u4").astype(np.int64)
+        self.words[6], self.words[7] = self.key.ctypes.data, len(self.key)
+
+
+class Calculations:
+    """Writes code for the program's calculations. `parameters` are by calculation, for those that code uses."""
+
+    def __init__(self, expressions: Expressions) -> None:
+        self.ex = expressions
+        self.code = expressions.code
+        self.layout = expressions.layout
+        self.program = expressions.program
+        self.state = expressions.state
+        self.parameters: dict[int, HashParameters] = {}
+
+    def compute(self, index: int) -> Cell:
+        """The result of a calculation."""
+        self._inputs(self.program.calculations[index])
+        function = self.state.hashes[index]
+        kind = CRC if function.crc is not None else _KINDS.get(function.algo)
+        if kind is None:
+            raise Unsupported(f"the algorithm {function.algo}")
+        parameters = self.parameters.setdefault(index, HashParameters(function))
+        d = self.code.temp()
+        self.code.emit(o.HASH, d, kind, self.code.const(parameters.words.ctypes.data))
+        return Cell(d, 1, 64)
+
+    def _inputs(self, calculation: ir.Calculation) -> None:
+        self.code.emit(o.HBEGIN)
+        run: list[int] | None = None  # header, first bit, bits: adjacent fields go in together
+        has_payload = False
+        for item in calculation.inputs:
+            piece = self._piece(item)
+            if run and piece and piece[0] == run[0] and piece[1] == run[1] + run[2]:
+                run[2] += piece[2]
+                continue
+            self._put(run)
+            run = piece
+            if item.kind == "payload":
+                has_payload = True
+            elif piece is None:
+                self._put_other(item)
+        self._put(run)
+        if has_payload:
+            self.code.emit(o.HPAY)
+
+    def _piece(self, item: ir.CalcInput) -> list[int] | None:
+        """(header, first bit, bits) of an input that lies on the wire."""
+        if item.kind not in ("field", "header"):
+            return None
+        header = self.program.headers[item.value.header]
+        if header.is_metadata or header.type.varbit is not None:
+            return None
+        if item.kind == "header":
+            return [header.index, 0, header.type.width]
+        if item.value.field == e.VALID:
+            return None
+        return [
+            header.index,
+            self.layout.wire_bit(header.type, item.value.field),
+            header.type.fields[item.value.field].width,
+        ]
+
+    def _put(self, run: list[int] | None) -> None:
+        if run and run[2]:
+            header, bit, width = run
+            self.code.emit(o.HPUT, self.layout.valid[header], self.layout.data[header] + bit // 8, bit % 8, width)
+
+    def _put_other(self, item: ir.CalcInput) -> None:
+        if item.kind == "hexstr":
+            self._put_value(e.Const(item.value.value), item.width)
+            return
+        header = self.program.headers[item.value.header]
+        if item.kind == "header":
+            if header.is_metadata:
+                raise Unsupported("a calculation over a metadata header")
+            self.code.emit(o.HPUTH, self.code.const(header.index))
+        elif header.is_metadata:
+            self._put_value(item.value, self.program.field_width(item.value))
+        elif item.value.field == header.type.varbit:
+            self.code.emit(o.HPUTV, self.code.const(header.index))
+        else:
+            over = Label()
+            self.code.emit(o.JZ, self.ex.narrow(e.FieldRef(header.index, e.VALID)), over)
+            self._put_value(item.value, self.program.field_width(item.value))
+            self.ex.bind(over)
+
+    def _put_value(self, value: e.Expr, width: int) -> None:
+        """The low bits of any value, most significant part first."""
+        while width > 0:
+            part = (width - 1) % 64 + 1
+            low = width - part
+            piece = e.Op(">>", (value, e.Const(low))) if low else value
+            self.code.emit(o.HPUTC, self.ex.narrow(e.Op("&", (piece, e.Const(mask(part))))), part)
+            width = low
+
+    # Checksums
+
+    def verify(self) -> None:
+        """Set the system cell checksum_error if a checksum is wrong."""
+        for checksum in self.program.checksums:
+            if checksum.verify:
+                over = Label()
+                self.ex.jump_unless(e.FieldRef(checksum.target.header, e.VALID), over)
+                if checksum.condition is not None:
+                    self.ex.jump_unless(checksum.condition, over)
+                width = self.program.field_width(checksum.target)
+                wanted = e.Op("&", (checksum.target, e.Const(mask(width))))
+                is_wrong = self.ex.narrow(e.Op("!=", (self._value(checksum), wanted)))
+                self.code.emit(o.OR, CELL["checksum_error"], CELL["checksum_error"], is_wrong)
+                self.ex.bind(over)
+
+    def update(self, store) -> None:
+        """Write the checksums that are to be updated, with `store`(target, value)."""
+        for checksum in self.program.checksums:
+            if checksum.update:
+                over = Label()
+                if checksum.condition is not None:
+                    self.ex.jump_unless(checksum.condition, over)
+                if checksum.calculation is None:
+                    self.ex.jump_unless(e.FieldRef(checksum.target.header, e.VALID), over)
+                store(checksum.target, self._value(checksum))
+                self.ex.bind(over)
+
+    def _value(self, checksum: ir.Checksum) -> Cell:
+        if checksum.calculation is not None:
+            return self.compute(checksum.calculation)
+        header = self.program.headers[checksum.target.header]  # the built-in one: its own header, the target 0
+        if header.is_metadata or header.type.varbit is not None:
+            raise Unsupported("an ipv4 checksum over such a header")
+        first = self.layout.wire_bit(header.type, checksum.target.field)
+        width = self.program.field_width(checksum.target)
+        self.code.emit(o.HBEGIN)
+        self._put([header.index, 0, first])
+        self._put_value(e.Const(0), width)
+        self._put([header.index, first + width, header.type.width - first - width])
+        d = self.code.temp()
+        self.code.emit(o.HASH, d, CSUM16, self.code.const(0))
+        return Cell(d, 1, 64)

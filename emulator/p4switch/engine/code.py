@@ -1,0 +1,95 @@
+"""The code being written: rows of 32-bit words, labels, the pool of constants below the frame's origin, temporaries.
+
+A temporary lives within one basic block, so each block numbers its temporaries from the start again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.layout import Layout
+
+WORDS = 8
+"""32-bit words of an instruction: the opcode and up to seven operands."""
+_M64 = (1 << 64) - 1
+
+
+class Unsupported(Exception):
+    """The program has something that can't be lowered; the text says what."""
+
+
+class Label:
+    """A place in the code, known once it is bound."""
+
+    def __init__(self) -> None:
+        self.pc: int | None = None
+
+
+class Code:
+    """`rows` are opcode and operands, which may be labels until `finish`."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.rows: list[list] = []
+        self.constants: list[int] = []
+        self._places: dict[tuple[int, ...], int] = {}
+        self.frame_end = layout.temps
+        self._next_temp = layout.temps
+
+    def emit(self, op: int, *operands) -> None:
+        """One instruction."""
+        if len(operands) >= WORDS:
+            raise AssertionError(f"{o.NAMES[op]} has too many operands")
+        self.rows.append([op, *operands])
+
+    @property
+    def pc(self) -> int:
+        return len(self.rows)
+
+    def bind(self, label: Label) -> None:
+        """The label is here. Callers start a new block."""
+        label.pc = len(self.rows)
+
+    def temp(self, n_limbs: int = 1) -> int:
+        """A new temporary: offset of its lowest limb."""
+        found = self._next_temp
+        self._next_temp += 8 * n_limbs
+        self.frame_end = max(self.frame_end, self._next_temp)
+        return found
+
+    def free_temps(self) -> None:
+        """No temporary is needed any longer."""
+        self._next_temp = self.layout.temps
+
+    def const(self, value: int, n_limbs: int = 1) -> int:
+        """A constant modulo 2^(64 n_limbs): offset of its lowest limb."""
+        return self.words(tuple(value >> 64 * i & _M64 for i in range(n_limbs)))
+
+    def words(self, values: tuple[int, ...]) -> int:
+        """Constants that lie one after the other."""
+        values = tuple(value & _M64 for value in values)
+        found = self._places.get(values)
+        if found is None:
+            self.constants.extend(reversed(values))  # the pool grows downwards
+            found = self._places[values] = -8 * len(self.constants)
+        return found
+
+    @staticmethod
+    def value(operand) -> int:
+        return operand.pc if isinstance(operand, Label) else operand
+
+    def finish(self) -> np.ndarray:
+        """(rows, WORDS) int32."""
+        table = np.zeros((len(self.rows), WORDS), dtype=np.int32)
+        for row, words in enumerate(self.rows):
+            for column, operand in enumerate(words):
+                table[row, column] = self.value(operand)
+        return table
+
+    def listing(self) -> str:
+        """For people: one line an instruction."""
+        lines = []
+        for number, (op, *operands) in enumerate(self.rows):
+            lines.append(f"{number:5} {o.NAMES[op]:8} " + " ".join(str(self.value(operand)) for operand in operands))
+        return "\n".join(lines)

@@ -1,0 +1,178 @@
+"""Where everything of a packet lies in the VM's frame.
+
+A frame is one block of memory. Constants lie below its origin, then come the system cells (SYSTEM), then the packet's
+headers (PHV), then temporaries. The PHV is zeroed for each packet.
+
+- Metadata is never on the wire: each field has 64-bit limbs of its own, least significant first, and is an operand of
+  instructions as it stands. A signed field holds its exact value in two's complement (one bit more than its width).
+- A header is held as on the wire. A byte for each signed field follows, 1 if its value is to be read as unsigned
+  (values.stored_in_field says when); a varbit field lies apart: its width in bits (8 bytes), then its bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.expr import VALID, FieldRef
+
+
+def offsets(names: tuple[str, ...], start: int = 0) -> dict[str, np.int64]:
+    """Offsets of words that lie one after the other. They are NumPy's integers because numba makes of a Python constant
+    that is passed on a type of its own, and compiles the function that gets it once for each."""
+    return {name: np.int64(start + 8 * i) for i, name in enumerate(names)}
+
+
+SYSTEM = (
+    "context", "packet", "length", "cursor", "args", "return_pc", "entry", "hit", "exit", "error", "checksum_error",
+    "clone", "clone_list", "resubmit", "recirculate", "digest", "truncate", "packet_length", "ingress_length", "now",
+    "bits", "out", "states", "loops", "start_length", "ingress_port",
+)  # fmt: skip
+"""Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address
+and bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code goes
+on after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the parser's;
+clone: session + 1, or 0; clone_list..digest: ids that primitives gave; truncate: length + 1, or 0; packet_length: the
+length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where the deparser writes;
+states, loops: limits; start_length: the length register at ingress."""
+CELL = offsets(SYSTEM)
+PHV = 8 * 32
+"""Offset of the headers: room for 32 system cells before it."""
+
+DESCRIPTOR = (
+    "valid", "data", "n_bytes", "total", "siblings", "n_siblings", "varbit", "varbit_at", "varbit_max", "flags", "type",
+    "position",
+)  # fmt: skip
+"""Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
+of all that it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte
+of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in
+its union."""
+ROW = offsets(DESCRIPTOR)
+DESCRIPTOR_BYTES = 16 * 8
+
+CONTEXT = (
+    "code", "headers", "tables", "hash_buffer", "events", "event_at", "event_end", "event_open", "events_lost",
+    "random", "run_wide", "run_headers", "run_hash",
+)  # fmt: skip
+"""Words of the context: addresses of the code, the header table, the table directory, the hash buffer; the event ring
+(address, words used, words it has, whether the event being written fits, how many did not); the Mersenne
+Twister; the kernels that run the other groups of instructions."""
+CTX = offsets(CONTEXT)
+HASH_BUFFER_BYTES = 1 << 18
+
+
+def limbs(width: int) -> int:
+    """64-bit limbs that hold `width` bits."""
+    return max((width + 63) // 64, 1)
+
+
+def aligned(n: int) -> int:
+    return (n + 7) & ~7
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a field lies: in `n_limbs` limbs at `offset`, or, on the wire (`is_wire`), `bit` bits after the byte at
+    `offset`. `valid`: offset of its header's validity byte; `flag`: of its sign flag, or None."""
+
+    offset: int
+    width: int
+    signed: bool
+    is_wire: bool
+    n_limbs: int = 0
+    bit: int = 0
+    valid: int = 0
+    flag: int | None = None
+
+
+class Layout:
+    """Offsets for one program. Raises Unsupported (lower_code) for what can't be held this way."""
+
+    def __init__(self, program: ir.Program) -> None:
+        self.program = program
+        self.places: dict[FieldRef, Place] = {}
+        self.valid: list[int] = []
+        self.data: list[int] = [0] * len(program.headers)
+        self.n_bytes: list[int] = [0] * len(program.headers)
+        self.total: list[int] = [0] * len(program.headers)
+        self.flags: list[int] = [0] * len(program.headers)
+        self.varbit: list[int] = [0] * len(program.headers)
+        at = PHV
+        for _ in program.headers:
+            self.valid.append(at)
+            at += 1
+        at = aligned(at)
+        self.next: list[int] = [at + 8 * i for i in range(len(program.stacks))]
+        at += 8 * len(program.stacks)
+        self.union_next: list[int] = [at + 8 * i for i in range(len(program.union_stacks))]
+        at += 8 * len(program.union_stacks)
+        metadata = at
+        for header in program.headers:
+            if header.is_metadata:
+                at = self._metadata(header, at)
+        self.metadata = (metadata, at)
+        for header in program.headers:
+            if not header.is_metadata:
+                at = self._wire(header, at)
+        self.phv_end = at
+        self.temps = at + 64  # a field's load may reach 8 bytes beyond it
+
+    def _metadata(self, header: ir.Header, at: int) -> int:
+        self.data[header.index] = at
+        for i, field in enumerate(header.type.fields):
+            if field.is_varbit:
+                self.varbit[header.index] = at
+                at += 8 + aligned(self.varbit_max(header.type))
+                continue
+            n = limbs(field.width + (1 if field.signed else 0))
+            ref = FieldRef(header.index, i)
+            self.places[ref] = Place(at, field.width, field.signed, False, n)
+            at += 8 * n
+        self.total[header.index] = at - self.data[header.index]
+        return at
+
+    def _wire(self, header: ir.Header, at: int) -> int:
+        kind, index = header.type, header.index
+        self.data[index] = at
+        self.n_bytes[index] = (kind.width + 7) // 8
+        flags = at + aligned(self.n_bytes[index])
+        self.flags[index] = flags
+        n_signed = 0
+        for i, field in enumerate(kind.fields):
+            if field.is_varbit:
+                continue
+            bit = self.wire_bit(kind, i)
+            flag = None
+            if field.signed:
+                flag, n_signed = flags + n_signed, n_signed + 1
+            place = Place(
+                at + bit // 8, field.width, field.signed, True, limbs(field.width), bit % 8, self.valid[index], flag
+            )
+            self.places[FieldRef(index, i)] = place
+        end = flags + aligned(n_signed)
+        if kind.varbit is not None:
+            self.varbit[index] = end
+            end += 8 + aligned(self.varbit_max(kind))
+        self.total[index] = end - at
+        return end
+
+    @staticmethod
+    def wire_bit(kind: ir.HeaderType, i: int) -> int:
+        """Offset in bits of a field among the fields of fixed width."""
+        return sum(field.width for field in kind.fields[:i] if not field.is_varbit)
+
+    @staticmethod
+    def varbit_max(kind: ir.HeaderType) -> int:
+        """Bytes that the varbit field can have."""
+        return (kind.fields[kind.varbit].width + 7) // 8
+
+    def sign_flag(self, kind: ir.HeaderType, i: int) -> int:
+        """The number of a signed field among the signed ones."""
+        return sum(field.signed for field in kind.fields[:i] if not field.is_varbit)
+
+    def place(self, ref: FieldRef) -> Place:
+        return self.places[ref]
+
+    def is_valid_field(self, ref: FieldRef) -> bool:
+        return ref.field == VALID

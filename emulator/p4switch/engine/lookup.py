@@ -1,0 +1,177 @@
+"""Table entries as the VM reads them: records, and hash tables, one for each mask that occurs among the entries.
+
+Exact entries have one mask, prefixes one for each length, ternary entries one for each mask in use (tuple space search,
+Srinivasan et al. 1999). The hash tables are tried in the order of the best entry that each has, until none can have a
+better one. Entries with ranges are rows that are tried one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.p4switch.engine.layout import limbs
+from emulator.p4switch.engine.lower import Lowered
+from emulator.p4switch.engine.pipelines import TableCode
+from emulator.p4switch.engine.vm import tables as v
+from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.state import State
+from emulator.p4switch.state.tables import Entry, MatchTable, prefix_mask
+from emulator.p4switch.values import mask
+
+_M64 = (1 << 64) - 1
+_MIX = 0x9E3779B97F4A7C15
+
+
+def to_limbs(value: int, n: int) -> list[int]:
+    """The low n limbs."""
+    return [value >> 64 * i & _M64 for i in range(n)]
+
+
+def hash_limbs(key: list[int]) -> int:
+    """vm_tables.hash_limbs of a key that is masked already."""
+    mixed = 0
+    for limb in key:
+        mixed = (mixed ^ limb) * _MIX & _M64
+        mixed ^= mixed >> 29
+    return mixed & 0x7FFFFFFFFFFFFFFF
+
+
+def _words(values: list[int]) -> np.ndarray:
+    return np.array(values or [0], dtype=np.uint64).view(np.int64)
+
+
+class TableImage:
+    """The entries of one table. `row` is its part of the directory; `refresh` rewrites it when the table has
+    changed."""
+
+    def __init__(self, state: State, lowered: Lowered, found: TableCode, row: np.ndarray) -> None:
+        self.state = state
+        self.program = state.program
+        self.lowered = lowered
+        self.found = found
+        self.row = row
+        self.table: MatchTable = state.tables[found.table.index]
+        self.versions: tuple | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over what the control plane changed."""
+        profile = self.table.profile
+        versions = self.table.version, 0 if profile is None else profile.version
+        if versions == self.versions:
+            return
+        self.versions = versions
+        self._kept: list[np.ndarray] = []
+        entries = self.table.all_entries()
+        if self.found.table.match_type != "exact":
+            entries.sort(key=self.table._rank)
+        records = [self._record(entry.target, entry) for entry in entries]
+        default = self._record(self.table.default, None)
+        self.row[:] = 0
+        self.row[v.DEFAULT // 8] = default
+        if any(part.kind == "range" for part in self.found.table.key):
+            self._rows(entries, records)
+        else:
+            self._hash_tables(entries, records)
+
+    def _keep(self, array: np.ndarray) -> int:
+        """Keep an array alive; its address."""
+        self._kept.append(array)
+        return array.ctypes.data
+
+    # Records
+
+    def _record(self, target: Target | None, entry: Entry | None) -> int:
+        """The address of a new record."""
+        record = np.zeros(v.RECORD_BYTES // 8, dtype=np.int64)
+        found = self.found
+        if target is None:
+            label = found.miss if found.table.by_hit else found.next_default
+            record[v.ACTION // 8] = record[v.NEXT // 8] = label.pc
+        elif isinstance(target, UseGroup):
+            members = [
+                self._record(self.table.profile.members[member].run, entry)
+                for member in self.table.profile.groups[target.group].choices()
+            ]
+            record[v.ACTION // 8] = record[v.NEXT // 8] = found.end.pc
+            record[v.N_CHOICES // 8] = len(members)
+            record[v.CHOICES // 8] = self._keep(_words(members))
+        else:
+            run = self.table.profile.members[target.member].run if isinstance(target, UseMember) else target
+            self._run(record, run, entry is not None)
+        if entry is not None:
+            record[v.COUNTER // 8] = self.table.counters.ctypes.data + 16 * entry.index
+            record[v.LAST_HIT // 8] = self.table.last_hit_us.ctypes.data + 8 * entry.index
+            record[v.INDEX // 8] = entry.index
+        return self._keep(record)
+
+    def _run(self, record: np.ndarray, run: RunAction, is_hit: bool) -> None:
+        found = self.found
+        record[v.ACTION // 8] = self.lowered.actions_at[run.action].pc
+        args: list[int] = []
+        for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
+            args += to_limbs(value & mask(param.width), limbs(param.width))
+        record[v.ARGS // 8] = self._keep(_words(args))
+        if found.table.by_hit:
+            label = found.hit if is_hit else found.miss
+        else:
+            label = found.next_of_action.get(run.action, found.next_default)
+        record[v.NEXT // 8] = label.pc
+
+    # Keys
+
+    def _match(self, entry: Entry) -> list[tuple[bool, int, list[int], list[int]]]:
+        """What an entry says of each field: whether it is a range, limbs, value, and mask or upper end."""
+        found = []
+        for param, width, n in zip(entry.match, self.table.widths, self.found.key_limbs, strict=True):
+            if param.kind == "range":
+                found.append((True, n, to_limbs(param.value, n), to_limbs(param.extra, n)))
+                continue
+            covered = mask(64 * n)
+            if param.kind == "ternary":
+                covered = param.extra
+            elif param.kind == "lpm":
+                covered = prefix_mask(width, param.extra)
+            found.append((False, n, to_limbs(param.value & covered, n), to_limbs(covered, n)))
+        return found
+
+    def _hash_tables(self, entries: list[Entry], records: list[int]) -> None:
+        groups: dict[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]] = {}
+        for rank, (entry, record) in enumerate(zip(entries, records, strict=True)):
+            parts = self._match(entry)
+            value = tuple(limb for part in parts for limb in part[2])
+            cover = tuple(limb for part in parts for limb in part[3])
+            groups.setdefault(cover, {}).setdefault(value, (rank, record))
+        words: list[int] = []
+        for cover, found in groups.items():  # in the order of their best entries
+            size = 8
+            while size < 2 * len(found):
+                size *= 2
+            slots = self._slots(found, size, len(cover))
+            first = next(iter(found.values()))[0]
+            words += [self._keep(_words(list(cover))), self._keep(slots), size - 1, first, 0, 0, 0, 0]
+        self.row[v.GROUPS // 8] = self._keep(_words(words))
+        self.row[v.N_GROUPS // 8] = len(groups)
+
+    @staticmethod
+    def _slots(found: dict[tuple[int, ...], tuple[int, int]], size: int, n: int) -> np.ndarray:
+        slots = np.zeros((size, 2 + n), dtype=np.uint64)
+        used = bytearray(size)
+        for value, (rank, record) in found.items():
+            at = hash_limbs(list(value)) & (size - 1)
+            while used[at]:
+                at = (at + 1) & (size - 1)
+            used[at] = 1
+            slots[at] = np.array((rank + 1, record, *value), dtype=np.uint64)
+        return slots
+
+    def _rows(self, entries: list[Entry], records: list[int]) -> None:
+        words: list[int] = []
+        for entry, record in zip(entries, records, strict=True):
+            row = [0, record, len(entry.match)]
+            for is_range, n, value, extra in self._match(entry):
+                row += [int(is_range), n, *value, *extra]
+            row[0] = 8 * len(row)
+            words += row
+        self.row[v.ROWS // 8] = self._keep(_words(words))
+        self.row[v.N_ROWS // 8] = len(entries)

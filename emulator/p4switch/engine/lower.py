@@ -1,0 +1,159 @@
+"""From a program and its state to code: all parts of the packet path, and what the rest of the engine must know of
+it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.actions import DIGEST, Actions, Message
+from emulator.p4switch.engine.calculations import Calculations, HashParameters
+from emulator.p4switch.engine.code import Code, Unsupported
+from emulator.p4switch.engine.expressions import Expressions
+from emulator.p4switch.engine.layout import Layout
+from emulator.p4switch.engine.parser import Parser
+from emulator.p4switch.engine.pipelines import Pipelines, TableCode
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import mask, n_bytes, pad_key
+
+
+class ValueSet:
+    """A parse value set for one parser state: `words` hold the address of its values, byte-padded, and their number."""
+
+    def __init__(self, vset, n_limbs: int, widths: list[int]) -> None:
+        self.vset, self.n_limbs, self.widths = vset, n_limbs, widths
+        self.words = np.zeros(2, dtype=np.int64)
+        self.version = -1
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over values that the control plane changed."""
+        if self.version == self.vset.version:
+            return
+        self.version = self.vset.version
+        values = [pad_key(value, self.widths) for value in sorted(self.vset.values)]
+        rows = [value >> 64 * i & mask(64) for value in values for i in range(self.n_limbs)]
+        self.values = np.array(rows or [0], dtype=np.uint64)
+        self.words[:] = self.values.ctypes.data, len(values)
+
+
+@dataclass
+class Lowered:
+    """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest;
+    `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id
+    → pieces (offset in the frame, bits before it, bits) of what is kept; `header_bytes`: what the deparser emits at
+    most."""
+
+    layout: Layout
+    code: np.ndarray
+    constants: list[int]
+    frame_end: int
+    parser: int
+    ingress: int
+    egress: int
+    deparser: int
+    header_bytes: int
+    digests: list[tuple[int, int]]
+    field_lists: dict[int, list[tuple[int, int, int]]]
+    tables: dict[int, TableCode]
+    actions_at: dict
+    messages: list[Message]
+    hashes: list[HashParameters]
+    vsets: list[ValueSet]
+    listing: str
+
+
+class Lowering:
+    """Lowers one program. Raises Unsupported."""
+
+    def __init__(self, state: State, drop_port: int) -> None:
+        self.state = state
+        self.program = state.program
+        self.layout = Layout(self.program)
+        self.code = Code(self.layout)
+        self.ex = Expressions(state, self.layout, self.code)
+        self.calculations = Calculations(self.ex)
+        self.actions = Actions(self.ex, self.calculations, drop_port)
+        self.vsets: list[ValueSet] = []
+
+    def lower(self) -> Lowered:
+        program = self.program
+        self.actions.lanes.prepare()
+        named = {parser.name: parser for parser in program.parsers}
+        parser = Parser(self.actions, self._vset_words).lower(named["parser"])
+        pipelines = Pipelines(self.actions)
+        ingress = pipelines.lower(program.pipeline("ingress"))
+        egress = pipelines.lower(program.pipeline("egress"))
+        deparser = self._deparser(next(item for item in program.deparsers if item.name == "deparser"))
+        digests = [(item.id, self._digest(number, item)) for number, item in enumerate(program.learn_lists)]
+        pipelines.lower_actions()
+        return Lowered(
+            self.layout, self.code.finish(), self.code.constants, self.code.frame_end, parser, ingress, egress,
+            deparser, self._header_bytes(), digests,
+            {item.id: self._field_list(item) for item in program.field_lists}, pipelines.tables,
+            pipelines.actions_at, self.actions.messages, list(self.calculations.parameters.values()), self.vsets,
+            self.code.listing(),
+        )  # fmt: skip
+
+    def _vset_words(self, index: int, n_limbs: int, widths: list[int]) -> int:
+        found = ValueSet(self.state.parse_vsets[index], n_limbs, widths)
+        self.vsets.append(found)
+        return self.code.const(found.words.ctypes.data)
+
+    def _deparser(self, deparser: ir.Deparser) -> int:
+        start = self.code.pc
+        self.ex.start_block()
+        self.ex.set_action(())
+        self.calculations.update(self.actions.store)
+        for call in deparser.primitives:
+            if call.op in ("_jump", "_jump_if_zero"):
+                raise Unsupported("a jump in a deparser")
+            self.actions.primitive(call)
+        for index in deparser.order:
+            header = self.program.headers[index]
+            if header.is_metadata or header.type.width % 8:
+                raise Unsupported("a deparsed header that is metadata or does not end at a byte")
+            if header.type.varbit is None:
+                self.code.emit(o.EMITH, self.layout.valid[index], self.layout.data[index], n_bytes(header.type.width))
+            else:
+                self.code.emit(o.EMITV, self.code.const(index))
+        self.code.emit(o.END, 0)
+        return start
+
+    def _header_bytes(self) -> int:
+        """Bytes that the deparser emits at most: a header may be in its order more than once."""
+        order = next(item for item in self.program.deparsers if item.name == "deparser").order
+        return sum(self.layout.total[index] for index in order)
+
+    def _digest(self, number: int, item: ir.LearnList) -> int:
+        start = self.code.pc
+        self.ex.start_block()
+        cells = []
+        for ref in item.elements:
+            value = e.Op("&", (ref, e.Const(mask(self.program.field_width(ref)))))
+            cells.append(self.ex.exact(value)[:2])
+        self.code.emit(o.EVENT, DIGEST, number, sum(n for _, n in cells))
+        for cell, n in cells:
+            self.code.emit(o.EVADD, cell, n)
+        self.code.emit(o.END, 0)
+        return start
+
+    def _field_list(self, item: ir.FieldList) -> list[tuple[int, int, int]]:
+        pieces = []
+        for ref in item.elements:
+            if not isinstance(ref, e.FieldRef) or ref.field == e.VALID:
+                continue
+            place = self.layout.places.get(ref)
+            if place is None:
+                raise Unsupported("a varbit field in a field list")
+            if place.is_wire:
+                pieces.append((place.offset, place.bit, place.width))
+                if place.flag is not None:
+                    pieces.append((place.flag, 0, 8))
+            else:
+                pieces.append((place.offset, 0, 64 * place.n_limbs))
+        return pieces

@@ -1,0 +1,219 @@
+"""Lowering of the parser: its states become blocks of code, errors jump to stubs that set the error, and all ends where
+checksums are verified."""
+
+from __future__ import annotations
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.actions import Actions
+from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.intervals import exact_limbs
+from emulator.p4switch.engine.layout import CELL, limbs
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.values import mask, n_bytes, padded_width
+
+MAX_LOOKAHEAD = 1 << 12
+"""Bits; the VM reads a longer look-ahead nowhere."""
+
+
+class Parser:
+    """Writes the code of a parser. `vset_words(index)` gives the constants that describe a value set."""
+
+    def __init__(self, actions: Actions, vset_words) -> None:
+        self.actions = actions
+        self.ex = actions.ex
+        self.code = actions.code
+        self.layout = actions.layout
+        self.program = actions.program
+        self.vset_words = vset_words
+        self._errors: dict[str, Label] = {}
+        self._end = Label()
+
+    def lower(self, parser: ir.Parser) -> int:
+        """Returns where the code begins."""
+        start = self.code.pc
+        self.ex.start_block()
+        self.ex.set_action(())
+        labels = {number: Label() for number in range(len(parser.states))} | {ir.END: self._end}
+        self._has_loop = _has_loop(parser)
+        if parser.init_state == ir.END:
+            self.code.emit(o.JMP, self._end)
+        order = [parser.init_state] + [number for number in range(len(parser.states)) if number != parser.init_state]
+        for number in order:
+            if number != ir.END:
+                self._state(parser.states[number], labels[number], labels)
+        for name, label in self._errors.items():
+            self.ex.bind(label)
+            self.code.emit(o.MOV, CELL["error"], self.code.const(self.program.errors[name]))
+            self.code.emit(o.JMP, self._end)
+        self.ex.bind(self._end)
+        self.actions.calculations.verify()
+        self.code.emit(o.END, 0)
+        return start
+
+    def _error(self, name: str) -> Label:
+        return self._errors.setdefault(name, Label())
+
+    def _state(self, state: ir.ParseState, label: Label, labels: dict[int, Label]) -> None:
+        self.ex.bind(label)
+        if self._has_loop:
+            self.code.emit(o.LIMIT, self._error("ParserTimeout"))
+        for op in state.ops:
+            match op:
+                case ir.Extract(target, length):
+                    self._extract(target, length)
+                case ir.Set(dest, value):
+                    self._set(dest, value)
+                case ir.Verify(condition, error):
+                    over = Label()
+                    self.code.emit(o.JNZ, self.ex.narrow(condition), over)
+                    self.ex.cells(error, 1, CELL["error"])
+                    self.code.emit(o.JMP, self._end)
+                    self.ex.bind(over)
+                case ir.Advance(bits):
+                    cell = self.ex.exact_narrow(bits, "a number of bits to advance by")
+                    self.code.emit(o.SKIP, cell, self._error("ParserInvalidArgument"), self._error("PacketTooShort"))
+                    self._moved()
+                case ir.Call(primitive):
+                    if primitive.op in ("_jump", "_jump_if_zero"):
+                        raise Unsupported("a jump in a parser")
+                    self.actions.primitive(primitive)
+        self._select(state, labels)
+
+    def _moved(self) -> None:
+        """The cursor moved: what was read ahead is out of date."""
+        for key in [key for key in self.ex.memo if _looks_ahead(key[0])]:
+            del self.ex.memo[key]
+
+    # Operations
+
+    def _extract(self, target: e.Expr, length: e.Expr | None) -> None:
+        if isinstance(target, e.HeaderRef):
+            header = self.program.headers[target.header]
+            if header.is_metadata:
+                raise Unsupported("an extract into a metadata header")
+            if header.type.varbit is None and header.union is None:
+                self._extract_fixed(header)
+            else:
+                self._extract_any(self.code.const(header.index), header.type, length)
+            self.actions.touched(target)
+        else:
+            self._extract_next(target, length)
+        self._moved()
+
+    def _extract_fixed(self, header: ir.Header) -> None:
+        index = header.index
+        n = self.layout.n_bytes[index]
+        if header.type.width % 8:
+            raise Unsupported("a header that does not end at a byte")
+        self.code.emit(o.EXTR, self.layout.data[index], n, self.layout.valid[index], self._error("PacketTooShort"))
+        n_signed = self.layout.total[index] - (self.layout.flags[index] - self.layout.data[index])
+        if n_signed:
+            self.code.emit(o.CLEAR, self.layout.flags[index], n_signed)
+
+    def _extract_any(self, header: int, kind: ir.HeaderType, length: e.Expr | None) -> None:
+        if kind.width % 8:
+            raise Unsupported("a header that does not end at a byte")
+        width = self.code.const(0)
+        if kind.varbit is not None:
+            if self.layout.wire_bit(kind, kind.varbit) % 8:
+                raise Unsupported("a varbit field that does not begin at a byte")
+            if length is None:
+                self.code.emit(o.LEFT, n_bytes(kind.width), self._error("PacketTooShort"))
+                length = self._own_length(kind)
+            width = self.ex.exact_narrow(length, "the length of a varbit field")
+        self.code.emit(
+            o.EXTH, header, width, int(kind.varbit is not None), kind.max_length, self._error("ParserInvalidArgument"),
+            self._error("PacketTooShort"), self._error("HeaderTooShort"),
+        )  # fmt: skip
+
+    def _own_length(self, kind: ir.HeaderType) -> e.Expr:
+        """The header type's length expression, with the packet's bits in place of the fields before."""
+
+        def of(node: e.Expr) -> e.Expr:
+            if isinstance(node, e.Local):
+                field = kind.fields[node.index]
+                return e.Lookahead(field.offset, field.width) if node.index < kind.varbit else e.Const(0)
+            if isinstance(node, e.Op):
+                return e.Op(node.op, tuple(of(arg) for arg in node.args))
+            return node
+
+        return of(kind.length)
+
+    def _extract_next(self, target: e.Expr, length: e.Expr | None) -> None:
+        if isinstance(target, e.StackRef):
+            stack = self.program.stacks[target.stack]
+            next_cell, kind, header = self.layout.next[target.stack], stack.type, self.code.temp()
+            self.code.emit(o.HIDX, header, next_cell, self.code.words(stack.headers), len(stack.headers))
+        elif isinstance(target, e.UnionStackNext):
+            next_cell, header = self.layout.union_next[target.stack], self.ex.header_id(target)
+            union = self.program.unions[self.program.union_stacks[target.stack].unions[0]]
+            kind = self.program.headers[union.headers[target.member]].type
+        else:
+            raise Unsupported("an extract into a header known only at run time")
+        self.code.emit(o.JEQ, header, self.code.const(-1), self._error("StackOutOfBounds"))
+        self._extract_any(header, kind, length)
+        self.code.emit(o.ADD, next_cell, next_cell, self.code.const(1))
+        self.ex.forget_all()
+
+    def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
+        if isinstance(value, e.Lookahead):
+            _check_lookahead(value)
+            self.code.emit(o.LEFT, n_bytes(value.offset + value.width), self._error("PacketTooShort"))
+        if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
+            self.actions.assign_VL(dest, value)
+        else:
+            self.actions.store(dest, value)
+
+    # Transitions
+
+    def _select(self, state: ir.ParseState, labels: dict[int, Label]) -> None:
+        if state.key and state.transitions:
+            widths = [part.width for part in state.key]
+            total = padded_width(widths)
+            node: e.Expr = e.Const(0)
+            for part in state.key:
+                if isinstance(part.value, e.Lookahead):
+                    _check_lookahead(part.value)
+                piece = e.Op("&", (part.value, e.Const(mask(part.width))))
+                node = e.Op("|", (e.Op("<<", (node, e.Const(8 * n_bytes(part.width)))), piece))
+            n = limbs(total)
+            cell = self.ex.cells(node, n)
+            exact = min(exact_limbs(self.ex.interval(node)), n)
+            assert exact <= n
+            for transition in state.transitions:
+                cover = mask(total) if transition.mask is None else transition.mask & mask(total)
+                goal = labels[transition.next_state]
+                if transition.vset is not None:
+                    self.code.emit(
+                        o.VSET, cell, n, self.code.const(cover, n), self.vset_words(transition.vset, n, widths), goal
+                    )
+                elif n == 1 and cover == mask(total):
+                    self.code.emit(o.JEQ, cell, self.code.const(transition.value & cover), goal)
+                else:
+                    wanted = self.code.const(transition.value & cover, n)
+                    self.code.emit(o.JCASE, cell, self.code.const(cover, n), wanted, n, goal)
+        self.code.emit(o.JMP, labels[state.default])
+
+
+def _check_lookahead(node: e.Lookahead) -> None:
+    if node.offset < 0 or node.offset + node.width > MAX_LOOKAHEAD:
+        raise Unsupported("a look-ahead that far")
+
+
+def _looks_ahead(node: e.Expr) -> bool:
+    return any(isinstance(part, e.Lookahead) for part in e.walk(node))
+
+
+def _has_loop(parser: ir.Parser) -> bool:
+    """Whether some state can come again."""
+    after = {
+        number: {transition.next_state for transition in state.transitions} | {state.default}
+        for number, state in enumerate(parser.states)
+    }
+    done: set[int] = {ir.END}
+    while True:
+        ready = [number for number in after if number not in done and after[number] <= done]
+        if not ready:
+            return len(done) <= len(parser.states)
+        done.update(ready)

@@ -1,0 +1,232 @@
+"""Lowering of pipelines: nodes become code in the order in which they are reached; a node with one way in follows it
+without a break, so that what is known goes on. Actions are shared subroutines, but for an action without parameters
+that a table without a key always runs (p4c makes such tables of plain statements): it stands in the table's place."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.actions import Actions
+from emulator.p4switch.engine.code import Label, Unsupported
+from emulator.p4switch.engine.intervals import Cell
+from emulator.p4switch.engine.layout import limbs
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.values import mask
+
+
+@dataclass
+class TableCode:
+    """What `lookup` must know to make a table's entries: `key_limbs` of each key field, and where code goes on:
+    `next_of_action`, `hit`, `miss` and `none` (no default entry), all labels; `end` where an empty group leads."""
+
+    table: ir.Table
+    key_limbs: list[int]
+    next_of_action: dict[int, Label] = field(default_factory=dict)
+    next_default: Label | None = None
+    hit: Label | None = None
+    miss: Label | None = None
+    end: Label | None = None
+
+
+class Pipelines:
+    """Writes the code of pipelines. `tables` describes each table that is looked up, `actions_at` each action's
+    code."""
+
+    def __init__(self, actions: Actions) -> None:
+        self.actions = actions
+        self.ex = actions.ex
+        self.code = actions.code
+        self.program = actions.program
+        self.tables: dict[int, TableCode] = {}
+        self.actions_at: dict[int, Label] = {}
+
+    def lower(self, pipeline: ir.Pipeline) -> int:
+        """Returns where the code begins."""
+        start = self.code.pc
+        self._end = Label()
+        self._labels = {ir.END: self._end}
+        self._pending: list[int] = []
+        self._done: set[int] = set()
+        self._ways_in = self._count(pipeline.init_node)
+        self.ex.start_block()
+        self._chain(pipeline.init_node)
+        while self._pending:
+            number = self._pending.pop()
+            if number not in self._done:
+                self._chain(number)
+        self.ex.bind(self._end)
+        self.code.emit(o.END, 0)
+        return start
+
+    def lower_actions(self) -> None:
+        """The subroutines that tables use. After all pipelines."""
+        for index, label in self.actions_at.items():
+            self.ex.bind(label)
+            self.actions.body(self.program.actions[index])
+            self.code.emit(o.RET)
+
+    def _successors(self, number: int) -> list[int]:
+        node = self.program.nodes[number]
+        if isinstance(node, ir.Conditional):
+            return [node.next_true, node.next_false]
+        if isinstance(node, ir.ActionCall):
+            return [node.next_node]
+        if self._fixed_action(node) is not None:
+            return [self._after_fixed(node)]
+        if node.by_hit:
+            return [node.next_hit, node.next_miss]
+        return [*node.next_of_action.values(), node.next_default]
+
+    def _count(self, start: int) -> Counter:
+        """Ways into each node that is reachable."""
+        ways, stack, seen = Counter({start: 1}), [start], set()
+        if self._has_cycle(start):
+            raise Unsupported("a pipeline that comes back to a node")
+        while stack:
+            number = stack.pop()
+            if number == ir.END or number in seen:
+                continue
+            seen.add(number)
+            for follower in self._successors(number):
+                ways[follower] += 1
+                stack.append(follower)
+        return ways
+
+    def _has_cycle(self, start: int) -> bool:
+        """Depth first: whether a node on the way is met again."""
+        on_the_way, done, stack = set(), {ir.END}, [(start, False)]
+        while stack:
+            number, is_left = stack.pop()
+            if is_left:
+                on_the_way.discard(number)
+                done.add(number)
+            elif number in on_the_way:
+                return True
+            elif number not in done:
+                on_the_way.add(number)
+                stack.append((number, True))
+                stack.extend((follower, False) for follower in self._successors(number))
+        return False
+
+    def _label(self, number: int) -> Label:
+        """The label of a node, which will be written."""
+        if number not in self._labels:
+            self._labels[number] = Label()
+            self._pending.append(number)
+        return self._labels[number]
+
+    def _chain(self, number: int) -> None:
+        """A node, and those that follow it without a break."""
+        follows = False
+        while number != ir.END and number not in self._done:
+            if not follows or number in self._labels or self._ways_in[number] > 1:
+                self.ex.bind(self._label(number))
+            self._done.add(number)
+            number, follows = self._node(self.program.nodes[number]), True
+            if number is None:
+                return
+        self.code.emit(o.JMP, self._label(number))
+
+    def _node(self, node: ir.Node) -> int | None:
+        """Write a node; returns what follows it at once, or None if the code has gone elsewhere."""
+        self.ex.set_action(())
+        if isinstance(node, ir.Conditional):
+            self.ex.jump_unless(node.condition, self._label(node.next_false))
+            return node.next_true
+        if isinstance(node, ir.ActionCall):
+            self._inline(node.action)
+            return node.next_node
+        fixed = self._fixed_action(node)
+        if fixed is not None:
+            self._inline(fixed)
+            return self._after_fixed(node)
+        self._table(node)
+        return None
+
+    def _inline(self, action: int) -> None:
+        if self.actions.body(self.program.actions[action]):
+            self.code.emit(o.JEXIT, self._end)
+        self.ex.set_action(())
+
+    def _fixed_action(self, table: ir.Table) -> int | None:
+        """The action that a table always runs, if it can stand in the table's place."""
+        default = table.default
+        if table.key or default is None or not default.const_action or table.type != ir.SIMPLE:
+            return None
+        return None if self.program.actions[default.action].params else default.action
+
+    def _after_fixed(self, table: ir.Table) -> int:
+        if table.by_hit:
+            return table.next_miss
+        return table.next_of_action.get(table.default.action, table.next_default)
+
+    # Tables
+
+    def _table(self, table: ir.Table) -> None:
+        widths = [limbs(part.width) for part in table.key]
+        found = TableCode(table, widths)
+        self.tables[table.index] = found
+        found.end = self._end
+        found.next_default = self._label(table.next_default)
+        found.hit, found.miss = self._label(table.next_hit), self._label(table.next_miss)
+        for action in self._possible(table):
+            found.next_of_action[action] = self._label(table.next_of_action.get(action, table.next_default))
+            self.actions_at.setdefault(action, Label())
+        self.code.emit(o.LOOKUP, table.index, self._key(table, widths), sum(widths))
+        if table.direct_meter is not None:
+            self._direct_meter(table)
+        if table.type == ir.INDIRECT_WS:
+            over = Label()
+            self.code.emit(o.JMEMBER, over)
+            selector = self.program.action_profiles[table.action_profile].selector
+            result = self.actions.calculations.compute(selector)
+            self.code.emit(o.PICK, result.offset)
+            self.ex.bind(over)
+        self.code.emit(o.CALL)
+        self.ex.start_block()
+
+    def _possible(self, table: ir.Table) -> tuple[int, ...]:
+        """Actions that may run: the default one may be none of the table's."""
+        default = () if table.default is None else (table.default.action,)
+        profile = () if table.action_profile is None else self.program.action_profiles[table.action_profile].actions
+        return tuple(dict.fromkeys((*table.actions, *default, *profile)))
+
+    def _direct_meter(self, table: ir.Table) -> None:
+        over, d = Label(), self.code.temp()
+        self.code.emit(o.JMISS, over)
+        self.code.emit(o.METERD, d, self.actions.meter_words(table.direct_meter))
+        target = self.program.meters[table.direct_meter].target
+        if target is None:
+            raise Unsupported("a direct meter without a target")
+        self.actions.store(target, Cell(d, 1, 32))
+        self.ex.bind(over)
+
+    def _key(self, table: ir.Table, widths: list[int]) -> int:
+        """The cells of a table's key, one field after the other."""
+        if not table.key:
+            return self.code.const(0)
+        key = self.code.temp(sum(widths))
+        at = key
+        for part, n in zip(table.key, widths, strict=True):
+            self._key_field(part, n, at)
+            at += 8 * n
+        return key
+
+    def _key_field(self, part: ir.KeyField, n: int, at: int) -> None:
+        ref = part.value
+        cover = mask(self.program.field_width(ref))
+        if part.mask is not None:
+            cover &= part.mask
+        value = e.Op("&", (ref, e.Const(cover)))
+        if ref.field == e.VALID or self.program.headers[ref.header].is_metadata:
+            self.ex.cells(value, n, at)
+            return
+        valid, cells, zero = (
+            self.ex.narrow(e.FieldRef(ref.header, e.VALID)),
+            self.ex.cells(value, n),
+            self.code.const(0, n),
+        )
+        self.code.emit(*((o.SEL, at, valid, cells, zero) if n == 1 else (o.WSEL, at, valid, cells, zero, n)))

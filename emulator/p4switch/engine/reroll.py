@@ -1,0 +1,376 @@
+"""Re-rolling: runs of primitives that do the same to neighbouring fields and registers become instructions on lanes.
+
+Programs made for hardware hold a vector as a field and a register for each lane, and p4c repeats the statements of one
+lane for all of them. Here such a run is found (`find_run`): a body of a few primitives, repeated with every field and
+register number moved on by a constant. If no lane touches what another one writes, statement after statement can be
+done for all lanes at once (`Lanes`). Registers of one run are moved together in memory (`place_together`), one row for
+each index, so that a row of cells is a vector too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.layout import Layout
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import mask
+
+MIN_LANES = 8
+MAX_BODY = 8
+"""Primitives of one lane."""
+READ_BY_THE_SWITCH = ("standard_metadata", "intrinsic_metadata", "queueing_metadata")
+"""Headers whose fields the packet path reads."""
+_OPS = {"+": o.VADD, "-": o.VSUB, "*": o.VMUL, "&": o.VAND, "|": o.VOR, "^": o.VXOR}
+
+
+@dataclass(frozen=True)
+class Run:
+    """`n` lanes of `body` primitives, from primitive `at`. `step[field]`: by how much the field's number grows from
+    lane to lane, of each field of the first lane; `registers`: those of the first lane, each next to that of the next
+    lane."""
+
+    at: int
+    body: int
+    n: int
+    step: dict[e.FieldRef, int]
+    registers: tuple[int, ...]
+
+
+def _leaves(node: e.Expr, found: list) -> object:
+    """The shape of a tree, with its fields and registers taken out into `found`."""
+    if isinstance(node, e.FieldRef):
+        found.append(node)
+        return "field", node.header, node.field == e.VALID
+    if isinstance(node, e.ObjectRef):
+        found.append(node)
+        return node.sort
+    if isinstance(node, e.Op):
+        return node.op, *(_leaves(arg, found) for arg in node.args)
+    return node
+
+
+def _shape(call: ir.Primitive) -> tuple[object, list]:
+    found: list = []
+    return (call.op, *(_leaves(arg, found) for arg in call.args)), found
+
+
+def _number(leaf: e.Expr) -> int:
+    return leaf.field if isinstance(leaf, e.FieldRef) else leaf.index
+
+
+def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
+    """The longest run that begins at a primitive, if there is one that can be done in lanes."""
+    if calls[at].op not in ("assign", "register_read", "register_write"):
+        return None
+    best = None
+    shapes = [_shape(call) for call in calls[at : at + MAX_BODY]]
+    for body in range(1, len(shapes) + 1):
+        found = _run_of(calls, at, body, shapes[:body])
+        if found is not None and (best is None or found.n * found.body > best.n * best.body):
+            best = found
+    return best
+
+
+def _run_of(calls, at: int, body: int, shapes: list) -> Run | None:
+    if at + 2 * body > len(calls) or any(
+        shape[0][0] not in ("assign", "register_read", "register_write") for shape in shapes
+    ):
+        return None
+    first = [leaf for _, leaves in shapes for leaf in leaves]
+    steps: list[int] | None = None
+    n = 1
+    while at + (n + 1) * body <= len(calls):
+        lane = [_shape(call) for call in calls[at + n * body : at + (n + 1) * body]]
+        if any(mine[0] != other[0] for mine, other in zip(lane, shapes, strict=True)):
+            break
+        moved = [
+            _number(leaf) - _number(old) for leaf, old in zip((x for _, xs in lane for x in xs), first, strict=True)
+        ]
+        if steps is None:
+            steps = moved
+        if moved != [n * step for step in steps]:
+            break
+        n += 1
+    if n < MIN_LANES or steps is None:
+        return None
+    return _checked(at, body, n, first, steps, shapes)
+
+
+def _checked(at: int, body: int, n: int, first: list, steps: list[int], shapes: list) -> Run | None:
+    """The run, if no lane touches what another writes."""
+    step: dict[e.FieldRef, int] = {}
+    registers: list[int] = []
+    for leaf, by in zip(first, steps, strict=True):
+        if isinstance(leaf, e.FieldRef):
+            if step.setdefault(leaf, by) != by or by < 0 or (leaf.field == e.VALID and by):
+                return None
+        elif leaf.sort == "register" and by == 1:
+            registers.append(leaf.index)
+        else:
+            return None
+    written = [leaves[0] for shape, leaves in shapes if shape[0] in ("assign", "register_read")]
+    if any(not isinstance(leaf, e.FieldRef) or step[leaf] == 0 for leaf in written):
+        return None
+    for target in set(written):
+        lanes = {target.field + step[target] * i for i in range(n)}
+        for other, by in step.items():
+            if other.header == target.header and other != target and lanes & {other.field + by * i for i in range(n)}:
+                return None
+    arrays = sorted(set(registers))
+    if any(second - one < n for one, second in zip(arrays, arrays[1:], strict=False)):
+        return None
+    return Run(at, body, n, step, tuple(arrays))
+
+
+def place_together(state: State, run: Run) -> bool:
+    """Move the registers of a run together, if they are alike; whether they lie together now."""
+    for first in run.registers:
+        group = state.registers[first : first + run.n]
+        if any((r.size, r.width) != (group[0].size, group[0].width) for r in group) or group[0].width > 64:
+            return False
+        if _lie_together(group):
+            continue
+        if any(register.data.strides[0] != 8 for register in group):
+            return False  # some lie in a row of another run
+        rows = np.zeros((group[0].size, run.n), dtype="<u8")
+        for column, register in enumerate(group):
+            rows[:, column : column + 1] = register.data
+            register.data = rows[:, column : column + 1]
+    return True
+
+
+def _lie_together(group: list) -> bool:
+    starts = [register.data.ctypes.data for register in group]
+    return (
+        all(start == starts[0] + 8 * i for i, start in enumerate(starts))
+        and len({r.data.strides[0] for r in group}) == 1
+    )
+
+
+class Lanes:
+    """Lowers runs. `reads[field]`: how often the whole program reads a field."""
+
+    def __init__(self, actions, reads: dict[e.FieldRef, int]) -> None:
+        self.ex = actions.ex
+        self.code = actions.code
+        self.program = actions.program
+        self.state: State = actions.state
+        self.layout: Layout = actions.layout
+        self.reads = reads
+
+    def prepare(self) -> None:
+        """Move registers together before any code has their addresses."""
+        for action in self.program.actions:
+            at = 0
+            while at < len(action.primitives):
+                run = find_run(action.primitives, at)
+                if run is not None and self._can(action.primitives, run):
+                    at += run.body * run.n
+                else:
+                    at += 1
+
+    def lower(self, calls: tuple[ir.Primitive, ...], at: int) -> int | None:
+        """Lower the run that begins at primitive `at`; how many primitives it takes up, or None if there is no run."""
+        run = find_run(calls, at)
+        if run is None or not self._can(calls, run):
+            return None
+        self.run, self.known = run, {}
+        body = calls[run.at : run.at + run.body]
+        for call in body:
+            {"assign": self._assign, "register_read": self._read, "register_write": self._write}[call.op](*call.args)
+        self.ex.forget_all()
+        return run.body * run.n
+
+    # What can be done in lanes
+
+    def _can(self, calls, run: Run) -> bool:
+        self.scratch = {ref for ref, by in run.step.items() if by and self._is_scratch(ref, by, run, calls)}
+        if not all(ref in self.scratch or self._is_vector(ref, by, run.n) for ref, by in run.step.items() if by):
+            return False
+        for call in calls[run.at : run.at + run.body]:
+            values = {"assign": call.args[1:], "register_read": (), "register_write": call.args[2:]}[call.op]
+            if not all(self._is_plain(value) for value in values):
+                return False
+            index = {"assign": None, "register_read": 2, "register_write": 1}[call.op]
+            if index is not None and not self._is_same_for_all(call.args[index], run):
+                return False
+        return place_together(self.state, run)
+
+    def _is_same_for_all(self, node: e.Expr, run: Run) -> bool:
+        return all(not run.step.get(leaf, 0) or leaf in self.scratch for leaf in _shape(ir.Primitive("", (node,)))[1])
+
+    def _is_plain(self, node: e.Expr) -> bool:
+        """Whether low bits of the value come from low bits of its parts."""
+        if isinstance(node, e.Op):
+            return (node.op in _OPS or node.op == "~") and all(self._is_plain(arg) for arg in node.args)
+        return isinstance(node, e.Const | e.FieldRef)
+
+    def _is_vector(self, ref: e.FieldRef, by: int, n: int) -> bool:
+        """Whether the fields of all lanes lie one after the other, in lanes that there are instructions for."""
+        places = [self.layout.places.get(e.FieldRef(ref.header, ref.field + by * i)) for i in range(n)]
+        first = places[0]
+        if first is None or any(place is None or place.signed or place.width != first.width for place in places):
+            return False
+        if self.program.headers[ref.header].type.fields[ref.field].saturating:
+            return False
+        if first.is_wire:
+            size = first.width // 8
+            if first.bit or first.width not in (8, 16, 32, 64):
+                return False
+        else:
+            size = 8
+            if first.width > 64:
+                return False
+        return all(place.offset == first.offset + size * i for i, place in enumerate(places))
+
+    def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
+        """Whether the field only passes on, within a lane, a value that is the same for all lanes: an index, mostly.
+        Then it is never stored."""
+        if not self.program.headers[ref.header].is_metadata:
+            return False  # it may be sent
+        body = calls[run.at : run.at + run.body]
+        inside, is_written = 0, False
+        for call in body:
+            targets = 1 if call.op in ("assign", "register_read") else 0
+            reads = sum(_count(arg, ref) for arg in call.args[targets:])
+            if reads and not is_written:
+                return False
+            inside += reads
+            if targets and call.args[0] == ref:
+                if call.op != "assign" or is_written or any(run.step[leaf] for leaf in _shape(call)[1][1:]):
+                    return False
+                is_written = True
+        return is_written and all(
+            self.reads.get(e.FieldRef(ref.header, ref.field + by * i), 0) == inside for i in range(run.n)
+        )
+
+    # Statements
+
+    def _assign(self, target: e.FieldRef, value: e.Expr) -> None:
+        run = self.run
+        if target in self.scratch:
+            width = self.layout.places[target].width
+            self.known[target] = e.Op("&", (self._resolved(value), e.Const(mask(width))))
+            return
+        place = self.layout.places[target]
+        if place.is_wire:
+            self.code.emit(o.VST, place.offset, place.width // 8, self._vector(value), run.n)
+        elif place.width == 64:
+            self.code.emit(o.WMOV, place.offset, self._vector(value), run.n)
+        else:
+            self.code.emit(o.VANDC, place.offset, self._vector(value), self.code.const(mask(place.width)), run.n)
+        self.ex.forget_all()
+
+    def _read(self, target: e.FieldRef, array: e.ObjectRef, index: e.Expr) -> None:
+        place, n = self.layout.places[target], self.run.n
+        words, at = self.ex.register_words(array.index), self._index(index)
+        if not place.is_wire and place.width >= self.state.registers[array.index].width:
+            self.code.emit(o.VREG, place.offset, words, at, n)  # beyond the array, it leaves the lanes as they are
+        else:
+            lanes = self._vector(target)
+            copy = self.code.temp(n)
+            self.code.emit(o.WMOV, copy, lanes, n)
+            self.code.emit(o.VREG, copy, words, at, n)
+            if place.is_wire:
+                self.code.emit(o.VST, place.offset, place.width // 8, copy, n)
+            else:
+                self.code.emit(o.VANDC, place.offset, copy, self.code.const(mask(place.width)), n)
+        self.ex.forget_all()
+
+    def _write(self, array: e.ObjectRef, index: e.Expr, value: e.Expr) -> None:
+        lanes = self._vector(value)
+        self.code.emit(o.VREGW, self.ex.register_words(array.index), self._index(index), self.run.n, lanes)
+        self.ex.forget_all()
+
+    def _index(self, index: e.Expr) -> int:
+        resolved = self._resolved(index)
+        return self.ex.index(resolved, "the index of a register")
+
+    def _resolved(self, node: e.Expr) -> e.Expr:
+        """The node with what is known of fields that are never stored in their place."""
+        if isinstance(node, e.Op):
+            return e.Op(node.op, tuple(self._resolved(arg) for arg in node.args))
+        return self.known.get(node, node)
+
+    # Values
+
+    def _vector(self, node: e.Expr) -> int:
+        """The first of n cells with the value in each lane, modulo 2^64."""
+        n = self.run.n
+        node = self._resolved(node)
+        if not any(self.run.step.get(leaf, 0) for leaf in _shape(ir.Primitive("", (node,)))[1]):
+            d = self.code.temp(n)
+            self.code.emit(o.VFILL, d, self.ex.narrow(node), n)
+            return d
+        if isinstance(node, e.FieldRef):
+            place = self.layout.places[node]
+            if not place.is_wire:
+                return place.offset
+            d = self.code.temp(n)
+            self.code.emit(o.VLD, d, place.offset, place.width // 8, n)
+            return d
+        if node.op == "~":
+            node = e.Op("^", (node.args[0], e.Const(-1)))
+        left, right = node.args
+        if node.op == "&" and isinstance(right, e.Const):
+            cells = self._vector(left)
+            d = self.code.temp(n)
+            self.code.emit(o.VANDC, d, cells, self.code.const(right.value), n)
+            return d
+        cells = self._vector(left), self._vector(right)
+        d = self.code.temp(n)
+        self.code.emit(_OPS[node.op], d, *cells, n)
+        return d
+
+
+def _count(node: e.Expr, ref: e.FieldRef) -> int:
+    """How often a tree reads a field."""
+    return int(node is ref) + sum(_count(child, ref) for child in node.children)
+
+
+def field_reads(program: ir.Program) -> dict[e.FieldRef, int]:
+    """How often the program reads each field of metadata, in primitives as `_count` counts, and anywhere else more
+    often than any run could."""
+    reads: dict[e.FieldRef, int] = {}
+    often = 1 << 20
+
+    def add(node: e.Expr, by: int) -> None:
+        if isinstance(node, e.FieldRef):
+            reads[node] = reads.get(node, 0) + by
+        elif isinstance(node, e.HeaderRef):
+            for number in range(len(program.headers[node.header].type.fields)):
+                add(e.FieldRef(node.header, number), often)
+        for child in node.children:
+            add(child, by)
+
+    for action in program.actions:
+        for call in action.primitives:
+            is_store = call.op in ("assign", "register_read") and isinstance(call.args[0], e.FieldRef)
+            for arg in call.args[int(is_store) :]:
+                add(arg, 1)
+    others: list[e.Expr] = [node.condition for node in program.nodes if isinstance(node, ir.Conditional)]
+    others += [part.value for table in program.tables for part in table.key]
+    others += [
+        item.value for calculation in program.calculations for item in calculation.inputs if item.value is not None
+    ]
+    others += [checksum.condition for checksum in program.checksums if checksum.condition is not None]
+    others += [element for item in program.field_lists for element in item.elements]
+    others += [element for item in program.learn_lists for element in item.elements]
+    others += list(program.aliases.values())
+    for parser in program.parsers:
+        for state in parser.states:
+            others += [part.value for part in state.key]
+            for op in state.ops:
+                others += [value for value in vars(op).values() if isinstance(value, e.Expr)]
+                if isinstance(op, ir.Call):
+                    others += op.primitive.args
+    for deparser in program.deparsers:
+        others += [arg for call in deparser.primitives for arg in call.args]
+    others += [e.HeaderRef(header.index) for header in program.headers if header.name in READ_BY_THE_SWITCH]
+    for node in others:
+        add(node, often)
+    return reads

@@ -1,0 +1,442 @@
+"""simple_switch's packet path, compiled: ingress, clones, resubmit, multicast, egress, recirculate, for a batch of
+frames.
+
+interpreter.path is the same in plain Python, in the same order, and says why. One frame is the packet being worked on;
+a packet that has to wait is a copy of the frame's system cells and headers in a ring: `returned` are packets on their
+way to ingress, `queued` those on their way to egress. Queues with a rate are not for this path."""
+
+import numpy as np
+
+from emulator.p4switch.engine.layout import CELL, CTX, offsets
+from emulator.p4switch.engine.raw import call2, clear_block, copy_block, kernel_part, ld64, st8, st64
+from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
+from emulator.p4switch.engine.vm.vm import STUCK
+from switchml.runtime.jit import kernel
+
+FIELDS = (
+    "standard_metadata.ingress_port", "standard_metadata.packet_length", "standard_metadata.instance_type",
+    "intrinsic_metadata.ingress_global_timestamp", "standard_metadata.parser_error", "standard_metadata.checksum_error",
+    "intrinsic_metadata.mcast_grp", "standard_metadata.egress_spec", "intrinsic_metadata.egress_rid",
+    "intrinsic_metadata.priority", "queueing_metadata.enq_timestamp", "queueing_metadata.enq_qdepth",
+    "intrinsic_metadata.egress_global_timestamp", "queueing_metadata.deq_timedelta", "queueing_metadata.deq_qdepth",
+    "queueing_metadata.qid", "standard_metadata.egress_port",
+)  # fmt: skip
+"""What the path itself reads and writes. In the plan, each has two words: the cell's offset (-1: the program does not
+have it) and the mask of its width."""
+(
+    INGRESS_PORT, PACKET_LENGTH, INSTANCE_TYPE, INGRESS_TIME, PARSER_ERROR, CHECKSUM_ERROR, MCAST_GRP, EGRESS_SPEC,
+    EGRESS_RID, PRIORITY, ENQ_TIME, ENQ_DEPTH, EGRESS_TIME, DEQ_DELTA, DEQ_DEPTH, QID, EGRESS_PORT,
+) = (np.int64(16 * i) for i in range(len(FIELDS)))  # fmt: skip
+
+PLAN = (
+    "frame", "phv", "phv_end", "metadata", "metadata_end", "metadata_headers", "n_metadata_headers", "saved",
+    "no_error", "parser", "ingress", "egress", "deparser", "digests", "n_digests", "field_lists", "n_field_lists",
+    "drop_port", "n_priorities", "groups", "n_groups", "sessions", "returned", "returned_first", "returned_n", "queued",
+    "queued_first", "queued_n", "ring_size", "ring_stride", "out_end", "records", "n_records", "max_records", "status",
+    "lost", "in_address", "in_length", "in_port", "now", "source", "max_events", "reserve", "bad_priority",
+    "vm", "header_bytes",
+)  # fmt: skip
+"""Words of the plan after the fields: all that the path needs to know, and its counters."""
+P = offsets(PLAN, 16 * len(FIELDS))
+PLAN_WORDS = 2 * len(FIELDS) + len(PLAN)
+
+NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBMITTED = (np.int64(i) for i in range(7))
+_ZERO = np.int64(0)
+MAX_PASSES = 1 << 16
+RECORD_WORDS = 4
+"""A frame that leaves: port, address, bytes, number of the frame that came in."""
+
+_CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
+_EXIT, _ERROR, _CHECKSUM, _STATES, _LOOPS = (
+    CELL[name] for name in ("exit", "error", "checksum_error", "states", "loops")
+)
+_CLONE, _CLONE_LIST, _RESUBMIT, _RECIRCULATE = (
+    CELL[name] for name in ("clone", "clone_list", "resubmit", "recirculate")
+)
+_DIGEST, _TRUNCATE, _REG, _INGRESS_LENGTH = (
+    CELL[name] for name in ("digest", "truncate", "packet_length", "ingress_length")
+)
+_EVENT_AT = CTX["event_at"]
+_NOW, _START_LENGTH, _PORT = CELL["now"], CELL["start_length"], CELL["ingress_port"]
+(
+    _FRAME, _PHV, _PHV_END, _METADATA, _METADATA_END, _META_HEADERS, _N_META_HEADERS, _SAVED, _NO_ERROR, _PARSER,
+    _INGRESS, _EGRESS, _DEPARSER, _DIGESTS, _N_DIGESTS, _FIELD_LISTS, _N_FIELD_LISTS, _DROP_PORT, _N_PRIORITIES,
+    _GROUPS, _N_GROUPS, _SESSIONS, _RETURNED, _RETURNED_FIRST, _RETURNED_N, _QUEUED, _QUEUED_FIRST, _QUEUED_N,
+    _RING_SIZE, _RING_STRIDE, _OUT_END, _RECORDS, _N_RECORDS, _MAX_RECORDS, _STATUS, _LOST, _IN_ADDRESS, _IN_LENGTH,
+    _IN_PORT, _PLAN_NOW, _SOURCE, _MAX_EVENTS, _RESERVE, _BAD_PRIORITY, _VM, _HEADER_BYTES,
+) = (P[name] for name in PLAN)  # fmt: skip
+
+
+@kernel_part
+def _set(plan, frame, field, value):
+    offset = ld64(plan + field)
+    if offset >= 0:
+        st64(frame + offset, value & ld64(plan + field + 8))
+
+
+@kernel_part
+def _get(plan, frame, field):
+    offset = ld64(plan + field)
+    return ld64(frame + offset) if offset >= 0 else 0
+
+
+@kernel_part
+def _begin(plan, frame, address, length, port, ingress_length):
+    """A packet of which nothing is parsed and all metadata is 0."""
+    end = ld64(plan + _PHV_END)
+    clear_block(frame + 8, end - 8)
+    headers = ld64(plan + _META_HEADERS)
+    for i in range(ld64(plan + _N_META_HEADERS)):
+        st8(frame + ld64(headers + 8 * i), 1)
+    st64(frame + _PACKET, address)
+    st64(frame + _LENGTH, length)
+    st64(frame + _REG, length)
+    st64(frame + _INGRESS_LENGTH, ingress_length)
+    st64(frame + _PORT, port)
+    st64(frame + _NOW, ld64(plan + _PLAN_NOW))
+
+
+@kernel_part
+def _run(plan, frame, pc):
+    """Run a stage; False if the packet is to be dropped for it."""
+    st64(frame + _LOOPS, 0)
+    status = call2(ld64(plan + _VM), frame, ld64(plan + pc))
+    if status:
+        if status == STUCK:
+            st64(plan + _LOST, ld64(plan + _LOST) + 1)
+        else:
+            st64(plan + _STATUS, status)
+        return False
+    return True
+
+
+@kernel_part
+def _parse(plan, frame):
+    st64(frame + _CURSOR, 0)
+    st64(frame + _ERROR, ld64(plan + _NO_ERROR))
+    st64(frame + _CHECKSUM, 0)
+    st64(frame + _STATES, 0)
+    return _run(plan, frame, _PARSER)
+
+
+@kernel_part
+def _push(plan, frame, ring, port, priority):
+    """Put a copy of the packet at the end of a ring: `ring` is the plan's word with its address."""
+    n, size = ld64(plan + ring + 16), ld64(plan + _RING_SIZE)
+    if n == size:
+        st64(plan + _LOST, ld64(plan + _LOST) + 1)
+        return
+    at = (ld64(plan + ring + 8) + n) % size
+    to = ld64(plan + ring) + at * ld64(plan + _RING_STRIDE)
+    st64(to, port)
+    st64(to + 8, priority)
+    copy_block(to + 16, frame, ld64(plan + _PHV_END))
+    st64(plan + ring + 16, n + 1)
+
+
+@kernel_part
+def _pop(plan, frame, ring):
+    """Take the first packet of a ring into the frame; the address of what was pushed with it."""
+    first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
+    found = ld64(plan + ring) + first * ld64(plan + _RING_STRIDE)
+    copy_block(frame, found + 16, ld64(plan + _PHV_END))
+    st64(plan + ring + 16, n)
+    st64(plan + ring + 8, (first + 1) % ld64(plan + _RING_SIZE) if n else 0)
+    return found
+
+
+@kernel_part
+def _enqueue(plan, frame, port):
+    """Mark a packet as queued; its priority, or -1 if it is dropped."""
+    priority = _get(plan, frame, PRIORITY)
+    if priority >= ld64(plan + _N_PRIORITIES):
+        st64(plan + _BAD_PRIORITY, ld64(plan + _BAD_PRIORITY) + 1)
+        return -1
+    _set(plan, frame, ENQ_TIME, ld64(plan + _PLAN_NOW))
+    _set(plan, frame, ENQ_DEPTH, _ZERO)
+    return priority
+
+
+@kernel_part
+def _push_to_egress(plan, frame, port):
+    priority = _enqueue(plan, frame, port)
+    if priority >= 0:
+        _push(plan, frame, _QUEUED, port, priority)
+
+
+@kernel_part
+def _forget_requests(frame):
+    st64(frame + _CLONE, 0)
+    st64(frame + _DIGEST, 0)
+    st64(frame + _RESUBMIT, 0)
+    st64(frame + _RECIRCULATE, 0)
+    st64(frame + _TRUNCATE, 0)
+    st64(frame + _EXIT, 0)
+
+
+@kernel_part
+def _multicast(plan, frame, group):
+    """Queue a copy for each port of a group; copies ask for nothing."""
+    _forget_requests(frame)
+    if group >= ld64(plan + _N_GROUPS):
+        return
+    row = ld64(plan + _GROUPS) + 16 * group
+    copies, n = ld64(row), ld64(row + 8)
+    for i in range(n):
+        _set(plan, frame, EGRESS_RID, ld64(copies + 16 * i + 8))
+        _push_to_egress(plan, frame, ld64(copies + 16 * i))
+
+
+@kernel_part
+def _take_over(plan, frame, other, field_list, instance_type):
+    """Reset a copy's metadata but for the fields of a list, which come from another packet."""
+    start = ld64(plan + _METADATA)
+    clear_block(frame + start, ld64(plan + _METADATA_END) - start)
+    if field_list < ld64(plan + _N_FIELD_LISTS):
+        row = ld64(plan + _FIELD_LISTS) + 16 * field_list
+        piece = ld64(row)
+        for _ in range(ld64(row + 8)):
+            offset, bit, width = ld64(piece), ld64(piece + 8), ld64(piece + 16)
+            if bit == 0 and width & 7 == 0:
+                copy(frame + offset, other + offset, width >> 3)
+            else:
+                while width > 0:
+                    part = min(width, 32)
+                    store_bits(
+                        frame + offset + (bit >> 3),
+                        bit & 7,
+                        part,
+                        load_bits(other + offset + (bit >> 3), bit & 7, part),
+                    )
+                    bit += part
+                    width -= part
+            piece += 24
+    _set(plan, frame, INSTANCE_TYPE, instance_type)
+
+
+@kernel_part
+def _save(plan, frame):
+    """Put the packet aside; where it is."""
+    saved = ld64(plan + _SAVED)
+    copy_block(saved, frame, ld64(plan + _PHV_END))
+    return saved
+
+
+@kernel_part
+def _restore(plan, frame):
+    copy_block(frame, ld64(plan + _SAVED), ld64(plan + _PHV_END))
+
+
+@kernel_part
+def _session(plan, clone):
+    """Address of a mirroring session's row (exists, port or -1, group or -1), or 0."""
+    row = ld64(plan + _SESSIONS) + 24 * (clone - 1)
+    return row if ld64(row) else 0
+
+
+@kernel_part
+def _mirror(plan, frame, session):
+    port, group = ld64(session + 8), ld64(session + 16)
+    if group >= 0:
+        _multicast(plan, frame, group)
+    if port >= 0:
+        _push_to_egress(plan, frame, port)
+
+
+@kernel_part
+def _clone_at_ingress(plan, frame):
+    session = _session(plan, ld64(frame + _CLONE))
+    st64(frame + _CLONE, 0)
+    if session == 0:
+        return
+    saved = _save(plan, frame)
+    _begin(
+        plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH)
+    )
+    st64(frame + _REG, ld64(saved + _START_LENGTH))
+    _set(plan, frame, INGRESS_PORT, ld64(saved + _PORT))
+    if _parse(plan, frame):
+        _forget_requests(frame)
+        _take_over(plan, frame, saved, ld64(saved + _CLONE_LIST), INGRESS_CLONE)
+        _mirror(plan, frame, session)
+    _restore(plan, frame)
+
+
+@kernel_part
+def _clone_at_egress(plan, frame):
+    session = _session(plan, ld64(frame + _CLONE))
+    st64(frame + _CLONE, 0)
+    if session == 0:
+        return
+    saved = _save(plan, frame)
+    _forget_requests(frame)
+    _take_over(plan, frame, saved, ld64(saved + _CLONE_LIST), EGRESS_CLONE)
+    _mirror(plan, frame, session)
+    _restore(plan, frame)
+
+
+@kernel_part
+def _learn(plan, frame):
+    for i in range(ld64(plan + _N_DIGESTS)):
+        row = ld64(plan + _DIGESTS) + 16 * i
+        if ld64(row) == ld64(frame + _DIGEST):
+            call2(ld64(plan + _VM), frame, ld64(row + 8))
+
+
+@kernel_part
+def _resubmit(plan, frame):
+    saved = _save(plan, frame)
+    length = ld64(saved + _START_LENGTH)
+    _begin(
+        plan, frame, ld64(saved + _PACKET), ld64(saved + _LENGTH), ld64(saved + _PORT), ld64(saved + _INGRESS_LENGTH)
+    )
+    _take_over(plan, frame, saved, ld64(saved + _RESUBMIT), RESUBMITTED)
+    st64(frame + _REG, length)
+    _set(plan, frame, PACKET_LENGTH, length)
+    _push(plan, frame, _RETURNED, _ZERO, _ZERO)
+
+
+@kernel_part
+def _ingress(plan, frame):
+    """Parse, run the ingress pipeline, do what it asked for; the port, if the packet goes on to egress at once, or
+    -1."""
+    st64(frame + _START_LENGTH, ld64(frame + _REG))
+    if not _parse(plan, frame):
+        return -1
+    _set(plan, frame, PARSER_ERROR, ld64(frame + _ERROR))
+    _set(plan, frame, CHECKSUM_ERROR, ld64(frame + _CHECKSUM))
+    if not _run(plan, frame, _INGRESS):
+        return -1
+    st64(frame + _EXIT, 0)
+    if ld64(frame + _CLONE):
+        _clone_at_ingress(plan, frame)
+    if ld64(frame + _DIGEST):
+        _learn(plan, frame)
+    if ld64(frame + _RESUBMIT):
+        _resubmit(plan, frame)
+        return -1
+    group = _get(plan, frame, MCAST_GRP)
+    if group:
+        _set(plan, frame, INSTANCE_TYPE, REPLICATED)
+        _multicast(plan, frame, group)
+        return -1
+    port = _get(plan, frame, EGRESS_SPEC)
+    if port == ld64(plan + _DROP_PORT):
+        return -1
+    _set(plan, frame, INSTANCE_TYPE, NORMAL)
+    if ld64(plan + _QUEUED_N) or ld64(plan + _RETURNED_N):
+        _push_to_egress(plan, frame, port)
+        return -1
+    return port
+
+
+@kernel_part
+def _recirculate(plan, frame, address, length):
+    saved = _save(plan, frame)
+    _begin(plan, frame, address, length, ld64(saved + _PORT), length)
+    _take_over(plan, frame, saved, ld64(saved + _RECIRCULATE), RECIRCULATED)
+    _set(plan, frame, PACKET_LENGTH, length)
+    _push(plan, frame, _RETURNED, _ZERO, _ZERO)
+
+
+@kernel_part
+def _egress(plan, frame, port, priority, out):
+    """Run the egress pipeline, do what it asked for, deparse and send; where the next frame may be written."""
+    now = ld64(plan + _PLAN_NOW)
+    _set(plan, frame, EGRESS_TIME, now)
+    _set(plan, frame, DEQ_DELTA, now - _get(plan, frame, ENQ_TIME))
+    _set(plan, frame, DEQ_DEPTH, _ZERO)
+    _set(plan, frame, QID, priority)
+    _set(plan, frame, EGRESS_PORT, port)
+    _set(plan, frame, EGRESS_SPEC, ld64(plan + _DROP_PORT) + 1)
+    _set(plan, frame, PACKET_LENGTH, ld64(frame + _REG))
+    if not _run(plan, frame, _EGRESS):
+        return out
+    if ld64(frame + _CLONE):
+        _clone_at_egress(plan, frame)
+    if _get(plan, frame, EGRESS_SPEC) == ld64(plan + _DROP_PORT):
+        return out
+    cursor = ld64(frame + _CURSOR)
+    rest = ld64(frame + _LENGTH) - cursor
+    if out + ld64(plan + _HEADER_BYTES) + rest > ld64(plan + _OUT_END) or ld64(plan + _N_RECORDS) >= ld64(
+        plan + _MAX_RECORDS
+    ):
+        st64(plan + _LOST, ld64(plan + _LOST) + 1)
+        return out
+    st64(frame + _OUT, out)
+    if not _run(plan, frame, _DEPARSER):
+        return out
+    end = ld64(frame + _OUT)
+    copy(end, ld64(frame + _PACKET) + cursor, rest)
+    length = end + rest - out
+    if ld64(frame + _RECIRCULATE):
+        _recirculate(plan, frame, out, length)
+        return out + length
+    truncate = ld64(frame + _TRUNCATE)
+    n = ld64(plan + _N_RECORDS)
+    record = ld64(plan + _RECORDS) + 8 * RECORD_WORDS * n
+    st64(record, port)
+    st64(record + 8, out)
+    st64(record + 16, min(length, truncate - 1) if truncate else length)
+    st64(record + 24, ld64(plan + _SOURCE))
+    st64(plan + _N_RECORDS, n + 1)
+    return out + length
+
+
+@kernel_part
+def _settle(plan, frame, out, passes):
+    """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there
+    were."""
+    while ld64(plan + _STATUS) == 0:
+        passes += 1
+        if passes > MAX_PASSES:
+            st64(plan + _LOST, ld64(plan + _LOST) + ld64(plan + _RETURNED_N) + ld64(plan + _QUEUED_N))
+            st64(plan + _RETURNED_N, 0)
+            st64(plan + _QUEUED_N, 0)
+            break
+        if ld64(plan + _RETURNED_N):
+            _pop(plan, frame, _RETURNED)
+            port = _ingress(plan, frame)
+            if port >= 0:
+                passes += 1
+                priority = _enqueue(plan, frame, port)
+                if priority >= 0 and passes <= MAX_PASSES:
+                    out = _egress(plan, frame, port, priority, out)
+        elif ld64(plan + _QUEUED_N):
+            found = _pop(plan, frame, _QUEUED)
+            out = _egress(plan, frame, ld64(found), ld64(found + 8), out)
+        else:
+            break
+    return out
+
+
+@kernel
+def process(plan, first, n, out):
+    """Take frames first..n-1 of the batch through the switch, one after the other; the number of the first one that was
+    not taken, because there might be no room for what it gives, or because the program aborted (then `status` is
+    set)."""
+    frame = ld64(plan + _FRAME)
+    context = ld64(frame + _CONTEXT)
+    end, most = ld64(plan + _OUT_END) - ld64(plan + _RESERVE), ld64(plan + _MAX_RECORDS) >> 1
+    for number in range(first, n):
+        if out > end or ld64(plan + _N_RECORDS) > most or ld64(context + _EVENT_AT) > ld64(plan + _MAX_EVENTS):
+            return number
+        port, length = ld64(ld64(plan + _IN_PORT) + 8 * number), ld64(ld64(plan + _IN_LENGTH) + 8 * number)
+        st64(plan + _SOURCE, number)
+        _begin(plan, frame, ld64(ld64(plan + _IN_ADDRESS) + 8 * number), length, port, length)
+        _set(plan, frame, INGRESS_PORT, port)
+        _set(plan, frame, PACKET_LENGTH, length)
+        _set(plan, frame, INSTANCE_TYPE, NORMAL)
+        _set(plan, frame, INGRESS_TIME, ld64(plan + _PLAN_NOW))
+        port = _ingress(plan, frame)
+        passes = 0
+        if port >= 0:
+            priority = _enqueue(plan, frame, port)
+            if priority >= 0:
+                passes = 1
+                out = _egress(plan, frame, port, priority, out)
+        if ld64(plan + _QUEUED_N) or ld64(plan + _RETURNED_N):
+            out = _settle(plan, frame, out, passes)
+        if ld64(plan + _STATUS):
+            return number
+    return n

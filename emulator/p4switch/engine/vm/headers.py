@@ -1,0 +1,285 @@
+"""The VM's instructions on headers as a whole, and on headers that are known only at run time: by their id, the number
+of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyond a stack."""
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.layout import CELL, CTX, DESCRIPTOR_BYTES, ROW
+from emulator.p4switch.engine.raw import (
+    arg,
+    bits_of,
+    clear_block,
+    copy_block,
+    kernel_part,
+    ld8,
+    ld64,
+    put,
+    st8,
+    st64,
+    val,
+)
+from emulator.p4switch.engine.vm.bits import copy, load_bits, load_wide, store_bits, store_wide
+
+_CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
+_PACKET_LENGTH = CELL["packet_length"]
+_HEADERS = CTX["headers"]
+_VALID, _DATA, _BYTES, _TOTAL, _SIBLINGS, _N_SIBLINGS = (
+    ROW[n] for n in ("valid", "data", "n_bytes", "total", "siblings", "n_siblings")
+)
+_VARBIT, _VARBIT_AT, _VARBIT_MAX, _FLAGS = (ROW[name] for name in ("varbit", "varbit_at", "varbit_max", "flags"))
+_TYPE, _POSITION = ROW["type"], ROW["position"]
+
+
+@kernel_part
+def row_of(frame, header):
+    """The address of a header's row."""
+    return ld64(ld64(frame + _CONTEXT) + _HEADERS) + header * DESCRIPTOR_BYTES
+
+
+@kernel_part
+def set_valid(frame, row):
+    """Make a header valid, and the other members of its union invalid."""
+    siblings = frame + ld64(row + _SIBLINGS)
+    for i in range(ld64(row + _N_SIBLINGS)):
+        st8(frame + ld64(row_of(frame, ld64(siblings + 8 * i)) + _VALID), 0)
+    st8(frame + ld64(row + _VALID), 1)
+
+
+@kernel_part
+def is_valid(frame, row):
+    return ld8(frame + ld64(row + _VALID))
+
+
+@kernel_part
+def varbit_width(frame, row):
+    """Bits of the varbit field, 0 if there is none."""
+    at = ld64(row + _VARBIT)
+    return ld64(frame + at) if at else 0
+
+
+@kernel_part
+def _assign(frame, target, source):
+    if target < 0:
+        return
+    to = row_of(frame, target)
+    if source < 0 or not is_valid(frame, row_of(frame, source)):
+        st8(frame + ld64(to + _VALID), 0)
+        return
+    set_valid(frame, to)
+    if target != source:
+        copy(frame + ld64(to + _DATA), frame + ld64(row_of(frame, source) + _DATA), ld64(to + _TOTAL))
+
+
+@kernel_part
+def _same_bytes(a, b, n):
+    for i in range(n):  # noqa: SIM110 (compiled: no generators)
+        if ld8(a + i) != ld8(b + i):
+            return False
+    return True
+
+
+@kernel_part
+def _equal(frame, left, right, in_union):
+    if left < 0 or right < 0:
+        return 0
+    a, b = row_of(frame, left), row_of(frame, right)
+    if ld64(a + _TYPE) != ld64(b + _TYPE) or (in_union and ld64(a + _POSITION) != ld64(b + _POSITION)):
+        return 0
+    if not is_valid(frame, a) or not is_valid(frame, b):
+        return 0
+    width = varbit_width(frame, a)
+    if width != varbit_width(frame, b):
+        return 0
+    to_varbit = ld64(a + _VARBIT) - ld64(a + _DATA)
+    fixed = to_varbit if ld64(a + _VARBIT) else ld64(a + _TOTAL)
+    if not _same_bytes(frame + ld64(a + _DATA), frame + ld64(b + _DATA), fixed):
+        return 0
+    if width == 0:
+        return 1
+    return bits_of(_same_bytes(frame + ld64(a + _VARBIT) + 8, frame + ld64(b + _VARBIT) + 8, (width + 7) >> 3))
+
+
+@kernel_part
+def _swap(frame, left, right):
+    if left == right:
+        return
+    a, b = row_of(frame, left), row_of(frame, right)
+    flag = is_valid(frame, a)
+    st8(frame + ld64(a + _VALID), is_valid(frame, b))
+    st8(frame + ld64(b + _VALID), flag)
+    first, second = frame + ld64(a + _DATA), frame + ld64(b + _DATA)
+    for at in range(0, ld64(a + _TOTAL), 8):
+        kept = ld64(first + at)
+        st64(first + at, ld64(second + at))
+        st64(second + at, kept)
+
+
+@kernel_part
+def _shift(frame, ids, n, by):
+    """Push or pop: elements move by exchanging places; those that get nothing become invalid."""
+    for step in range(n):
+        place = step if by < 0 else n - 1 - step
+        source = place - by
+        if 0 <= source < n:
+            _swap(frame, ld64(ids + 8 * place), ld64(ids + 8 * source))
+    for place in range(n):
+        if (by > 0 and place < by) or (by < 0 and place >= n + by):
+            st8(frame + ld64(row_of(frame, ld64(ids + 8 * place)) + _VALID), 0)
+
+
+@kernel_part
+def _add(frame, header, is_fast):
+    if header < 0:
+        return
+    row = row_of(frame, header)
+    if is_fast:
+        set_valid(frame, row)
+    elif not is_valid(frame, row):
+        width = varbit_width(frame, row)
+        clear_block(frame + ld64(row + _DATA), ld64(row + _TOTAL))
+        if width:
+            st64(frame + ld64(row + _VARBIT), width)  # a varbit field keeps its width
+        set_valid(frame, row)
+        st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) + ld64(row + _BYTES) + (width >> 3))
+
+
+@kernel_part
+def _remove(frame, header):
+    if header < 0:
+        return
+    row = row_of(frame, header)
+    if is_valid(frame, row):
+        n = ld64(row + _BYTES) + (varbit_width(frame, row) >> 3)
+        st64(frame + _PACKET_LENGTH, ld64(frame + _PACKET_LENGTH) - n)
+        st8(frame + ld64(row + _VALID), 0)
+
+
+@kernel_part
+def _extract(frame, at, pc):
+    """EXTH: returns where to go on."""
+    width, has_varbit, longest = val(frame, at, 2), arg(at, 3), arg(at, 4)
+    row = row_of(frame, val(frame, at, 1))
+    if has_varbit and (width & 7 or width < 0):
+        return arg(at, 5)
+    extra, fixed = width >> 3, ld64(row + _BYTES)
+    cursor = ld64(frame + _CURSOR)
+    if fixed + extra > ld64(frame + _LENGTH) - cursor:
+        return arg(at, 6)
+    if extra and ((longest and fixed + extra > longest) or extra > ld64(row + _VARBIT_MAX)):
+        return arg(at, 7)
+    source, to = ld64(frame + _PACKET) + cursor, frame + ld64(row + _DATA)
+    before = ld64(row + _VARBIT_AT) if has_varbit else fixed
+    copy(to, source, before)
+    if has_varbit:
+        varbit = frame + ld64(row + _VARBIT)
+        st64(varbit, width)
+        copy(varbit + 8, source + before, extra)
+        copy(to + before, source + before + extra, fixed - before)
+    end = ld64(row + _VARBIT) if has_varbit else ld64(row + _DATA) + ld64(row + _TOTAL)
+    clear_block(frame + ld64(row + _FLAGS), end - ld64(row + _FLAGS))
+    set_valid(frame, row)
+    st64(frame + _CURSOR, cursor + fixed + extra)
+    return pc
+
+
+@kernel_part
+def wire_bytes(frame, row, to):
+    """Write a header as it is on the wire; returns how many bytes."""
+    fixed, data = ld64(row + _BYTES), frame + ld64(row + _DATA)
+    if ld64(row + _VARBIT) == 0:
+        copy(to, data, fixed)
+        return fixed
+    before, varbit = ld64(row + _VARBIT_AT), frame + ld64(row + _VARBIT)
+    extra = (ld64(varbit) + 7) >> 3
+    copy(to, data, before)
+    copy(to + before, varbit + 8, extra)
+    copy(to + before + extra, data + before, fixed - before)
+    return fixed + extra
+
+
+@kernel_part
+def _load(frame, at):
+    """HFIELD."""
+    header, bit, width, number = val(frame, at, 2), arg(at, 3), arg(at, 4), arg(at, 5)
+    if header < 0 or width == 0:
+        return 0
+    row = row_of(frame, header)
+    value = load_bits(frame + ld64(row + _DATA) + (bit >> 3), bit & 7, width)
+    if number >= 0 and ld8(frame + ld64(row + _FLAGS) + number) == 0:
+        value = (value << (64 - width)) >> (64 - width)
+    return value
+
+
+@kernel_part
+def _store(frame, at):
+    """HSET."""
+    header, bit, number = val(frame, at, 1), arg(at, 2), arg(at, 5)
+    if header < 0:
+        return
+    row = row_of(frame, header)
+    store_bits(frame + ld64(row + _DATA) + (bit >> 3), bit & 7, arg(at, 3), val(frame, at, 4))
+    if number >= 0:
+        st8(frame + ld64(row + _FLAGS) + number, val(frame, at, 6))
+
+
+@kernel_part
+def _first_valid(frame, list_at, n):
+    if list_at == -1:
+        return -1
+    for i in range(n):
+        header = ld64(frame + list_at + 8 * i)
+        if is_valid(frame, row_of(frame, header)):
+            return header
+    return -1
+
+
+@kernel_part
+def run_headers(frame, at, op, pc):
+    """One instruction of the headers group; returns where to go on."""
+    if op == o.HIDX:
+        index = val(frame, at, 2)
+        put(frame, at, ld64(frame + arg(at, 3) + 8 * index) if 0 <= index < arg(at, 4) else -1)
+    elif op == o.HMEM:
+        list_at = val(frame, at, 2)
+        put(frame, at, -1 if list_at == -1 else ld64(frame + list_at + 8 * arg(at, 3)))
+    elif op == o.HVALID:
+        header = val(frame, at, 2)
+        put(frame, at, 0 if header < 0 else is_valid(frame, row_of(frame, header)))
+    elif op == o.HFIELD:
+        put(frame, at, _load(frame, at))
+    elif op == o.HSET:
+        _store(frame, at)
+    elif op == o.HWIDE:
+        header, bit, n = val(frame, at, 2), arg(at, 3), arg(at, 5)
+        if header < 0:
+            clear_block(frame + arg(at, 1), 8 * n)
+        else:
+            source = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
+            load_wide(frame + arg(at, 1), source, bit & 7, arg(at, 4), n)
+    elif op == o.HWSET:
+        header, bit = val(frame, at, 1), arg(at, 2)
+        if header >= 0:
+            to = frame + ld64(row_of(frame, header) + _DATA) + (bit >> 3)
+            store_wide(to, bit & 7, arg(at, 3), frame + arg(at, 4))
+    elif op == o.HEQ:
+        put(frame, at, _equal(frame, val(frame, at, 2), val(frame, at, 3), arg(at, 4)))
+    elif op == o.HSHIFT:
+        _shift(frame, frame + arg(at, 1), arg(at, 2), val(frame, at, 3))
+    elif op == o.NEXT:
+        put(frame, at, min(max(ld64(frame + arg(at, 1)) + val(frame, at, 2), 0), arg(at, 3)))
+    elif op == o.UVALID:
+        put(frame, at, _first_valid(frame, val(frame, at, 2), arg(at, 3)))
+    elif op == o.VCOPY:
+        copy_block(frame + arg(at, 1), frame + arg(at, 2), 8 + arg(at, 3))
+    elif op == o.HADD:
+        _add(frame, val(frame, at, 1), arg(at, 2))
+    elif op == o.HREM:
+        _remove(frame, val(frame, at, 1))
+    elif op == o.HCOPY:
+        _assign(frame, val(frame, at, 1), val(frame, at, 2))
+    elif op == o.EXTH:
+        return _extract(frame, at, pc)
+    else:  # EMITV
+        row = row_of(frame, val(frame, at, 1))
+        if is_valid(frame, row):
+            out = ld64(frame + _OUT)
+            st64(frame + _OUT, out + wire_bytes(frame, row, out))
+    return pc

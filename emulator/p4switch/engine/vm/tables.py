@@ -1,0 +1,226 @@
+"""The VM's table look-up, registers, counters, meters and random numbers; `lookup` makes what is read here."""
+
+import numpy as np
+
+from emulator.p4switch.engine.layout import CELL, CTX
+from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld32, ld64, load_double, ltu, shr, st32, st64, val
+
+_CONTEXT, _ENTRY, _HIT, _NOW, _LENGTH = (CELL[name] for name in ("context", "entry", "hit", "now", "ingress_length"))
+_TABLES, _RANDOM = CTX["tables"], CTX["random"]
+
+GROUPS, N_GROUPS, ROWS, N_ROWS, DEFAULT = (np.int64(i) for i in range(0, 40, 8))
+"""Words of a table in the directory: its hash tables (address, how many); rows that are tried one by one (address, how
+many); the default record."""
+TABLE_BYTES = 64
+MASK, SLOTS, SLOT_MASK, FIRST_RANK, IS_FULL = (np.int64(i) for i in range(0, 40, 8))
+"""Words of a hash table: address of the mask's limbs; address and number - 1 of its slots; the best rank in it; whether
+the mask is all ones. A slot: rank + 1 (0: free), record, the key's limbs."""
+GROUP_BYTES = 64
+ACTION, ARGS, NEXT, COUNTER, LAST_HIT, N_CHOICES, CHOICES, INDEX = (np.int64(i) for i in range(0, 64, 8))
+"""Words of a record: where its action's code is (0: none), address of the arguments, where code goes on, addresses of
+its counter and of the time of its last hit, members of its group (0: it is no group) and where their records are
+listed, index of the entry."""
+RECORD_BYTES = 64
+_MIX = -0x61C8864680B583EB
+"""2^64 divided by the golden ratio (Knuth's multiplicative hashing)."""
+
+
+@kernel_part
+def hash_limbs(key, mask, n):
+    """A hash of a key under a mask: 63 bits."""
+    mixed = 0
+    for i in range(0, 8 * n, 8):
+        mixed = (mixed ^ (ld64(key + i) & ld64(mask + i))) * _MIX
+        mixed ^= shr(mixed, 29)
+    return mixed & 0x7FFFFFFFFFFFFFFF
+
+
+@kernel_part
+def _find(table, key, n):
+    """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
+    best, found = 0x7FFFFFFFFFFFFFFF, 0
+    group = ld64(table + GROUPS)
+    slot_bytes = 16 + 8 * n
+    for _ in range(ld64(table + N_GROUPS)):
+        if ld64(group + FIRST_RANK) > best:
+            break
+        mask, slots, slot_mask = ld64(group + MASK), ld64(group + SLOTS), ld64(group + SLOT_MASK)
+        at = hash_limbs(key, mask, n) & slot_mask
+        while True:
+            slot = slots + at * slot_bytes
+            rank = ld64(slot)
+            if rank == 0:
+                break
+            same = True
+            for i in range(0, 8 * n, 8):
+                if ld64(slot + 16 + i) != ld64(key + i) & ld64(mask + i):
+                    same = False
+            if same:
+                if rank - 1 < best:
+                    best, found = rank - 1, ld64(slot + 8)
+                break
+            at = (at + 1) & slot_mask
+        group += GROUP_BYTES
+    return found
+
+
+@kernel_part
+def _at_most(a, b, n):
+    """Whether a <= b, n limbs each, unsigned."""
+    for i in range(8 * (n - 1), -8, -8):
+        left, right = ld64(a + i), ld64(b + i)
+        if left != right:
+            return ltu(left, right) == 1
+    return True
+
+
+@kernel_part
+def _fits(row, key):
+    """Whether a key fits a row: record, how many fields, then of each (is range, limbs, value, mask or upper end)."""
+    at = row + 16
+    for _ in range(ld64(row + 8)):
+        is_range, n = ld64(at), ld64(at + 8)
+        value, extra = at + 16, at + 16 + 8 * n
+        if is_range:
+            if not _at_most(value, key, n) or not _at_most(key, extra, n):
+                return False
+        else:
+            for i in range(0, 8 * n, 8):
+                if ld64(key + i) & ld64(extra + i) != ld64(value + i):
+                    return False
+        key += 8 * n
+        at = extra + 8 * n
+    return True
+
+
+@kernel_part
+def look_up(frame, number, key, n):
+    """LOOKUP."""
+    table = ld64(ld64(frame + _CONTEXT) + _TABLES) + number * TABLE_BYTES
+    record = _find(table, key, n) if ld64(table + N_GROUPS) else 0
+    row = ld64(table + ROWS)
+    for _ in range(ld64(table + N_ROWS)):
+        if _fits(row + 8, key):
+            record = ld64(row + 8)
+            break
+        row += ld64(row)
+    if record == 0:
+        st64(frame + _ENTRY, ld64(table + DEFAULT))
+        st64(frame + _HIT, 0)
+        return
+    st64(frame + _ENTRY, record)
+    st64(frame + _HIT, 1)
+    counter = ld64(record + COUNTER)
+    st64(counter, ld64(counter) + 1)
+    st64(counter + 8, ld64(counter + 8) + ld64(frame + _LENGTH))
+    st64(ld64(record + LAST_HIT), ld64(frame + _NOW))
+
+
+@kernel_part
+def value_in_set(key, n, cover, words):
+    """VSET: `words` hold the address of the values and how many there are."""
+    value = ld64(words)
+    for _ in range(ld64(words + 8)):
+        same = True
+        for i in range(0, 8 * n, 8):
+            if (ld64(key + i) ^ ld64(value + i)) & ld64(cover + i):
+                same = False
+        if same:
+            return True
+        value += 8 * n
+    return False
+
+
+@kernel_part
+def read_register(frame, at):
+    """REG: 0 beyond the array."""
+    to, words, index, n = frame + arg(at, 1), frame + arg(at, 2), val(frame, at, 3), arg(at, 4)
+    inside = ltu(index, ld64(words + 8)) == 1
+    cell = ld64(words) + index * ld64(words + 16)
+    for i in range(0, 8 * n, 8):
+        st64(to + i, ld64(cell + i) if inside else 0)
+
+
+@kernel_part
+def write_register(frame, at):
+    """REGW: nothing beyond the array."""
+    words, index, n, source = frame + arg(at, 1), val(frame, at, 2), arg(at, 3), frame + arg(at, 4)
+    if ltu(index, ld64(words + 8)):
+        cell, top = ld64(words) + index * ld64(words + 16), 8 * (n - 1)
+        for i in range(0, top, 8):
+            st64(cell + i, ld64(source + i))
+        st64(cell + top, ld64(source + top) & ld64(words + 24))
+
+
+@kernel_part
+def count(words, index, n_bytes):
+    """COUNT."""
+    if ltu(index, ld64(words + 8)):
+        cell = ld64(words) + 16 * index
+        st64(cell, ld64(cell) + 1)
+        st64(cell + 8, ld64(cell + 8) + n_bytes)
+
+
+@kernel_part
+def execute_meter(words, index, n_bytes, now):
+    """METER (meters.MeterArray.execute): `words` are the addresses of configured, rate, burst, tokens, last; then the
+    number of rates, whether bytes count, the size."""
+    if ltu(index, ld64(words + 56)) == 0 or ld8(ld64(words) + index) == 0:
+        return 0
+    n_rates = ld64(words + 40)
+    needed = n_bytes if ld64(words + 48) else 1
+    for level in range(n_rates - 1, -1, -1):
+        at = 8 * (index * n_rates + level)
+        made = int(now * load_double(ld64(words + 8) + at))
+        tokens, last = ld64(words + 24) + at, ld64(words + 32) + at
+        left = min(ld64(tokens) + max(made - ld64(last), 0), ld64(ld64(words + 16) + at))
+        st64(last, made)
+        if left < needed:
+            st64(tokens, left)
+            return level + 1
+        st64(tokens, left - needed)
+    return 0
+
+
+@kernel_part
+def _twist(state):
+    """The next 624 words of the Mersenne Twister MT19937 (Matsumoto and Nishimura 1998)."""
+    for i in range(624):
+        mixed = (ld32(state + 4 * i) & 0x80000000) | (ld32(state + 4 * ((i + 1) % 624)) & 0x7FFFFFFF)
+        word = ld32(state + 4 * ((i + 397) % 624)) ^ (mixed >> 1)
+        if mixed & 1:
+            word ^= 0x9908B0DF
+        st32(state + 4 * i, word)
+
+
+@kernel_part
+def _random32(state):
+    at = ld32(state + 4 * 624)
+    if at >= 624:
+        _twist(state)
+        at = 0
+    st32(state + 4 * 624, at + 1)
+    word = ld32(state + 4 * at)
+    word ^= word >> 11
+    word ^= (word << 7) & 0x9D2C5680
+    word ^= (word << 15) & 0xEFC60000
+    return (word ^ (word >> 18)) & 0xFFFFFFFF
+
+
+@kernel_part
+def random_within(frame, low, high):
+    """RANDOM: what Python's random.randint gives from the same state."""
+    state = ld64(ld64(frame + _CONTEXT) + _RANDOM)
+    count = high - low + 1
+    n_bits, rest = 0, count
+    while rest:
+        n_bits += 1
+        rest = shr(rest, 1)
+    while True:
+        if n_bits <= 32:
+            drawn = _random32(state) >> (32 - n_bits) if n_bits else 0
+        else:
+            drawn = _random32(state)
+            drawn |= (_random32(state) >> (64 - n_bits)) << 32
+        if n_bits == 0 or ltu(drawn, count):
+            return low + drawn

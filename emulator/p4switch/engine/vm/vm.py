@@ -1,0 +1,341 @@
+"""The VM: one loop over instructions. See opcodes for what each does, layout for the frame."""
+
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.layout import CELL, CTX
+from emulator.p4switch.engine.raw import (  # fmt: skip
+    arg,
+    be16,
+    be32,
+    be64,
+    bits_of,
+    call3,
+    call4,
+    clear_block,
+    divu,
+    kernel_part,
+    ld8,
+    ld32,
+    ld64,
+    ltu,
+    put,
+    remu,
+    shr,
+    st8,
+    st64,
+    ste16,
+    ste32,
+    ste64,
+    val,
+)
+from emulator.p4switch.engine.vm.bits import copy, load_bits, store_bits
+from emulator.p4switch.engine.vm.tables import (  # fmt: skip
+    ACTION,
+    ARGS,
+    CHOICES,
+    INDEX,
+    N_CHOICES,
+    NEXT,
+    count,
+    execute_meter,
+    look_up,
+    random_within,
+    read_register,
+    value_in_set,
+    write_register,
+)
+
+_CONTEXT, _PACKET, _LENGTH, _CURSOR, _OUT = (CELL[name] for name in ("context", "packet", "length", "cursor", "out"))
+_ARGS, _RETURN, _ENTRY, _HIT, _EXIT = (CELL[name] for name in ("args", "return_pc", "entry", "hit", "exit"))
+_STATES, _LOOPS, _TRUNCATE, _NOW = (CELL[name] for name in ("states", "loops", "truncate", "now"))
+_INGRESS_LENGTH = CELL["ingress_length"]
+_CODE, _EVENTS, _EVENT_AT, _EVENT_END = (CTX[name] for name in ("code", "events", "event_at", "event_end"))
+_EVENT_OPEN, _EVENTS_LOST = CTX["event_open"], CTX["events_lost"]
+_RUN_WIDE, _RUN_HEADERS, _RUN_HASH = CTX["run_wide"], CTX["run_headers"], CTX["run_hash"]
+ROW_SHIFT = 5
+"""An instruction has 2^5 bytes."""
+MAX_STATES = 1 << 16
+"""Parse states that a packet may pass (interpreter.parser has the same)."""
+MAX_LOOPS = 1 << 20
+"""Jumps backwards that a stage may take."""
+STUCK = 1
+"""Status of a stage that took more."""
+
+
+@kernel_part
+def _divide_signed(a, b, want_rest):
+    """Towards 0; by 0 it is 0."""
+    if b == 0:
+        return 0
+    quotient = divu(abs(a), abs(b))
+    if (a < 0) != (b < 0):
+        quotient = -quotient
+    return a - quotient * b if want_rest else quotient
+
+
+@kernel_part
+def _peek(frame, at):
+    """PEEK: byte by byte, for the packet may end."""
+    data, length = ld64(frame + _PACKET), ld64(frame + _LENGTH)
+    first = 8 * ld64(frame + _CURSOR) + arg(at, 2)
+    end, n = first + arg(at, 3), arg(at, 4)
+    for i in range(n):
+        value = 0
+        stop = end - 64 * i
+        begin = max(stop - 64, first)
+        for bit_at in range((begin >> 3) << 3, stop, 8):
+            byte = ld8(data + (bit_at >> 3)) if (bit_at >> 3) < length else 0
+            keep = min(stop - bit_at, 8)  # bits of this byte before the end
+            value = (value << keep) | (byte >> (8 - keep))
+        width = stop - begin
+        if width <= 0:
+            value = 0
+        elif width < 64:
+            value &= (1 << width) - 1
+        st64(frame + arg(at, 1) + 8 * i, value)
+
+
+@kernel_part
+def _event(frame, at):
+    context = ld64(frame + _CONTEXT)
+    place, n = ld64(context + _EVENT_AT), arg(at, 3)
+    if place + 3 + n > ld64(context + _EVENT_END):
+        st64(context + _EVENT_OPEN, 0)
+        st64(context + _EVENTS_LOST, ld64(context + _EVENTS_LOST) + 1)
+        return
+    words = ld64(context + _EVENTS) + 8 * place
+    st64(words, arg(at, 1))
+    st64(words + 8, arg(at, 2))
+    st64(words + 16, n)
+    st64(context + _EVENT_AT, place + 3)
+    st64(context + _EVENT_OPEN, 1)
+
+
+@kernel_part
+def _event_add(frame, at):
+    context = ld64(frame + _CONTEXT)
+    if ld64(context + _EVENT_OPEN) == 0:
+        return
+    place, n = ld64(context + _EVENT_AT), arg(at, 2)
+    for i in range(n):
+        st64(ld64(context + _EVENTS) + 8 * (place + i), ld64(frame + arg(at, 1) + 8 * i))
+    st64(context + _EVENT_AT, place + n)
+
+
+@kernel_part
+def _same_under_mask(a, mask, b, n):
+    for i in range(0, 8 * n, 8):  # noqa: SIM110 (compiled: no generators)
+        if ld64(a + i) & ld64(mask + i) != ld64(b + i):
+            return False
+    return True
+
+
+@kernel_part
+def run(frame, pc):
+    """Run from `pc` until END or TRAP; returns the status."""
+    code = ld64(ld64(frame + _CONTEXT) + _CODE)
+    while True:
+        at = code + (pc << ROW_SHIFT)
+        op = ld32(at)
+        pc += 1
+        if op == o.END:
+            return arg(at, 1)
+        elif op == o.JMP:
+            pc = arg(at, 1)
+        elif op == o.LOOP:
+            pc = arg(at, 1)
+            n_loops = ld64(frame + _LOOPS) + 1
+            st64(frame + _LOOPS, n_loops)
+            if n_loops > MAX_LOOPS:
+                return STUCK
+        elif op == o.JZ:
+            if val(frame, at, 1) == 0:
+                pc = arg(at, 2)
+        elif op == o.JNZ:
+            if val(frame, at, 1) != 0:
+                pc = arg(at, 2)
+        elif op == o.JEQ:
+            if val(frame, at, 1) == val(frame, at, 2):
+                pc = arg(at, 3)
+        elif op == o.JCASE:
+            if _same_under_mask(frame + arg(at, 1), frame + arg(at, 2), frame + arg(at, 3), arg(at, 4)):
+                pc = arg(at, 5)
+        elif op == o.JMISS:
+            if ld64(frame + _HIT) == 0:
+                pc = arg(at, 1)
+        elif op == o.JMEMBER:
+            if ld64(ld64(frame + _ENTRY) + N_CHOICES) <= 0:
+                pc = arg(at, 1)
+        elif op == o.JEXIT:
+            if ld64(frame + _EXIT):
+                pc = arg(at, 1)
+        elif op == o.RNG:
+            if ltu(val(frame, at, 1), arg(at, 2)) == 0:
+                pc = arg(at, 3)
+        elif op == o.MOV:
+            put(frame, at, val(frame, at, 2))
+        elif op == o.ADD:
+            put(frame, at, val(frame, at, 2) + val(frame, at, 3))
+        elif op == o.SUB:
+            put(frame, at, val(frame, at, 2) - val(frame, at, 3))
+        elif op == o.MUL:
+            put(frame, at, val(frame, at, 2) * val(frame, at, 3))
+        elif op == o.AND:
+            put(frame, at, val(frame, at, 2) & val(frame, at, 3))
+        elif op == o.OR:
+            put(frame, at, val(frame, at, 2) | val(frame, at, 3))
+        elif op == o.XOR:
+            put(frame, at, val(frame, at, 2) ^ val(frame, at, 3))
+        elif op == o.NOT:
+            put(frame, at, ~val(frame, at, 2))
+        elif op == o.ADDM:
+            put(frame, at, (val(frame, at, 2) + val(frame, at, 3)) & val(frame, at, 4))
+        elif op == o.SUBM:
+            put(frame, at, (val(frame, at, 2) - val(frame, at, 3)) & val(frame, at, 4))
+        elif op == o.SHL:
+            by = max(val(frame, at, 3), 0)
+            put(frame, at, val(frame, at, 2) << (by & 63) if by < 64 else 0)
+        elif op == o.SHRU:
+            by = max(val(frame, at, 3), 0)
+            put(frame, at, shr(val(frame, at, 2), by & 63) if by < 64 else 0)
+        elif op == o.SHRS:
+            put(frame, at, val(frame, at, 2) >> min(max(val(frame, at, 3), 0), 63))
+        elif op == o.SLICE:
+            put(frame, at, shr(val(frame, at, 2), arg(at, 3)) & val(frame, at, 4))
+        elif op == o.SEXT:
+            by = 64 - arg(at, 3)
+            put(frame, at, (val(frame, at, 2) << by) >> by)
+        elif op == o.DIVS:
+            put(frame, at, _divide_signed(val(frame, at, 2), val(frame, at, 3), False))
+        elif op == o.REMS:
+            put(frame, at, _divide_signed(val(frame, at, 2), val(frame, at, 3), True))
+        elif op == o.DIVU:
+            by = val(frame, at, 3)
+            put(frame, at, divu(val(frame, at, 2), by) if by else 0)
+        elif op == o.REMU:
+            by = val(frame, at, 3)
+            put(frame, at, remu(val(frame, at, 2), by) if by else 0)
+        elif op == o.EQ:
+            put(frame, at, bits_of(val(frame, at, 2) == val(frame, at, 3)))
+        elif op == o.NE:
+            put(frame, at, bits_of(val(frame, at, 2) != val(frame, at, 3)))
+        elif op == o.LTS:
+            put(frame, at, bits_of(val(frame, at, 2) < val(frame, at, 3)))
+        elif op == o.LES:
+            put(frame, at, bits_of(val(frame, at, 2) <= val(frame, at, 3)))
+        elif op == o.LTU:
+            put(frame, at, ltu(val(frame, at, 2), val(frame, at, 3)))
+        elif op == o.LEU:
+            put(frame, at, 1 - ltu(val(frame, at, 3), val(frame, at, 2)))
+        elif op == o.SEL:
+            put(frame, at, val(frame, at, 3) if val(frame, at, 2) else val(frame, at, 4))
+        elif op == o.LD8:
+            put(frame, at, ld8(frame + arg(at, 2)))
+        elif op == o.LD16:
+            put(frame, at, be16(frame + arg(at, 2)))
+        elif op == o.LD32:
+            put(frame, at, be32(frame + arg(at, 2)))
+        elif op == o.LD64:
+            put(frame, at, be64(frame + arg(at, 2)))
+        elif op == o.LDX:
+            put(frame, at, shr(be64(frame + arg(at, 2)), arg(at, 3)) & val(frame, at, 4))
+        elif op == o.LDBITS:
+            put(frame, at, load_bits(frame + arg(at, 2), arg(at, 3), arg(at, 4)))
+        elif op == o.ST8:
+            st8(frame + arg(at, 1), val(frame, at, 2))
+        elif op == o.ST16:
+            ste16(frame + arg(at, 1), val(frame, at, 2))
+        elif op == o.ST32:
+            ste32(frame + arg(at, 1), val(frame, at, 2))
+        elif op == o.ST64:
+            ste64(frame + arg(at, 1), val(frame, at, 2))
+        elif op == o.STX:
+            to, by, mask = frame + arg(at, 1), arg(at, 2), val(frame, at, 3)
+            ste64(to, (be64(to) & ~(mask << by)) | ((val(frame, at, 4) & mask) << by))
+        elif op == o.STBITS:
+            store_bits(frame + arg(at, 1), arg(at, 2), arg(at, 3), val(frame, at, 4))
+        elif op == o.SIGNF:
+            by = 0 if ld8(frame + arg(at, 4)) else 64 - arg(at, 3)
+            put(frame, at, (val(frame, at, 2) << by) >> by)
+        elif op == o.EXTR:
+            n, cursor = arg(at, 2), ld64(frame + _CURSOR)
+            if cursor + n > ld64(frame + _LENGTH):
+                pc = arg(at, 4)
+            else:
+                copy(frame + arg(at, 1), ld64(frame + _PACKET) + cursor, n)
+                st8(frame + arg(at, 3), 1)
+                st64(frame + _CURSOR, cursor + n)
+        elif op == o.CLEAR:
+            clear_block(frame + arg(at, 1), arg(at, 2))
+        elif op == o.LEFT:
+            if ld64(frame + _LENGTH) - ld64(frame + _CURSOR) < arg(at, 1):
+                pc = arg(at, 2)
+        elif op == o.LIMIT:
+            n_states = ld64(frame + _STATES) + 1
+            st64(frame + _STATES, n_states)
+            if n_states > MAX_STATES:
+                pc = arg(at, 1)
+        elif op == o.SKIP:
+            by, cursor = val(frame, at, 1), ld64(frame + _CURSOR)
+            if by & 7 or by < 0:
+                pc = arg(at, 2)
+            elif by >> 3 > ld64(frame + _LENGTH) - cursor:
+                pc = arg(at, 3)
+            else:
+                st64(frame + _CURSOR, cursor + (by >> 3))
+        elif op == o.PEEK:
+            _peek(frame, at)
+        elif op == o.VSET:
+            if value_in_set(frame + arg(at, 1), arg(at, 2), frame + arg(at, 3), val(frame, at, 4)):
+                pc = arg(at, 5)
+        elif op == o.LOOKUP:
+            look_up(frame, arg(at, 1), frame + arg(at, 2), arg(at, 3))
+        elif op == o.PICK:
+            record = ld64(frame + _ENTRY)
+            chosen = remu(val(frame, at, 1), ld64(record + N_CHOICES))
+            st64(frame + _ENTRY, ld64(ld64(record + CHOICES) + 8 * chosen))
+        elif op == o.CALL:
+            record = ld64(frame + _ENTRY)
+            st64(frame + _ARGS, ld64(record + ARGS))
+            st64(frame + _RETURN, ld64(record + NEXT))
+            pc = ld64(record + ACTION)
+        elif op == o.RET:
+            if ld64(frame + _EXIT):
+                return 0
+            pc = ld64(frame + _RETURN)
+        elif op == o.ARG:
+            put(frame, at, ld64(ld64(frame + _ARGS) + 8 * arg(at, 2)))
+        elif op == o.REG:
+            read_register(frame, at)
+        elif op == o.REGW:
+            write_register(frame, at)
+        elif op == o.COUNT:
+            count(frame + arg(at, 1), val(frame, at, 2), ld64(frame + _INGRESS_LENGTH))
+        elif op == o.METER:
+            length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
+            put(frame, at, execute_meter(frame + arg(at, 2), val(frame, at, 3), length, now))
+        elif op == o.METERD:
+            length, now = ld64(frame + _INGRESS_LENGTH), ld64(frame + _NOW)
+            index = ld64(ld64(frame + _ENTRY) + INDEX)
+            put(frame, at, execute_meter(frame + arg(at, 2), index, length, now))
+        elif op == o.RANDOM:
+            put(frame, at, random_within(frame, val(frame, at, 2), val(frame, at, 3)))
+        elif op == o.EMITH:
+            if ld8(frame + arg(at, 1)):
+                out, n = ld64(frame + _OUT), arg(at, 3)
+                copy(out, frame + arg(at, 2), n)
+                st64(frame + _OUT, out + n)
+        elif op == o.EVENT:
+            _event(frame, at)
+        elif op == o.EVADD:
+            _event_add(frame, at)
+        elif op == o.TRAP:
+            return arg(at, 1)
+        elif op == o.TRUNC:
+            wanted, before = max(val(frame, at, 1), 0) + 1, ld64(frame + _TRUNCATE)
+            st64(frame + _TRUNCATE, min(before, wanted) if before else wanted)
+        elif op < o.FIRST_HEADER:
+            call3(ld64(ld64(frame + _CONTEXT) + _RUN_WIDE), frame, at, op)
+        elif op < o.FIRST_HASH:
+            pc = call4(ld64(ld64(frame + _CONTEXT) + _RUN_HEADERS), frame, at, op, pc)
+        else:
+            call3(ld64(ld64(frame + _CONTEXT) + _RUN_HASH), frame, at, op)

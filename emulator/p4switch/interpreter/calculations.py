@@ -1,0 +1,74 @@
+"""Calculations over a packet: which bytes a hash or checksum sees, and verifying and updating checksums."""
+
+from __future__ import annotations
+
+from emulator.p4switch.hashes import csum16
+from emulator.p4switch.interpreter.expressions import Expressions
+from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import mask
+
+
+def input_bytes(calculation: ir.Calculation, packet: Packet) -> bytes:
+    """The inputs bit after bit, padded at the end to whole bytes; then the payload, if it is among them. Invalid
+    headers are skipped."""
+    bits = n_bits = 0
+    payload = b""
+    for item in calculation.inputs:
+        if item.kind == "payload":
+            payload = packet.payload
+        elif item.kind == "hexstr":
+            bits, n_bits = bits << item.width | item.value.value & mask(item.width), n_bits + item.width
+        elif packet.valid[item.value.header]:
+            if item.kind == "field":
+                width = packet.width(item.value.header, item.value.field)
+                value = packet.get_bits(item.value.header, item.value.field)
+            else:
+                data = packet.emit(item.value.header)
+                width, value = 8 * len(data), int.from_bytes(data, "big")
+            bits, n_bits = bits << width | value, n_bits + width
+    padding = -n_bits % 8
+    return (bits << padding).to_bytes((n_bits + padding) // 8, "big") + payload
+
+
+def compute(index: int, packet: Packet, state: State) -> int:
+    """The result of a calculation of the program, by its index."""
+    return state.hashes[index](input_bytes(state.program.calculations[index], packet)) & mask(64)
+
+
+def _ipv4(checksum: ir.Checksum, packet: Packet) -> int:
+    """The built-in checksum: over the target's header with the target 0."""
+    header, field = checksum.target.header, checksum.target.field
+    kept, packet.values[header][field] = packet.values[header][field], 0
+    result = csum16(packet.emit(header))
+    packet.values[header][field] = kept
+    return result
+
+
+def _value(checksum: ir.Checksum, packet: Packet, state: State) -> int:
+    if checksum.calculation is None:
+        return _ipv4(checksum, packet)
+    return compute(checksum.calculation, packet, state)
+
+
+def _applies(checksum: ir.Checksum, packet: Packet, state: State) -> bool:
+    return checksum.condition is None or bool(Expressions(packet, state).value(checksum.condition))
+
+
+def verify_checksums(packet: Packet, state: State) -> None:
+    """Set `packet.checksum_error` if any checksum that is to be verified is wrong."""
+    for checksum in state.program.checksums:
+        target = checksum.target
+        if checksum.verify and packet.valid[target.header] and _applies(checksum, packet, state):
+            is_right = _value(checksum, packet, state) == packet.get_bits(target.header, target.field)
+            packet.checksum_error = packet.checksum_error or not is_right
+
+
+def update_checksums(packet: Packet, state: State) -> None:
+    """Write all checksums that are to be updated, in the order of the program."""
+    for checksum in state.program.checksums:
+        if checksum.update and _applies(checksum, packet, state):
+            if checksum.calculation is None and not packet.valid[checksum.target.header]:
+                continue
+            packet.set(checksum.target.header, checksum.target.field, _value(checksum, packet, state))

@@ -1,0 +1,216 @@
+"""What an expression is worth: unbounded integers, booleans, or a place among the headers.
+
+BMv2 stops the whole switch where a program divides by zero, shifts by a negative number, or goes beyond a stack. Here
+x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack one reads 0 (an invalid header) and writes
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import MAX_WIDTH, sat_cast, two_comp_mod, usat_cast
+
+
+def divide(left: int, right: int) -> int:
+    """The quotient, cut towards 0."""
+    return 0 if right == 0 else abs(left) // abs(right) * (-1 if (left < 0) != (right < 0) else 1)
+
+
+def remainder(left: int, right: int) -> int:
+    """left - divide(left, right) * right."""
+    return 0 if right == 0 else left - divide(left, right) * right
+
+
+def shift_left(left: int, right: int) -> int:
+    """left << right. Nothing that a program can store is as wide as MAX_WIDTH: what goes beyond is 0."""
+    return 0 if right > MAX_WIDTH else left << max(right, 0)
+
+
+def shift_right(left: int, right: int) -> int:
+    """left >> right, with the sign."""
+    return left >> max(right, 0)
+
+
+BINARY: dict[str, Callable[[int, int], int]] = {
+    "+": lambda left, right: left + right,
+    "-": lambda left, right: left - right,
+    "*": lambda left, right: left * right,
+    "/": divide,
+    "%": remainder,
+    "<<": shift_left,
+    ">>": shift_right,
+    "&": lambda left, right: left & right,
+    "|": lambda left, right: left | right,
+    "^": lambda left, right: left ^ right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    "and": lambda left, right: bool(left and right),
+    "or": lambda left, right: bool(left or right),
+    "two_comp_mod": two_comp_mod,
+    "sat_cast": sat_cast,
+    "usat_cast": usat_cast,
+}
+"""Operators on two numbers or booleans."""
+
+UNARY: dict[str, Callable[[int], int]] = {
+    "~": lambda right: ~right,
+    "not": lambda right: not right,
+    "d2b": lambda right: right != 0,
+    "b2d": int,
+}
+"""Operators on one."""
+
+
+class Expressions:
+    """Evaluates expressions over one packet. `args`: the arguments of the running action; `at`: bytes of the packet
+    that have been parsed, for lookahead."""
+
+    def __init__(self, packet: Packet, state: State, args: Sequence[int] = (), at: int = 0) -> None:
+        self.packet = packet
+        self.state = state
+        self.program = state.program
+        self.args = args
+        self.at = at
+
+    def value(self, node: e.Expr) -> int:
+        """A number, or a boolean."""
+        packet = self.packet
+        match node:
+            case e.Const(value):
+                return value
+            case e.FieldRef(header, field):
+                return packet.get(header, field)
+            case e.Op(op, args):
+                return self._operation(op, args)
+            case e.Bool(value):
+                return bool(value)
+            case e.Local(index):
+                return self.args[index]
+            case e.StackLast() | e.UnionStackLast() | e.AccessField():
+                place = self.field(node)
+                return 0 if place is None else packet.get(*place)
+            case e.RegisterRef(array, index):
+                register, at = self.state.registers[array], self.value(index)
+                return register[at] if 0 <= at < register.size else 0
+            case e.Lookahead(offset, width):
+                return self._peek(8 * self.at + offset, width)
+        raise TypeError(f"{type(node).__name__} has no value")
+
+    def _operation(self, op: str, args: tuple[e.Expr, ...]) -> int:
+        if op in BINARY:
+            return BINARY[op](self.value(args[0]), self.value(args[1]))
+        if op in UNARY:
+            return UNARY[op](self.value(args[0]))
+        if op in ("==", "!="):
+            return self._equal(*args) == (op == "==")
+        if op == "?":
+            return self.value(args[1] if self.value(args[0]) else args[2])
+        if op == "valid":
+            return self.is_valid(self.header(args[0]))
+        if op == "valid_union":
+            return self._valid_member(self.union(args[0])) is not None
+        if op in ("last_stack_index", "size_stack"):
+            return self.next_index(args[0]) - (op == "last_stack_index")
+        raise TypeError(f"the operator {op!r} is unknown")
+
+    def _equal(self, left: e.Expr, right: e.Expr) -> bool:
+        if left.kind == e.HEADER:
+            sides = self.header(left), self.header(right)
+            return None not in sides and self.packet.headers_equal(*sides)
+        if left.kind == e.UNION:
+            return self._unions_equal(self.union(left), self.union(right))
+        return self.value(left) == self.value(right)
+
+    def _unions_equal(self, left: int | None, right: int | None) -> bool:
+        """Whether both unions have the same member valid, with equal fields."""
+        members = self._valid_member(left), self._valid_member(right)
+        if None in members:
+            return False
+        positions = [self.program.headers[member].union[1] for member in members]
+        return positions[0] == positions[1] and self.packet.headers_equal(*members)
+
+    def _valid_member(self, union: int | None) -> int | None:
+        headers = () if union is None else self.program.unions[union].headers
+        return next((header for header in headers if self.packet.valid[header]), None)
+
+    def _peek(self, offset: int, width: int) -> int:
+        """Bits of the packet; beyond its end there are zeros."""
+        end = (offset + width + 7) // 8
+        data = self.packet.payload[offset // 8 : end].ljust(end - offset // 8, b"\0")
+        return int.from_bytes(data, "big") >> (8 * end - offset - width) & ((1 << width) - 1)
+
+    # Places
+
+    def is_valid(self, header: int | None) -> bool:
+        """Whether there is such a header and it is valid."""
+        return header is not None and self.packet.valid[header]
+
+    def next_index(self, stack: e.Expr) -> int:
+        """How many elements of a stack have been extracted: the index that comes next."""
+        if isinstance(stack, e.StackRef):
+            return self.packet.next_in_stack[stack.stack]
+        return self.packet.next_in_union_stack[stack.stack]
+
+    def header(self, node: e.Expr) -> int | None:
+        """The index of a header, or None beyond a stack."""
+        match node:
+            case e.HeaderRef(header):
+                return header
+            case e.StackElement(stack, index):
+                return _at(self.program.stacks[stack.stack].headers, self.value(index))
+            case e.UnionMember(union, member):
+                union = self.union(union)
+                return None if union is None else self.program.unions[union].headers[member]
+            case e.UnionStackNext(stack, member):
+                union = _at(self.program.union_stacks[stack].unions, self.packet.next_in_union_stack[stack])
+                return None if union is None else self.program.unions[union].headers[member]
+            case e.Op("?", (condition, left, right)):
+                return self.header(left if self.value(condition) else right)
+        raise TypeError(f"{type(node).__name__} is not a header")
+
+    def union(self, node: e.Expr) -> int | None:
+        """The index of a union, or None beyond a stack."""
+        match node:
+            case e.UnionRef(union):
+                return union
+            case e.StackElement(stack, index):
+                return _at(self.program.union_stacks[stack.stack].unions, self.value(index))
+            case e.Op("?", (condition, left, right)):
+                return self.union(left if self.value(condition) else right)
+        raise TypeError(f"{type(node).__name__} is not a header union")
+
+    def field(self, node: e.Expr) -> tuple[int, int] | None:
+        """(header, field) that a node names, or None beyond a stack."""
+        match node:
+            case e.FieldRef(header, field):
+                return header, field
+            case e.StackLast(stack, field):
+                header = _at(self.program.stacks[stack].headers, self.packet.next_in_stack[stack] - 1)
+            case e.UnionStackLast(stack, member, field):
+                union = _at(self.program.union_stacks[stack].unions, self.packet.next_in_union_stack[stack] - 1)
+                header = None if union is None else self.program.unions[union].headers[member]
+            case e.AccessField(header_node, field):
+                header = self.header(header_node)
+            case _:
+                raise TypeError(f"{type(node).__name__} is not a field")
+        return None if header is None else (header, field)
+
+    def store(self, node: e.Expr, value: int) -> None:
+        """Store into a field or a register cell."""
+        if isinstance(node, e.RegisterRef):
+            register, at = self.state.registers[node.array], self.value(node.index)
+            if 0 <= at < register.size:
+                register[at] = value
+            return
+        place = self.field(node)
+        if place is not None:
+            self.packet.set(*place, value)
+
+
+def _at(elements: Sequence[int], index: int) -> int | None:
+    return elements[index] if 0 <= index < len(elements) else None

@@ -1,0 +1,194 @@
+"""A packet on its way through the program: its headers as numbers, its unparsed rest, and what primitives asked for.
+
+Differences from BMv2 that a program can see: BMv2 leaves in the fields of an invalid header whatever an earlier packet
+left there; here they are 0 when a packet enters, and keep what this packet stored.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.expr import VALID, FieldRef
+from emulator.p4switch.values import mask, stored_in_field, two_comp_mod
+
+
+class Packet:
+    """Headers: `values[header][field]`, `valid[header]`, `varbit[header]` (bits of its varbit field), `next_in_stack`
+    and `next_in_union_stack` (index of the element that an extract fills next).
+
+    Bytes: `data`, as they came in (or were deparsed), and `payload`, what the parser left of them.
+
+    For the switch: `ingress_port`, `ingress_length` (bytes, for counters and meters), `length` (follows added and
+    removed headers), `truncate_to`, `parser_error` (a number), `checksum_error`, `exit`, and the requests `clone`
+    ((session, field list) or None), `digest`, `resubmit`, `recirculate` (ids; 0: none)."""
+
+    def __init__(self, program: ir.Program, data: bytes, ingress_port: int = 0) -> None:
+        self.program = program
+        self.data = self.payload = data
+        self.ingress_port = ingress_port
+        self.ingress_length = self.length = len(data)
+        self.truncate_to: int | None = None
+        self.parser_error = program.errors["NoError"]
+        self.checksum_error = False
+        self.exit = False
+        self.clear_requests()
+        self.values = [[0] * len(header.type.fields) for header in program.headers]
+        self.valid = [header.is_metadata for header in program.headers]
+        self.varbit = [0] * len(program.headers)
+        self.next_in_stack = [0] * len(program.stacks)
+        self.next_in_union_stack = [0] * len(program.union_stacks)
+
+    def clear_requests(self) -> None:
+        """Forget what primitives asked for."""
+        self.clone: tuple[int, int] | None = None
+        self.digest = self.resubmit = self.recirculate = 0
+
+    def copy_with_headers(self) -> Packet:
+        """A copy with the same headers and bytes. As in BMv2, it asks for nothing and is not truncated."""
+        other = copy.copy(self)
+        other.values = [list(values) for values in self.values]
+        other.valid = list(self.valid)
+        other.varbit = list(self.varbit)
+        other.next_in_stack = list(self.next_in_stack)
+        other.next_in_union_stack = list(self.next_in_union_stack)
+        other.truncate_to = None
+        other.exit = False
+        other.clear_requests()
+        return other
+
+    def copy_unparsed(self, data: bytes) -> Packet:
+        """A packet of these bytes that came in where this one did, with nothing parsed and all metadata 0."""
+        other = Packet(self.program, data, self.ingress_port)
+        other.ingress_length = self.ingress_length
+        return other
+
+    def reset_metadata(self) -> None:
+        """All metadata 0."""
+        for header in self.program.headers:
+            if header.is_metadata:
+                self.values[header.index] = [0] * len(header.type.fields)
+
+    @property
+    def output(self) -> bytes:
+        """The bytes to send, after deparsing."""
+        return self.data if self.truncate_to is None else self.data[: self.truncate_to]
+
+    # Fields
+
+    def width(self, header: int, field: int) -> int:
+        """Bits that a field has now."""
+        if field == VALID:
+            return 1
+        described = self.program.headers[header].type.fields[field]
+        return self.varbit[header] if described.is_varbit else described.width
+
+    def get(self, header: int, field: int) -> int:
+        """A field's value; signed fields may be negative."""
+        return int(self.valid[header]) if field == VALID else self.values[header][field]
+
+    def set(self, header: int, field: int, value: int) -> None:
+        """Store into a field what it keeps of `value`."""
+        described = self.program.headers[header].type.fields[field]
+        self.values[header][field] = stored_in_field(
+            value, self.width(header, field), described.signed, described.saturating
+        )
+
+    def get_bits(self, header: int, field: int) -> int:
+        """A field as it would be on the wire: not negative."""
+        return self.get(header, field) & mask(self.width(header, field))
+
+    def set_named(self, name: str, value: int) -> None:
+        """Set "header.field", if the program has it."""
+        ref = self.program.field(name)
+        if ref is not None:
+            self.set(ref.header, ref.field, value)
+
+    def get_named(self, name: str) -> int:
+        """The value of "header.field", or 0 if the program does not have it."""
+        ref = self.program.field(name)
+        return 0 if ref is None else self.get(ref.header, ref.field)
+
+    def copy_fields(self, source: Packet, elements: tuple) -> None:
+        """Take over the fields of a field list."""
+        for ref in elements:
+            if isinstance(ref, FieldRef) and ref.field != VALID:
+                self.values[ref.header][ref.field] = source.values[ref.header][ref.field]
+
+    # Headers
+
+    def set_valid(self, header: int) -> None:
+        """Make a header valid, and with it all other members of its union invalid."""
+        union = self.program.headers[header].union
+        if union is not None:
+            for other in self.program.unions[union[0]].headers:
+                self.valid[other] = False
+        self.valid[header] = True
+
+    def set_invalid(self, header: int) -> None:
+        """Make a header invalid; its fields stay as they are."""
+        self.valid[header] = False
+
+    def zero(self, header: int) -> None:
+        """All fields 0."""
+        self.values[header] = [0] * len(self.values[header])
+
+    def bits(self, header: int) -> int:
+        """Bits that a header takes up in the packet."""
+        return self.program.headers[header].type.width + self.varbit[header]
+
+    def assign_header(self, target: int, source: int) -> None:
+        """Copy fields and validity; of an invalid header only that."""
+        if not self.valid[source]:
+            self.set_invalid(target)
+            return
+        self.set_valid(target)
+        self.varbit[target] = self.varbit[source]
+        for field, value in enumerate(self.values[source]):
+            self.set(target, field, value)
+
+    def headers_equal(self, left: int, right: int) -> bool:
+        """Whether both are valid, of one type, and have equal fields."""
+        same_type = self.program.headers[left].type.id == self.program.headers[right].type.id
+        return (
+            same_type
+            and self.valid[left]
+            and self.valid[right]
+            and self.varbit[left] == self.varbit[right]
+            and self.values[left] == self.values[right]
+        )
+
+    def swap_headers(self, left: int, right: int) -> None:
+        """Exchange fields and validity."""
+        for per_header in (self.values, self.valid, self.varbit):
+            per_header[left], per_header[right] = per_header[right], per_header[left]
+
+    def fill(self, header: int, bits: int, n_bits: int, varbit: int = 0) -> None:
+        """Make a header valid with the fields that the `n_bits`-bit number `bits` holds, first field first."""
+        self.varbit[header] = varbit
+        for number, field in enumerate(self.program.headers[header].type.fields):
+            width = self.width(header, number)
+            n_bits -= width
+            value = bits >> n_bits & mask(width)
+            self.values[header][number] = two_comp_mod(value, width) if field.signed else value
+        self.set_valid(header)
+
+    def emit(self, header: int) -> bytes:
+        """The bytes of a header."""
+        bits = 0
+        for number in range(len(self.values[header])):
+            bits = bits << self.width(header, number) | self.get_bits(header, number)
+        return bits.to_bytes((self.bits(header) + 7) // 8, "big")
+
+    # Stacks
+
+    def shift_stack(self, headers: tuple[int, ...], n: int) -> None:
+        """Move each element n places up (n > 0) or down; the places that get nothing become invalid."""
+        order = range(len(headers)) if n < 0 else reversed(range(len(headers)))
+        for place in order:
+            source = place - n
+            if 0 <= source < len(headers):
+                self.swap_headers(headers[place], headers[source])
+        empty = range(min(n, len(headers))) if n > 0 else range(max(len(headers) + n, 0), len(headers))
+        for place in empty:
+            self.set_invalid(headers[place])

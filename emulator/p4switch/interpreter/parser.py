@@ -1,0 +1,168 @@
+"""The parser: states, their operations and transitions, and what an error leaves behind."""
+
+from __future__ import annotations
+
+from emulator.p4switch.interpreter.calculations import verify_checksums
+from emulator.p4switch.interpreter.expressions import Expressions
+from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.interpreter.primitives import Primitives
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import mask, n_bytes, pad_key, padded_width
+
+INT_MAX = (1 << 31) - 1
+MAX_STATES = 1 << 16
+"""States that one packet may pass; a parser that takes more is stopped with the error ParserTimeout."""
+
+
+class ParserError(Exception):
+    """Parsing stops; `code` is the error's number."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+class Parser:
+    """Parses one packet: fills its headers, `payload`, `parser_error` and `checksum_error`."""
+
+    def __init__(self, parser: ir.Parser, packet: Packet, state: State, primitives: Primitives) -> None:
+        self.parser = parser
+        self.packet = packet
+        self.state = state
+        self.program = state.program
+        self.expressions = Expressions(packet, state)
+        self.primitives = primitives
+
+    def run(self) -> None:
+        """From the start state to the end or to an error; then verify checksums."""
+        packet = self.packet
+        packet.payload = packet.data
+        packet.parser_error = self.program.errors["NoError"]
+        packet.checksum_error = False
+        number, n_states = self.parser.init_state, 0
+        try:
+            while number != ir.END:
+                n_states += 1
+                if n_states > MAX_STATES:
+                    raise self._error("ParserTimeout")
+                state = self.parser.states[number]
+                for op in state.ops:
+                    self._run(op)
+                number = self._next(state)
+        except ParserError as error:
+            packet.parser_error = error.code
+        packet.payload = packet.data[self.expressions.at :]
+        verify_checksums(packet, self.state)
+
+    def _error(self, name: str) -> ParserError:
+        return ParserError(self.program.errors[name])
+
+    @property
+    def _left(self) -> int:
+        """Bytes not parsed yet."""
+        return len(self.packet.data) - self.expressions.at
+
+    def _run(self, op: ir.ParserOp) -> None:
+        match op:
+            case ir.Extract(target, length):
+                self._extract(target, length)
+            case ir.Set(dest, value):
+                self._set(dest, value)
+            case ir.Verify(condition, error):
+                if not self.expressions.value(condition):
+                    raise ParserError(self.expressions.value(error))
+            case ir.Advance(bits):
+                self._advance(self.expressions.value(bits))
+            case ir.Call(primitive):
+                self.primitives.run(primitive, self.expressions)
+
+    # Extract
+
+    def _extract(self, target: e.Expr, length: e.Expr | None) -> None:
+        header = self._target(target)
+        header_type = self.program.headers[header].type
+        varbit = 0
+        if header_type.varbit is not None:
+            if length is None:
+                varbit = self._own_length(header_type)
+            else:
+                varbit = self.expressions.value(length)
+            # BMv2 takes the length as a C int: what is larger counts as INT_MAX, which is no multiple of 8.
+            if varbit % 8 or not 0 <= varbit <= INT_MAX:
+                raise self._error("ParserInvalidArgument")
+        n = n_bytes(header_type.width + varbit)
+        if n > self._left:
+            raise self._error("PacketTooShort")
+        if varbit and header_type.max_length and n > header_type.max_length:
+            raise self._error("HeaderTooShort")
+        at = self.expressions.at
+        bits = int.from_bytes(self.packet.data[at : at + n], "big")
+        self.packet.fill(header, bits, 8 * n, varbit)
+        self.expressions.at += n
+        if isinstance(target, e.StackRef):
+            self.packet.next_in_stack[target.stack] += 1
+        elif isinstance(target, e.UnionStackNext):
+            self.packet.next_in_union_stack[target.stack] += 1
+
+    def _target(self, target: e.Expr) -> int:
+        """The header to extract to."""
+        if isinstance(target, e.StackRef):
+            elements, at = self.program.stacks[target.stack].headers, self.packet.next_in_stack[target.stack]
+            header = elements[at] if at < len(elements) else None
+        else:
+            header = self.expressions.header(target)
+        if header is None:
+            raise self._error("StackOutOfBounds")
+        return header
+
+    def _own_length(self, header_type: ir.HeaderType) -> int:
+        """The width of the varbit field as the header's type computes it from the fields before."""
+        before = header_type.fields[: header_type.varbit]
+        width = sum(field.width for field in before)
+        at = self.expressions.at
+        if n_bytes(header_type.width) > self._left:
+            raise self._error("PacketTooShort")
+        bits = int.from_bytes(self.packet.data[at : at + n_bytes(width)], "big") >> -width % 8
+        args = [bits >> (width - field.offset - field.width) & mask(field.width) for field in before]
+        args += [0] * (len(header_type.fields) - len(args))
+        return Expressions(self.packet, self.state, args).value(header_type.length)
+
+    # Set, advance
+
+    def _set(self, dest: e.FieldRef, value: e.Expr) -> None:
+        if isinstance(value, e.Lookahead) and n_bytes(value.offset + value.width) > self._left:
+            raise self._error("PacketTooShort")
+        if self.program.headers[dest.header].type.fields[dest.field].is_varbit:
+            self.primitives.assign_varbit(self.expressions, dest, value)
+        else:
+            self.expressions.store(dest, self.expressions.value(value))
+
+    def _advance(self, bits: int) -> None:
+        if bits % 8 or bits < 0:
+            raise self._error("ParserInvalidArgument")
+        if bits // 8 > self._left:
+            raise self._error("PacketTooShort")
+        self.expressions.at += bits // 8
+
+    # Transitions
+
+    def _next(self, state: ir.ParseState) -> int:
+        if not state.key:
+            return state.default
+        widths = [part.width for part in state.key]
+        key = 0
+        for part in state.key:
+            key = key << 8 * n_bytes(part.width) | self.expressions.value(part.value) & mask(part.width)
+        for transition in state.transitions:
+            if self._fits(transition, key, widths):
+                return transition.next_state
+        return state.default
+
+    def _fits(self, transition: ir.Transition, key: int, widths: list[int]) -> bool:
+        cover = mask(padded_width(widths)) if transition.mask is None else transition.mask
+        if transition.vset is None:
+            return key & cover == transition.value & cover
+        values = self.state.parse_vsets[transition.vset].values
+        return any(key & cover == pad_key(value, widths) & cover for value in values)

@@ -1,0 +1,248 @@
+"""simple_switch's packet path, with the reference engine: from a received frame to the frames that leave.
+
+The order of everything that happens at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is
+that of simple_switch.cpp's ingress_thread and egress_thread. Here it is one thread: the packets that a packet sends
+back are served before the next, and egress follows at once, in the order in which packets were queued."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import NamedTuple
+
+from emulator.p4switch.interpreter.deparser import deparse
+from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.interpreter.parser import Parser
+from emulator.p4switch.interpreter.pipeline import Pipeline
+from emulator.p4switch.interpreter.primitives import Primitives
+from emulator.p4switch.state.state import State
+from emulator.p4switch.traffic import EgressQueues
+from switchml.errors import PacketError
+
+log = logging.getLogger("switchml.bmv2")
+
+NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBMITTED = range(7)
+"""Values of standard_metadata.instance_type."""
+
+MAX_GROWTH = 512
+"""Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Nothing is limited here."""
+
+MAX_PASSES = 1 << 16
+"""Times that one frame and its copies may pass ingress or egress; what is left then is dropped."""
+
+
+class Waiting(NamedTuple):
+    """Packets on their way through an engine: in egress queues, to ingress once more, to the ports."""
+
+    queues: EgressQueues
+    returned: deque[Packet]
+    sent: list[tuple[int, bytes]]
+
+
+class Interpreter:
+    """The engine. `drop_port`: the egress_spec that drops; `n_priorities`: queues of each port."""
+
+    def __init__(self, state: State, drop_port: int = 511, n_priorities: int = 1, seed: int | None = None) -> None:
+        self.state = state
+        self.program = program = state.program
+        self.clock = state.clock
+        self.drop_port = drop_port
+        self.n_priorities = n_priorities
+        self.primitives = Primitives(state, drop_port, seed)
+        self.queues = EgressQueues(state.queues, state.clock)
+        self.parser = next(parser for parser in program.parsers if parser.name == "parser")
+        self.deparser = next(deparser for deparser in program.deparsers if deparser.name == "deparser")
+        self.ingress_pipeline = program.pipeline("ingress")
+        self.egress_pipeline = program.pipeline("egress")
+        self.field_lists = {field_list.id: field_list.elements for field_list in program.field_lists}
+        self.returned: deque[Packet] = deque()
+        self.sent: list[tuple[int, bytes]] = []
+        self.has_warned = False
+
+    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Take a frame in; returns (port, frame) for all that leave now, in order."""
+        packet = Packet(self.program, data, port)
+        packet.set_named("standard_metadata.ingress_port", port)
+        packet.set_named("standard_metadata.packet_length", len(data))
+        packet.set_named("standard_metadata.instance_type", NORMAL)
+        packet.set_named("intrinsic_metadata.ingress_global_timestamp", self.clock())
+        self._guarded(self.ingress, packet)
+        return self.poll()
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """What leaves now without anything coming in: queues with a rate."""
+        n_passes = 0
+        while True:
+            n_passes += 1
+            if n_passes > MAX_PASSES:
+                log.error("A packet went round more than %d times, dropping it", MAX_PASSES)
+                self.returned.clear()
+            if self.returned:
+                self._guarded(self.ingress, self.returned.popleft())
+            elif (leaving := self.queues.pop()) is not None:
+                if n_passes <= MAX_PASSES:
+                    self._guarded(self.egress, leaving[2], leaving[0], leaving[1])
+            else:
+                break
+        sent, self.sent = self.sent, []
+        return sent
+
+    def next_us(self) -> float | None:
+        """When the next packet may leave a queue; None if none waits."""
+        return self.queues.next_us()
+
+    @property
+    def waiting(self) -> Waiting:
+        """Packets in queues, which another engine of the same state can take over."""
+        return Waiting(self.queues, self.returned, self.sent)
+
+    @waiting.setter
+    def waiting(self, found: Waiting) -> None:
+        self.queues, self.returned, self.sent = found
+
+    def _guarded(self, stage, packet: Packet, *args: int) -> None:
+        """Run a stage; a program that goes on for ever costs the packet, not the switch."""
+        try:
+            stage(packet, *args)
+        except PacketError as error:
+            log.error("Dropping a packet: %s", error)
+
+    # Ingress
+
+    def ingress(self, packet: Packet) -> None:
+        """Parse, run the ingress pipeline, and do what it asked for."""
+        length = packet.length
+        Parser(self.parser, packet, self.state, self.primitives).run()
+        packet.set_named("standard_metadata.parser_error", packet.parser_error)
+        packet.set_named("standard_metadata.checksum_error", int(packet.checksum_error))
+        Pipeline(packet, self.state, self.primitives).apply(self.ingress_pipeline)
+        packet.exit = False
+        self._clone_at_ingress(packet, length)
+        self._learn(packet)
+        if packet.resubmit:
+            self.returned.append(self._resubmitted(packet, length))
+            return
+        group = packet.get_named("intrinsic_metadata.mcast_grp")
+        if group:
+            packet.set_named("standard_metadata.instance_type", REPLICATED)
+            self.multicast(packet, group)
+            return
+        port = packet.get_named("standard_metadata.egress_spec")
+        if port != self.drop_port:
+            packet.set_named("standard_metadata.instance_type", NORMAL)
+            self.enqueue(port, packet)
+
+    def _clone_at_ingress(self, packet: Packet, length: int) -> None:
+        """The clone is the packet as it came in, parsed once more (with no metadata but the ingress port)."""
+        if packet.clone is None:
+            return
+        (session, field_list), packet.clone = packet.clone, None
+        if session not in self.state.mirroring.sessions:
+            return
+        clone = packet.copy_unparsed(packet.data)
+        clone.length = length
+        clone.set_named("standard_metadata.ingress_port", packet.ingress_port)
+        Parser(self.parser, clone, self.state, self.primitives).run()
+        self._take_over(clone, packet, field_list, INGRESS_CLONE)
+        self._mirror(clone, session)
+
+    def _take_over(self, copy: Packet, packet: Packet, field_list: int, instance_type: int) -> None:
+        """Reset a copy's metadata but for the fields of a list."""
+        copy.reset_metadata()
+        copy.copy_fields(packet, self.field_lists.get(field_list, ()))
+        copy.set_named("standard_metadata.instance_type", instance_type)
+
+    def _mirror(self, clone: Packet, session_id: int) -> None:
+        """Send a clone where its session says."""
+        session = self.state.mirroring.sessions[session_id]
+        if session.mgid is not None:
+            self.multicast(clone, session.mgid)
+        if session.port is not None:
+            self.enqueue(session.port, clone)
+
+    def _learn(self, packet: Packet) -> None:
+        for digest in self.state.digests:
+            if digest.list.id == packet.digest:
+                digest.add(tuple(packet.get_bits(ref.header, ref.field) for ref in digest.list.elements))
+
+    def _resubmitted(self, packet: Packet, length: int) -> Packet:
+        """The packet as it came in, to pass ingress once more."""
+        again = packet.copy_unparsed(packet.data)
+        self._take_over(again, packet, packet.resubmit, RESUBMITTED)
+        again.length = length
+        again.set_named("standard_metadata.packet_length", length)
+        return again
+
+    # Between ingress and egress
+
+    def multicast(self, packet: Packet, group: int) -> None:
+        """Queue a copy for each port of a multicast group."""
+        copies = self.state.replication.copies(group)
+        if copies is None:
+            log.warning("Replication requested for mgid %d, which is not known to the PRE", group)
+            return
+        for port, rid in copies:
+            packet.set_named("intrinsic_metadata.egress_rid", rid)
+            self.enqueue(port, packet.copy_with_headers())
+
+    def enqueue(self, port: int, packet: Packet) -> None:
+        """Queue a packet for a port."""
+        priority = packet.get_named("intrinsic_metadata.priority")
+        if priority >= self.n_priorities:
+            log.error("Priority out of range, dropping packet")
+            return
+        packet.set_named("queueing_metadata.enq_timestamp", self.clock())
+        packet.set_named("queueing_metadata.enq_qdepth", self.queues.size(port, priority))
+        self.queues.push(port, priority, packet)
+
+    # Egress
+
+    def egress(self, packet: Packet, port: int, priority: int) -> None:
+        """Run the egress pipeline, do what it asked for, deparse, and send."""
+        now = self.clock()
+        packet.set_named("intrinsic_metadata.egress_global_timestamp", now)
+        waited = now - packet.get_named("queueing_metadata.enq_timestamp")
+        packet.set_named("queueing_metadata.deq_timedelta", waited)
+        packet.set_named("queueing_metadata.deq_qdepth", self.queues.size(port, priority))
+        packet.set_named("queueing_metadata.qid", priority)
+        packet.set_named("standard_metadata.egress_port", port)
+        packet.set_named("standard_metadata.egress_spec", self.drop_port + 1)
+        packet.set_named("standard_metadata.packet_length", packet.length)
+        Pipeline(packet, self.state, self.primitives).apply(self.egress_pipeline)
+        self._clone_at_egress(packet)
+        if packet.get_named("standard_metadata.egress_spec") == self.drop_port:
+            return
+        deparse(self.deparser, packet, self.state, self.primitives)
+        self._warn_of_growth(packet)
+        if packet.recirculate:
+            self.returned.append(self._recirculated(packet))
+            return
+        self.sent.append((port, packet.output))
+
+    def _warn_of_growth(self, packet: Packet) -> None:
+        """Say once that simple_switch would not survive this."""
+        if len(packet.data) > packet.ingress_length + MAX_GROWTH and not self.has_warned:
+            self.has_warned = True
+            log.warning(
+                "A packet of %d bytes grew to %d: that is fine here, but simple_switch has room for %d bytes more only",
+                packet.ingress_length, len(packet.data), MAX_GROWTH,
+            )  # fmt: skip
+
+    def _clone_at_egress(self, packet: Packet) -> None:
+        """The clone has the headers as they are now."""
+        if packet.clone is None:
+            return
+        (session, field_list), packet.clone = packet.clone, None
+        if session not in self.state.mirroring.sessions:
+            return
+        clone = packet.copy_with_headers()
+        self._take_over(clone, packet, field_list, EGRESS_CLONE)
+        self._mirror(clone, session)
+
+    def _recirculated(self, packet: Packet) -> Packet:
+        """The deparsed packet, to pass ingress once more."""
+        again = packet.copy_unparsed(packet.data)
+        again.ingress_length = len(packet.data)
+        self._take_over(again, packet, packet.recirculate, RECIRCULATED)
+        again.set_named("standard_metadata.packet_length", len(packet.data))
+        return again

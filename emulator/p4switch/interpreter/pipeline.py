@@ -1,0 +1,115 @@
+"""Pipelines: from node to node through tables, conditionals and actions, until there is no next or the packet exits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from emulator.p4switch.interpreter.calculations import input_bytes
+from emulator.p4switch.interpreter.expressions import Expressions
+from emulator.p4switch.interpreter.packet import Packet
+from emulator.p4switch.interpreter.primitives import Primitives
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.expr import VALID
+from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.state import State
+from switchml.errors import PacketError
+
+log = logging.getLogger("switchml.bmv2")
+
+MAX_STEPS = 1 << 20
+"""Primitives of one action, or nodes of one pipeline, that a packet may pass; then it is dropped."""
+
+
+class Pipeline:
+    """Applies pipelines to one packet."""
+
+    def __init__(self, packet: Packet, state: State, primitives: Primitives) -> None:
+        self.packet = packet
+        self.state = state
+        self.program = state.program
+        self.primitives = primitives
+
+    def apply(self, pipeline: ir.Pipeline) -> None:
+        """Run a pipeline to its end. Raises PacketError if it has none."""
+        number, n_nodes = pipeline.init_node, 0
+        while number != ir.END and not self.packet.exit:
+            n_nodes += 1
+            if n_nodes > MAX_STEPS:
+                raise PacketError(f"pipeline {pipeline.name} did not end after {MAX_STEPS} nodes")
+            node = self.program.nodes[number]
+            match node:
+                case ir.Table():
+                    number = self.apply_table(node)
+                case ir.Conditional():
+                    is_true = Expressions(self.packet, self.state).value(node.condition)
+                    number = node.next_true if is_true else node.next_false
+                case ir.ActionCall():
+                    self.run_action(node.action, ())
+                    number = node.next_node
+
+    # Tables
+
+    def apply_table(self, table: ir.Table) -> int:
+        """Look up, run the action; returns the next node."""
+        state = self.state.tables[table.index]
+        entry = state.lookup(self.key(table))
+        if entry is None:
+            target = state.default
+        else:
+            target = entry.target
+            state.hit(entry, self.packet.ingress_length)
+            if state.direct_meter is not None:
+                color = state.direct_meter.execute(entry.index, self.packet.ingress_length, self.state.clock())
+                field = self.program.meters[table.direct_meter].target
+                self.packet.set(field.header, field.field, color)
+        run = self.resolve(table, target)
+        if run is None and target is None:
+            return table.next_miss if table.by_hit else table.next_default
+        if run is None:
+            return ir.END  # an empty group: BMv2 has no next node then
+        self.run_action(run.action, run.args)
+        if table.by_hit:
+            return table.next_miss if entry is None else table.next_hit
+        return table.next_of_action.get(run.action, table.next_default)
+
+    def key(self, table: ir.Table) -> tuple[int, ...]:
+        """What a table looks up. A field of an invalid header counts as 0."""
+        values = []
+        for field in table.key:
+            header, number = field.value.header, field.value.field
+            is_readable = number == VALID or self.packet.valid[header]
+            value = self.packet.get_bits(header, number) if is_readable else 0
+            values.append(value if field.mask is None else value & field.mask)
+        return tuple(values)
+
+    def resolve(self, table: ir.Table, target: Target | None) -> RunAction | None:
+        """The action that a target runs; None if there is none, or an empty group."""
+        match target:
+            case UseMember(member):
+                return self.state.action_profiles[table.action_profile].members[member].run
+            case UseGroup(group):
+                profile = self.state.action_profiles[table.action_profile]
+                choices = profile.groups[group].choices()
+                if not choices:
+                    log.error("Lookup in table '%s' yielded empty group", table.name)
+                    return None
+                selector = profile.profile.selector
+                number = self.state.hashes[selector](input_bytes(self.program.calculations[selector], self.packet))
+                return profile.members[choices[number % len(choices)]].run
+        return target
+
+    # Actions
+
+    def run_action(self, index: int, args: Sequence[int]) -> None:
+        """Execute an action's primitives, following jumps."""
+        action = self.program.actions[index]
+        on = Expressions(self.packet, self.state, args)
+        at = n_steps = 0
+        while 0 <= at < len(action.primitives):
+            n_steps += 1
+            if n_steps > MAX_STEPS:
+                raise PacketError(f"action {action.name} did not end after {MAX_STEPS} primitives")
+            self.primitives.jump_to = None
+            self.primitives.run(action.primitives[at], on)
+            at = at + 1 if self.primitives.jump_to is None else self.primitives.jump_to

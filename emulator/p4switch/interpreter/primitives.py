@@ -1,0 +1,256 @@
+"""The primitives: each a method named after it, taking its arguments as nodes and reading them as it needs.
+
+`Primitives.run` calls one; `PRIMITIVES` in `ir` lists the arguments. Jumps and exit only leave a mark, on which the
+action's loop acts.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+
+from emulator.p4switch.interpreter.calculations import compute
+from emulator.p4switch.interpreter.expressions import BINARY, Expressions
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.state import State
+from switchml.errors import ProgramAbort
+
+log = logging.getLogger("switchml.bmv2")
+
+_ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
+METHODS = {
+    "assert": "check",
+    "assume": "check",
+    "exit": "exit_pipeline",
+    "_jump": "jump",
+    "_jump_if_zero": "jump_if_zero",
+}
+"""Primitives whose method has another name."""
+ON_TWO = {
+    "add": "+",
+    "subtract": "-",
+    "bit_xor": "^",
+    "bit_or": "|",
+    "bit_and": "&",
+    "shift_left": "<<",
+    "shift_right": ">>",
+}
+"""Primitives that store what an operator makes of two values."""
+
+
+class Primitives:
+    """`drop_port`: what egress_spec says of a packet to drop; `random`: the source of random values."""
+
+    def __init__(self, state: State, drop_port: int = 511, seed: int | None = None) -> None:
+        self.state = state
+        self.program = state.program
+        self.drop_port = drop_port
+        self.random = random.Random(seed)
+        self.jump_to: int | None = None
+
+    def run(self, primitive: ir.Primitive, on: Expressions) -> None:
+        """Execute one. Raises ProgramAbort where BMv2 ends the process."""
+        op = primitive.op
+        if op in ON_TWO:
+            target, left, right = primitive.args
+            on.store(target, BINARY[ON_TWO[op]](on.value(left), on.value(right)))
+        elif op in ("assert", "assume", "log_msg"):
+            getattr(self, METHODS.get(op, op))(on, primitive, *primitive.args)
+        else:
+            getattr(self, METHODS.get(op, op))(on, *primitive.args)
+
+    # Assignments
+
+    def assign(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
+        on.store(target, int(on.value(value)))
+
+    modify_field = assign
+
+    def assign_VL(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
+        self.assign_varbit(on, target, value)
+
+    def assign_varbit(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
+        """Copy a varbit field with its width."""
+        to, source = on.field(target), on.field(value)
+        if to is not None and source is not None:
+            on.packet.varbit[to[0]] = on.packet.width(*source)
+            on.packet.set(*to, on.packet.get(*source))
+
+    def add_to_field(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
+        on.store(target, on.value(target) + on.value(value))
+
+    def subtract_from_field(self, on: Expressions, target: e.Expr, value: e.Expr) -> None:
+        on.store(target, on.value(target) - on.value(value))
+
+    def modify_field_rng_uniform(self, on: Expressions, target: e.Expr, low: e.Expr, high: e.Expr) -> None:
+        lowest, highest = on.value(low), on.value(high)
+        if lowest <= highest:
+            on.store(target, self.random.randint(lowest, highest))
+
+    def modify_field_with_hash_based_offset(
+        self, on: Expressions, target: e.Expr, base: e.Expr, calculation: e.ObjectRef, size: e.Expr
+    ) -> None:
+        low64 = (1 << 64) - 1
+        modulus = on.value(size) & low64 or 1
+        result = compute(calculation.index, on.packet, self.state) % modulus + (on.value(base) & low64)
+        on.store(target, result & low64)
+
+    # Headers and stacks
+
+    def assign_header(self, on: Expressions, target: e.Expr, source: e.Expr) -> None:
+        to, from_ = on.header(target), on.header(source)
+        if to is not None and from_ is not None:
+            on.packet.assign_header(to, from_)
+        elif to is not None:
+            on.packet.set_invalid(to)
+
+    copy_header = assign_header
+
+    def assign_union(self, on: Expressions, target: e.Expr, source: e.Expr) -> None:
+        to, from_ = on.union(target), on.union(source)
+        if to is not None and from_ is not None:
+            self._assign_union(on, to, from_)
+
+    def _assign_union(self, on: Expressions, to: int, from_: int) -> None:
+        unions = self.program.unions
+        for target, source in zip(unions[to].headers, unions[from_].headers, strict=True):
+            on.packet.assign_header(target, source)
+
+    def assign_header_stack(self, on: Expressions, target: e.StackRef, source: e.StackRef) -> None:
+        stacks = self.program.stacks
+        on.packet.next_in_stack[target.stack] = on.packet.next_in_stack[source.stack]
+        for to, from_ in zip(stacks[target.stack].headers, stacks[source.stack].headers, strict=True):
+            on.packet.assign_header(to, from_)
+
+    def assign_union_stack(self, on: Expressions, target: e.UnionStackRef, source: e.UnionStackRef) -> None:
+        stacks = self.program.union_stacks
+        on.packet.next_in_union_stack[target.stack] = on.packet.next_in_union_stack[source.stack]
+        for to, from_ in zip(stacks[target.stack].unions, stacks[source.stack].unions, strict=True):
+            self._assign_union(on, to, from_)
+
+    def push(self, on: Expressions, stack: e.Expr, n: e.Expr) -> None:
+        self._shift(on, stack, max(on.value(n), 0))
+
+    def pop(self, on: Expressions, stack: e.Expr, n: e.Expr) -> None:
+        self._shift(on, stack, -max(on.value(n), 0))
+
+    def _shift(self, on: Expressions, stack: e.Expr, n: int) -> None:
+        packet = on.packet
+        if isinstance(stack, e.StackRef):
+            headers = self.program.stacks[stack.stack].headers
+            next_in, columns = packet.next_in_stack, [headers]
+        else:
+            unions = [self.program.unions[union] for union in self.program.union_stacks[stack.stack].unions]
+            next_in, columns = packet.next_in_union_stack, list(zip(*(union.headers for union in unions), strict=True))
+        depth = len(columns[0]) if columns else 0
+        next_in[stack.stack] = min(max(next_in[stack.stack] + n, 0), depth)
+        for column in columns:  # in a stack of unions, the elements' first members move, then their second ones …
+            packet.shift_stack(tuple(column), n)
+
+    def add_header(self, on: Expressions, header: e.Expr) -> None:
+        index = on.header(header)
+        if index is not None and not on.packet.valid[index]:
+            on.packet.zero(index)
+            on.packet.set_valid(index)
+            on.packet.length += on.packet.bits(index) // 8
+
+    def add_header_fast(self, on: Expressions, header: e.Expr) -> None:
+        index = on.header(header)
+        if index is not None:
+            on.packet.set_valid(index)
+
+    def remove_header(self, on: Expressions, header: e.Expr) -> None:
+        index = on.header(header)
+        if index is not None and on.packet.valid[index]:
+            on.packet.length -= on.packet.bits(index) // 8
+            on.packet.set_invalid(index)
+
+    # State
+
+    def register_read(self, on: Expressions, target: e.Expr, array: e.ObjectRef, index: e.Expr) -> None:
+        register, at = self.state.registers[array.index], on.value(index)
+        if 0 <= at < register.size:
+            on.store(target, register[at])
+
+    def register_write(self, on: Expressions, array: e.ObjectRef, index: e.Expr, value: e.Expr) -> None:
+        register, at = self.state.registers[array.index], on.value(index)
+        if 0 <= at < register.size:
+            register[at] = int(on.value(value))
+
+    def count(self, on: Expressions, array: e.ObjectRef, index: e.Expr) -> None:
+        counter, at = self.state.counters[array.index], on.value(index)
+        if 0 <= at < counter.size:
+            counter.count(at, on.packet.ingress_length)
+
+    def execute_meter(self, on: Expressions, array: e.ObjectRef, index: e.Expr, target: e.Expr) -> None:
+        meter, at = self.state.meters[array.index], on.value(index)
+        if 0 <= at < meter.size:
+            on.store(target, meter.execute(at, on.packet.ingress_length, self.state.clock()))
+
+    # What becomes of the packet
+
+    def drop(self, on: Expressions) -> None:
+        on.packet.set_named("standard_metadata.egress_spec", self.drop_port)
+        on.packet.set_named("intrinsic_metadata.mcast_grp", 0)
+
+    def mark_to_drop(self, on: Expressions, header: e.Expr) -> None:
+        index = on.header(header)
+        names = self.program.headers[index].type.field_index
+        for name, value in (("egress_spec", self.drop_port), ("mcast_grp", 0)):
+            if name in names:
+                on.packet.set(index, names[name], value)
+
+    def generate_digest(self, on: Expressions, receiver: e.Expr, list_id: e.Expr) -> None:
+        on.packet.digest = on.value(list_id) & 0xFFFF
+
+    def clone_ingress_pkt_to_egress(self, on: Expressions, session: e.Expr, field_list: e.Expr) -> None:
+        on.packet.clone = (on.value(session) & 0x7FFF, on.value(field_list) & 0xFFFF)
+
+    clone_egress_pkt_to_egress = clone_ingress_pkt_to_egress
+
+    def resubmit(self, on: Expressions, field_list: e.Expr) -> None:
+        on.packet.resubmit = on.value(field_list) & 0xFFFF
+
+    def recirculate(self, on: Expressions, field_list: e.Expr) -> None:
+        on.packet.recirculate = on.value(field_list) & 0xFFFF
+
+    def truncate(self, on: Expressions, length: e.Expr) -> None:
+        wanted = max(on.value(length), 0)
+        before = on.packet.truncate_to
+        on.packet.truncate_to = wanted if before is None else min(before, wanted)
+
+    # Control
+
+    def no_op(self, on: Expressions) -> None:
+        pass
+
+    def exit_pipeline(self, on: Expressions) -> None:
+        on.packet.exit = True
+
+    def jump(self, on: Expressions, to: e.Expr) -> None:
+        self.jump_to = on.value(to)
+
+    def jump_if_zero(self, on: Expressions, condition: e.Expr, to: e.Expr) -> None:
+        if not on.value(condition):
+            self.jump_to = on.value(to)
+
+    def check(self, on: Expressions, call: ir.Primitive, condition: e.Expr) -> None:
+        if not on.value(condition):
+            source = call.source
+            place = f": {source.fragment} failed, file {source.filename}, line {source.line}" if str(source) else ""
+            raise ProgramAbort(f"{call.op.capitalize()} error{place}", exit_code=-6)
+
+    def log_msg(self, on: Expressions, call: ir.Primitive, text: e.Text, values: e.Vector) -> None:
+        numbers = [int(on.value(item)) for item in values.items]
+        wanted = len(_ARGUMENT.findall(text.text))
+        if wanted != len(numbers):
+            raise ProgramAbort(
+                f"Not enough arguments for format string in call to log_msg(). Format string expected ({wanted}) "
+                f"argument(s) but got ({len(numbers)}): {call.source}",
+                exit_code=1,
+            )
+        remaining = iter(numbers)
+        message = _ARGUMENT.sub(lambda _: str(next(remaining)), text.text)
+        log.info(message.replace("\\{", "{").replace("\\}", "}"))

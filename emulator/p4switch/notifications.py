@@ -1,0 +1,151 @@
+"""BMv2's notifications: digests and table entries that aged, published for whoever subscribes.
+
+They go out as nanomsg's PUB socket would send them (the SP wire protocol over a Unix socket or TCP), so that
+controllers written for BMv2 with nnpy, nanomsg or pynng understand them. A message starts with 32 bytes of header in
+the machine's byte order: "LEA|" and the digest's list, or "AGE|" and the table; then come samples, or handles of
+entries."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+
+from emulator.p4switch.digests import Digest, DigestList
+from emulator.p4switch.state.state import State
+from emulator.p4switch.values import n_bytes
+from switchml.errors import ConfigError
+
+log = logging.getLogger("switchml.bmv2")
+
+SWEEP_S = 1.0
+"""How often tables are searched for entries that aged."""
+_GREETING = b"\0SP\0" + struct.pack(">HH", 32, 0)
+"""What both sides say first: SP version 0, and here the number of PUB."""
+_LEARN = struct.Struct("=4sQIiQI")
+"""Topic, device, context, list, buffer, samples."""
+_AGE = struct.Struct("=4sQIQiI")
+"""Topic, device, context, number of the message, table, entries."""
+_SEND_TIMEOUT_S = 0.2
+
+
+class Publisher:
+    """Sends messages to all who connect to `address`: ipc://PATH or tcp://HOST:PORT. Raises ConfigError."""
+
+    def __init__(self, address: str) -> None:
+        kind, _, place = address.partition("://")
+        self._is_ipc = kind == "ipc"
+        self._peers: list[socket.socket] = []
+        self._lock = threading.Lock()
+        try:
+            if self._is_ipc:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(place)
+                self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                self._listener.bind(place)
+                self._listener.listen()
+            elif kind == "tcp":
+                host, _, port = place.rpartition(":")
+                self._listener = socket.create_server(("" if host == "*" else host, int(port)))
+            else:
+                raise ConfigError(f"notifications can't be sent to {address!r}: expected ipc://PATH or tcp://HOST:PORT")
+        except (OSError, ValueError, OverflowError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"notifications can't be sent to {address!r}: {error}") from error
+        threading.Thread(target=self._accept, name="notifications", daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(peer,), name="subscriber", daemon=True).start()
+
+    def _greet(self, peer: socket.socket) -> None:
+        peer.settimeout(_SEND_TIMEOUT_S)
+        try:
+            peer.sendall(_GREETING)
+            greeting = peer.recv(len(_GREETING), socket.MSG_WAITALL)
+        except OSError:
+            greeting = b""
+        if greeting[:4] != _GREETING[:4]:
+            peer.close()
+            return
+        with self._lock:
+            self._peers.append(peer)
+
+    def publish(self, message: bytes) -> None:
+        """Send to all; who does not take it in time is left behind."""
+        framed = (b"\1" if self._is_ipc else b"") + struct.pack(">Q", len(message)) + message
+        with self._lock:
+            for peer in list(self._peers):
+                try:
+                    peer.sendall(framed)
+                except OSError:
+                    self._peers.remove(peer)
+                    peer.close()
+
+    def close(self) -> None:
+        """Hang up."""
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            for peer in self._peers:
+                peer.close()
+            self._peers.clear()
+
+
+class Notifications:
+    """Publishes what happens in the state that `watch` was given last."""
+
+    def __init__(self, publisher: Publisher, device_id: int) -> None:
+        self.publisher = publisher
+        self.device_id = device_id
+        self._state: State | None = None
+        self._told: dict[str, set[int]] = {}
+        self._n_messages = 0
+        self._closed = threading.Event()
+        threading.Thread(target=self._sweep, name="ageing", daemon=True).start()
+
+    def watch(self, state: State) -> None:
+        """Publish the digests and aged entries of a state from now on."""
+        self._state, self._told = state, {}
+        for digest in state.digests:
+            digest.listeners.append(lambda told, source=digest: self._learn(source, told))
+
+    def _learn(self, source: DigestList, told: Digest) -> None:
+        header = _LEARN.pack(b"LEA|", self.device_id, 0, told.list_id, told.buffer_id, len(told.samples))
+        samples = b"".join(
+            value.to_bytes(n_bytes(width), "big")
+            for sample in told.samples
+            for value, width in zip(sample, source.widths, strict=True)
+        )
+        self.publisher.publish(header + samples)
+
+    def _sweep(self) -> None:
+        while not self._closed.wait(SWEEP_S):
+            if self._state is not None:
+                self.tell_aged(self._state)
+
+    def tell_aged(self, state: State) -> None:
+        """Publish the entries of each table that have aged since the last time."""
+        for table in state.tables:
+            if not table.table.support_timeout:
+                continue
+            aged = set(table.expired())
+            new = sorted(aged - self._told.get(table.name, set()))
+            self._told[table.name] = aged
+            if new:
+                header = _AGE.pack(b"AGE|", self.device_id, 0, self._n_messages, table.table.id, len(new))
+                self._n_messages += 1
+                self.publisher.publish(header + struct.pack(f"={len(new)}I", *new))
+
+    def close(self) -> None:
+        """Stop."""
+        self._closed.set()
+        self.publisher.close()

@@ -1,0 +1,137 @@
+"""Which program runs, and which entities a controller may write: SetForwardingPipelineConfig and
+GetForwardingPipelineConfig.
+
+A pipeline that was saved but not committed has a state of its own, which reads and writes go to, and which the switch
+takes over when it is committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from emulator.p4switch.device import Device
+from emulator.p4switch.p4runtime.entities import INSERT, MODIFY, Entities, writable
+from emulator.p4switch.p4runtime.pipeline import Pipeline, program_in
+from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.state.state import State
+from switchml.control.p4runtime_protos import v1
+from switchml.errors import ProgramError
+
+log = logging.getLogger("switchml.bmv2")
+
+Request = v1.SetForwardingPipelineConfigRequest
+
+
+class Configs:
+    """The pipelines of `device`. `notify` is called with messages for the primary controllers."""
+
+    def __init__(self, device: Device, notify: Callable[[v1.StreamMessageResponse], None]) -> None:
+        self.device = device
+        self.notify = notify
+        self._running: Entities | None = None
+        self._saved: Entities | None = None
+
+    @property
+    def running(self) -> Entities | None:
+        """What the switch runs, if a controller has set it; not if another program came through Thrift since."""
+        if self._running is not None and self._running.pipeline.state is not self.device.state:
+            self._running = None
+        return self._running
+
+    def entities(self) -> Entities:
+        """What reads and writes are about. Raises FAILED_PRECONDITION."""
+        found = self._saved or self.running
+        if found is None:
+            raise refuse("FAILED_PRECONDITION", "no forwarding pipeline config was set")
+        return found
+
+    def get(self, response_type: int) -> v1.GetForwardingPipelineConfigResponse:
+        """What was set last, in the parts that are asked for; nothing before that."""
+        wanted = v1.GetForwardingPipelineConfigRequest
+        response = v1.GetForwardingPipelineConfigResponse()
+        found = self._saved or self.running
+        if found is None:
+            return response
+        response.config.CopyFrom(found.pipeline.config)
+        if response_type in (wanted.COOKIE_ONLY, wanted.P4INFO_AND_COOKIE):
+            response.config.ClearField("p4_device_config")
+        if response_type in (wanted.COOKIE_ONLY, wanted.DEVICE_CONFIG_AND_COOKIE):
+            response.config.ClearField("p4info")
+        return response
+
+    def set(self, action: int, config: v1.ForwardingPipelineConfig | None) -> None:
+        """Do what a controller asks for; `config` is None if it gave none."""
+        if action == Request.COMMIT:
+            if config is not None:
+                raise refuse("INVALID_ARGUMENT", "COMMIT takes the config that was saved, not another")
+            if self._saved is None:
+                raise refuse("NOT_FOUND", "no config was saved")
+            self._commit(self._saved)
+            return
+        if action not in (
+            Request.VERIFY, Request.VERIFY_AND_SAVE, Request.VERIFY_AND_COMMIT, Request.RECONCILE_AND_COMMIT
+        ):  # fmt: skip
+            raise refuse("INVALID_ARGUMENT", f"there is no action {action}")
+        if config is None:
+            raise refuse("INVALID_ARGUMENT", "there is no config")
+        entities = self._verified(config)
+        if action == Request.VERIFY_AND_SAVE:
+            self._saved = entities
+        elif action == Request.VERIFY_AND_COMMIT:
+            self._commit(entities)
+        elif action == Request.RECONCILE_AND_COMMIT:
+            with self.device.switch.lock:
+                self._take_over(entities)
+                self._commit(entities)
+
+    def _verified(self, config: v1.ForwardingPipelineConfig) -> Entities:
+        """Raises INVALID_ARGUMENT."""
+        switch = self.device.switch
+        copy = v1.ForwardingPipelineConfig.FromString(config.SerializeToString())
+        program = program_in(copy)
+        try:
+            state = State(program, switch.clock, switch.lock)
+        except ProgramError as error:
+            raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
+        state.replication.max_groups = self.device.state.replication.max_groups
+        state.replication.max_nodes = self.device.state.replication.max_nodes
+        pipeline = Pipeline(copy, state)
+        pipeline.notify = self.notify
+        pipeline.ports_up = self.device.ports_up
+        return Entities(pipeline)
+
+    def _commit(self, entities: Entities) -> None:
+        if not self.device.can_swap:
+            raise refuse("FAILED_PRECONDITION", "the switch was started with --disable-swap")
+        try:
+            self.device.run(entities.pipeline.state)
+        except ProgramError as error:
+            raise refuse("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
+        log.info("P4Runtime: runs %s", entities.pipeline.program.name or "a program")
+        self._running, self._saved = entities, None
+
+    def _take_over(self, entities: Entities) -> None:
+        """Write all that there is now to a new pipeline. Raises INVALID_ARGUMENT if it does not fit there."""
+        if self.running is None:
+            return
+        for entity in self.running.everything():
+            kind = _kind(entity)
+            if kind is None:
+                continue
+            error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0]
+            if error is not None:
+                raise refuse("INVALID_ARGUMENT", f"the state can't be kept: {error}") from error
+
+
+_INSERTED = {"action_profile_member", "action_profile_group", "packet_replication_engine_entry", "digest_entry"}
+
+
+def _kind(entity: v1.Entity) -> int | None:
+    """The update that writes an entity afresh; None: it can't change."""
+    if entity.HasField("table_entry"):
+        entry = entity.table_entry
+        if entry.is_default_action:
+            return None if entry.is_const else MODIFY
+        return MODIFY if entry.is_const else INSERT
+    return INSERT if entity.WhichOneof("entity") in _INSERTED else MODIFY

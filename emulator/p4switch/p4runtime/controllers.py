@@ -1,0 +1,176 @@
+"""Controllers and who of them is primary (section "Client Arbitration and Controller Replication").
+
+A controller is a stream that has sent an arbitration message. Of each role, the one is primary that has sent the
+highest election id that was ever seen for the role; when it goes, nobody is, until somebody sends as high an id again.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass
+
+from emulator.p4switch.p4runtime.refusals import refuse
+from switchml.control.p4runtime_protos import v1
+
+log = logging.getLogger("switchml.bmv2")
+
+MAX_STREAMS = 64
+"""Controllers at a time."""
+MAX_WAITING = 4096
+"""Messages that wait for a controller; what comes beyond (packets, digests) is lost."""
+
+OK, NOT_FOUND, ALREADY_EXISTS = 0, 5, 6
+
+
+class Stream:
+    """A controller's stream: `messages` go out in order, None ends it; it then ends with `error`, if any.
+    `election_id` is None while the controller has none; `role` is None before its first arbitration."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[v1.StreamMessageResponse | None] = queue.SimpleQueue()
+        self.error: Exception | None = None
+        self.role: str | None = None
+        self.election_id: int | None = None
+
+    def send(self, message: v1.StreamMessageResponse) -> None:
+        """Send a message, if the controller keeps up."""
+        if self.messages.qsize() < MAX_WAITING:
+            self.messages.put(message)
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the stream."""
+        self.error = self.error or error
+        self.messages.put(None)
+
+
+@dataclass
+class Role:
+    """`highest`: the highest election id that was ever seen; `primary`: who is it now."""
+
+    highest: int | None = None
+    primary: Stream | None = None
+
+
+def election_id_of(message) -> int | None:
+    """The election id in a message, as one number; None if there is none."""
+    if not message.HasField("election_id"):
+        return None
+    return message.election_id.high << 64 | message.election_id.low
+
+
+class Controllers:
+    """All controllers of the device `device_id`."""
+
+    def __init__(self, device_id: int) -> None:
+        self.device_id = device_id
+        self._lock = threading.RLock()
+        self._streams: list[Stream] = []
+        self._roles: dict[str, Role] = {}
+
+    def add(self, stream: Stream) -> None:
+        """A new stream. Raises RESOURCE_EXHAUSTED."""
+        with self._lock:
+            if len(self._streams) >= MAX_STREAMS:
+                raise refuse("RESOURCE_EXHAUSTED", f"there can't be more than {MAX_STREAMS} controllers")
+            self._streams.append(stream)
+
+    def remove(self, stream: Stream) -> None:
+        """A stream has ended."""
+        with self._lock:
+            if stream not in self._streams:
+                return
+            self._streams.remove(stream)
+            role = self._roles.get(stream.role)
+            if role is not None and role.primary is stream:
+                role.primary = None
+                self._tell_all(stream.role)
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._lock:
+            for stream in self._streams:
+                stream.close()
+
+    def is_primary(self, stream: Stream) -> bool:
+        """Whether a stream is that of a primary controller."""
+        with self._lock:
+            role = self._roles.get(stream.role)
+            return role is not None and role.primary is stream
+
+    def check_primary(self, request) -> None:
+        """Refuse a request that is not the primary's of its role. Raises PERMISSION_DENIED, or NOT_FOUND for a role
+        that nobody has."""
+        with self._lock:
+            name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
+            role = self._roles.get(name)
+            if role is None and name:
+                raise refuse("NOT_FOUND", f"no controller has the role {name!r}")
+            if role is None or role.primary is None:
+                raise refuse("PERMISSION_DENIED", "there is no primary controller; send an arbitration message first")
+            if role.primary.election_id != election_id:
+                raise refuse("PERMISSION_DENIED", f"{election_id} is not the election id of the primary controller")
+
+    def arbitrate(self, stream: Stream, message: v1.MasterArbitrationUpdate) -> None:
+        """Section "Rules for Handling MasterArbitrationUpdate Messages". Raises what ends the stream."""
+        name, election_id = _role_name(message.role.name, message.role.id), election_id_of(message)
+        with self._lock:
+            if stream.role is None and message.device_id != self.device_id:
+                raise refuse("NOT_FOUND", f"there is no device {message.device_id}, this is {self.device_id}")
+            if message.device_id != self.device_id:
+                raise refuse("FAILED_PRECONDITION", f"the stream is for device {self.device_id}")
+            if stream.role is not None and name != stream.role:
+                raise refuse("FAILED_PRECONDITION", f"the stream has the role {stream.role!r}, not {name!r}")
+            if message.role.HasField("config"):
+                raise refuse("INVALID_ARGUMENT", "roles have no configuration here: each may do everything")
+            same = [other for other in self._streams if other is not stream and other.role == name]
+            if election_id is not None and any(other.election_id == election_id for other in same):
+                raise refuse("INVALID_ARGUMENT", f"another controller has the election id {election_id}")
+            stream.role, stream.election_id = name, election_id
+            role = self._roles.setdefault(name, Role())
+            if election_id is not None and (role.highest is None or election_id >= role.highest):
+                role.highest, role.primary = election_id, stream
+                log.debug("P4Runtime: election id %d is primary%s", election_id, f" for role {name}" if name else "")
+                self._tell_all(name)
+            elif role.primary is stream:
+                role.primary = None
+                self._tell_all(name)
+            else:
+                self._tell(stream)
+
+    def to_primaries(self, message: v1.StreamMessageResponse) -> None:
+        """Send a message to the primary controllers of all roles."""
+        with self._lock:
+            for role in self._roles.values():
+                if role.primary is not None:
+                    role.primary.send(message)
+
+    def _tell_all(self, name: str) -> None:
+        """Primary last: it may write once it knows."""
+        primary = self._roles[name].primary
+        for stream in sorted((found for found in self._streams if found.role == name), key=lambda s: s is primary):
+            self._tell(stream)
+
+    def _tell(self, stream: Stream) -> None:
+        """Section "Client Arbitration Notifications"."""
+        role = self._roles[stream.role]
+        message = v1.StreamMessageResponse()
+        update = message.arbitration
+        update.device_id = self.device_id
+        if stream.role:
+            update.role.name = stream.role
+        if role.highest is not None:
+            update.election_id.high, update.election_id.low = role.highest >> 64, role.highest & (2**64 - 1)
+        if role.primary is stream:
+            update.status.code, update.status.message = OK, "you are primary"
+        elif role.primary is not None:
+            update.status.code, update.status.message = ALREADY_EXISTS, "another controller is primary"
+        else:
+            update.status.code, update.status.message = NOT_FOUND, "no controller is primary"
+        stream.messages.put(message)
+
+
+def _role_name(name: str, number: int) -> str:
+    """A role by its name, or by the number that it had in older versions; "" is the default role."""
+    return name or (str(number) if number else "")

@@ -1,0 +1,101 @@
+"""Digests: whether and how they are sent (section "DigestEntry"), and the lists that go out and are acknowledged."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from emulator.p4switch.digests import Digest, DigestList
+from emulator.p4switch.p4runtime.bytestrings import encode_data
+from emulator.p4switch.p4runtime.pipeline import Pipeline
+from emulator.p4switch.p4runtime.refusals import refuse
+from switchml.control.p4runtime_protos import info, new_entity, v1
+
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+NS_PER_MS = 1_000_000
+NO_LIMIT = 1 << 16
+"""Samples in a list when the controller sets no limit."""
+
+
+@dataclass
+class Enabled:
+    """A digest that is sent. `waiting`: (list id, time in ns) of lists that nobody acknowledged, the oldest first."""
+
+    item: info.Digest
+    digests: DigestList
+    config: v1.DigestEntry.Config
+    listener: Callable[[Digest], None]
+    waiting: deque[tuple[int, int]] = field(default_factory=deque)
+
+
+class Digests:
+    """Answers for digests."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.enabled: dict[int, Enabled] = {}
+
+    def write(self, kind: int, entry: v1.DigestEntry) -> None:
+        """Do one update."""
+        item, digests = self.pipeline.one(self.pipeline.digests, entry.digest_id, "digest")
+        name, number = digests.list.name, entry.digest_id
+        if kind == INSERT and number in self.enabled:
+            raise refuse("ALREADY_EXISTS", f"digest {name} is enabled already")
+        if kind != INSERT and number not in self.enabled:
+            raise refuse("NOT_FOUND", f"digest {name} is not enabled")
+        if kind == DELETE:
+            digests.listeners.remove(self.enabled.pop(number).listener)
+            return
+        config = entry.config
+        if min(config.max_timeout_ns, config.max_list_size, config.ack_timeout_ns) < 0:
+            raise refuse("INVALID_ARGUMENT", f"digest {name}: times and sizes can't be negative")
+        if kind == INSERT:
+            digests.reset()
+            self.enabled[number] = Enabled(
+                item, digests, v1.DigestEntry.Config(), lambda digest: self._send(number, digest)
+            )
+            digests.listeners.append(self.enabled[number].listener)
+        self.enabled[number].config.CopyFrom(config)
+        at_once = config.max_timeout_ns == 0
+        digests.set_timeout(-(-config.max_timeout_ns // NS_PER_MS))
+        digests.set_max_samples(1 if at_once else config.max_list_size or NO_LIMIT)
+
+    def read(self, wanted: v1.DigestEntry) -> Iterator[v1.Entity]:
+        """All digests that `wanted` asks for."""
+        self.pipeline.pick(self.pipeline.digests, wanted.digest_id, "digest")
+        for number, found in sorted(self.enabled.items()):
+            if wanted.digest_id in (0, number):
+                yield new_entity("digest_entry", v1.DigestEntry(digest_id=number, config=found.config))
+
+    def _send(self, number: int, digest: Digest) -> None:
+        """Called with the switch's lock held, while packets pass."""
+        found = self.enabled[number]
+        message = v1.DigestList(digest_id=number, list_id=digest.buffer_id + 1, timestamp=time.time_ns())
+        types = self.pipeline.p4info.type_info
+        for sample in digest.samples:
+            message.data.append(encode_data(found.item.type_spec, types, iter(sample)))
+        self.pipeline.notify(v1.StreamMessageResponse(digest=message))
+        if found.config.ack_timeout_ns:
+            found.waiting.append((digest.buffer_id, time.monotonic_ns()))
+        else:
+            found.digests.acknowledge(digest.buffer_id)
+
+    def acknowledge(self, message: v1.DigestListAck) -> None:
+        """Section "Digest Messages"."""
+        found = self.enabled.get(message.digest_id)
+        if found is None:
+            raise refuse("INVALID_ARGUMENT", f"there is no digest {message.digest_id:#x} that is enabled")
+        with self.pipeline.state.lock:
+            found.waiting = deque(item for item in found.waiting if item[0] != message.list_id - 1)
+            found.digests.acknowledge(message.list_id - 1)
+
+    def forget_old(self) -> None:
+        """Let samples be sent again whose acknowledgement did not come in time."""
+        now = time.monotonic_ns()
+        with self.pipeline.state.lock:
+            for found in self.enabled.values():
+                while found.waiting and now - found.waiting[0][1] >= found.config.ack_timeout_ns:
+                    found.digests.acknowledge(found.waiting.popleft()[0])

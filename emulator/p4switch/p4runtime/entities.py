@@ -1,0 +1,167 @@
+"""All sorts of entities of one pipeline: reads, and writes in batches (sections "Write RPC" and "Read RPC").
+
+A batch that is to be rolled back is undone entity by entity: what each update changed is read before, and written back
+in the reverse order if a later one fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from emulator.p4switch.p4runtime.digests import Digests
+from emulator.p4switch.p4runtime.pipeline import Pipeline
+from emulator.p4switch.p4runtime.profiles import Profiles
+from emulator.p4switch.p4runtime.rates import Counters, Meters
+from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.registers import Registers, ValueSets
+from emulator.p4switch.p4runtime.replication import ReplicationEngine
+from emulator.p4switch.p4runtime.tables import Tables
+from switchml.control.p4runtime_protos import v1
+from switchml.errors import ControlError, SwitchMLError
+
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+
+class Sort(NamedTuple):
+    """How a sort of entity is written, (kind of update, entity), and read."""
+
+    write: Callable[[int, object], None]
+    read: Callable[[object], Iterator[v1.Entity]]
+
+
+class Entities:
+    """The state of a pipeline as P4Runtime sees it."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.profiles = profiles = Profiles(pipeline)
+        self.tables = tables = Tables(pipeline, profiles)
+        self.digests = digests = Digests(pipeline)
+        counters, meters, registers = Counters(pipeline), Meters(pipeline), Registers(pipeline)
+        value_sets = ValueSets(pipeline)
+        self.replication = replication = ReplicationEngine(pipeline)
+        self.sorts = {
+            "action_profile_member": Sort(profiles.write_member, profiles.read_members),
+            "action_profile_group": Sort(profiles.write_group, profiles.read_groups),
+            "table_entry": Sort(tables.write, tables.read),
+            "counter_entry": Sort(counters.write, counters.read),
+            "direct_counter_entry": Sort(tables.write_counter, tables.read_counters),
+            "meter_entry": Sort(meters.write, meters.read),
+            "direct_meter_entry": Sort(tables.write_meter, tables.read_meters),
+            "register_entry": Sort(registers.write, registers.read),
+            "value_set_entry": Sort(value_sets.write, value_sets.read),
+            "packet_replication_engine_entry": Sort(replication.write, replication.read),
+            "digest_entry": Sort(digests.write, digests.read),
+        }
+        """In an order in which entities can be written that refer to each other."""
+
+    def follow_ports(self) -> None:
+        """Look at the ports that members of groups watch, or for which replicas have backups."""
+        with self.pipeline.state.lock:
+            self.profiles.follow_ports()
+            self.replication.follow_ports()
+
+    def _sort(self, entity: v1.Entity) -> tuple[Sort, object]:
+        name = entity.WhichOneof("entity")
+        if name is None:
+            raise refuse("INVALID_ARGUMENT", "which entity? None is set")
+        if name not in self.sorts:
+            raise refuse("UNIMPLEMENTED", f"a program for v1model has no {name}")
+        return self.sorts[name], getattr(entity, name)
+
+    # Read
+
+    def read(self, wanted: Iterable[v1.Entity]) -> list[v1.Entity]:
+        """All entities that those in `wanted` ask for."""
+        with self.pipeline.state.lock:
+            found = []
+            for entity in wanted:
+                sort, message = self._sort(entity)
+                found += sort.read(message)
+            return found
+
+    def everything(self) -> list[v1.Entity]:
+        """All that a controller may have written, in an order in which it can be written again."""
+        names = [name for name in self.sorts if not name.startswith("direct_")]  # those come with their table entries
+        wanted = [v1.Entity() for _ in names]
+        for entity, name in zip(wanted, names, strict=True):
+            getattr(entity, name).SetInParent()
+            if name == "table_entry":
+                entity.table_entry.meter_config.SetInParent()
+                entity.table_entry.counter_data.SetInParent()
+            if name == "packet_replication_engine_entry":
+                entity.packet_replication_engine_entry.multicast_group_entry.SetInParent()
+        wanted += [v1.Entity(), v1.Entity()]
+        wanted[-2].packet_replication_engine_entry.clone_session_entry.SetInParent()
+        wanted[-1].table_entry.is_default_action = True
+        return self.read(wanted)
+
+    # Write
+
+    def write(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
+        """Do each update that can be done; returns what became of each."""
+        return [self._try(update) for update in updates]
+
+    def write_all_or_none(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
+        """Do all updates, with no packet between them, or none."""
+        updates = list(updates)
+        undo: list[v1.Update] = []
+        with self.pipeline.state.lock:
+            for number, update in enumerate(updates):
+                try:
+                    inverse = self._inverse(update)
+                except ControlError as error:
+                    inverse, failed = [], error
+                else:
+                    failed = self._try(update)
+                if failed is not None:
+                    for step in reversed(undo):
+                        if (wrong := self._try(step)) is not None:
+                            raise refuse("INTERNAL", f"a batch was only partly undone: {wrong}") from wrong
+                    aborted = refuse("ABORTED", "not done, as another update of the batch failed")
+                    return [failed if other == number else aborted for other in range(len(updates))]
+                undo += inverse
+        return [None] * len(updates)
+
+    def _try(self, update: v1.Update) -> SwitchMLError | None:
+        try:
+            with self.pipeline.state.lock:
+                self._do(update)
+        except SwitchMLError as error:
+            return error
+        return None
+
+    def _do(self, update: v1.Update) -> None:
+        if update.type not in (INSERT, MODIFY, DELETE):
+            raise refuse("INVALID_ARGUMENT", "an update must be INSERT, MODIFY or DELETE")
+        sort, message = self._sort(update.entity)
+        sort.write(update.type, message)
+
+    def _inverse(self, update: v1.Update) -> list[v1.Update]:
+        """What undoes an update. Done before it."""
+        if update.type == INSERT:
+            return [v1.Update(type=DELETE, entity=update.entity)]
+        wanted = v1.Entity.FromString(update.entity.SerializeToString())
+        if wanted.WhichOneof("entity") == "table_entry":
+            entry = wanted.table_entry
+            for field in ("action", "metadata", "controller_metadata", "idle_timeout_ns", "time_since_last_hit"):
+                entry.ClearField(field)
+            entry.meter_config.SetInParent()
+            entry.counter_data.SetInParent()
+        before = self.read([wanted])
+        if wanted.WhichOneof("entity") == "table_entry":
+            if wanted.table_entry.is_default_action:
+                before = before or [wanted]  # there was none: one without an action brings that back
+            elif not wanted.table_entry.match:  # which reads all entries
+                before = [found for found in before if not found.table_entry.match]
+        kind = INSERT if update.type == DELETE else MODIFY
+        return [v1.Update(type=kind, entity=writable(found)) for found in before]
+
+
+def writable(entity: v1.Entity) -> v1.Entity:
+    """An entity that was read, as it can be written: of const table entries only the counters and meters."""
+    if entity.HasField("table_entry") and entity.table_entry.is_const:
+        entity.table_entry.ClearField("action")
+        entity.table_entry.ClearField("is_const")
+    return entity

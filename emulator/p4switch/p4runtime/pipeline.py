@@ -1,0 +1,169 @@
+"""A pipeline: a program, its P4Info, and which of the switch's objects P4Info's numbers mean.
+
+Names are the same on both sides, as p4c gives them. P4Info is made before p4c's optimizer runs, so that it may have
+objects that the program has lost: these are left out, and refused when somebody asks for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from emulator.p4switch.p4runtime.actions import Action, Actions, Param
+from emulator.p4switch.p4runtime.matches import HIGHEST, Key, KeyField
+from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.state import State
+from emulator.p4switch.state.tables import MatchTable
+from switchml.control.p4runtime_protos import v1
+from switchml.errors import ControlError, ProgramError
+
+log = logging.getLogger("switchml.bmv2")
+
+_DEVICE_DATA = 3
+"""The number of the JSON's field in p4.tmp.P4DeviceConfig, in which older controllers wrap it."""
+
+
+def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
+    """The program of a config: BMv2 JSON, bare or in a P4DeviceConfig. Raises INVALID_ARGUMENT."""
+    data = config.p4_device_config
+    if not data.lstrip().startswith(b"{"):
+        try:
+            fields = UnknownFieldSet(Empty.FromString(data))
+            data = next((field.data for field in fields if field.field_number == _DEVICE_DATA), b"")
+        except DecodeError:
+            data = b""
+    if not isinstance(data, bytes) or not data:
+        raise refuse("INVALID_ARGUMENT", "p4_device_config is no BMv2 JSON")
+    try:
+        json.loads(data)
+        program = loader.loads(data.decode())
+        loader.check_runnable(program)
+    except (ProgramError, ValueError, RecursionError) as error:
+        raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
+    return program
+
+
+class Pipeline:
+    """`config` as it was given; `state` is that of its program. Raises INVALID_ARGUMENT if P4Info and program do not
+    go together."""
+
+    def __init__(self, config: v1.ForwardingPipelineConfig, state: State) -> None:
+        self.config = config
+        self.state = state
+        self.program = state.program
+        self.p4info = p4info = config.p4info
+        self.notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None
+        self.ports_up: Callable[[], set[int]] = set
+        self.actions = {action.preamble.id: action for action in p4info.actions}
+        self.tables = self._bind(p4info.tables, state.table)
+        self.profiles = self._bind(p4info.action_profiles, state.action_profile)
+        self.counters = self._bind(p4info.counters, state.counter)
+        self.meters = self._bind(p4info.meters, state.meter)
+        self.registers = self._bind(p4info.registers, state.register)
+        self.value_sets = self._bind(p4info.value_sets, state.parse_vset)
+        by_name = {digest.list.name: digest for digest in state.digests}
+        self.digests = self._bind(p4info.digests, lambda name: by_name.get(name))
+        direct = [*p4info.direct_counters, *p4info.direct_meters]
+        self.direct = {item.preamble.id: item for item in direct}
+        if p4info.tables and not self.tables:
+            raise refuse("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
+
+    def _bind(self, items: Iterable, find: Callable[[str], Any]) -> dict[int, tuple[Any, Any]]:
+        """P4Info's number → (P4Info's object, the state's)."""
+        bound = {}
+        for item in items:
+            try:
+                found = find(item.preamble.name)
+            except ControlError:
+                found = None
+            if found is None:
+                log.debug("P4Info has %s, which the program does not use", item.preamble.name)
+            else:
+                bound[item.preamble.id] = item, found
+        return bound
+
+    def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
+        """What a number chooses: one object, or with 0 all. Raises NOT_FOUND."""
+        if not number:
+            return list(bound.values())
+        return [self.one(bound, number, sort)]
+
+    def one(self, bound: dict[int, Any], number: int, sort: str) -> Any:
+        """The object with a number. Raises NOT_FOUND or INVALID_ARGUMENT."""
+        if not number:
+            raise refuse("INVALID_ARGUMENT", f"which {sort}? Its id is 0")
+        if number not in bound:
+            raise refuse("NOT_FOUND", f"the program has no {sort} {number} ({number:#x})")
+        return bound[number]
+
+    # What tables and profiles are made of
+
+    def key(self, item, table: MatchTable) -> Key:
+        """How a table's entries are told apart."""
+        fields, given = table.table.key, list(item.match_fields)
+        by_name = {match.name: match for match in given}
+        if len(by_name) == len(fields) == len(given) and all(field.name in by_name for field in fields):
+            given = [by_name[field.name] for field in fields]
+        if len(given) != len(fields):
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"table {table.name} matches {len(fields)} fields in the BMv2 JSON, but {len(given)} in the P4Info",
+            )
+        priorities = [entry.priority for entry in table.table.entries or ()]
+        return Key(
+            table.name,
+            tuple(self._key_field(table, match, field) for match, field in zip(given, fields, strict=True)),
+            top=max(priorities, default=0) + 1 if table.is_immutable else HIGHEST,
+        )
+
+    def _key_field(self, table: MatchTable, match, field: ir.KeyField) -> KeyField:
+        width = 1 if field.kind == "valid" else field.width
+        self._check_width(f"table {table.name}, field {match.name}", match.bitwidth, width, match.type_name.name)
+        return KeyField(match.id, match.name, match.match_type, field.kind, width)
+
+    def _check_width(self, what: str, given: int, width: int, type_name: str) -> None:
+        """A translated type has another width; values then pass as they are."""
+        if given == width or (given and type_name):
+            return
+        if type_name:
+            raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
+        raise refuse("INVALID_ARGUMENT", f"{what} has {width} bits in the BMv2 JSON, but {given} in the P4Info")
+
+    def actions_of(self, owner, refs: Iterable, name: str) -> Actions:
+        """What a table or profile may run, of P4Info's references to actions."""
+        found = {}
+        for ref in refs:
+            item = self.actions.get(ref.id)
+            if item is None:
+                raise refuse("INVALID_ARGUMENT", f"{name}: P4Info has no action {ref.id:#x}")
+            try:
+                index = owner.action(item.preamble.name)
+            except ControlError:
+                log.debug("%s does not use %s, which P4Info has", name, item.preamble.name)
+            else:
+                found[ref.id] = Action(ref.id, index, item.preamble.name, self._params(item, index), ref.scope)
+        return Actions(name, found)
+
+    def _params(self, item, index: int) -> tuple[Param, ...]:
+        params = self.program.actions[index].params
+        given = {param.name: param for param in item.params}
+        if set(given) != {param.name for param in params}:
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"action {item.preamble.name} has the parameters {[param.name for param in params]} in the BMv2 JSON, "
+                f"but {list(given)} in the P4Info",
+            )
+        for param in params:
+            match = given[param.name]
+            self._check_width(
+                f"action {item.preamble.name}, {param.name}", match.bitwidth, param.width, match.type_name.name
+            )
+        return tuple(Param(given[param.name].id, param.name, param.width) for param in params)

@@ -1,0 +1,289 @@
+"""Action profiles: members, groups, and the one-shot form that puts a group and its members into a table entry (section
+"ActionProfileMember & ActionProfileGroup").
+
+A controller numbers members and groups itself; the switch has handles. What a one-shot made has no number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from emulator.p4switch.p4runtime.actions import Actions
+from emulator.p4switch.p4runtime.bytestrings import decode
+from emulator.p4switch.p4runtime.pipeline import Pipeline
+from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.state.action_profiles import ActionProfile
+from switchml.control.p4runtime_protos import info, new_entity, v1
+
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+
+@dataclass(eq=False)
+class OneShot:
+    """The handles that an entry's action set took. `watched`: members to the ports that they watch."""
+
+    message: v1.ActionProfileActionSet
+    profile: Profile
+    group: int
+    members: list[int]
+    watched: dict[int, int]
+
+    def remove(self) -> None:
+        """Give them back; through Thrift they may be gone already."""
+        self.profile.one_shots.remove(self)
+        profile = self.profile.profile
+        if self.group in profile.groups:
+            profile.delete_group(self.group)
+        for member in self.members:
+            if member in profile.members:
+                profile.delete_member(member)
+
+
+@dataclass
+class Group:
+    """A group's handle, and what the controller said of it. `watched`: members to the ports that they watch."""
+
+    handle: int
+    message: v1.ActionProfileGroup
+    watched: dict[int, int]
+
+
+@dataclass
+class Profile:
+    """An action profile as both sides see it: `members` by P4Runtime's number to the switch's handle, `groups` by
+    P4Runtime's number. `one_shots`: those that entries hold."""
+
+    item: info.ActionProfile
+    profile: ActionProfile
+    actions: Actions
+    pipeline: Pipeline
+    members: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)
+    one_shots: list[OneShot] = field(default_factory=list)
+
+    def forget_lost(self) -> None:
+        """Forget what was removed through Thrift."""
+        self.members = {number: handle for number, handle in self.members.items() if handle in self.profile.members}
+        self.groups = {number: group for number, group in self.groups.items() if group.handle in self.profile.groups}
+
+    def member(self, number: int) -> int:
+        """A member's handle. Raises NOT_FOUND."""
+        if number not in self.members:
+            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no member {number}")
+        return self.members[number]
+
+    def group(self, number: int) -> Group:
+        """Raises NOT_FOUND."""
+        if number not in self.groups:
+            raise refuse("NOT_FOUND", f"action profile {self.profile.name} has no group {number}")
+        return self.groups[number]
+
+    def number_of_member(self, handle: int) -> int:
+        """P4Runtime's number, or 0 if it has none."""
+        return next((number for number, found in self.members.items() if found == handle), 0)
+
+    def number_of_group(self, handle: int) -> int:
+        """P4Runtime's number, or 0 if it has none."""
+        return next((number for number, found in self.groups.items() if found.handle == handle), 0)
+
+    def check_weight(self, weight: int) -> int:
+        """What the switch takes for a weight. Raises INVALID_ARGUMENT."""
+        if self.item.weights_disallowed:
+            if weight:
+                raise refuse("INVALID_ARGUMENT", f"action profile {self.profile.name}: members have no weights")
+            return 1
+        if weight < 1:
+            raise refuse("INVALID_ARGUMENT", f"a member's weight must be at least 1, not {weight}")
+        return weight
+
+    def size_of(self, weights: Sequence[int]) -> int:
+        """How large a group is whose members have these weights."""
+        by_members = self.item.WhichOneof("selector_size_semantics") == "sum_of_members"
+        return len(weights) if by_members else sum(weights)
+
+    def new_one_shot(self, message: v1.ActionProfileActionSet) -> OneShot:
+        """Make members and group of an action set (section "One Shot Action Selector Programming"). Nothing is made
+        if it is refused."""
+        name = self.profile.name
+        if not self.profile.has_selector:
+            raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
+        if self.members or self.groups:
+            raise refuse(
+                "INVALID_ARGUMENT", f"action profile {name} holds members or groups: it can't take action sets as well"
+            )
+        if message.HasField("group_action"):
+            raise refuse("UNIMPLEMENTED", "an action for the whole group is not supported")
+        if message.action_selection_mode:
+            raise refuse("UNIMPLEMENTED", "only the program's own selection of actions is supported")
+        if not message.action_profile_actions:
+            raise refuse("INVALID_ARGUMENT", f"action profile {name}: an action set needs an action")
+        runs, weights, ports = [], [], []
+        for part in message.action_profile_actions:
+            ports.append(watched_port(part))
+            runs.append(self.actions.decode(part.action))
+            weights.append(self.check_weight(part.weight))
+        if 0 < self.item.max_group_size < self.size_of(weights):
+            raise refuse("RESOURCE_EXHAUSTED", f"a group of {name} has room for {self.item.max_group_size}")
+        members = [self.profile.add_member(run) for run in runs]
+        group = self.profile.create_group()
+        for member, weight in zip(members, weights, strict=True):
+            self.profile.add_to_group(member, group, weight)
+        watched = {member: port for member, port in zip(members, ports, strict=True) if port is not None}
+        kept = v1.ActionProfileActionSet.FromString(message.SerializeToString())
+        self.one_shots.append(OneShot(kept, self, group, members, watched))
+        self.follow_ports()
+        return self.one_shots[-1]
+
+    def follow_ports(self) -> None:
+        """Leave members out of their groups' choices while the port that they watch is down."""
+        watching = [(group.handle, group.watched) for group in self.groups.values() if group.watched]
+        watching += [(found.group, found.watched) for found in self.one_shots if found.watched]
+        up = self.pipeline.ports_up() if watching else set()
+        for group, watched in watching:
+            if group in self.profile.groups:
+                down = frozenset(member for member, port in watched.items() if port not in up)
+                self.profile.set_inactive(group, down)
+
+
+def watched_port(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> int | None:
+    """The port that a member watches. Raises INVALID_ARGUMENT."""
+    kind = member.WhichOneof("watch_kind")
+    if kind == "watch_port":
+        return decode(member.watch_port, 32, "a watched port") if member.watch_port else None
+    return (member.watch or None) if kind == "watch" else None
+
+
+class Profiles:
+    """Answers for all action profiles of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.by_number = {number: self._profile(*found) for number, found in pipeline.profiles.items()}
+        self._of = {profile.profile.name: profile for profile in self.by_number.values()}
+
+    def _profile(self, item: info.ActionProfile, profile: ActionProfile) -> Profile:
+        """A profile's actions are those of its tables."""
+        tables = [table for table in self.pipeline.p4info.tables if table.preamble.id in item.table_ids]
+        refs = {ref.id: ref for table in tables for ref in table.action_refs}
+        return Profile(item, profile, self.pipeline.actions_of(profile, refs.values(), profile.name), self.pipeline)
+
+    def of(self, profile: ActionProfile | None) -> Profile | None:
+        """The profile of a table. Raises INVALID_ARGUMENT if P4Info has none for it."""
+        if profile is None:
+            return None
+        if profile.name not in self._of:
+            raise refuse("INVALID_ARGUMENT", f"the P4Info has no action profile {profile.name}")
+        return self._of[profile.name]
+
+    def _one(self, number: int) -> Profile:
+        found = self.pipeline.one(self.by_number, number, "action profile")
+        found.forget_lost()
+        if found.one_shots:
+            raise refuse(
+                "INVALID_ARGUMENT",
+                f"tables of action profile {found.profile.name} hold action sets: it can't take both",
+            )
+        return found
+
+    def _wanted(self, number: int) -> list[Profile]:
+        found = self.pipeline.pick(self.by_number, number, "action profile")
+        for profile in found:
+            profile.forget_lost()
+        return found
+
+    # Members
+
+    def write_member(self, kind: int, entry: v1.ActionProfileMember) -> None:
+        """Do one update."""
+        found = self._one(entry.action_profile_id)
+        number = entry.member_id
+        if not number:
+            raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
+        if kind == DELETE:
+            found.profile.delete_member(found.member(number))
+            del found.members[number]
+            return
+        if not entry.HasField("action"):
+            raise refuse("INVALID_ARGUMENT", f"member {number} needs an action")
+        if kind == MODIFY:
+            found.profile.modify_member(found.member(number), found.actions.decode(entry.action))
+            return
+        if number in found.members:
+            raise refuse("ALREADY_EXISTS", f"action profile {found.profile.name} already has a member {number}")
+        found.members[number] = found.profile.add_member(found.actions.decode(entry.action))
+
+    def read_members(self, wanted: v1.ActionProfileMember) -> Iterator[v1.Entity]:
+        """All members that `wanted` asks for."""
+        for found in self._wanted(wanted.action_profile_id):
+            for number, handle in sorted(found.members.items()):
+                if wanted.member_id in (0, number):
+                    run = found.profile.member(handle).run
+                    message = v1.ActionProfileMember(action_profile_id=found.item.preamble.id, member_id=number)
+                    message.action.CopyFrom(found.actions.encode(run))
+                    yield new_entity("action_profile_member", message)
+
+    # Groups
+
+    def write_group(self, kind: int, entry: v1.ActionProfileGroup) -> None:
+        """Do one update."""
+        found = self._one(entry.action_profile_id)
+        profile, number = found.profile, entry.group_id
+        if not profile.has_selector:
+            raise refuse("INVALID_ARGUMENT", f"action profile {profile.name} has no selector, so it has no groups")
+        if not number:
+            raise refuse("INVALID_ARGUMENT", "a group's id can't be 0")
+        if kind == DELETE:
+            profile.delete_group(found.group(number).handle)
+            del found.groups[number]
+            return
+        if kind == INSERT and number in found.groups:
+            raise refuse("ALREADY_EXISTS", f"action profile {profile.name} already has a group {number}")
+        weights, watched = self._members(found, entry)
+        if kind == INSERT:
+            handle = profile.create_group()
+        else:
+            handle = found.group(number).handle
+            if entry.max_size != found.group(number).message.max_size:
+                raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
+            for member in list(profile.group(handle).members):
+                profile.remove_from_group(member, handle)
+        for member, weight in weights.items():
+            profile.add_to_group(member, handle, weight)
+        kept = v1.ActionProfileGroup.FromString(entry.SerializeToString())
+        profile.set_inactive(handle, frozenset())
+        found.groups[number] = Group(handle, kept, watched)
+        found.follow_ports()
+
+    @staticmethod
+    def _members(found: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
+        """(handle → weight, handle → port that it watches) of a group's members."""
+        limit = found.item.max_group_size
+        if limit and not 0 < entry.max_size <= limit:
+            raise refuse("INVALID_ARGUMENT", f"max_size must be 1 to {limit}, not {entry.max_size}")
+        if entry.max_size < 0:
+            raise refuse("INVALID_ARGUMENT", f"max_size can't be negative: {entry.max_size}")
+        weights, watched = {}, {}
+        for member in entry.members:
+            handle = found.member(member.member_id)
+            port = watched_port(member)
+            if port is not None:
+                watched[handle] = port
+            if handle in weights:
+                raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
+            weights[handle] = found.check_weight(member.weight)
+        if entry.max_size and found.size_of(list(weights.values())) > entry.max_size:
+            raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {entry.max_size}")
+        return weights, watched
+
+    def follow_ports(self) -> None:
+        """Look at the ports that members watch."""
+        for found in self.by_number.values():
+            found.follow_ports()
+
+    def read_groups(self, wanted: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
+        """All groups that `wanted` asks for."""
+        for found in self._wanted(wanted.action_profile_id):
+            for number, group in sorted(found.groups.items()):
+                if wanted.group_id in (0, number):
+                    yield new_entity("action_profile_group", group.message)

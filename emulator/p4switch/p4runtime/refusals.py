@@ -1,0 +1,76 @@
+"""Refusals: what P4Runtime calls canonical error codes (those of gRPC), and which of them says what the state's own
+errors say."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import grpc
+
+from switchml.control.p4runtime_protos import Status, v1
+from switchml.errors import ControlError, SwitchMLError
+
+OPERATION = "P4Runtime"
+OK = 0
+
+_CODES = {
+    "TABLE_FULL": "RESOURCE_EXHAUSTED",
+    "DUPLICATE_ENTRY": "ALREADY_EXISTS",
+    "IMMUTABLE_TABLE_ENTRIES": "PERMISSION_DENIED",
+    "DEFAULT_ACTION_IS_CONST": "PERMISSION_DENIED",
+    "DEFAULT_ENTRY_IS_CONST": "PERMISSION_DENIED",
+    "INVALID_HANDLE": "NOT_FOUND",
+    "EXPIRED_HANDLE": "NOT_FOUND",
+    "INVALID_MBR_HANDLE": "NOT_FOUND",
+    "INVALID_GRP_HANDLE": "NOT_FOUND",
+    "SESSION_NOT_FOUND": "NOT_FOUND",
+    "INVALID_MGRP_HANDLE": "NOT_FOUND",
+    "MBR_STILL_USED": "FAILED_PRECONDITION",
+    "GRP_STILL_USED": "FAILED_PRECONDITION",
+    "EMPTY_GRP": "FAILED_PRECONDITION",
+    "INVALID_INDEX": "OUT_OF_RANGE",
+}
+"""Codes of the state's errors → canonical codes; the others are INVALID_ARGUMENT."""
+
+
+def refuse(code: str, message: str) -> ControlError:
+    """An error with the canonical code `code`."""
+    return ControlError(OPERATION, code, message)
+
+
+def status_code(error: SwitchMLError) -> grpc.StatusCode:
+    """The canonical code of an error."""
+    if isinstance(error, ControlError) and error.operation == OPERATION:
+        return grpc.StatusCode[error.code]
+    return grpc.StatusCode[_CODES.get(getattr(error, "code", ""), "INVALID_ARGUMENT")]
+
+
+def error_message(error: SwitchMLError | None) -> v1.Error:
+    """What a batch says of one update; None: it was done."""
+    if error is None:
+        return v1.Error(canonical_code=OK)
+    return v1.Error(canonical_code=status_code(error).value[0], message=str(error))
+
+
+class _Status(NamedTuple):
+    """What grpc takes as a Status with details."""
+
+    code: grpc.StatusCode
+    details: str
+    trailing_metadata: tuple
+
+
+class BatchStatus(_Status, grpc.Status):
+    """How a call ends of whose updates some failed: UNKNOWN, with a p4.v1.Error for each (section "Error Reporting" of
+    the Write RPC)."""
+
+
+def batch_status(errors: list[SwitchMLError | None]) -> BatchStatus:
+    """The status for these outcomes of a batch, in the order of its updates."""
+    failed = [f"update {number}: {error}" for number, error in enumerate(errors) if error is not None]
+    text = failed[0] if len(failed) == 1 else f"{len(failed)} updates failed; {failed[0]}"
+    status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=text)
+    for error in errors:
+        status.details.add().Pack(error_message(error))
+    trailer = ("grpc-status-details-bin", status.SerializeToString())
+    return BatchStatus(grpc.StatusCode.UNKNOWN, text, (trailer,))

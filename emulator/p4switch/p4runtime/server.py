@@ -1,0 +1,300 @@
+"""The gRPC server: P4Runtime's six calls.
+
+Whatever a client sends, the switch goes on: a call that can't be done ends with a code and a message."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from emulator.p4switch.device import Device
+from emulator.p4switch.p4runtime.configs import Configs
+from emulator.p4switch.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
+from emulator.p4switch.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
+from emulator.p4switch.p4runtime.refusals import batch_status, refuse, status_code
+from switchml.control import p4runtime_protos as protos
+from switchml.control.p4runtime_protos import v1
+from switchml.errors import ConfigError, ControlError, SwitchMLError
+
+log = logging.getLogger("switchml.bmv2")
+
+MAX_MESSAGE_BYTES = 256 << 20
+"""What a controller may send at once: programs can be large."""
+ANSWER_BYTES = 1 << 20
+"""About how much of a read comes in one message; gRPC's clients refuse messages above 4 MiB."""
+TICK_S = 0.05
+"""How often idle entries, old digests and ports that came up or went down are looked for."""
+
+
+def credentials(key: str, certificate: str, authority: str | None, ask_clients: bool) -> grpc.ServerCredentials:
+    """For TLS, from the paths of PEM files. `ask_clients`: only clients may connect whose certificate is `authority`'s.
+    Raises ConfigError."""
+    pems = []
+    for option, path in (("key", key), ("cert", certificate), ("cacert", authority)):
+        try:
+            pems.append(Path(path).read_bytes() if path else None)
+        except OSError as error:
+            raise ConfigError(f"--grpc-server-{option}: can't read {path}: {error.strerror}") from error
+    return grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], ask_clients)
+
+
+class P4RuntimeServer:
+    """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
+    port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises
+    ConfigError if the address can't be had."""
+
+    def __init__(
+        self,
+        device: Device,
+        address: str,
+        cpu_port: int | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
+        self.device = device
+        self.cpu_port = cpu_port
+        self.controllers = Controllers(device.device_id)
+        self.configs = Configs(device, self.controllers.to_primaries)
+        self._order = threading.RLock()  # one write, config or arbitration at a time
+        self._closed = threading.Event()
+        # A stream takes a thread as long as it lasts; the others serve the other calls.
+        self._server = grpc.server(
+            ThreadPoolExecutor(MAX_STREAMS + 16, "p4runtime"),
+            options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
+        )
+        self._server.add_generic_rpc_handlers((_handlers(self),))
+        try:
+            if credentials is None:
+                self.port = self._server.add_insecure_port(address)
+            else:
+                self.port = self._server.add_secure_port(address, credentials)
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(f"can't listen on {address} for P4Runtime; does another switch run?")
+        if cpu_port is not None:
+            device.listen(cpu_port, self._packet_in)
+        self._server.start()
+        threading.Thread(target=self._look_after, name="p4runtime-timer", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening, and end all streams."""
+        self._closed.set()
+        self.controllers.close()
+        self._server.stop(0.2).wait()
+
+    # Calls
+
+    def _check_device(self, device_id: int) -> None:
+        if device_id != self.device.device_id:
+            raise refuse("NOT_FOUND", f"there is no device {device_id}, this is {self.device.device_id}")
+
+    def Capabilities(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """The version of the API."""
+        if request.device_id:
+            self._check_device(request.device_id)
+        return v1.CapabilitiesResponse(p4runtime_api_version=protos.VERSION)
+
+    def SetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """Check, save or run a program."""
+        self._check_device(request.device_id)
+        with self._order:
+            self.controllers.check_primary(request)
+            self.configs.set(request.action, request.config if request.HasField("config") else None)
+        return v1.SetForwardingPipelineConfigResponse()
+
+    def GetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """What was set."""
+        self._check_device(request.device_id)
+        with self._order:
+            return self.configs.get(request.response_type)
+
+    def Write(self, request: Any, context: grpc.ServicerContext) -> Any:
+        """A batch of updates."""
+        self._check_device(request.device_id)
+        with self._order:
+            self.controllers.check_primary(request)
+            entities = self.configs.entities()
+            if request.atomicity == v1.WriteRequest.CONTINUE_ON_ERROR:
+                errors = entities.write(request.updates)
+            elif request.atomicity in (v1.WriteRequest.ROLLBACK_ON_ERROR, v1.WriteRequest.DATAPLANE_ATOMIC):
+                errors = entities.write_all_or_none(request.updates)
+            else:
+                raise refuse("INVALID_ARGUMENT", f"there is no atomicity {request.atomicity}")
+        if any(error is not None for error in errors):
+            context.abort_with_status(batch_status(errors))
+        return v1.WriteResponse()
+
+    def Read(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        """Entities, in messages of bearable size."""
+        self._check_device(request.device_id)
+        with self._order:
+            found = self.configs.entities().read(request.entities)
+        response, size = v1.ReadResponse(), 0
+        for entity in found:
+            response.entities.append(entity)
+            size += entity.ByteSize()
+            if size >= ANSWER_BYTES:
+                yield response
+                response, size = v1.ReadResponse(), 0
+        if response.entities or not found:
+            yield response
+
+    def StreamChannel(self, requests: Iterable[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        """A controller, as long as it is there."""
+        stream = Stream()
+        self.controllers.add(stream)
+        try:
+            if context.add_callback(stream.close):
+                threading.Thread(target=self._listen, args=(stream, requests), daemon=True).start()
+                while (message := stream.messages.get()) is not None:
+                    yield message
+        finally:
+            with self._order:
+                self.controllers.remove(stream)
+        if stream.error is not None:
+            raise stream.error
+
+    def _listen(self, stream: Stream, requests: Iterable[Any]) -> None:
+        """Take a controller's messages until it has no more."""
+        error = None
+        try:
+            for request in requests:
+                if request.WhichOneof("update") == "arbitration":
+                    with self._order:
+                        self.controllers.arbitrate(stream, request.arbitration)
+                else:
+                    self._take(stream, request)
+        except ControlError as refused:
+            error = refused
+        except Exception as failure:  # the stream was broken off
+            if not isinstance(failure, grpc.RpcError) and str(failure):
+                log.debug("P4Runtime: a stream ended: %s", failure)
+        stream.close(error)
+
+    def _take(self, stream: Stream, request: v1.StreamMessageRequest) -> None:
+        """A message other than arbitration; what is wrong with it is told in the stream (section "Stream Error
+        Reporting")."""
+        try:
+            if not self.controllers.is_primary(stream):
+                raise refuse("PERMISSION_DENIED", "only the primary controller may send this")
+            kind = request.WhichOneof("update")
+            if kind == "packet":
+                self._packet_out(request.packet)
+            elif kind == "digest_ack":
+                self.configs.entities().digests.acknowledge(request.digest_ack)
+            else:
+                raise refuse("UNIMPLEMENTED", f"the switch does not know what to do with {kind}")
+        except SwitchMLError as error:
+            stream.send(v1.StreamMessageResponse(error=_stream_error(error, request)))
+
+    # Packets
+
+    def _packet_out(self, packet: v1.PacketOut) -> None:
+        if self.cpu_port is None:
+            raise refuse("FAILED_PRECONDITION", "the switch has no CPU port; start it with --cpu-port")
+        p4info = self.configs.entities().pipeline.p4info
+        self.device.take([(self.cpu_port, ControllerHeader.of(p4info, PACKET_OUT).join(packet))])
+
+    def _packet_in(self, frame: bytes) -> None:
+        """Called while packets pass."""
+        running = self.configs.running
+        if running is None:
+            return
+        try:
+            packet = ControllerHeader.of(running.pipeline.p4info, PACKET_IN).split(frame)
+        except ControlError as error:
+            log.error("Dropping a packet for the controller: %s", error)
+        else:
+            self.controllers.to_primaries(v1.StreamMessageResponse(packet=packet))
+
+    # Time
+
+    def _look_after(self) -> None:
+        while not self._closed.wait(TICK_S):
+            running = self.configs.running
+            if running is None:
+                continue
+            try:
+                running.digests.forget_old()
+                running.follow_ports()
+                with running.pipeline.state.lock:
+                    idle = running.tables.newly_idle()
+                if idle:
+                    message = v1.IdleTimeoutNotification(table_entry=idle, timestamp=time.time_ns())
+                    self.controllers.to_primaries(v1.StreamMessageResponse(idle_timeout_notification=message))
+            except Exception:
+                log.exception("P4Runtime: the timer failed")
+
+
+def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.StreamError:
+    found = v1.StreamError(canonical_code=status_code(error).value[0], message=str(error))
+    kind = request.WhichOneof("update")
+    if kind == "packet":
+        found.packet_out.packet_out.CopyFrom(request.packet)
+    elif kind == "digest_ack":
+        found.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+    else:
+        found.other.SetInParent()
+    return found
+
+
+# gRPC
+
+
+def _handlers(server: P4RuntimeServer) -> grpc.GenericRpcHandler:
+    kinds = {
+        (True, True): grpc.stream_stream_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (False, False): grpc.unary_unary_rpc_method_handler,
+    }
+    handlers = {}
+    for method in protos.METHODS:
+        make = kinds[method.client_streaming, method.server_streaming]
+        call = getattr(server, method.name)
+        handlers[method.name] = make(
+            _guarded_stream(call) if method.server_streaming else _guarded(call),
+            request_deserializer=protos.class_of(method.input_type).FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+    return grpc.method_handlers_generic_handler(protos.SERVICE, handlers)
+
+
+def _guarded(call: Callable) -> Callable:
+    """A call whose errors become gRPC's."""
+
+    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return call(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _guarded_stream(call: Callable) -> Callable:
+    """A call that answers with several messages, whose errors become gRPC's."""
+
+    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        try:
+            yield from call(request, context)
+        except Exception as error:
+            _abort(context, error)
+
+    return guarded
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    if context.code() is not None:  # it was aborted already, with a status of its own
+        raise error
+    if isinstance(error, SwitchMLError):
+        log.debug("P4Runtime: %s", error)
+        context.abort(status_code(error), str(error))
+    log.error("P4Runtime: a call failed", exc_info=error)
+    context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

@@ -1,0 +1,376 @@
+"""Table entries, with their direct counters and meters (sections "TableEntry", "DirectCounterEntry" and
+"DirectMeterEntry")."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from emulator.p4switch.p4runtime import rates
+from emulator.p4switch.p4runtime.actions import Actions
+from emulator.p4switch.p4runtime.matches import Key
+from emulator.p4switch.p4runtime.pipeline import Pipeline
+from emulator.p4switch.p4runtime.profiles import OneShot, Profile, Profiles
+from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.tables import Entry, MatchTable
+from switchml.control.p4runtime_protos import info, new_entity, v1
+from switchml.errors import ControlError
+
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
+
+NS_PER_MS = 1_000_000
+
+
+@dataclass
+class Extra:
+    """What P4Runtime keeps of an entry beside what the switch has."""
+
+    metadata: bytes = b""
+    controller_metadata: int = 0
+    idle_timeout_ns: int = 0
+    one_shot: OneShot | None = None
+
+
+@dataclass
+class Table:
+    """A table as both sides see it. `counter_spec` and `meter_spec`: P4Info's, of what is attached to its entries.
+    `extras` by handle; None stands for the default entry."""
+
+    number: int
+    table: MatchTable
+    key: Key
+    actions: Actions
+    profile: Profile | None
+    counter_spec: info.CounterSpec | None = None
+    meter_spec: info.MeterSpec | None = None
+    extras: dict[int | None, Extra] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.table.name
+
+    @property
+    def ages(self) -> bool:
+        """Whether entries have idle time-outs."""
+        return self.table.table.support_timeout
+
+    def extra(self, handle: int | None) -> Extra:
+        """An entry's, or an empty one."""
+        return self.extras.get(handle, Extra())
+
+    def find(self, entry: v1.TableEntry) -> Entry:
+        """The entry with the same key. Raises NOT_FOUND."""
+        match, priority = self.key.decode(entry.match), self.key.priority_in(entry.priority)
+        try:
+            return self.table.entry_from_key(match, priority)
+        except ControlError as error:
+            if error.code == "BAD_MATCH_KEY":
+                raise refuse("NOT_FOUND", str(error)) from error
+            raise
+
+    def key_of(self, entry: Entry) -> v1.TableEntry:
+        """A message with what tells an entry from others."""
+        message = v1.TableEntry(table_id=self.number, priority=self.key.priority_out(entry.priority))
+        message.match.extend(self.key.encode(entry.match))
+        return message
+
+    def selected(self, wanted: v1.TableEntry) -> list[Entry]:
+        """The entries that a read asks for by match and priority (section "Wildcard Reads" of TableEntry)."""
+        entries = self.table.all_entries()
+        if wanted.match:
+            canonical = self.key.encode(self.key.decode(wanted.match))
+            entries = [entry for entry in entries if self.key.encode(entry.match) == canonical]
+        if wanted.priority:
+            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == wanted.priority]
+        return entries
+
+
+class Tables:
+    """Answers for all tables of a pipeline."""
+
+    def __init__(self, pipeline: Pipeline, profiles: Profiles) -> None:
+        self.pipeline = pipeline
+        self.by_number = {
+            number: Table(
+                number,
+                table,
+                pipeline.key(item, table),
+                pipeline.actions_of(table if table.profile is None else table.profile, item.action_refs, table.name),
+                profiles.of(table.profile),
+            )
+            for number, (item, table) in pipeline.tables.items()
+        }
+        for item in pipeline.p4info.direct_counters:
+            if item.direct_table_id in self.by_number:
+                self.by_number[item.direct_table_id].counter_spec = item.spec
+        for item in pipeline.p4info.direct_meters:
+            if item.direct_table_id in self.by_number:
+                self.by_number[item.direct_table_id].meter_spec = item.spec
+        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were told
+
+    def one(self, number: int) -> Table:
+        """A table by its number. Raises NOT_FOUND."""
+        return self.pipeline.one(self.by_number, number, "table")
+
+    # Write
+
+    def write(self, kind: int, entry: v1.TableEntry) -> None:
+        """Do one update."""
+        table = self.one(entry.table_id)
+        if entry.is_const:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
+        if entry.is_default_action:
+            self._write_default(kind, table, entry)
+        elif kind == DELETE:
+            self._delete(table, entry)
+        else:
+            self._check_resources(table, entry)
+            if kind == INSERT:
+                self._insert(table, entry)
+            else:
+                self._modify(table, entry)
+
+    def _check_resources(self, table: Table, entry: v1.TableEntry) -> None:
+        if entry.idle_timeout_ns < 0:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: an idle time-out can't be negative")
+        if entry.idle_timeout_ns and not table.ages:
+            raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+        if entry.HasField("time_since_last_hit"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
+        if entry.HasField("counter_data"):
+            if table.counter_spec is None:
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct counter")
+            rates.counts(entry.counter_data)
+        if entry.HasField("meter_counter_data"):
+            raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
+        if entry.HasField("meter_config"):
+            if table.meter_spec is None:
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct meter")
+            rates.from_config(entry.meter_config, table.meter_spec)
+
+    def _insert(self, table: Table, entry: v1.TableEntry) -> None:
+        match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
+        if table.table.is_immutable:
+            raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+        if not entry.HasField("action"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
+        target, one_shot = self._target(table, entry.action)
+        try:
+            handle = table.table.add(match, target, priority)
+        except ControlError:
+            if one_shot is not None:
+                one_shot.remove()
+            raise
+        self._keep(table, handle, entry, one_shot)
+
+    def _modify(self, table: Table, entry: v1.TableEntry) -> None:
+        """Without an action, only what belongs to the entry changes."""
+        handle = table.find(entry).handle
+        one_shot = before = table.extra(handle).one_shot
+        if entry.HasField("action"):
+            if table.table.is_immutable:
+                raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+            target, one_shot = self._target(table, entry.action)
+            try:
+                table.table.modify(handle, target)
+            except ControlError:
+                if one_shot is not None:
+                    one_shot.remove()
+                raise
+            if before is not None:
+                before.remove()
+        self._keep(table, handle, entry, one_shot)
+
+    def _delete(self, table: Table, entry: v1.TableEntry) -> None:
+        handle = table.find(entry).handle
+        table.table.delete(handle)
+        extra = table.extras.pop(handle, None)
+        if extra is not None and extra.one_shot is not None:
+            extra.one_shot.remove()
+
+    def _keep(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
+        """Set what belongs to an entry."""
+        if entry.HasField("counter_data"):
+            table.table.write_counter(handle, *rates.counts(entry.counter_data))
+        if table.meter_spec is not None:
+            self._set_meter(table, handle, entry.meter_config if entry.HasField("meter_config") else None)
+        if table.ages:
+            table.table.set_timeout(handle, -(-entry.idle_timeout_ns // NS_PER_MS))
+        table.extras[handle] = Extra(entry.metadata, entry.controller_metadata, entry.idle_timeout_ns, one_shot)
+
+    @staticmethod
+    def _set_meter(table: Table, handle: int, config: v1.MeterConfig | None) -> None:
+        rates.set_config(table.table.direct_meter, table.table.entry(handle).index, config, table.meter_spec)
+
+    def _target(self, table: Table, action: v1.TableAction, default: bool = False) -> tuple[Target, OneShot | None]:
+        """What an entry is to run; a one-shot's members and group are there then."""
+        kind = action.WhichOneof("type")
+        if table.profile is None:
+            if kind != "action":
+                raise refuse("INVALID_ARGUMENT", f"table {table.name} takes actions, not {kind}")
+            scope = info.ActionRef.TABLE_ONLY if default else info.ActionRef.DEFAULT_ONLY
+            return table.actions.decode(action.action, forbidden_scope=scope), None
+        if kind == "action_profile_member_id":
+            return UseMember(table.profile.member(action.action_profile_member_id)), None
+        if kind == "action_profile_group_id":
+            return UseGroup(table.profile.group(action.action_profile_group_id).handle), None
+        if kind == "action_profile_action_set" and not default:
+            one_shot = table.profile.new_one_shot(action.action_profile_action_set)
+            return UseGroup(one_shot.group), one_shot
+        raise refuse("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
+
+    def _write_default(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
+        """Section "Default Entry"."""
+        if kind != MODIFY:
+            raise refuse("INVALID_ARGUMENT", f"the default entry of table {table.name} can only be modified")
+        if entry.match or entry.priority or entry.idle_timeout_ns or entry.HasField("time_since_last_hit"):
+            raise refuse("INVALID_ARGUMENT", f"table {table.name}: a default entry has no match, priority or time-out")
+        if entry.HasField("counter_data") or entry.HasField("meter_config") or entry.HasField("meter_counter_data"):
+            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+        if entry.HasField("action"):
+            table.table.set_default(self._target(table, entry.action, default=True)[0])
+            table.extras[None] = Extra(entry.metadata, entry.controller_metadata)
+            return
+        default = table.table.table.default
+        if default is not None and default.const_entry:
+            raise refuse("PERMISSION_DENIED", f"the default entry of table {table.name} is const")
+        table.table.reset_default()
+        table.extras.pop(None, None)
+
+    # Read
+
+    def read(self, wanted: v1.TableEntry) -> Iterator[v1.Entity]:
+        """All entries that `wanted` asks for. Of all tables at once (0), they can't be chosen any further."""
+        for table in self.pipeline.pick(self.by_number, wanted.table_id, "table"):
+            if wanted.is_default_action:
+                found = [self._default(table)] if table.table.default is not None else []
+            else:
+                if wanted.table_id and wanted.HasField("time_since_last_hit") and not table.ages:
+                    raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
+                entries = table.selected(wanted) if wanted.table_id else table.table.all_entries()
+                found = (self._message(table, entry, wanted) for entry in entries)
+            for message in found:
+                if not wanted.table_id or self._passes(message, wanted):
+                    yield new_entity("table_entry", message)
+
+    @staticmethod
+    def _passes(message: v1.TableEntry, wanted: v1.TableEntry) -> bool:
+        if wanted.controller_metadata and message.controller_metadata != wanted.controller_metadata:
+            return False
+        if wanted.metadata and message.metadata != wanted.metadata:
+            return False
+        action = wanted.action.action.action_id
+        return not action or message.action.action.action_id == action
+
+    def _message(self, table: Table, entry: Entry, wanted: v1.TableEntry) -> v1.TableEntry:
+        message = table.key_of(entry)
+        extra = table.extra(entry.handle)
+        self._describe(table, message, entry.target, extra)
+        message.idle_timeout_ns = extra.idle_timeout_ns
+        message.is_const = table.table.is_immutable
+        if wanted.HasField("counter_data") and table.counter_spec is not None:
+            message.counter_data.CopyFrom(self._counter(table, entry.handle))
+        if wanted.HasField("meter_config") and table.meter_spec is not None:
+            config = self._meter(table, entry.handle)
+            if config is not None:
+                message.meter_config.CopyFrom(config)
+        if wanted.HasField("time_since_last_hit") and table.ages:
+            message.time_since_last_hit.elapsed_ns = table.table.life_ms(entry.handle)[1] * NS_PER_MS
+        return message
+
+    def _default(self, table: Table) -> v1.TableEntry:
+        message = v1.TableEntry(table_id=table.number, is_default_action=True)
+        self._describe(table, message, table.table.get_default(), table.extra(None))
+        default = table.table.table.default
+        message.is_const = default is not None and default.const_entry
+        return message
+
+    @staticmethod
+    def _describe(table: Table, message: v1.TableEntry, target: Target, extra: Extra) -> None:
+        """Write what an entry runs, and what was kept with it. A member or group that came through Thrift has no
+        number: it reads 0."""
+        message.metadata, message.controller_metadata = extra.metadata, extra.controller_metadata
+        if extra.one_shot is not None:
+            message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)
+        elif isinstance(target, RunAction):
+            message.action.action.CopyFrom(table.actions.encode(target))
+        elif isinstance(target, UseMember):
+            message.action.action_profile_member_id = table.profile.number_of_member(target.member)
+        else:
+            message.action.action_profile_group_id = table.profile.number_of_group(target.group)
+
+    # Direct counters and meters
+
+    @staticmethod
+    def _counter(table: Table, handle: int) -> v1.CounterData:
+        return rates.counter_data(*table.table.read_counter(handle), table.counter_spec)
+
+    @staticmethod
+    def _meter(table: Table, handle: int) -> v1.MeterConfig | None:
+        return rates.to_config(table.table.get_meter_rates(handle))
+
+    def _check_direct(self, key: v1.TableEntry, spec: str) -> Table:
+        table = self.one(key.table_id)
+        if getattr(table, spec) is None:
+            raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct {spec.removesuffix('_spec')}")
+        if key.is_default_action:
+            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+        return table
+
+    def _direct(self, key: v1.TableEntry, spec: str) -> Iterator[tuple[Table, Entry]]:
+        """The entries whose direct counter or meter a read asks for."""
+        if key.table_id:
+            table = self._check_direct(key, spec)
+            yield from ((table, entry) for entry in table.selected(key))
+            return
+        for table in self.by_number.values():
+            if getattr(table, spec) is not None:
+                yield from ((table, entry) for entry in table.table.all_entries())
+
+    def write_counter(self, kind: int, entry: v1.DirectCounterEntry) -> None:
+        """Do one update of a direct counter."""
+        rates.check_modify(kind, "direct counter")
+        table = self._check_direct(entry.table_entry, "counter_spec")
+        handle = table.find(entry.table_entry).handle
+        if entry.HasField("data"):
+            table.table.write_counter(handle, *rates.counts(entry.data))
+
+    def read_counters(self, wanted: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
+        """Direct counters."""
+        for table, entry in self._direct(wanted.table_entry, "counter_spec"):
+            message = v1.DirectCounterEntry(table_entry=table.key_of(entry), data=self._counter(table, entry.handle))
+            yield new_entity("direct_counter_entry", message)
+
+    def write_meter(self, kind: int, entry: v1.DirectMeterEntry) -> None:
+        """Do one update of a direct meter."""
+        rates.check_modify(kind, "direct meter")
+        rates.check_no_colours(entry)
+        table = self._check_direct(entry.table_entry, "meter_spec")
+        handle = table.find(entry.table_entry).handle
+        self._set_meter(table, handle, entry.config if entry.HasField("config") else None)
+
+    def read_meters(self, wanted: v1.DirectMeterEntry) -> Iterator[v1.Entity]:
+        """Direct meters."""
+        rates.check_no_colours(wanted)
+        for table, entry in self._direct(wanted.table_entry, "meter_spec"):
+            config = self._meter(table, entry.handle)
+            message = v1.DirectMeterEntry(table_entry=table.key_of(entry), config=config)
+            yield new_entity("direct_meter_entry", message)
+
+    # Idle time-outs
+
+    def newly_idle(self) -> list[v1.TableEntry]:
+        """Entries whose time-out has come to its end since the last call (section "Table idle timeout notification").
+        An entry is told again once it was hit meanwhile."""
+        idle, found = {}, []
+        for table in self.by_number.values():
+            if not table.ages:
+                continue
+            for handle in table.table.expired():
+                entry = table.table.entry(handle)
+                idle[table.number, handle] = last_hit = int(table.table.last_hit_us[entry.index])
+                if self._idle.get((table.number, handle)) != last_hit:
+                    found.append(self._message(table, entry, v1.TableEntry()))
+        self._idle = idle
+        return found

@@ -1,0 +1,71 @@
+"""What a switch asks of its ports, whatever they are made of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emulator.p4switch.ports.packet_io import Batch
+
+Frames = Iterable[tuple[int, bytes]]
+"""(port, frame) pairs."""
+
+Take = Callable[[Frames], None]
+TakeBatch = Callable[["Batch", int, Callable[["np.ndarray"], None]], bool]
+"""Called with (batch, n, send): runs the first n frames of the batch, and calls `send` with records of what leaves; or
+returns False, having done nothing."""
+
+
+@dataclass(frozen=True)
+class PortInfo:
+    """One port. `extra` is what BMv2 tells besides: the files that a port reads and writes."""
+
+    number: int
+    interface: str
+    is_up: bool = True
+    extra: dict[str, str] = field(default_factory=dict)
+
+
+def parse_interface(text: str) -> tuple[int, str]:
+    """(port, interface) of `PORT@INTERFACE`. Raises ConfigError."""
+    number, at, interface = text.strip().partition("@")
+    if not at or not interface or not number.strip().isdigit():
+        raise ConfigError(f"{text!r} is not a port: expected PORT@INTERFACE, like 1@veth1 or 1@udp:127.0.0.1:5001")
+    return int(number), interface
+
+
+class Ports(ABC):
+    """A set of ports. All methods may be called from any thread; all but `send` raise ConfigError for what can't be
+    done."""
+
+    @abstractmethod
+    def add(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
+        """Attach an interface. `pcap_dir`: where its frames are written to, if they are."""
+
+    @abstractmethod
+    def remove(self, number: int) -> None:
+        """Detach a port."""
+
+    @abstractmethod
+    def show(self) -> list[PortInfo]:
+        """All ports, by number."""
+
+    @abstractmethod
+    def start(self, take: Take, take_batch: TakeBatch | None = None) -> None:
+        """Call `take` with frames as they come, from one thread at a time, until `close`. Ports that have their frames
+        in arrays try `take_batch` first."""
+
+    @abstractmethod
+    def send(self, frames: Frames) -> None:
+        """Send frames; those for ports that are not there are dropped."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Detach all."""

@@ -1,0 +1,237 @@
+"""simple_switch as a process: puts a device together from the settings of a command line, and runs it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator.p4switch import logs
+from emulator.p4switch.device import Device
+from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.notifications import Notifications, Publisher
+from emulator.p4switch.ports.files import FilePorts
+from emulator.p4switch.ports.port import Ports, parse_interface
+from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.state import State
+from emulator.p4switch.switch import Engine, Switch
+from emulator.p4switch.thrift.server import ThriftServer
+from switchml.errors import ConfigError, ProgramAbort
+
+log = logging.getLogger("switchml.bmv2")
+
+LIKE_VERSION = "1.15.5"
+"""The BMv2 that we are like; its command-line tools look at it."""
+JSON_VERSION = "2.24"
+"""The newest BMv2 JSON that is understood."""
+
+NO_PROGRAM = Path(__file__).with_name("no_program.json")
+"""What runs until a program is loaded: it drops everything."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """simple_switch's options, by their long names."""
+
+    program: Path | None
+    interfaces: tuple[str, ...] = ()
+    use_files: float | None = None
+    pcap: str | None = None
+    thrift_port: int = 9090
+    thrift_ip: str | None = None
+    device_id: int = 0
+    notifications_addr: str | None = None
+    log_console: bool = False
+    log_file: str | None = None
+    log_level: str = "trace"
+    log_file_max_size: int = logs.MAX_BYTES
+    log_file_max_files: int = logs.MAX_FILES
+    dump_packet_data: int = 0
+    restore_state: str | None = None
+    no_p4: bool = False
+    enable_swap: bool = False
+    disable_swap: bool = False
+    drop_port: int = 511
+    priority_queues: int = 1
+    max_mc_groups: int = 4096
+    max_l1_entries: int = 4096
+    engine: str = "auto"
+    grpc_server_addr: str | None = None
+    cpu_port: int | None = None
+    grpc_server_ssl: bool = False
+    grpc_server_cacert: str | None = None
+    grpc_server_cert: str | None = None
+    grpc_server_key: str | None = None
+    grpc_server_with_client_auth: bool = False
+
+    @property
+    def can_swap(self) -> bool:
+        """Whether another program may be loaded; simple_switch_grpc allows it unless told otherwise."""
+        return (self.enable_swap or self.no_p4 or self.grpc_server_addr is not None) and not self.disable_swap
+
+    def __post_init__(self) -> None:
+        if self.log_console and self.log_file is not None:
+            raise ConfigError("--log-console and --log-file can't both be given")
+        self._check_tls()
+        if self.pcap is not None and not Path(self.pcap).is_dir():
+            raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
+
+    def _check_tls(self) -> None:
+        """As simple_switch_grpc does, and that there is a server for it."""
+        details = {
+            "--grpc-server-cacert": self.grpc_server_cacert,
+            "--grpc-server-cert": self.grpc_server_cert,
+            "--grpc-server-key": self.grpc_server_key,
+            "--grpc-server-with-client-auth": self.grpc_server_with_client_auth,
+        }
+        if not self.grpc_server_ssl:
+            given = [name for name, value in details.items() if value]
+            if given:
+                raise ConfigError(f"{given[0]} needs --grpc-server-ssl")
+            return
+        if self.grpc_server_addr is None:
+            raise ConfigError("--grpc-server-ssl needs --grpc-server-addr")
+        for name in ("--grpc-server-cert", "--grpc-server-key"):
+            if not details[name]:
+                raise ConfigError(f"--grpc-server-ssl needs {name}")
+        if self.grpc_server_with_client_auth and not self.grpc_server_cacert:
+            raise ConfigError("--grpc-server-with-client-auth needs --grpc-server-cacert, to know whom to believe")
+
+
+class Process:
+    """A running device and its control interfaces."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._ended = threading.Event()
+        self._exit_code = 0
+        self.device = Device(
+            make_switch(settings),
+            self._make_ports(),
+            device_id=settings.device_id,
+            notifications_address=settings.notifications_addr
+            or f"ipc:///tmp/bmv2-{settings.device_id}-notifications.ipc",
+            can_swap=settings.can_swap,
+            dump_bytes=settings.dump_packet_data,
+            on_abort=abort,
+        )
+        self._notify()
+        if settings.restore_state is not None:
+            self.device.restore(settings.restore_state)
+        for number, interface in sorted(map(parse_interface, settings.interfaces)):
+            log.debug("Adding interface %s as port %d", interface, number)
+            self.device.ports.add(number, interface, settings.pcap)
+        self.thrift: ThriftServer | None = None
+        if settings.thrift_port:
+            log.info("Starting Thrift server on port %d", settings.thrift_port)
+            self.thrift = ThriftServer(self.device, settings.thrift_port, settings.thrift_ip)
+            self.device.thrift_port = self.thrift.port
+            log.info("Thrift server was started")
+        self.p4runtime = self._serve_p4runtime() if settings.grpc_server_addr is not None else None
+        threading.Thread(target=self._begin, name="begin", daemon=True).start()
+
+    def _serve_p4runtime(self):
+        """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
+        from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
+
+        wanted = self.settings
+        tls = None
+        if wanted.grpc_server_ssl:
+            tls = credentials(
+                wanted.grpc_server_key, wanted.grpc_server_cert, wanted.grpc_server_cacert,
+                wanted.grpc_server_with_client_auth,
+            )  # fmt: skip
+        server = P4RuntimeServer(self.device, wanted.grpc_server_addr, wanted.cpu_port, tls)
+        log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
+        return server
+
+    def _begin(self) -> None:
+        """Take frames at once, on the interpreter; and, once it is there, on the compiled engine. On a machine's first
+        start that is compiled now."""
+        self.device.start()
+        if self.settings.engine == "auto" and self.settings.use_files is None:
+            self.device.change_engine(compiled_if_possible)
+            if not isinstance(self.device.switch.engine, Interpreter):
+                log.info("Packets go through the compiled engine from now on")
+
+    def _notify(self) -> None:
+        """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""
+        try:
+            publisher = Publisher(self.device.notifications_address)
+        except ConfigError as error:
+            if self.settings.notifications_addr is not None:
+                raise
+            log.warning("%s", error)
+            return
+        self.device.on_load = Notifications(publisher, self.settings.device_id).watch
+
+    def _make_ports(self) -> Ports:
+        if self.settings.use_files is not None:
+            return FilePorts(max(self.settings.use_files, 0), self._fail)
+        from emulator.p4switch.ports.live import LivePorts  # compiled: of no use to files, and takes a while to import
+
+        return LivePorts()
+
+    def _fail(self, error: ConfigError) -> None:
+        self._exit_code = 1
+        self._ended.set()
+
+    def wait(self) -> int:
+        """Until something ends the process; returns its exit code."""
+        self._ended.wait()
+        return self._exit_code
+
+
+def start(settings: Settings) -> Process:
+    """Set up the log and start. Raises ProgramError or ConfigError."""
+    logs.set_up(
+        settings.log_level,
+        console=settings.log_console,
+        file=settings.log_file,
+        max_bytes=settings.log_file_max_size,
+        max_files=settings.log_file_max_files,
+    )
+    return Process(settings)
+
+
+def make_switch(settings: Settings) -> Switch:
+    """The switch for these settings."""
+    program = loader.load(settings.program or NO_PROGRAM)
+    # With "auto" a faster engine may follow, but not for files: tests are over before kernels are loaded.
+    engine = compiled if settings.engine == "compiled" else Interpreter
+    switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
+    switch.state.replication.max_groups = settings.max_mc_groups
+    switch.state.replication.max_nodes = settings.max_l1_entries
+    return switch
+
+
+def compiled(state: State, *settings) -> Engine:
+    """The compiled engine. Raises ConfigError for a program that it can't run."""
+    from emulator.p4switch.engine.code import Unsupported  # numba takes a while to import
+    from emulator.p4switch.engine.engine import Engine as Compiled
+
+    try:
+        return Compiled(state, *settings)
+    except Unsupported as error:
+        raise ConfigError(f"the compiled engine can't run this program: {error}") from error
+
+
+def compiled_if_possible(state: State, *settings) -> Engine:
+    """The compiled engine, or else the reference interpreter."""
+    try:
+        return compiled(state, *settings)
+    except ConfigError as error:
+        log.warning("%s; it runs on the interpreter, which is slow", error)
+        return Interpreter(state, *settings)
+
+
+def abort(error: ProgramAbort) -> None:
+    """End the process as BMv2 ends: with a signal where the exit code is negative."""
+    logging.shutdown()
+    if error.exit_code < 0:
+        os.kill(os.getpid(), -error.exit_code)
+        time.sleep(1)  # the signal may take another thread, and a moment
+    os._exit(error.exit_code & 0xFF)

@@ -1,0 +1,1 @@
+"""Loads BMv2 JSON."""

@@ -1,0 +1,127 @@
+"""What all parts of the loader share: the objects read so far, by name, and errors that say which object was at
+fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.expr import FieldRef
+from emulator.p4switch.values import MAX_WIDTH
+from switchml.errors import ProgramError
+
+
+def source_of(obj: Any) -> ir.Source:
+    """The `source_info` of a JSON object, if it has one."""
+    info = obj.get("source_info") if isinstance(obj, dict) else None
+    if not isinstance(info, dict):
+        return ir.Source()
+    return ir.Source(
+        str(info.get("filename", "")),
+        int(info.get("line", 0)),
+        int(info.get("column", 0)),
+        str(info.get("source_fragment", "")),
+    )
+
+
+@contextmanager
+def reading(what: str, obj: Any = None) -> Iterator[None]:
+    """Errors inside become a ProgramError that begins with `what`, `obj`'s name and its line. The innermost wins."""
+    try:
+        yield
+    except ProgramError as error:
+        if not getattr(error, "is_located", False):
+            raise _located(what, obj, str(error)) from error
+        raise
+    except KeyError as error:
+        raise _located(what, obj, f"lacks {error}") from error
+    except (TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _located(what, obj, f"is malformed: {error}") from error
+    except RecursionError as error:
+        raise _located(what, obj, "is nested too deeply") from error
+
+
+def _located(what: str, obj: Any, problem: str) -> ProgramError:
+    name = obj.get("name", obj.get("op")) if isinstance(obj, dict) else None
+    place = str(source_of(obj))
+    error = ProgramError(f"{what}{f' {name!r}' if name is not None else ''}{f' ({place})' if place else ''}: {problem}")
+    error.is_located = True
+    return error
+
+
+def hex_int(text: str) -> int:
+    """A JSON hexstr, "0x1f" or "-0x1f"."""
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a hexstr")
+    return int(text, 16)
+
+
+def expect(value: Any, type_: type, what: str) -> Any:
+    """`value`, which must be of this type (a bool is not an int)."""
+    if not isinstance(value, type_) or (type_ is int and isinstance(value, bool)):
+        raise ProgramError(f"{what} is {value!r}, but should be of type {type_.__name__}")
+    return value
+
+
+def width_of(value: Any, what: str) -> int:
+    """A number of bits that something can have."""
+    if not 0 <= expect(value, int, what) <= MAX_WIDTH:
+        raise ProgramError(f"{what} is {value}, but should be at most {MAX_WIDTH}")
+    return value
+
+
+@dataclass
+class Names:
+    """Name → index of everything that can be referred to, with the objects themselves where the loader looks into them.
+
+    `find(sort, name)` looks one up; `add(sort, name, index)` refuses a second of the same name."""
+
+    indices: dict[str, dict[str, int]] = field(default_factory=dict)
+    headers: list[ir.Header] = field(default_factory=list)
+    stacks: list[ir.HeaderStack] = field(default_factory=list)
+    unions: list[ir.HeaderUnion] = field(default_factory=list)
+    union_stacks: list[ir.HeaderUnionStack] = field(default_factory=list)
+    parse_vsets: list[ir.ParseVSet] = field(default_factory=list)
+    actions: list[ir.Action] = field(default_factory=list)
+    action_of_id: dict[int, int] = field(default_factory=dict)
+
+    def add(self, sort: str, name: str, index: int) -> None:
+        table = self.indices.setdefault(sort, {})
+        if expect(name, str, f"the name of a {sort}") in table:
+            raise ProgramError(f"there are two objects of type {sort} named {name!r}")
+        table[name] = index
+
+    def find(self, sort: str, name: str) -> int:
+        try:
+            return self.indices[sort][name]
+        except KeyError:
+            raise ProgramError(f"there is no {sort} named {name!r}") from None
+
+    def field(self, value: list) -> FieldRef:
+        """["header", "field"] as a FieldRef."""
+        header_name, field_name = value
+        header = self.find("header", header_name)
+        return FieldRef(header, field_in(self.headers[header].type, field_name))
+
+    def width(self, ref: FieldRef) -> int:
+        return 1 if ref.field < 0 else self.headers[ref.header].type.fields[ref.field].width
+
+
+def field_in(header_type: ir.HeaderType, name: str) -> int:
+    """The index of a field by name."""
+    try:
+        return header_type.field_index[name]
+    except KeyError:
+        raise ProgramError(f"header type {header_type.name!r} has no field {name!r}") from None
+
+
+def unique_ids(sort: str, objects: list) -> None:
+    """Refuse two objects of one sort with the same id."""
+    seen: dict[int, Any] = {}
+    for obj in objects:
+        if obj.id in seen:
+            raise ProgramError(f"there are two objects of type {sort} with the id {obj.id}")
+        seen[obj.id] = obj

@@ -1,0 +1,148 @@
+"""A switch's state as text, and back: for the control plane's serialize_state and for --restore-state.
+
+The text is JSON. Cells that are 0 are left out; handles stay the same, so that a control plane can go on with those
+that it knows. Direct counters and time-outs go with their entries; packets under way, digests and hit times do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.state import State
+from emulator.p4switch.state.tables import MatchTable
+from switchml.errors import ConfigError, ControlError
+
+
+def digest_of(program: ir.Program) -> str:
+    """What tells whether a snapshot is of a program: the MD5 of its JSON, as BMv2's Thrift gives it."""
+    return hashlib.md5(program.text.encode(), usedforsecurity=False).hexdigest()
+
+
+def save(state: State) -> str:
+    """The state as text."""
+    with state.lock:
+        found = {
+            "program_md5": digest_of(state.program),
+            "registers": {array.name: _cells(array.data, lambda i, a=array: a[i]) for array in state.registers},
+            "counters": {array.name: _cells(array.data, array.read) for array in state.counters},
+            "meters": {
+                array.name: {int(i): array.get_rates(int(i)) for i in np.flatnonzero(array.configured)}
+                for array in state.meters
+            },
+            "parse_vsets": {vset.name: vset.get() for vset in state.parse_vsets},
+            "action_profiles": {
+                profile.name: {
+                    "members": {handle: _target(member.run) for handle, member in profile.members.items()},
+                    "groups": {handle: group.members for handle, group in profile.groups.items()},
+                }
+                for profile in state.action_profiles
+            },
+            "tables": {table.name: _table(table) for table in state.tables if table.table.key},
+            "defaults": {table.name: _target(table.default) for table in state.tables},
+            "replication": state.replication.describe(),
+            "mirroring": {number: [s.port, s.mgid] for number, s in state.mirroring.sessions.items()},
+        }
+    return json.dumps(found)
+
+
+def _cells(data: np.ndarray, value: Any) -> dict[int, Any]:
+    """Index → value of the cells that are not 0."""
+    return {int(index): value(int(index)) for index in np.flatnonzero(data.any(axis=1))}
+
+
+def _target(target: Target | None) -> list | None:
+    match target:
+        case RunAction(action, args):
+            return ["action", action, *args]
+        case UseMember(member):
+            return ["member", member]
+        case UseGroup(group):
+            return ["group", group]
+    return None
+
+
+def _table(table: MatchTable) -> list[dict]:
+    return [
+        {
+            "handle": entry.handle,
+            "match": [[param.kind, param.value, param.extra] for param in entry.match],
+            "priority": entry.priority,
+            "target": _target(entry.target),
+            "counter": [int(number) for number in table.counters[entry.index]],
+            "timeout_us": int(table.timeout_us[entry.index]),
+        }
+        for entry in table.all_entries()
+    ]
+
+
+def restore(state: State, text: str) -> None:
+    """Bring a fresh state to what `save` gave. Raises ConfigError if the text is not a snapshot of the same program;
+    the state is then as it was at start."""
+    try:
+        found = json.loads(text)
+        if found["program_md5"] != digest_of(state.program):
+            raise ConfigError("the saved state is that of another program")
+        with state.lock:
+            state.reset()
+            _fill(state, found)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ControlError, OverflowError) as error:
+        state.reset()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the saved state can't be read: {type(error).__name__}: {error}") from error
+
+
+def _fill(state: State, found: dict) -> None:
+    for name, cells in found["registers"].items():
+        for index, value in cells.items():
+            state.register(name).write(int(index), value)
+    by_name = {array.name: array for array in state.counters}
+    for name, cells in found["counters"].items():
+        for index, (packets, n_bytes) in cells.items():
+            by_name[name].write(int(index), packets, n_bytes)
+    for name, cells in found["meters"].items():
+        for index, rates in cells.items():
+            state.meter(name).set_rates(int(index), rates)
+    for name, values in found["parse_vsets"].items():
+        for value in values:
+            state.parse_vset(name).add(value)
+    for name, profile in found["action_profiles"].items():
+        members = {int(handle): _read_target(target) for handle, target in profile["members"].items()}
+        groups = {int(h): {int(m): weight for m, weight in g.items()} for h, g in profile["groups"].items()}
+        state.action_profile(name).restore(members, groups)
+    for name, entries in found["tables"].items():
+        _fill_table(state.table(name), entries)
+    for name, target in found["defaults"].items():
+        table = state.table(name)
+        if target != _target(table.default) and target is not None:
+            table.set_default(_read_target(target))
+    state.replication.restore(found["replication"])
+    for number, (port, mgid) in found["mirroring"].items():
+        state.mirroring.add(int(number), port, mgid)
+
+
+def _fill_table(table: MatchTable, entries: list[dict]) -> None:
+    table.restore(
+        [
+            (item["handle"], [ir.MatchParam(*param) for param in item["match"]], _read_target(item["target"]),
+             item["priority"])
+            for item in entries
+        ]
+    )  # fmt: skip
+    for item in entries:
+        index = table.entry(item["handle"]).index
+        table.counters[index] = np.array(item["counter"], dtype=np.uint64)
+        table.timeout_us[index] = item["timeout_us"]
+
+
+def _read_target(target: list) -> Target:
+    kind, number, *args = target
+    if kind == "action":
+        return RunAction(number, tuple(args))
+    return UseMember(number) if kind == "member" else UseGroup(number)

@@ -1,0 +1,1 @@
+"""What a running switch holds: tables, registers, counters, meters, profiles, multicast groups."""

@@ -1,0 +1,239 @@
+"""What a table entry runs, and action profiles: members (an action with its arguments) that entries share, and groups
+of members among which a selector's hash chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import RLock
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.handles import Handles, locked
+from switchml.errors import ControlError
+
+
+def table_error(code: str, message: str) -> ControlError:
+    """A ControlError of Thrift's TableOperationErrorCode (action profiles share it)."""
+    return ControlError("Table", code, message)
+
+
+@dataclass(frozen=True)
+class RunAction:
+    """Run an action (its index in Program.actions) with these arguments."""
+
+    action: int
+    args: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class UseMember:
+    """Run what a member of the table's action profile says."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class UseGroup:
+    """Run what the selector chooses from a group."""
+
+    group: int
+
+
+Target = RunAction | UseMember | UseGroup
+"""What a table entry holds."""
+
+
+def check_action(program: ir.Program, allowed: Sequence[int], run: RunAction, owner: str) -> None:
+    """Refuse an action that is not among `allowed`, or a wrong number of arguments."""
+    if run.action not in allowed:
+        raise table_error("INVALID_ACTION_NAME", f"{owner} does not have that action")
+    action = program.actions[run.action]
+    if len(run.args) != len(action.params):
+        raise table_error(
+            "BAD_ACTION_DATA", f"action {action.name} takes {len(action.params)} arguments, not {len(run.args)}"
+        )
+
+
+def action_named(program: ir.Program, allowed: Sequence[int], name: str, owner: str) -> int:
+    """The index of an action by name, among `allowed`."""
+    for index in allowed:
+        if program.actions[index].name == name:
+            return index
+    raise table_error("INVALID_ACTION_NAME", f"{owner} has no action {name!r}")
+
+
+@dataclass
+class Member:
+    """`uses`: entries and groups that refer to it."""
+
+    run: RunAction
+    uses: int = 0
+
+
+@dataclass
+class Group:
+    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not chosen now."""
+
+    members: dict[int, int] = field(default_factory=dict)
+    uses: int = 0
+    inactive: frozenset[int] = frozenset()
+
+    def choices(self) -> list[int]:
+        """What the hash indexes: active members in ascending order, each as often as it weighs."""
+        active = (member for member in sorted(self.members) if member not in self.inactive)
+        return [member for member in active for _ in range(self.members[member])]
+
+
+class ActionProfile:
+    """`members`: handle → Member; `groups`: handle → Group. `version` grows with each change. Tables count their uses
+    with `use` and `unuse`."""
+
+    def __init__(self, profile: ir.ActionProfile, program: ir.Program, lock: RLock) -> None:
+        self.profile = profile
+        self.program = program
+        self.name = profile.name
+        self.lock = lock
+        self.members: dict[int, Member] = {}
+        self.groups: dict[int, Group] = {}
+        self.version = 0
+        self._member_handles = Handles()
+        self._group_handles = Handles()
+
+    @property
+    def has_selector(self) -> bool:
+        """Whether there can be groups."""
+        return self.profile.selector is not None
+
+    def action(self, name: str) -> int:
+        """The index of one of the profile's actions. Raises INVALID_ACTION_NAME."""
+        return action_named(self.program, self.profile.actions, name, f"action profile {self.name}")
+
+    def _check(self, run: RunAction) -> None:
+        check_action(self.program, self.profile.actions, run, f"action profile {self.name}")
+
+    def _check_selector(self) -> None:
+        if not self.has_selector:
+            raise table_error("NO_ACTION_PROFILE_SELECTION", f"action profile {self.name} has no selector")
+
+    @locked
+    def member(self, handle: int) -> Member:
+        """A member. Raises INVALID_MBR_HANDLE."""
+        if handle not in self.members:
+            raise table_error("INVALID_MBR_HANDLE", f"action profile {self.name} has no member {handle}")
+        return self.members[handle]
+
+    @locked
+    def group(self, handle: int) -> Group:
+        """A group. Raises INVALID_GRP_HANDLE, or NO_ACTION_PROFILE_SELECTION if there can be none."""
+        self._check_selector()
+        if handle not in self.groups:
+            raise table_error("INVALID_GRP_HANDLE", f"action profile {self.name} has no group {handle}")
+        return self.groups[handle]
+
+    @locked
+    def add_member(self, run: RunAction) -> int:
+        """A new member; returns its handle."""
+        self._check(run)
+        handle = self._member_handles.take()
+        self.members[handle] = Member(run)
+        self.version += 1
+        return handle
+
+    @locked
+    def modify_member(self, handle: int, run: RunAction) -> None:
+        """Change what a member runs."""
+        self._check(run)
+        self.member(handle).run = run
+        self.version += 1
+
+    @locked
+    def delete_member(self, handle: int) -> None:
+        """Remove a member that nothing uses."""
+        if self.member(handle).uses:
+            raise table_error("MBR_STILL_USED", f"member {handle} of {self.name} is still used")
+        del self.members[handle]
+        self._member_handles.release(handle)
+        self.version += 1
+
+    @locked
+    def create_group(self) -> int:
+        """A new, empty group; returns its handle."""
+        self._check_selector()
+        handle = self._group_handles.take()
+        self.groups[handle] = Group()
+        self.version += 1
+        return handle
+
+    @locked
+    def delete_group(self, handle: int) -> None:
+        """Remove a group that no entry uses; its members stay."""
+        group = self.group(handle)
+        if group.uses:
+            raise table_error("GRP_STILL_USED", f"group {handle} of {self.name} is still used")
+        for member in group.members:
+            self.members[member].uses -= 1
+        del self.groups[handle]
+        self._group_handles.release(handle)
+        self.version += 1
+
+    @locked
+    def add_to_group(self, member: int, group: int, weight: int = 1) -> None:
+        """Put a member into a group."""
+        found = self.member(member)
+        members = self.group(group).members
+        if member in members:
+            raise table_error("MBR_ALREADY_IN_GRP", f"member {member} is already in group {group} of {self.name}")
+        if weight < 1:
+            raise table_error("ERROR", f"a member's weight must be at least 1, not {weight}")
+        members[member] = weight
+        found.uses += 1
+        self.version += 1
+
+    @locked
+    def remove_from_group(self, member: int, group: int) -> None:
+        """Take a member out of a group."""
+        found = self.member(member)
+        members = self.group(group).members
+        if member not in members:
+            raise table_error("MBR_NOT_IN_GRP", f"member {member} is not in group {group} of {self.name}")
+        del members[member]
+        found.uses -= 1
+        self.version += 1
+
+    @locked
+    def set_inactive(self, group: int, members: frozenset[int]) -> None:
+        """Have a selector choose among a group's other members only."""
+        found = self.group(group)
+        if found.inactive != members:
+            found.inactive = members
+            self.version += 1
+
+    @locked
+    def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:
+        """Replace all members, and all groups (handle → member → weight), before any entry uses them."""
+        for run in members.values():
+            self._check(run)
+        self.members = {handle: Member(run) for handle, run in members.items()}
+        self.groups = {handle: Group() for handle in groups}
+        self._member_handles.restore(self.members)
+        self._group_handles.restore(self.groups)
+        for group, weights in groups.items():
+            for member, weight in weights.items():
+                self.add_to_group(member, group, weight)
+        self.version += 1
+
+    def use(self, target: Target, by: int = 1) -> None:
+        """Count a reference from a table (`by` -1: one less)."""
+        if isinstance(target, UseMember):
+            self.member(target.member).uses += by
+        elif isinstance(target, UseGroup):
+            self.group(target.group).uses += by
+
+    @locked
+    def reset(self) -> None:
+        """Remove all members and groups."""
+        self.members.clear()
+        self.groups.clear()
+        self._member_handles.clear()
+        self._group_handles.clear()
+        self.version += 1

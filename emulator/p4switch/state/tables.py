@@ -1,0 +1,424 @@
+"""Match-action tables: their entries, default entry, direct counters and meters, time-outs, and the look-up.
+
+Entries live at indices, the smallest free one for each new entry; per-entry numbers are NumPy arrays over these. An
+entry's handle is its index with a version that grows when the index is used again.
+
+Matching is BMv2's, which compares keys byte by byte: a field that is not a multiple of 8 bits wide is padded on the
+left, and a prefix length counts the padding. Among ternary or range entries the lowest priority number wins, and among
+equal ones the lowest index. Priorities mean nothing in exact and lpm tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import RLock
+
+import numpy as np
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import (
+    ActionProfile,
+    RunAction,
+    Target,
+    UseGroup,
+    UseMember,
+    action_named,
+    check_action,
+    table_error,
+)
+from emulator.p4switch.state.handles import Handles, entry_handle, index_of, locked, version_of
+from emulator.p4switch.state.meters import MeterArray
+from emulator.p4switch.values import mask, n_bytes
+
+EXACT_KINDS = ("exact", "valid")
+KEYLESS_SIZE = 0
+"""Entries that a table without a key can hold."""
+
+
+@dataclass
+class Entry:
+    """One entry. `match` is in the order of the table's key, its values cut to the fields' widths. `priority` is -1 in
+    exact and lpm tables."""
+
+    handle: int
+    match: tuple[ir.MatchParam, ...]
+    priority: int
+    target: Target
+
+    @property
+    def index(self) -> int:
+        return index_of(self.handle)
+
+
+def prefix_mask(width: int, length: int) -> int:
+    """The bits that a prefix covers, of a field that is padded on the left to whole bytes (see above)."""
+    covered = max(length - (8 * n_bytes(width) - width), 0)
+    return mask(covered) << (width - covered)
+
+
+def matches(param: ir.MatchParam, width: int, value: int) -> bool:
+    """Whether one field's value fits what an entry says of it."""
+    if param.kind == "ternary":
+        return value & param.extra == param.value
+    if param.kind == "range":
+        return param.value <= value <= param.extra
+    if param.kind == "lpm":
+        covered = prefix_mask(width, param.extra)
+        return value & covered == param.value & covered
+    return value == param.value
+
+
+class MatchTable:
+    """`entries[i]` is the entry with index i or None. `version` grows with each change of entries or default.
+
+    Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64). `direct_meter` is
+    the meter array whose cells have the entries' indices, or None."""
+
+    def __init__(
+        self,
+        table: ir.Table,
+        program: ir.Program,
+        lock: RLock,
+        profile: ActionProfile | None = None,
+        direct_meter: MeterArray | None = None,
+        clock: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.table = table
+        self.program = program
+        self.name = table.name
+        self.lock = lock
+        self.profile = profile
+        self.direct_meter = direct_meter
+        self.clock = clock
+        self.widths = tuple(8 if field.kind == "valid" else field.width for field in table.key)
+        self.size = max(table.max_size, 0) if table.key else KEYLESS_SIZE
+        self.counters = np.zeros((self.size, 2), dtype=np.uint64)
+        self.last_hit_us = np.zeros(self.size, dtype=np.int64)
+        self.timeout_us = np.zeros(self.size, dtype=np.int64)
+        self.version = 0
+        self.is_immutable = False
+        self._clear_entries()
+        self.initial_default = RunAction(table.default.action, table.default.args) if table.default else None
+        self.default: Target | None = self.initial_default
+        for entry in table.entries or ():
+            self.add(entry.match, RunAction(entry.action, entry.args), entry.priority)
+        self.is_immutable = table.entries is not None
+
+    def _clear_entries(self) -> None:
+        self.entries: list[Entry | None] = []
+        self._handles = Handles()
+        self._versions: dict[int, int] = {}
+        self._index_of_key: dict[tuple, int] = {}
+        self._by_priority: list[Entry] | None = None
+
+    # Look-up
+
+    @property
+    def has_priorities(self) -> bool:
+        """Whether entries are chosen by priority."""
+        return self.table.match_type in ("ternary", "range")
+
+    def lookup(self, values: Sequence[int]) -> Entry | None:
+        """The entry that matches the key's values (in the order of the key, static masks applied), or None."""
+        if self.table.match_type == "exact":
+            index = self._index_of_key.get(tuple(values))
+            return None if index is None else self.entries[index]
+        if self._by_priority is None:
+            self._by_priority = sorted((entry for entry in self.entries if entry), key=self._rank)
+        for entry in self._by_priority:
+            if all(map(matches, entry.match, self.widths, values)):
+                return entry
+        return None
+
+    def _rank(self, entry: Entry) -> tuple[int, int]:
+        """The order in which entries are tried."""
+        if self.has_priorities:
+            return entry.priority, entry.index
+        return -sum(param.extra for param in entry.match if param.kind == "lpm"), entry.index
+
+    def hit(self, entry: Entry, n_bytes_: int) -> None:
+        """Count a packet that matched."""
+        self.counters[entry.index] += np.array((1, n_bytes_), dtype=np.uint64)
+        self.last_hit_us[entry.index] = self.clock()
+
+    # Keys of entries
+
+    def _normal(self, match: Sequence[ir.MatchParam], priority: int) -> tuple[tuple[ir.MatchParam, ...], int, tuple]:
+        """What an entry stores of its key and priority, and what no two entries may have in common."""
+        key = self.table.key
+        if not key:
+            raise table_error("NO_TABLE_KEY", f"table {self.name} has no key")
+        if len(match) != len(key):
+            raise table_error("BAD_MATCH_KEY", f"table {self.name} matches {len(key)} fields, not {len(match)}")
+        stored = tuple(
+            self._normal_param(param, field, width) for param, field, width in zip(match, key, self.widths, strict=True)
+        )
+        if self.has_priorities:
+            return stored, priority, (priority, *stored)
+        if self.table.match_type == "exact":
+            return stored, -1, tuple(param.value for param in stored)
+        return (
+            stored,
+            -1,
+            tuple(
+                (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
+                for param, width in zip(stored, self.widths, strict=True)
+            ),
+        )
+
+    def _normal_param(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:
+        def bad(problem: str) -> Exception:
+            return table_error("BAD_MATCH_KEY", f"table {self.name}, field {field.name}: {problem}")
+
+        if param.kind != field.kind:
+            raise bad(f"matches by {field.kind}, not {param.kind}")
+        limit = mask(8 * n_bytes(width))
+        if not 0 <= param.value <= limit:
+            raise bad(f"{param.value:#x} does not fit {n_bytes(width)} bytes")
+        value, extra = param.value & mask(width), param.extra
+        if param.kind == "lpm" and not 0 <= extra <= 8 * n_bytes(width):
+            raise bad(f"a prefix of {extra} bits, but the field has {width}")
+        if param.kind in ("ternary", "range") and not 0 <= extra <= limit:
+            raise bad(f"{extra:#x} does not fit {n_bytes(width)} bytes")
+        if param.kind == "range" and value > extra:
+            raise bad(f"the range {value:#x} to {extra:#x} is empty")
+        if param.kind == "ternary":
+            value &= extra
+        if field.mask is not None:
+            value &= field.mask
+        return ir.MatchParam(param.kind, value, extra)
+
+    # Targets
+
+    def action(self, name: str) -> int:
+        """The index of one of the table's actions. Raises INVALID_ACTION_NAME."""
+        return action_named(self.program, self.table.actions, name, f"table {self.name}")
+
+    def _check_target(self, target: Target) -> None:
+        kinds = {ir.SIMPLE: RunAction, ir.INDIRECT: UseMember, ir.INDIRECT_WS: UseMember | UseGroup}
+        if not isinstance(target, kinds[self.table.type]):
+            raise table_error("WRONG_TABLE_TYPE", f"table {self.name} is {self.table.type}")
+        if isinstance(target, RunAction):
+            check_action(self.program, self.table.actions, target, f"table {self.name}")
+        elif isinstance(target, UseMember):
+            self.profile.member(target.member)
+        elif not self.profile.group(target.group).members:
+            raise table_error("EMPTY_GRP", f"group {target.group} of {self.profile.name} has no members")
+
+    def _use(self, target: Target | None, by: int = 1) -> None:
+        if self.profile is not None and target is not None:
+            self.profile.use(target, by)
+
+    # Entries
+
+    def _check_mutable(self) -> None:
+        if self.is_immutable:
+            raise table_error("IMMUTABLE_TABLE_ENTRIES", f"the entries of table {self.name} are const")
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._by_priority = None
+
+    def _index(self, handle: int) -> int:
+        """The index in a handle. Raises INVALID_HANDLE if there is no such entry; the version is not looked at."""
+        index = index_of(handle)
+        if index >= len(self.entries) or self.entries[index] is None:
+            raise table_error("INVALID_HANDLE", f"table {self.name} has no entry {handle}")
+        return index
+
+    @locked
+    def entry(self, handle: int) -> Entry:
+        """The entry with a handle. Raises INVALID_HANDLE or EXPIRED_HANDLE."""
+        found = self.entries[self._index(handle)]
+        if version_of(handle) != version_of(found.handle):
+            raise table_error("EXPIRED_HANDLE", f"entry {handle} of table {self.name} was deleted")
+        return found
+
+    @locked
+    def add(self, match: Sequence[ir.MatchParam], target: Target, priority: int = 0) -> int:
+        """A new entry; returns its handle."""
+        self._check_mutable()
+        self._check_target(target)
+        stored, priority, key = self._normal(match, priority)
+        if key in self._index_of_key:
+            raise table_error("DUPLICATE_ENTRY", f"table {self.name} already has an entry with this key")
+        if len(self._index_of_key) >= self.size:
+            raise table_error("TABLE_FULL", f"table {self.name} has no room for more than {self.size} entries")
+        return self._place(self._handles.take(), stored, priority, key, target)
+
+    def _place(self, index: int, stored: tuple[ir.MatchParam, ...], priority: int, key: tuple, target: Target) -> int:
+        """Put an entry at an index that is in use for it; returns its handle."""
+        self.entries.extend([None] * (index + 1 - len(self.entries)))
+        entry = Entry(entry_handle(self._versions.get(index, 0), index), stored, priority, target)
+        self.entries[index] = entry
+        self._index_of_key[key] = index
+        self.counters[index] = 0
+        self.timeout_us[index] = 0
+        self.last_hit_us[index] = self.clock()
+        self._use(target)
+        self._changed()
+        return entry.handle
+
+    @locked
+    def restore(self, entries: Sequence[tuple[int, Sequence[ir.MatchParam], Target, int]]) -> None:
+        """Replace all entries by these: (handle, match, target, priority). Raises as `add` does."""
+        self.clear()
+        for handle, match, target, priority in entries:
+            self._check_target(target)
+            stored, priority, key = self._normal(match, priority)
+            index = index_of(handle)
+            if key in self._index_of_key or index >= self.size:
+                raise table_error("ERROR", f"table {self.name} can't have entry {handle}")
+            self._versions[index] = version_of(handle)
+            self._place(index, stored, priority, key, target)
+        self._handles.restore(self._index_of_key.values())
+
+    @locked
+    def delete(self, handle: int) -> None:
+        """Remove an entry."""
+        self._check_mutable()
+        entry = self.entry(handle)
+        del self._index_of_key[self._normal(entry.match, entry.priority)[2]]
+        self.entries[entry.index] = None
+        self._versions[entry.index] = (version_of(handle) + 1) & 0xFF
+        self._handles.release(entry.index)
+        self._use(entry.target, -1)
+        self._changed()
+
+    @locked
+    def modify(self, handle: int, target: Target) -> None:
+        """Change what an entry runs."""
+        self._check_mutable()
+        entry = self.entry(handle)
+        self._check_target(target)
+        self._use(entry.target, -1)
+        self._use(target)
+        entry.target = target
+        self._changed()
+
+    @locked
+    def all_entries(self) -> list[Entry]:
+        """All entries by index."""
+        return [entry for entry in self.entries if entry is not None]
+
+    @locked
+    def entry_from_key(self, match: Sequence[ir.MatchParam], priority: int = 0) -> Entry:
+        """The entry with exactly this key (and priority, where there are priorities). Raises BAD_MATCH_KEY."""
+        key = self._normal(match, priority)[2]
+        if key not in self._index_of_key:
+            raise table_error("BAD_MATCH_KEY", f"table {self.name} has no entry with this key")
+        return self.entries[self._index_of_key[key]]
+
+    @locked
+    def clear(self, reset_default: bool = False) -> None:
+        """Remove all entries, const ones too as BMv2 does, and set the default back if told."""
+        for entry in self.all_entries():
+            self._use(entry.target, -1)
+        self._clear_entries()
+        if reset_default:
+            self.reset_default()
+        self._changed()
+
+    def __len__(self) -> int:
+        return len(self._index_of_key)
+
+    # Default entry
+
+    @locked
+    def set_default(self, target: Target) -> None:
+        """Change what runs on a miss."""
+        const = self.table.default
+        if const is not None and const.const_entry:
+            raise table_error("DEFAULT_ENTRY_IS_CONST", f"the default entry of table {self.name} is const")
+        if const is not None and const.const_action and getattr(target, "action", None) != const.action:
+            raise table_error("DEFAULT_ACTION_IS_CONST", f"the default action of table {self.name} is const")
+        self._check_target(target)
+        self._use(self.default, -1)
+        self._use(target)
+        self.default = target
+        self._changed()
+
+    @locked
+    def reset_default(self) -> None:
+        """Set the default back to what the program says."""
+        self._use(self.default, -1)
+        self.default = self.initial_default
+        self._use(self.default)
+        self._changed()
+
+    @locked
+    def get_default(self) -> Target:
+        """What runs on a miss. Raises NO_DEFAULT_ENTRY."""
+        if self.default is None:
+            raise table_error("NO_DEFAULT_ENTRY", f"table {self.name} has no default entry")
+        return self.default
+
+    # Counters, meters, time-outs
+
+    @locked
+    def read_counter(self, handle: int) -> tuple[int, int]:
+        """(packets, bytes) that hit an entry."""
+        self._check_counters()
+        packets, n_bytes_ = self.counters[self._index(handle)]
+        return int(packets), int(n_bytes_)
+
+    @locked
+    def write_counter(self, handle: int, packets: int, n_bytes_: int) -> None:
+        """Set both numbers of an entry."""
+        self._check_counters()
+        limit = 2**64 - 1
+        self.counters[self._index(handle)] = np.array((packets & limit, n_bytes_ & limit), dtype=np.uint64)
+
+    @locked
+    def reset_counters(self) -> None:
+        """Zero all counters."""
+        self._check_counters()
+        self.counters[:] = 0
+
+    def _check_counters(self) -> None:
+        if not self.table.with_counters:
+            raise table_error("COUNTERS_DISABLED", f"table {self.name} has no direct counter")
+
+    @locked
+    def set_meter_rates(self, handle: int, rates: Sequence[tuple[float, int]]) -> None:
+        """Set an entry's direct meter; see MeterArray.set_rates."""
+        self._check_meter().set_rates(self._index(handle), rates)
+
+    @locked
+    def get_meter_rates(self, handle: int) -> list[tuple[float, int]]:
+        """The rates of an entry's direct meter."""
+        return self._check_meter().get_rates(self._index(handle))
+
+    def _check_meter(self) -> MeterArray:
+        if self.direct_meter is None:
+            raise table_error("METERS_DISABLED", f"table {self.name} has no direct meter")
+        return self.direct_meter
+
+    @locked
+    def set_timeout(self, handle: int, timeout_ms: int) -> None:
+        """An entry that was not hit for so long is reported by `expired`; 0: never."""
+        if not self.table.support_timeout:
+            raise table_error("AGEING_DISABLED", f"the entries of table {self.name} do not age")
+        index = self._index(handle)
+        self.timeout_us[index] = 1000 * timeout_ms
+        self.last_hit_us[index] = self.clock()
+
+    @locked
+    def life_ms(self, handle: int) -> tuple[int, int] | None:
+        """(time-out, time since the last hit) of an entry in ms, or None in a table without ageing."""
+        if not self.table.support_timeout:
+            return None
+        index = self._index(handle)
+        since = self.clock() - int(self.last_hit_us[index])
+        return int(self.timeout_us[index]) // 1000, since // 1000
+
+    @locked
+    def expired(self) -> list[int]:
+        """Handles of the entries whose time-out is over."""
+        now = self.clock()
+        return [
+            entry.handle
+            for entry in self.all_entries()
+            if 0 < self.timeout_us[entry.index] <= now - self.last_hit_us[entry.index]
+        ]

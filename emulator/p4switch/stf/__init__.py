@@ -1,0 +1,1 @@
+"""p4c's STF tests, run on the switch in process."""

@@ -1,0 +1,303 @@
+"""STF, p4c's test language: table entries, packets in, packets expected out; run against a switch in this process.
+
+The grammar is that of p4c's tools/stf, the meaning that of its BMv2 runner (backends/bmv2/bmv2stf.py): one statement a
+line, names match by suffix, a ternary priority p becomes 10000 - p, keys that are not given match anything, and an
+expected packet may be shorter than the one that came, unless it ends in `$`. What a control-plane statement can't do is
+a warning; only packets and counters decide.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction
+from emulator.p4switch.stf.keys import action_args, match_key
+from emulator.p4switch.switch import Switch
+from switchml.errors import ConfigError, ControlError
+
+STEP_US = 1_000
+"""Time that goes by with each packet."""
+PAUSE_US = 1_000_000
+"""Time that goes by before a packet that follows a command, with `wait`, and at the end."""
+TOP_PRIORITY = 10_000
+
+_ADD = re.compile(
+    r"(?P<table>\S+)\s+((?P<priority>\d+)\s+)?(?P<keys>.*?)(?P<action>[^\s:]+\s*\(.*\))\s*(=\s*(?P<id>\S+))?$"
+)
+_KEY = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
+_CALL = re.compile(r"([^\s(]+)\s*\((.*)\)")
+_COUNTER = re.compile(r"(\S+?)\s*\(\s*(\S+?)\s*\)\s*(?:(packets|bytes)\s*(==|!=|<=|<|>=|>)\s*(\S+))?$", re.IGNORECASE)
+
+COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "==": lambda left, right: left == right,
+    "!=": lambda left, right: left != right,
+    "<": lambda left, right: left < right,
+    "<=": lambda left, right: left <= right,
+    ">": lambda left, right: left > right,
+    ">=": lambda left, right: left >= right,
+}
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One line: its number, the command in lower case, and the rest as written."""
+
+    line: int
+    command: str
+    rest: str
+
+
+@dataclass
+class Report:
+    """What a run found: `failures` (empty if it passed) and `warnings`, each a sentence; `sent`: what left, by port."""
+
+    failures: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    sent: dict[int, list[bytes]] = field(default_factory=dict)
+
+    @property
+    def has_passed(self) -> bool:
+        return not self.failures
+
+
+def parse(text: str) -> list[Statement]:
+    """The statements of an STF text; comments (# …) and empty lines are left out."""
+    statements = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].split(None, 1)
+        if words:
+            statements.append(Statement(number, words[0].lower(), words[1].strip() if len(words) > 1 else ""))
+    return statements
+
+
+def by_suffix(objects: Sequence[Any], name: str, sort: str) -> Any:
+    """The object with this name, or else the only one whose name ends so. Raises ConfigError."""
+    name = re.sub(r"\$(\d+)", r"[\1]", name)
+    found = [obj for obj in objects if obj.name == name] or [obj for obj in objects if obj.name.endswith(name)]
+    if not found:
+        raise ConfigError(f"the program has no {sort} {name!r}")
+    if len({obj.name for obj in found}) > 1:
+        raise ConfigError(f"{sort} {name!r} may be any of {', '.join(obj.name for obj in found)}")
+    return found[0]
+
+
+def run(program: ir.Program, text: str, make_switch: Callable[..., Switch] = Switch) -> Report:
+    """Run an STF text on a new switch. Raises ProgramAbort if the program's assert fails."""
+    return Runner(program, make_switch).run(parse(text))
+
+
+def run_file(program: ir.Program, path: str | Path) -> Report:
+    """Run an STF file. Raises ConfigError if it can't be read."""
+    try:
+        return run(program, Path(path).read_text())
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error}") from error
+
+
+class Runner:
+    """Executes statements on a switch whose clock only they move on."""
+
+    def __init__(self, program: ir.Program, make_switch: Callable[..., Switch] = Switch) -> None:
+        self.now_us = 0
+        self.program = program
+        self.switch = make_switch(program, clock=lambda: self.now_us, seed=0)
+        self.state = self.switch.state
+        self.report = Report()
+        self.expected: dict[int, list[str | None]] = {}
+        self.entry_of_id: dict[str, tuple[Any, int]] = {}
+        self.after_command = False
+
+    def run(self, statements: Sequence[Statement]) -> Report:
+        """All statements, then the comparison of what was sent with what was expected."""
+        used = {int(statement.rest.split()[0]) for statement in statements if statement.command in ("packet", "expect")}
+        self.report.sent = {port: [] for port in sorted(used)}
+        for statement in statements:
+            try:
+                self._execute(statement)
+            except (ConfigError, ControlError, ValueError) as error:
+                self.report.warnings.append(f"line {statement.line}: {statement.command}: {error}")
+        self._pass_time(2 * PAUSE_US)
+        for port, sent in self.report.sent.items():
+            self._compare(port, self.expected.get(port, []), sent)
+        return self.report
+
+    def _execute(self, statement: Statement) -> None:
+        method = getattr(self, f"_do_{statement.command}", None)
+        if method is None:
+            raise ConfigError("there is no such statement")
+        self.after_command = statement.command not in ("packet", "expect", "no_packet") or self.after_command
+        method(statement.rest)
+
+    def _pass_time(self, microseconds: int) -> None:
+        self.now_us += microseconds
+        self._collect(self.switch.poll())
+
+    def _collect(self, sent: list[tuple[int, bytes]]) -> None:
+        """Keep what left ports that the text names; others are not connected."""
+        for port, data in sent:
+            if port in self.report.sent:
+                self.report.sent[port].append(data)
+
+    # Packets
+
+    def _do_packet(self, rest: str) -> None:
+        port, data = rest.split(None, 1)
+        self._pass_time(PAUSE_US if self.after_command else STEP_US)
+        self.after_command = False
+        self._collect(self.switch.receive(int(port), bytes.fromhex("".join(data.split()))))
+
+    def _do_expect(self, rest: str) -> None:
+        port, *data = rest.split()
+        self.expected.setdefault(int(port), []).append("".join(data).lower() or None)
+
+    def _do_no_packet(self, rest: str) -> None:
+        pass  # ports on which nothing is expected must stay silent anyway
+
+    def _do_wait(self, rest: str) -> None:
+        self._pass_time(PAUSE_US)
+
+    def _compare(self, port: int, expected: list[str | None], sent: list[bytes]) -> None:
+        if len(expected) != len(sent):
+            found = ", ".join(data.hex() for data in sent) or "none"
+            self.report.failures.append(f"port {port}: {len(expected)} packets expected, {len(sent)} came: {found}")
+            return
+        for number, (wanted, data) in enumerate(zip(expected, sent, strict=True)):
+            if wanted is not None and not fits(wanted, data):
+                self.report.failures.append(f"port {port}, packet {number}: expected {wanted}, but got {data.hex()}")
+
+    # Tables
+
+    def _do_add(self, rest: str) -> None:
+        parts = _ADD.match(rest)
+        if parts is None:
+            raise ConfigError(f"{rest!r} is not `table [priority] key:value … action(name:value, …) [= id]`")
+        table = by_suffix(self.state.tables, parts["table"], "table")
+        key = match_key(table.table, [_KEY.match(text).groups() for text in _spaced(parts["keys"])])
+        priority = TOP_PRIORITY - int(parts["priority"]) if parts["priority"] is not None else 0
+        handle = table.add(key, self._call(table, parts["action"]), priority)
+        if parts["id"]:
+            self.entry_of_id[parts["id"]] = table, handle
+
+    def _do_setdefault(self, rest: str) -> None:
+        name, call = rest.split(None, 1)
+        table = by_suffix(self.state.tables, name, "table")
+        table.set_default(self._call(table, call))
+
+    def _call(self, table: Any, text: str) -> RunAction:
+        parts = _CALL.match(text)
+        if parts is None:
+            raise ConfigError(f"{text!r} is not `action(name:value, …)`")
+        actions = [self.program.actions[index] for index in table.table.actions]
+        action = by_suffix(actions, parts[1], f"action of table {table.name}")
+        return RunAction(table.action(action.name), action_args(action, parts[2]))
+
+    def _do_remove(self, rest: str) -> None:
+        for table in self.state.tables:
+            table.clear()
+
+    # Counters, registers, meters
+
+    def _do_check_counter(self, rest: str) -> None:
+        parts = _COUNTER.match(rest)
+        if parts is None:
+            raise ConfigError(f"{rest!r} is not `name(index) [packets|bytes == n]`")
+        name, at, unit, operator, wanted = parts.groups()
+        self._pass_time(PAUSE_US)
+        if at.startswith("$"):
+            table, handle = self.entry_of_id[at[1:]]
+            packets, n_bytes = table.read_counter(handle)
+        else:
+            packets, n_bytes = by_suffix(self.state.counters, name, "counter").read(int(at, 0))
+        found = n_bytes if unit and unit.lower() == "bytes" else packets
+        if operator and not COMPARE[operator](found, int(wanted, 0)):
+            self.report.failures.append(f"counter {name}({at}): {unit} {operator} {wanted} expected, it is {found}")
+
+    def _do_counter_read(self, rest: str) -> None:
+        name, index = rest.split()
+        by_suffix(self.state.counters, name, "counter").read(int(index, 0))
+
+    def _do_counter_write(self, rest: str) -> None:
+        name, index, packets, n_bytes = rest.split()
+        by_suffix(self.state.counters, name, "counter").write(int(index, 0), int(packets, 0), int(n_bytes, 0))
+
+    def _do_register_read(self, rest: str) -> None:
+        name, *index = rest.split()
+        register = by_suffix(self.state.registers, name, "register")
+        if index:
+            register.read(int(index[0], 0))
+
+    def _do_register_write(self, rest: str) -> None:
+        name, index, value = rest.split()
+        by_suffix(self.state.registers, name, "register").write(int(index, 0), int(value, 0))
+
+    def _do_register_reset(self, rest: str) -> None:
+        by_suffix(self.state.registers, rest, "register").reset()
+
+    def _do_meter_get_rates(self, rest: str) -> None:
+        name, index = rest.split()
+        by_suffix(self.state.meters, name, "meter").get_rates(int(index, 0))
+
+    def _do_meter_set_rates(self, rest: str) -> None:
+        name, index, *rates = rest.split()
+        by_suffix(self.state.meters, name, "meter").set_rates(int(index, 0), _rates(rates))
+
+    def _do_meter_array_set_rates(self, rest: str) -> None:
+        name, *rates = rest.split()
+        by_suffix(self.state.meters, name, "meter").set_all_rates(_rates(rates))
+
+    # Mirroring and multicast
+
+    def _do_mirroring_add(self, rest: str) -> None:
+        session, port = _numbers(rest)
+        self.state.mirroring.add(session, port=port)
+
+    def _do_mirroring_add_mc(self, rest: str) -> None:
+        session, mgid = _numbers(rest)
+        self.state.mirroring.add(session, mgid=mgid)
+
+    def _do_mirroring_delete(self, rest: str) -> None:
+        self.state.mirroring.delete(*_numbers(rest))
+
+    def _do_mirroring_get(self, rest: str) -> None:
+        self.state.mirroring.get(*_numbers(rest))
+
+    def _do_mc_mgrp_create(self, rest: str) -> None:
+        self.state.replication.create_group(*_numbers(rest))
+
+    def _do_mc_node_create(self, rest: str) -> None:
+        rid, *ports = _numbers(rest)
+        self.state.replication.create_node(rid, ports)
+
+    def _do_mc_node_update(self, rest: str) -> None:
+        handle, *ports = _numbers(rest)
+        self.state.replication.update_node(handle, ports)
+
+    def _do_mc_node_associate(self, rest: str) -> None:
+        self.state.replication.associate_node(*_numbers(rest))
+
+
+def fits(expected: str, data: bytes) -> bool:
+    """Whether a packet is as expected: hex digits, `*` for any, and `$` at the end if nothing may follow."""
+    wanted, got = expected.removesuffix("$"), data.hex()
+    if len(got) < len(wanted) or (expected.endswith("$") and len(got) > len(wanted)):
+        return False
+    return all(want in ("*", digit) for want, digit in zip(wanted, got, strict=False))
+
+
+def _spaced(keys: str) -> list[str]:
+    """`a:1 b : 2` as ["a:1", "b:2"]."""
+    return re.sub(r"\s*:\s*", ":", keys).split()
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word, 0) for word in text.split()]
+
+
+def _rates(words: Sequence[str]) -> list[tuple[float, int]]:
+    """`rate:burst` each."""
+    return [(float(rate), int(burst, 0)) for rate, burst in (word.split(":") for word in words)]

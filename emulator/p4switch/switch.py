@@ -1,0 +1,99 @@
+"""A running switch: a program, its state, and the engine that moves packets; everything in one process, no threads.
+
+Give it frames with `receive`; it gives back what leaves. With a clock that only a test moves on, everything it does is
+determined by what it was given.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from threading import RLock
+from typing import Protocol
+
+from emulator.p4switch.interpreter.path import Interpreter, Waiting
+from emulator.p4switch.program import ir
+from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.state import State
+
+DROP_PORT = 511
+
+
+class Engine(Protocol):
+    """What moves packets through a program; `interpreter.path.Interpreter` is one. Made from (state, drop_port,
+    n_priorities, seed). The switch's lock is held during all calls."""
+
+    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Take a frame in; returns (port, frame) for all that leave now, in order."""
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """What leaves now without anything coming in."""
+
+    def next_us(self) -> float | None:
+        """When `poll` will next have something, on the switch's clock; None if nothing waits."""
+
+    waiting: Waiting
+    """Packets in queues, which another engine of the same state can take over."""
+
+
+def running_clock() -> Callable[[], int]:
+    """A clock that gives µs from now on."""
+    start = time.monotonic_ns()
+    return lambda: (time.monotonic_ns() - start) // 1000
+
+
+class Switch:
+    """A switch that runs `program`. `clock` gives µs since the switch started. `drop_port` and `n_priorities` are
+    simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
+
+    `state` is what the control plane works on, under `lock`. Raises ProgramError for a program that is not one for
+    simple_switch."""
+
+    def __init__(
+        self,
+        program: ir.Program,
+        *,
+        clock: Callable[[], int] | None = None,
+        drop_port: int = DROP_PORT,
+        n_priorities: int = 1,
+        seed: int | None = None,
+        engine: Callable[[State, int, int, int | None], Engine] = Interpreter,
+    ) -> None:
+        self.clock = clock or running_clock()
+        self.drop_port = drop_port
+        self.n_priorities = n_priorities
+        self.seed = seed
+        self.make_engine = engine
+        self.lock = RLock()
+        self.load(program)
+
+    def load(self, program: ir.Program) -> None:
+        """Run another program from now on, with fresh state."""
+        loader.check_runnable(program)
+        self.run(State(program, self.clock, self.lock))
+
+    def run(self, state: State) -> None:
+        """Run a state's program from now on. It has this switch's clock and lock."""
+        engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
+        with self.lock:
+            self.program, self.state, self.engine = state.program, state, engine
+
+    def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
+        """Take a frame in at a port; returns (port, frame) for all that leave now, in order."""
+        with self.lock:
+            return self.engine.receive(port, data)
+
+    def poll(self) -> list[tuple[int, bytes]]:
+        """What leaves because time went by: packets of queues with a rate. Also sends digests that are due."""
+        with self.lock:
+            for digest in self.state.digests:
+                digest.poll()
+            return self.engine.poll()
+
+    def next_us(self) -> float | None:
+        """When `poll` is worth calling, on the switch's clock: a packet may leave a queue, or a digest is due. None:
+        nothing waits."""
+        with self.lock:
+            digests = [digest.started_us + digest.timeout_us for digest in self.state.digests if digest.is_waiting]
+            queued = self.engine.next_us()
+            return min([*digests, *([] if queued is None else [queued])], default=None)

@@ -1,0 +1,162 @@
+"""Service `standard`: what every BMv2 target answers. The calls on tables are in tables.py."""
+
+from __future__ import annotations
+
+import hashlib
+
+from emulator.p4switch.device import Device
+from emulator.p4switch.thrift.tables import TableCalls, counter_to_wire, rates_from_wire, rates_to_wire
+from emulator.p4switch.values import n_bytes
+from switchml.control.thrift.protocol import Record
+from switchml.errors import ControlError
+
+_RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
+"""Where the program keeps what each ResourceType names."""
+
+LARGEST = (1 << 63) - 1
+"""The largest value of a register that can be told."""
+
+
+class Standard(TableCalls):
+    """Answers for `device`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    # Counters and meters
+
+    def bm_counter_read(self, cxt, counter, index):
+        return counter_to_wire(*self.device.state.counter(counter).read(index))
+
+    def bm_counter_reset_all(self, cxt, counter):
+        self.device.state.counter(counter).reset()
+
+    def bm_counter_write(self, cxt, counter, index, value):
+        self.device.state.counter(counter).write(index, value.packets or 0, value.bytes or 0)
+
+    def bm_meter_array_set_rates(self, cxt, meter, rates):
+        self.device.state.meter(meter).set_all_rates(rates_from_wire(rates))
+
+    def bm_meter_set_rates(self, cxt, meter, index, rates):
+        self.device.state.meter(meter).set_rates(index, rates_from_wire(rates))
+
+    def bm_meter_get_rates(self, cxt, meter, index):
+        return rates_to_wire(self.device.state.meter(meter).get_rates(index))
+
+    # Registers: the interface has signed 64 bits for a value; what does not fit reads as the largest that does
+
+    def bm_register_read(self, cxt, register, index):
+        return min(self.device.state.register(register).read(index), LARGEST)
+
+    def bm_register_read_all(self, cxt, register):
+        return [min(value, LARGEST) for value in self.device.state.register(register).read_all()]
+
+    def bm_register_write(self, cxt, register, index, value):
+        self.device.state.register(register).write(index, value)
+
+    def bm_register_write_range(self, cxt, register, start, end, value):
+        self.device.state.register(register).write_range(start, end, value)
+
+    def bm_register_reset(self, cxt, register):
+        self.device.state.register(register).reset()
+
+    # Parse value sets: simple_switch_CLI sends values of whole bytes with a byte too many, on which BMv2 dies
+
+    def bm_parse_vset_add(self, cxt, vset, value):
+        self.device.state.parse_vset(vset).add(int.from_bytes(value, "big"))
+
+    def bm_parse_vset_remove(self, cxt, vset, value):
+        self.device.state.parse_vset(vset).remove(int.from_bytes(value, "big"))
+
+    def bm_parse_vset_get(self, cxt, vset):
+        found = self.device.state.parse_vset(vset)
+        return [value.to_bytes(n_bytes(found.width), "big") for value in found.get()]
+
+    def bm_parse_vset_clear(self, cxt, vset):
+        self.device.state.parse_vset(vset).clear()
+
+    # Digests
+
+    def bm_learning_ack(self, cxt, list_id, buffer_id, samples):
+        self.device.state.digest(list_id).acknowledge(buffer_id, samples or [])
+
+    def bm_learning_ack_buffer(self, cxt, list_id, buffer_id):
+        self.device.state.digest(list_id).acknowledge(buffer_id)
+
+    def bm_learning_set_timeout(self, cxt, list_id, timeout_ms):
+        self.device.state.digest(list_id).set_timeout(timeout_ms)
+
+    def bm_learning_set_buffer_size(self, cxt, list_id, n_samples):
+        self.device.state.digest(list_id).set_max_samples(n_samples)
+
+    # Ports
+
+    def bm_dev_mgr_add_port(self, interface, port, pcap):
+        self.device.add_port(port, interface, pcap or None)
+
+    def bm_dev_mgr_remove_port(self, port):
+        self.device.remove_port(port)
+
+    def bm_dev_mgr_show_ports(self):
+        return [
+            Record(port_num=port.number, iface_name=port.interface, is_up=port.is_up, extra=port.extra)
+            for port in self.device.show_ports()
+        ]
+
+    # The program
+
+    def bm_get_config(self):
+        return self.device.state.program.text
+
+    def bm_get_config_md5(self):
+        return hashlib.md5(self.device.state.program.text.encode(), usedforsecurity=False).digest()
+
+    def bm_load_new_config(self, config):
+        self.device.load_later(config)
+
+    def bm_swap_configs(self):
+        self.device.swap()
+
+    def bm_get_id_from_name(self, cxt, sort, name):
+        if not 0 <= sort < len(_RESOURCES):
+            raise ControlError("IdLookup", "INVALID_RESOURCE_TYPE", f"there is no resource type {sort}")
+        for item in getattr(self.device.state.program, _RESOURCES[sort]):
+            if item.name == name:
+                return item.id
+        raise ControlError("IdLookup", "INVALID_RESOURCE_NAME", f"the program has no {name!r}")
+
+    def bm_set_crc16_custom_parameters(self, cxt, calculation, parameters):
+        self._set_crc(calculation, 16, parameters)
+
+    def bm_set_crc32_custom_parameters(self, cxt, calculation, parameters):
+        self._set_crc(calculation, 32, parameters)
+
+    def _set_crc(self, calculation: str, width: int, parameters: Record) -> None:
+        limit = (1 << width) - 1
+        numbers = parameters.polynomial, parameters.initial_remainder, parameters.final_xor_value
+        self.device.state.set_crc(
+            calculation,
+            width,
+            *((number or 0) & limit for number in numbers),
+            bool(parameters.data_reflected),
+            bool(parameters.remainder_reflected),
+        )
+
+    def bm_set_toeplitz_hash_key(self, cxt, calculation, key):
+        self.device.state.set_toeplitz_key(calculation, key)
+
+    # The switch
+
+    def bm_mgmt_get_info(self):
+        device = self.device
+        return Record(
+            device_id=device.device_id,
+            thrift_port=device.thrift_port,
+            notifications_socket=device.notifications_address,
+        )
+
+    def bm_reset_state(self):
+        self.device.state.reset()
+
+    def bm_serialize_state(self):
+        return self.device.serialize()

@@ -1,0 +1,66 @@
+"""The egress queues with a rate: one for each port and priority, served in order of priority (0 is the lowest).
+
+A queue without a rate drains at once: nothing ever waits in it, and it is full only if its depth is 0. In a queue with
+a rate, packets leave 1/rate seconds apart, and one that finds the queue full is dropped without a word."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from emulator.p4switch.state.state import Queues
+
+
+@dataclass
+class _Queue:
+    """`waiting`: (when it may leave in µs, packet)."""
+
+    waiting: deque[tuple[float, Any]] = field(default_factory=deque)
+    last_sent_us: float = float("-inf")
+
+
+class EgressQueues:
+    """Packets between ingress and egress. `clock` gives µs."""
+
+    def __init__(self, settings: Queues, clock: Callable[[], int]) -> None:
+        self.settings = settings
+        self.clock = clock
+        self._at_once: deque[tuple[int, int, Any]] = deque()
+        self._queues: dict[tuple[int, int], _Queue] = {}
+
+    def size(self, port: int, priority: int) -> int:
+        """Packets that wait in a queue."""
+        queue = self._queues.get((port, priority))
+        return len(queue.waiting) if queue else 0
+
+    def push(self, port: int, priority: int, packet: Any) -> bool:
+        """Queue a packet; False if the queue was full."""
+        if self.size(port, priority) >= self.settings.depth(port, priority):
+            return False
+        rate = self.settings.rate(port, priority)
+        if not rate and not self.size(port, priority):
+            self._at_once.append((port, priority, packet))
+            return True
+        queue = self._queues.setdefault((port, priority), _Queue())
+        queue.last_sent_us = max(self.clock(), queue.last_sent_us + (1e6 / rate if rate else 0))
+        queue.waiting.append((queue.last_sent_us, packet))
+        return True
+
+    def pop(self) -> tuple[int, int, Any] | None:
+        """(port, priority, packet) that may leave now, the highest priority of a port first; None if there is none."""
+        if self._at_once:
+            return self._at_once.popleft()
+        now = self.clock()
+        for port, priority in sorted(self._queues, key=lambda key: (key[0], -key[1])):
+            waiting = self._queues[port, priority].waiting
+            if waiting and waiting[0][0] <= now:
+                return port, priority, waiting.popleft()[1]
+        return None
+
+    def next_us(self) -> float | None:
+        """When the next packet may leave, or None if none waits."""
+        if self._at_once:
+            return self.clock()
+        return min((queue.waiting[0][0] for queue in self._queues.values() if queue.waiting), default=None)

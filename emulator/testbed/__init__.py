@@ -1,0 +1,1 @@
+"""Networks of this machine's kernel: namespaces, links, racks, Mininet."""

@@ -1,0 +1,242 @@
+"""Network namespaces that leave nothing behind: made here, entered by processes that die with us, gone afterwards.
+
+A `Lab` owns all namespaces of one process. Their names begin with that process's pid and start time, so that a later
+Lab recognizes what a process left that was killed, and removes it. What connects the namespaces is said elsewhere
+(star.py). Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from switchml.errors import ConfigError, SwitchMLError
+
+NETNS_DIR = Path("/run/netns")
+"""Where `ip netns` keeps the names (ip-netns(8))."""
+PREFIX = "switchml"
+
+_CLONE_NEWNET = 0x40000000
+_PR_SET_PDEATHSIG = 1
+_NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-.+")
+_SBIN = os.pathsep.join(["/usr/sbin", "/sbin"])
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+
+Result = TypeVar("Result")
+
+
+class Namespace:
+    """One network namespace by name. Made by `Lab.add`."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def ip(self, *lines: str) -> None:
+        """Run lines of `ip` inside, all in one call: `space.ip("link set lo up", "addr add 10.0.0.1/24 dev eth0")`."""
+        run(["ip", "-n", self.name, "-batch", "-"], "\n".join(lines))
+
+    def tc(self, *lines: str) -> None:
+        """Run lines of `tc` inside, all in one call."""
+        run(["tc", "-n", self.name, "-batch", "-"], "\n".join(lines))
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run `function` on a thread that is inside, and return what it returns. Sockets that it opens stay there."""
+        outcome: list[Any] = []
+
+        def inside() -> None:
+            try:
+                enter(self.name)
+                outcome.extend((function(), None))
+            except BaseException as error:
+                outcome.extend((None, error))
+
+        thread = threading.Thread(target=inside)
+        thread.start()
+        thread.join()
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
+
+    def set_sysctl(self, **values: object) -> None:
+        """Write files below /proc/sys/net; `__` in a key stands for a slash: `ipv4__tcp_congestion_control="cubic"`.
+
+        Raises ConfigError for a value that the kernel refuses.
+        """
+
+        def write() -> None:
+            for key, value in values.items():
+                path = Path("/proc/sys/net", *key.split("__"))
+                try:
+                    path.write_text(f"{value}\n")
+                except OSError as error:
+                    raise ConfigError(f"{path} = {value}: {error.strerror}") from None
+
+        self.call(write)
+
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen:
+        """Start a program inside. It is killed when the calling thread ends, however that happens; Ctrl-C in the
+        terminal does not reach it.
+        """
+        starter = [sys.executable, "-m", "emulator.testbed.namespaces", self.name, str(os.getpid())]
+        return subprocess.Popen([*starter, *command], start_new_session=True, **options)
+
+
+class Lab:
+    """The namespaces of this process; `with Lab() as lab:` ends with none of them left.
+
+    Also removes what dead processes left. While it is open, SIGTERM and SIGHUP end the process as Ctrl-C does, by an
+    exception, so that the `with` above gets its turn. Raises ConfigError without root or iproute2.
+    """
+
+    def __init__(self) -> None:
+        check_rights()
+        self._prefix = f"{PREFIX}-{os.getpid()}-{_start_time(os.getpid())}-"
+        self._handlers: dict[int, Any] = {}
+        sweep()
+
+    def __enter__(self) -> Lab:
+        if threading.current_thread() is threading.main_thread():
+            for number in _ENDING_SIGNALS:
+                self._handlers[number] = signal.signal(number, _raise_exit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _deaf(bool(self._handlers)):
+            self.close()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+
+    def add(self, role: str) -> Namespace:
+        """A new namespace with loopback up and IPv6 off (its own chatter would be counted with the experiment's)."""
+        name = self._prefix + role
+        run(["ip", "netns", "add", name])
+        space = Namespace(name)
+        space.set_sysctl(ipv6__conf__all__disable_ipv6=1, ipv6__conf__default__disable_ipv6=1)
+        space.ip("link set lo up")
+        return space
+
+    def close(self) -> None:
+        """Remove them all. Processes inside keep their (unnamed) namespace until they end; so end them first."""
+        for name in _existing():
+            if name.startswith(self._prefix):
+                run(["ip", "netns", "delete", name])
+
+
+def check_rights() -> None:
+    """Raises ConfigError that says what is missing: root, or iproute2's programs."""
+    if os.geteuid() != 0:
+        raise ConfigError("network namespaces need root: run this with sudo")
+    missing = [program for program in ("ip", "tc") if _program(program) is None]
+    if missing:
+        raise ConfigError(f"not found: {' and '.join(missing)}; install them with: apt install iproute2")
+
+
+def sweep() -> list[str]:
+    """Remove the namespaces of processes that are dead; returns their names."""
+    removed = []
+    for name in _existing():
+        match = _NAME.fullmatch(name)
+        if match and _start_time(int(match[1])) != int(match[2]):
+            with contextlib.suppress(SwitchMLError):  # somebody else sweeps too
+                run(["ip", "netns", "delete", name])
+                removed.append(name)
+    return removed
+
+
+def run(command: Sequence[str], stdin: str = "") -> str:
+    """Run a program of iproute2 and return what it printed. Raises SwitchMLError with what it had to say."""
+    program = _program(command[0])
+    if program is None:
+        raise ConfigError(f"not found: {command[0]}; install it with: apt install iproute2")
+    # A session of its own: Ctrl-C must not stop it half-way through a batch.
+    done = subprocess.run([program, *command[1:]], input=stdin, capture_output=True, text=True, start_new_session=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise SwitchMLError(f"{' '.join(command)}: {said}")
+    return done.stdout
+
+
+def enter(name: str) -> None:
+    """Move the calling thread, and what it starts from now on, into the namespace (setns(2))."""
+    fd = os.open(NETNS_DIR / name, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call_libc("setns", fd, _CLONE_NEWNET)
+    finally:
+        os.close(fd)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
+    its process, as it was when it started us; if it is gone already, this process ends here.
+    """
+    _call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _call_libc(function: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*map(ctypes.c_long, arguments)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{function}: {os.strerror(code)}")
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=_SBIN)
+
+
+def _existing() -> list[str]:
+    try:
+        return sorted(os.listdir(NETNS_DIR))
+    except FileNotFoundError:
+        return []
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if there is none that runs."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody asks for it
+
+
+def _raise_exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextlib.contextmanager
+def _deaf(is_main_thread: bool) -> Iterator[None]:
+    """Ignore Ctrl-C and its like for a moment."""
+    if not is_main_thread:
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING_SIGNALS)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """`python -m emulator.testbed.namespaces NAME PARENT COMMAND …`: become COMMAND inside the namespace NAME."""
+    name, parent, *command = sys.argv[1:]
+    die_with_parent(int(parent))
+    enter(name)
+    os.execvp(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Wires between interfaces of one namespace: a process that runs link.py's links both ways between each two.
+
+`python -m emulator.testbed.wires JSON` with {"wires": [[interface, interface], …], "loss", "delay_s", "seed",
+"capacity_bytes", "threads"} prints "ready", and then, for every line on stdin, a JSON line of counts: a row by
+link.COUNTS for each direction, a wire's two together. It ends with stdin. What star.py starts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+
+import numpy as np
+
+from emulator.testbed.link import COUNTS, new_links, serve
+from switchml.net import libc
+from switchml.runtime.jit import compile_once
+
+SOCKET_BUFFER_BYTES = 32 << 20
+
+_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
+_ETH_P_ALL = 3
+
+
+def open_interface(name: str) -> socket.socket:
+    """Everything that arrives at an interface of this namespace, and a way to send from it. Frames come and go with a
+    virtio header, so that trains stay trains and checksums that the kernel has put off stay put off (packet(7)).
+    """
+    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before bind
+    sock.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
+    sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
+    libc.grow_buffers(sock, SOCKET_BUFFER_BYTES)
+    sock.bind((name, _ETH_P_ALL))
+    return sock
+
+
+def main() -> None:
+    """See above."""
+    plan = json.loads(sys.argv[1])
+    sockets = [[open_interface(name) for name in wire] for wire in plan["wires"]]
+    stop = os.eventfd(0)
+    groups = []
+    for thread in range(plan["threads"]):
+        mine = range(thread, len(sockets), plan["threads"])
+        pairs = []
+        for a, b in (sockets[wire] for wire in mine):
+            pairs += [(a.fileno(), b.fileno()), (b.fileno(), a.fileno())]
+        links = new_links(
+            pairs,
+            loss=plan["loss"],
+            delay_s=plan["delay_s"],
+            seed=plan["seed"],
+            numbers=[2 * wire + direction for wire in mine for direction in (0, 1)],
+            capacity_bytes=plan["capacity_bytes"],
+        )
+        compile_once(serve, links, stop)
+        groups.append(links)
+    threads = [threading.Thread(target=serve, args=(links, stop), daemon=True) for links in groups]
+    for thread in threads:
+        thread.start()
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        counts = np.zeros((2 * len(sockets), len(COUNTS)), np.int64)
+        for i, links in enumerate(groups):
+            counts[2 * i :: 2 * len(groups)] = links.counts[0::2]
+            counts[2 * i + 1 :: 2 * len(groups)] = links.counts[1::2]
+        print(json.dumps(counts.tolist()), flush=True)
+    os.eventfd_write(stop, 1)
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

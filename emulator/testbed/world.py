@@ -1,0 +1,155 @@
+"""A world of its own for an experiment: processes, network and mounts that end with the process that made them.
+
+    result = call(experiment)          # experiment() runs inside; what it returns or raises comes back
+
+Inside, the network has nothing but a loopback, `ip netns` knows nobody, /dev/shm and temporary files are private, and
+the caller is process 1. When it ends, is interrupted or killed, the kernel kills every process of that world, and then
+nothing holds its interfaces, switches and files: there is nothing to clean up. Needs root (namespaces(7)).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from emulator.testbed.namespaces import NETNS_DIR, run
+from switchml.errors import ConfigError, SwitchMLError
+
+_CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET = 0x0002_0000, 0x2000_0000, 0x4000_0000
+_MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
+_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+PRIVATE_DIR = Path("/dev/shm")
+"""Temporary files inside: a file system of the world's own."""
+
+Result = TypeVar("Result")
+
+
+class WorldLost(SwitchMLError):
+    """The process inside ended without an answer."""
+
+
+def call(function: Callable[[], Result]) -> Result:
+    """Run `function` in a world of its own and return what it returns, or raise what it raises; both must pickle.
+
+    Ctrl-C, SIGTERM and SIGHUP end that world, and then this process in the usual way. To be called from the main
+    thread, before gRPC or another library is at work whose threads start again after a fork: they can't just then.
+    Raises ConfigError without root.
+    """
+    if os.geteuid() != 0:
+        raise ConfigError("a network of one's own needs root: run this with sudo")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reader, writer = os.pipe()
+    parent = os.getpid()
+    handlers = {number: signal.signal(number, _raise_exit) for number in _ENDING_SIGNALS}
+    child = _fork_into_own_processes()
+    if child == 0:
+        os.close(reader)
+        _inside(function, parent, writer)
+    os.close(writer)
+    try:
+        answer = bytearray()
+        while piece := os.read(reader, 1 << 16):
+            answer += piece
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)  # returns when the last process of that world is gone
+        os.close(reader)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    if not answer:
+        raise WorldLost(f"the process inside ended without an answer, with status {status:#x}")
+    ended_well, value = pickle.loads(answer)
+    if not ended_well:
+        raise value
+    return value
+
+
+def _fork_into_own_processes() -> int:
+    """fork(2), but the child is process 1 of new processes. The caller's further children are ordinary ones again."""
+    here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _libc("unshare", _CLONE_NEWPID)
+        child = os.fork()
+        if child:
+            _libc("setns", here, _CLONE_NEWPID)
+        return child
+    finally:
+        os.close(here)
+
+
+def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
+    """The child; never returns."""
+    code = 1
+    try:
+        for number in (signal.SIGINT, *_ENDING_SIGNALS):
+            # The parent decides. (Not SIG_IGN, which programs that are started here would inherit.)
+            signal.signal(number, lambda *_: None)
+        # Seen from in here, the parent has no number; if it is gone already, the pipe has nobody to read it.
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if _is_gone(parent):
+            os._exit(1)
+        _furnish()
+        try:
+            answer = True, function()
+        except SwitchMLError as error:
+            answer = False, error
+        except Exception as error:
+            traceback.print_exc()
+            answer = False, SwitchMLError(f"{type(error).__name__}: {error}")
+        with os.fdopen(writer, "wb") as pipe:
+            pickle.dump(answer, pipe)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # not through the parent's exit handlers
+
+
+def _is_gone(parent: int) -> bool:
+    """Whether the process that forked us, whose number we had from before, has ended. /proc is still the outer one."""
+    return not Path(f"/proc/{parent}").exists()
+
+
+def _furnish() -> None:
+    _libc("unshare", _CLONE_NEWNS | _CLONE_NEWNET)
+    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
+    _mount("proc", "/proc", "proc")
+    _mount("sysfs", "/sys", "sysfs")
+    NETNS_DIR.mkdir(parents=True, exist_ok=True)
+    for folder in (NETNS_DIR, PRIVATE_DIR):
+        _mount("tmpfs", str(folder), "tmpfs")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(PRIVATE_DIR)
+    run(["ip", "link", "set", "lo", "up"])
+
+
+def _mount(what: str, where: str, kind: str | None, flags: int = 0) -> None:
+    arguments = [text.encode() if text is not None else None for text in (what, where, kind)]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(*arguments, ctypes.c_ulong(flags), None) != 0:
+        code = ctypes.get_errno()
+        raise ConfigError(f"can't mount {what} at {where}: {os.strerror(code)} (in a container: is it privileged?)")
+
+
+def _libc(function: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, function)(*map(ctypes.c_long, arguments)) != 0:
+        code = ctypes.get_errno()
+        raise ConfigError(f"{function}: {os.strerror(code)} (in a container: is it privileged?)")
+
+
+def _raise_exit(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
+__all__ = ["PRIVATE_DIR", "WorldLost", "call"]

@@ -1,0 +1,232 @@
+"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes
+before its cause. Three things tell:
+
+- messages that were noted at both ends: between two hosts there is, both ways, a least difference between coming and
+  leaving; the truth lies in the middle, as in NTP (RFC 5905). A capture's ranks ask rank 0 what time it is
+  (host_agent/profile/clocks.py). And packets: a result that a rank received holds what every other had sent before,
+- sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
+- collectives: nobody ends before the last one began, again a middle between both ways, for each message size; and all
+  end at nearly the same time, so the median difference of ends is the difference of clocks. Each has an error that can
+  be told from its own samples; they are averaged accordingly.
+
+All of it is one linear program: causality as constraints, the differences told as a sum of absolute values, each over
+its error. Clocks that drift get a rate of their own where the trace is long enough to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from emulator.traces import messages
+from emulator.traces.collectives import Key, key_of, strange_groups
+from emulator.traces.events import RankTrace
+from emulator.traces.segments import COMMUNICATION
+from switchml.errors import TraceError
+
+LEAST_DRIFT_S = 20.0
+"""Traces shorter than this don't tell how fast clocks drift: at 50 ppm that is a millisecond."""
+WORTH_SAYING_S = 1e-3
+SLACK_COST = 1e3
+"""Of a second by which causality is broken, over one by which ends differ."""
+MOST_MEETINGS = 2000
+MIDDLE_ERROR = 1 / 6
+"""How far off the middle between two bounds is, over how far apart these are: as seen in captures on one machine."""
+LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
+"""No difference of clocks is known better than that: from messages; from spans of collectives, whose threads wake up
+later on one host than on another, however many there are."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """What `align` found."""
+
+    offset_s: np.ndarray
+    """float64 (ranks,): to be added to a trace's clock; 0 for the first host."""
+    drift: np.ndarray
+    """float64 (ranks,): seconds that must be added for each second since `since_s`."""
+    since_s: float = 0.0
+    """On the first trace's clock, from its epoch."""
+    error_s: float = 0.0
+    """About how far off the least certain pair of clocks may be."""
+    assumptions: list[str] = field(default_factory=list)
+
+    def shift_s(self, traces: Sequence[RankTrace], at_s: Sequence[float]) -> np.ndarray:
+        """float64 (ranks,): what to add to times of each trace near `at_s` (its own), to get the first one's clock."""
+        base_s = epochs_s(traces)
+        at = np.asarray(at_s, np.float64) + base_s - self.since_s
+        return base_s + self.offset_s + self.drift * at
+
+
+def epochs_s(traces: Sequence[RankTrace]) -> np.ndarray:
+    """float64 (ranks,): each trace's epoch from the first one's; where files do not say, iterations are taken to begin
+    together."""
+    if all(trace.epoch_s for trace in traces):
+        return np.array([trace.epoch_s - traces[0].epoch_s for trace in traces])
+    return np.array([traces[0].steps[0, 0] - trace.steps[0, 0] for trace in traces])
+
+
+def align(traces: Sequence[RankTrace]) -> Clocks:
+    """Offsets of `traces`, sorted by rank. Traces of one host share a clock. Raises TraceError where the linear program
+    has no solution."""
+    hosts = _hosts(traces)
+    count = int(hosts.max()) + 1
+    none = Clocks(np.zeros(len(traces)), np.zeros(len(traces)))
+    if count == 1:
+        return none
+    told = _Told(traces, hosts)
+    if not told.differences and not told.bounds:
+        missing = "nothing in the traces tells how the clocks of their hosts differ: they are taken as they are"
+        return Clocks(none.offset_s, none.drift, assumptions=[missing])
+    since_s = float(np.median([row[2] for row in (*told.differences, *told.bounds)]))
+    span_s = np.ptp([row[2] for row in (*told.differences, *told.bounds)])
+    theta, rate = _solve(told, count, since_s, with_drift=span_s >= LEAST_DRIFT_S)
+    error_s = max(told.errors_s, default=0.0)
+    about = [f"clocks of hosts are aligned to about {error_s * 1e3:.1f} ms"] if error_s > WORTH_SAYING_S else []
+    return Clocks(theta[hosts], rate[hosts], since_s, error_s, about)
+
+
+def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
+    """int64 (ranks,): each trace's clock, from 0."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(trace.host or f"rank {trace.rank}", len(numbers)) for trace in traces])
+
+
+class _Told:
+    """What the traces say about clocks a and b at a time: `differences`, rows (a, b, at, value, error), want θ_a − θ_b
+    to be value; `bounds`, rows (a, b, at, most), allow at most that."""
+
+    def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
+        self.differences: list[tuple[int, int, float, float, float]] = []
+        self.bounds: list[tuple[int, int, float, float]] = []
+        self.errors_s: list[float] = []
+        """Of each pair of hosts that something was told about."""
+        base_s = epochs_s(traces)
+        self._messages(traces, hosts, base_s)
+        self._meetings(traces, hosts, base_s)
+
+    def _messages(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
+        ends = messages.ends(traces, base_s)
+        for i, j in messages.pairs(sorted(ends)):
+            if hosts[i] == hosts[j]:
+                continue
+            a, b, errors_s = int(hosts[i]), int(hosts[j]), []
+            for there, back in messages.both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
+                # came at j − left at i ≥ θ_i − θ_j, and the other way round.
+                self.bounds.append((a, b, there.at_s, there.took_s))
+                self.bounds.append((b, a, back.at_s, back.took_s))
+                errors_s.append(max(abs(there.took_s + back.took_s) * MIDDLE_ERROR, LEAST_ERROR_S))
+                at_s = (there.at_s + back.at_s) / 2
+                self.differences.append((a, b, at_s, (there.took_s - back.took_s) / 2, errors_s[-1]))
+            if errors_s:
+                self.errors_s.append(max(errors_s))
+
+    def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
+        met: dict[Key, list[tuple[int, float, float, float]]] = {}
+        strangers = strange_groups(traces)
+        for i, trace in enumerate(traces):
+            events = trace.events
+            for event in np.flatnonzero(np.isin(events.what, COMMUNICATION)).tolist():
+                key = key_of(trace, event, strangers)
+                start_s = float(events.start_s[event] + base_s[i])
+                end_s = start_s + float(events.duration_s[event])
+                met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
+        several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
+        every = max(1, len(several) // MOST_MEETINGS)
+        pairs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+        for members in several[::every]:
+            begun, done = {}, {}
+            for host, start_s, end_s, _ in members:
+                begun[host] = max(begun.get(host, -np.inf), start_s)
+                done[host] = min(done.get(host, np.inf), end_s)
+            size = members[0][3]
+            for a in begun:
+                for b in begun:
+                    if a != b:  # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
+                        self.bounds.append((a, b, begun[a], done[b] - begun[a]))
+                    if a < b:
+                        pairs.setdefault((a, b), []).append((size, begun[a], done[a], begun[b], done[b]))
+        by_messages = bool(self.errors_s)
+        for (a, b), rows in pairs.items():
+            error_s = self._pair(a, b, np.array(rows))
+            if not by_messages:
+                self.errors_s.append(error_s)
+
+    def _pair(self, a: int, b: int, rows: np.ndarray) -> float:
+        """Differences that the common meetings of two hosts tell, and their error; rows of (size, begun at a, done at
+        a, begun at b, done at b)."""
+        size, begun_a, done_a, begun_b, done_b = rows.T
+        if np.ptp(done_a) >= LEAST_DRIFT_S:
+            ends_s = done_b - done_a
+            error_s = max(_error_of_median_s(ends_s), LEAST_END_ERROR_S)
+            each_s = error_s * len(rows)
+            self.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
+            return error_s
+        told = []
+        for one in np.unique(size):
+            mine = size == one
+            ends_s = (done_b - done_a)[mine]
+            there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
+            told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
+            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
+        values_s, errors_s = np.array(told).T
+        shares = errors_s**-2.0
+        error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
+        self.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
+        return error_s
+
+
+def _error_of_median_s(values_s: np.ndarray) -> float:
+    """Standard error, from the median deviation; with one value, that value could be anything."""
+    deviation_s = float(np.median(np.abs(values_s - np.median(values_s))))
+    if len(values_s) < 2:
+        return 1e-3
+    return 1.86 * deviation_s / float(np.sqrt(len(values_s)))
+
+
+def _solve(told: _Told, count: int, since_s: float, *, with_drift: bool) -> tuple[np.ndarray, np.ndarray]:
+    """float64 (hosts,), each: offsets and rates. Variables: θ (hosts), rates (hosts), an absolute value for each
+    difference, a slack for each bound."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_matrix
+
+    differences, bounds = told.differences, told.bounds
+    first_abs, first_slack = 2 * count, 2 * count + len(differences)
+    variables = first_slack + len(bounds)
+    cost = np.zeros(variables)
+    errors_s = np.array([row[4] for row in differences])
+    cost[first_abs:first_slack] = errors_s.min(initial=1.0) / errors_s
+    cost[first_slack:] = SLACK_COST
+    rows, columns, values, most = [], [], [], []
+
+    def add(row: int, sign: float, a: int, b: int, at: float) -> None:
+        for host, direction in ((a, sign), (b, -sign)):
+            rows.extend((row, row))
+            columns.extend((host, count + host))
+            values.extend((direction, direction * (at - since_s)))
+
+    row = 0
+    for number, (a, b, at, value, _) in enumerate(differences):
+        for sign in (1.0, -1.0):
+            add(row, sign, a, b, at)
+            rows.append(row), columns.append(first_abs + number), values.append(-1.0)
+            most.append(sign * value)
+            row += 1
+    for number, (a, b, at, at_most) in enumerate(bounds):
+        add(row, 1.0, a, b, at)
+        rows.append(row), columns.append(first_slack + number), values.append(-1.0)
+        most.append(at_most)
+        row += 1
+    free, fixed, rest = (None, None), (0.0, 0.0), (0.0, None)
+    drifts = (-5e-4, 5e-4) if with_drift else fixed
+    limits = [fixed, *[free] * (count - 1), fixed, *[drifts] * (count - 1), *[rest] * (variables - 2 * count)]
+    matrix = coo_matrix((values, (rows, columns)), shape=(row, variables)).tocsr()
+    found = linprog(cost, A_ub=matrix, b_ub=most, bounds=limits, method="highs")
+    if not found.success:
+        raise TraceError(f"the clocks of the traces can't be aligned: {found.message}")
+    return found.x[:count], found.x[count : 2 * count]
+
+
+__all__ = ["Clocks", "align", "epochs_s"]

@@ -1,0 +1,280 @@
+"""What had to end before what on one rank, beyond the order on each lane: the causes that the trace tells, and those
+that no event shows but frameworks are known to impose. A host thread that waits for a collective leaves nothing but a
+gap.
+
+DistributedDataParallel launches a bucket's all-reduce from the hook of its last gradient, and once backward is over
+waits for the buckets one by one, copying each back where gradients are no views of it
+(torch/csrc/distributed/c10d/reducer.cpp, finalize_backward).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import numpy as np
+
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.segments import COMMUNICATION, Segments
+
+TOUCHING_S = 1e-6
+"""Spans that overlap by less follow one another: clocks tick, and profilers round."""
+HAND_OVER_S = 20e-6
+"""A host thread that was idle for longer had to wait for something."""
+_NODE = "autograd::engine::evaluate_function"
+_COPY_BACK = "copy_bucket_to_grad"
+
+
+class Causality:
+    """Edges of one rank's segments: `pairs()` has them, `buckets` what was found out on the way."""
+
+    def __init__(self, trace: RankTrace, segments: Segments) -> None:
+        self.trace, self.segments = trace, segments
+        events = trace.events
+        self.names = trace.names
+        self.lane_kind = np.array([int(lane.kind) for lane in trace.lanes])[segments.lane]
+        self.what = events.what[segments.event]
+        self.parent = events.parent
+        self.host = np.flatnonzero(self.lane_kind == LaneKind.HOST)
+        self.before, self.after = _neighbours(segments, self.lane_kind)
+        self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
+        self.launch_of: dict[int, int] = {}
+        """Communication → the segment that launched it."""
+        self.buckets: list[tuple[int, list[int]]] = []
+        """(communication, its gradients' segments), where gradients are known."""
+        self.waiter: dict[int, int] = {}
+        """Communication → the first segment that needs it. Where it was recorded to end later than that one went on, it
+        was the record that came late."""
+        self._edges: set[tuple[int, int]] = set()
+        self._told()
+        self._hand_overs()
+        self._fill_buckets()
+        self._waits()
+        self._producers()
+
+    def pairs(self) -> np.ndarray:
+        """int64 (edges, 2): segments, the first before the second."""
+        return np.array(sorted(self._edges), np.int64).reshape(-1, 2)
+
+    # What the trace tells
+
+    def _told(self) -> None:
+        segments = self.segments
+        for cause, caused in self.trace.causes.tolist():
+            first = self._segment(cause, last=True)
+            second = self._segment(caused, last=False)
+            if first is None or second is None or first == second:
+                continue
+            if self.what[first] == What.LAUNCH:
+                if self.what[second] in COMMUNICATION:
+                    self.launch_of[second] = first
+                if segments.start_s[second] < segments.end_s[first]:
+                    first = int(self.before[first])  # it began before the call returned: the call's start is the cause
+            if self.what[second] == What.SYNC and self.what[first] in COMMUNICATION:
+                # Done before the wait was, whatever the clock says: under load its thread notes the end late.
+                if segments.start_s[first] < segments.end_s[second]:
+                    self._edges.add((first, second))
+                continue
+            self._add(first, second)
+
+    def _segment(self, event: int, *, last: bool) -> int | None:
+        """Of an event; of a scope the last or first in it."""
+        found = self.segments.of_event.get(event)
+        if found is not None:
+            return found[1] if last else found[0]
+        if self.trace.events.what[event] != What.SCOPE:
+            return None
+        lane = self.trace.events.lane[event]
+        from_s, until_s = self.trace.events.start_s[event], self.trace.events.end_s[event]
+        segments = self.segments
+        mine = (segments.lane == lane) & (segments.start_s >= from_s) & (segments.end_s <= until_s)
+        mine = np.flatnonzero(mine)
+        return int(mine[-1 if last else 0]) if len(mine) else None
+
+    def _add(self, first: int, second: int) -> None:
+        """An edge, unless the trace contradicts it or the lane's order implies it."""
+        if first < 0 or first == second:
+            return
+        segments = self.segments
+        if self.what[second] == What.SYNC:
+            if self.what[first] in COMMUNICATION and segments.start_s[first] < segments.end_s[second]:
+                self.waiter.setdefault(first, second)
+            elif segments.end_s[first] > segments.end_s[second] + TOUCHING_S:
+                return
+        elif segments.end_s[first] > segments.start_s[second] + TOUCHING_S:
+            return
+        if segments.lane[first] == segments.lane[second] and self.lane_kind[first] != LaneKind.TRANSPORT:
+            return
+        self._edges.add((first, second))
+
+    # Threads
+
+    def _hand_overs(self) -> None:
+        """A host thread that goes on after an idle time was handed on to by whichever thread finished last: main to
+        autograd's and back."""
+        lanes = np.unique(self.segments.lane[self.host])
+        if len(lanes) < 2:
+            return
+        nodes = {lane for lane in lanes.tolist() if self._is_main_or_autograd(lane)}
+        segments = self.segments
+        hosts = self.host[np.isin(segments.lane[self.host], list(nodes))]
+        by_end = hosts[np.argsort(segments.end_s[hosts], kind="stable")]
+        ends_s = segments.end_s[by_end].tolist()
+        for second in hosts.tolist():
+            previous = int(self.before[second])
+            idle_from_s = segments.end_s[previous] if previous >= 0 else -np.inf
+            start_s = segments.start_s[second]
+            if start_s - idle_from_s < HAND_OVER_S:
+                continue
+            place = bisect_left(ends_s, start_s + TOUCHING_S) - 1
+            if place >= 0 and ends_s[place] > idle_from_s:
+                self._add(int(by_end[place]), second)
+
+    def _is_main_or_autograd(self, lane: int) -> bool:
+        mine = self.host[self.segments.lane[self.host] == lane]
+        busiest = np.bincount(self.segments.lane[self.host], (self.segments.end_s - self.segments.start_s)[self.host])
+        return lane == int(np.argmax(busiest)) or any(self._node(int(one)) is not None for one in mine[:200])
+
+    def _node(self, segment: int) -> int | None:
+        """The outermost autograd node around a segment."""
+        event, found = int(self.segments.event[segment]), None
+        while event != NONE:
+            if self._name(event).startswith(_NODE):
+                found = event
+            event = int(self.parent[event])
+        return found
+
+    def _name(self, event: int) -> str:
+        return self.names[self.trace.events.name[event]]
+
+    # Buckets
+
+    def _fill_buckets(self) -> None:
+        """Gradients in the order in which they became final fill the buckets in the order of their launches: by sizes
+        where these add up, else up to each launch."""
+        events, segments = self.trace.events, self.segments
+        gradients = [int(one) for one in self.host if events.gradient[segments.event[one]]]
+        gradients.sort(key=lambda one: segments.start_s[one])
+        launched = [one for one in self.communications.tolist() if self._is_bucket(one)]
+        launched.sort(key=lambda one: segments.start_s[self.launch_of.get(one, one)])
+        if not gradients or not launched:
+            return
+        size = events.bytes[segments.event]
+        taken = 0
+        for number, bucket in enumerate(launched):
+            ready_s = segments.start_s[self.launch_of.get(bucket, bucket)]
+            held, first = 0.0, taken
+            while taken < len(gradients) and held < size[bucket]:
+                held += size[gradients[taken]]
+                taken += 1
+            if held != size[bucket]:
+                taken = first
+                is_last = number == len(launched) - 1
+                while taken < len(gradients) and (is_last or segments.start_s[gradients[taken]] <= ready_s):
+                    taken += 1
+            self.buckets.append((bucket, gradients[first:taken]))
+
+    def _is_bucket(self, communication: int) -> bool:
+        """Whether autograd launched it."""
+        if self.what[communication] != What.COLLECTIVE:
+            return False
+        launch = self.launch_of.get(communication)
+        if launch is None and self.lane_kind[communication] == LaneKind.HOST:
+            launch = communication
+        return launch is not None and self._node(launch) is not None
+
+    # Waits that leave but a gap
+
+    def _waits(self) -> None:
+        segments = self.segments
+        awaited = {first for first, second in self._edges if self.what[second] == What.SYNC}
+        in_backward = []
+        for one in self.communications.tolist():
+            if one in awaited or self.lane_kind[one] == LaneKind.HOST or one not in self.launch_of:
+                continue
+            if self._node(self.launch_of[one]) is not None:
+                in_backward.append(one)
+            else:
+                self._after_call(one)
+        if in_backward:
+            in_backward.sort(key=lambda one: segments.start_s[self.launch_of[one]])
+            self._after_backward(in_backward)
+
+    def _after_call(self, communication: int) -> None:
+        """Launched by the script itself: what its thread did next, if that was after it, else where the thread's idle
+        time ended with it."""
+        segments = self.segments
+        end_s = segments.end_s[communication]
+        one = int(self.after[self.launch_of[communication]])
+        is_next = True
+        while one >= 0:
+            idle_s = segments.start_s[one] - segments.end_s[self.before[one]]
+            if segments.start_s[one] >= end_s - HAND_OVER_S:
+                if is_next or (idle_s > HAND_OVER_S and segments.end_s[self.before[one]] < end_s):
+                    self._wait(communication, one)
+                return
+            one, is_next = int(self.after[one]), False
+
+    def _after_backward(self, communications: list[int]) -> None:
+        segments = self.segments
+        last = self.launch_of[communications[-1]]
+        over_s = self.trace.events.end_s[self._node(last)]
+        later = [int(one) for one in self.host if segments.start_s[one] >= over_s - TOUCHING_S]
+        later = [one for one in later if self._node(one) is None]
+        if not later:
+            return
+        first = min(later, key=lambda one: (segments.lane[one] != segments.lane[last], segments.start_s[one]))
+        waiters = dict.fromkeys(communications, first)
+        copies = [one for one in later if _COPY_BACK in self._name(int(segments.event[one]))]
+        filled = dict(self.buckets)
+        if copies and sum(len(filled.get(one, ())) for one in communications) == len(copies):
+            begun = 0
+            for one in communications:
+                waiters[one] = int(self.after[copies[begun - 1]]) if begun else first
+                begun += len(filled[one])
+        for one, waiter in waiters.items():
+            self._wait(one, self._on_device(one, waiter))
+
+    def _on_device(self, communication: int, waiter: int) -> int:
+        """On a device it is not the host that waits but what it launches from then on."""
+        if self.lane_kind[communication] != LaneKind.DEVICE:
+            return waiter
+        from_s = self.segments.start_s[waiter]
+        launches = {cause for cause, _ in self.trace.causes.tolist()}
+        for cause, caused in self.trace.causes.tolist():
+            second = self._segment(caused, last=False) if cause in launches else None
+            if second is None or self.lane_kind[second] != LaneKind.DEVICE or self.what[second] in COMMUNICATION:
+                continue
+            if self.trace.events.start_s[cause] >= from_s:
+                return second
+        return waiter
+
+    def _wait(self, communication: int, waiter: int) -> None:
+        self.waiter[communication] = waiter
+        self._edges.add((communication, waiter))
+
+    # The rest
+
+    def _producers(self) -> None:
+        """Communication that nothing produced: what its rank's host had just done."""
+        segments = self.segments
+        has_one = {second for _, second in self._edges}
+        order = self.host[np.argsort(segments.end_s[self.host], kind="stable")]
+        ends_s = segments.end_s[order].tolist()
+        for one in self.communications.tolist():
+            if one in has_one:
+                continue
+            place = bisect_left(ends_s, segments.start_s[one] + TOUCHING_S) - 1
+            while place >= 0 and int(order[place]) == one:
+                place -= 1
+            if place >= 0:
+                self._edges.add((int(order[place]), one))
+
+
+def _neighbours(segments: Segments, lane_kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64 (segments,), each: what came before and after on the lane, -1 for nothing."""
+    order = np.lexsort((segments.start_s, segments.lane))
+    before, after = np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int64)
+    same = np.flatnonzero(segments.lane[order][1:] == segments.lane[order][:-1])
+    before[order[same + 1]] = order[same]
+    after[order[same]] = order[same + 1]
+    return before, after

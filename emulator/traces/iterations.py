@@ -1,0 +1,63 @@
+"""Several iterations one after the other: what their replay takes is what a job takes that goes on, with ranks that are
+late in one iteration and early in the next. A mean iteration can't tell: the slowest of several ranks takes longer on
+average than the slowest of their averages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.traces.align import Clocks, align
+from emulator.traces.events import RankTrace
+from emulator.traces.join import join, warm_up
+from emulator.traces.joined import Joined
+from emulator.workload.costs import Costs
+from emulator.workload.graph import Graph
+from emulator.workload.merge import merge
+from switchml.errors import TraceError
+
+
+def join_each(traces: Sequence[RankTrace], clocks: Clocks | None = None) -> list[Joined]:
+    """Every iteration of its own, in order, without those in which profilers started."""
+    clocks = align(sorted(traces, key=lambda trace: trace.rank)) if clocks is None else clocks
+    steps = min((len(trace.steps) for trace in traces), default=0)
+    if not steps:
+        raise TraceError("the traces have no iterations")
+    first = warm_up(traces)
+    return [join(traces, iteration=step, clocks=clocks, check=step == first) for step in range(first, steps)]
+
+
+def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
+    """One graph in which each rank goes on with the next iteration where it has ended the one before: streams of the
+    same rank and name are one."""
+    graph, costs = merge([one.graph for one in iterations], [one.costs for one in iterations])
+    ranks = len(iterations[0].graph.ranks)
+    for one in iterations:
+        if len(one.graph.ranks) != ranks:
+            raise TraceError(f"iterations of {ranks} and {len(one.graph.ranks)} ranks: expected those of one job")
+    number: dict[tuple[int, str], int] = {}
+    kept, now = [], np.empty(len(graph.streams), np.int32)
+    for stream, name in enumerate(graph.streams.name):
+        key = (int(graph.streams.rank[stream]) % ranks, name)
+        if key not in number:
+            number[key] = len(kept)
+            kept.append(stream)
+        now[stream] = number[key]
+    first = iterations[0].graph
+    graph = dataclasses.replace(
+        graph,
+        ranks=first.ranks,
+        job_names=first.job_names,
+        streams=dataclasses.replace(
+            graph.streams,
+            rank=graph.streams.rank[kept] % ranks,
+            name=[graph.streams.name[stream] for stream in kept],
+            order=graph.streams.order[kept],
+        ),
+        groups=dataclasses.replace(graph.groups, ranks=graph.groups.ranks % ranks),
+        ops=dataclasses.replace(graph.ops, stream=now[graph.ops.stream]),
+    )
+    return graph, costs

@@ -1,0 +1,58 @@
+"""All ranks' traces as one graph on one clock: what `join.join` makes, and what replay, what-if, diagnosis and
+optimization take. The graph is one iteration. Each of its ops knows the event it came from, or that it is a gap of the
+host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from emulator.traces.events import RankTrace
+from emulator.workload.costs import Costs
+from emulator.workload.graph import Graph
+
+if TYPE_CHECKING:
+    from emulator.whatif.contention import Competition
+    from emulator.whatif.network import Network
+
+GAP = -1
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One iteration of a job as it was traced. Graph ranks are `traces` in their order; ops of a rank that was not
+    traced are those of the rank that it was copied from."""
+
+    graph: Graph
+    """Host gaps are ops of kind DELAY on their thread's stream; a collective is one op on each rank and one meeting."""
+    costs: Costs
+    """As traced: durations without waiting; a meeting's is what was left after the last member had come."""
+    traces: list[RankTrace]
+    event: np.ndarray
+    """int64 (ops,): index into its rank's trace, GAP for a gap."""
+    start_s: np.ndarray
+    """float64 (ops,): as traced, on the common clock; 0 is the start of the iteration on the rank that began first."""
+    end_s: np.ndarray
+    """float64 (ops,)."""
+    offset_s: np.ndarray
+    """float64 (ranks,): what was added to each trace's clock."""
+    iteration: int
+    """Which of the traced iterations this is, or -1 for the mean of several."""
+    iteration_s: float
+    """How long it took as traced: from its start to the start of the next, mean over ranks."""
+    gradients: list[tuple[int, int, float]] = field(default_factory=list)
+    """(op, bucket's meeting or -1, bytes) of each parameter's gradient that the traces name, in the order in which
+    they became final; what bucketing passes start from."""
+    assumptions: list[str] = field(default_factory=list)
+    """What the join had to guess, for reports."""
+    origin_s: np.ndarray = field(default_factory=lambda: np.empty(0))
+    """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
+    scatter_s: float = 0.0
+    """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
+    network: Network | None = None
+    """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
+    competition: Competition | None = None
+    """What computing loses to communication, where somebody has asked (`competition.known`)."""

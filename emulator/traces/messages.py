@@ -1,0 +1,106 @@
+"""Messages between ranks of which both ends were noted, each by the clock of its own rank: pings, and packets of our
+own transport, whose results a rank can't have received before the others had sent their part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.traces.events import RankTrace, Wire, WireWhat
+
+
+class Ends(NamedTuple):
+    """One rank's. Sorted by message, each of which is there once."""
+
+    sent: np.ndarray
+    """int64 (messages,): numbers, the same for all ranks."""
+    sent_s: np.ndarray
+    """float64 (messages,): when it was about to leave."""
+    came: np.ndarray
+    came_s: np.ndarray
+
+
+class Least(NamedTuple):
+    """The quickest message from one rank to another, as their clocks say."""
+
+    at_s: float
+    took_s: float
+
+
+def ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
+    """Place of a trace → its ends, for traces that have any. `base_s`: added to each trace's times."""
+    wires = {i: trace.wire for i, trace in enumerate(traces) if trace.wire is not None and len(trace.wire)}
+    width = [1 + max((int(getattr(wire, name).max()) for wire in wires.values()), default=0) for name in _TRANSACTION]
+    found = {}
+    for i, trace in enumerate(traces):
+        sent, came = [_pings(trace, True)], [_pings(trace, False)]
+        if i in wires:
+            key = _keys(wires[i], width)
+            for rows, what in ((sent, WireWhat.SENT), (came, WireWhat.RECEIVED)):
+                mine = wires[i].what == what
+                rows.append((key[mine], wires[i].at_s[mine]))
+        if any(len(keys) for keys, _ in (*sent, *came)):
+            found[i] = Ends(*_once(sent, base_s[i]), *_once(came, base_s[i]))
+    return found
+
+
+def pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
+    """Each rank with the first, whom all ask; and with the one before it."""
+    for place, rank in enumerate(ranks[1:], start=1):
+        yield ranks[0], rank
+        if place > 1:
+            yield ranks[place - 1], rank
+
+
+def both_ways(one: Ends, other: Ends, window_s: float) -> list[tuple[Least, Least]]:
+    """The quickest messages from one rank to the other and back, in each window of time that has both."""
+    there, back = _took(one, other), _took(other, one)
+    if not len(there[0]) or not len(back[0]):
+        return []
+    first_s = min(there[0].min(), back[0].min())
+    found = [_least(*way, first_s, window_s) for way in (there, back)]
+    return [(found[0][window], found[1][window]) for window in sorted(found[0].keys() & found[1].keys())]
+
+
+_TRANSACTION = ("job", "tensor", "chunk", "version")
+
+
+def _keys(wire: Wire, width: list[int]) -> np.ndarray:
+    """int64 (records,): a transaction as one number from 0."""
+    key = np.zeros(len(wire), np.int64)
+    for name, count in zip(_TRANSACTION, width, strict=True):
+        key = key * count + getattr(wire, name)
+    return key
+
+
+def _pings(trace: RankTrace, is_sent: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers below 0, and times."""
+    if trace.pings is None:
+        return np.empty(0, np.int64), np.empty(0)
+    mine = trace.pings.is_sent == is_sent
+    return -1 - trace.pings.message[mine], trace.pings.at_s[mine]
+
+
+def _once(rows: list[tuple[np.ndarray, np.ndarray]], base_s: float) -> tuple[np.ndarray, np.ndarray]:
+    """Without transactions that were repeated: nothing says which end belongs to which."""
+    key, at_s = np.concatenate([keys for keys, _ in rows]), np.concatenate([times for _, times in rows])
+    unique, first, count = np.unique(key, return_index=True, return_counts=True)
+    return unique[count == 1], at_s[first[count == 1]] + base_s
+
+
+def _took(source: Ends, target: Ends) -> tuple[np.ndarray, np.ndarray]:
+    """When messages left, and how long they took, by two clocks."""
+    _, left, came = np.intersect1d(source.sent, target.came, assume_unique=True, return_indices=True)
+    return source.sent_s[left], target.came_s[came] - source.sent_s[left]
+
+
+def _least(left_s: np.ndarray, took_s: np.ndarray, first_s: float, window_s: float) -> dict[int, Least]:
+    """Window → its quickest."""
+    window = ((left_s - first_s) // window_s).astype(int)
+    order = np.lexsort((took_s, window))
+    windows, quickest = np.unique(window[order], return_index=True)
+    best = order[quickest]
+    return {int(w): Least(float(left_s[i]), float(took_s[i])) for w, i in zip(windows, best, strict=True)}

@@ -1,0 +1,1 @@
+"""Chakra execution traces: the file format, and the graph in it."""

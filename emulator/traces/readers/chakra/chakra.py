@@ -1,0 +1,255 @@
+"""Chakra execution traces read. One that we have written is a RankTrace again, as it was; one with start times becomes
+a RankTrace as far as it goes; one without is a workload (`workloads.py`), which has to be priced first.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.traces.communication import collective_of, message_bytes
+from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
+from emulator.traces.readers import native
+from emulator.traces.readers.chakra import chakra_pb2 as pb
+from emulator.traces.readers.chakra.file import attributes, read_messages
+from emulator.traces.readers.chrome import ChromeFile, open_plain
+from emulator.traces.readers.nesting import parents
+from emulator.traces.writers.chakra import COLLECTIVE_TYPES, FLOATS, GROUPS, INTEGERS
+from emulator.workload.graph import Collective
+from switchml.errors import TraceError
+
+COLLECTIVES = {number: collective for collective, number in COLLECTIVE_TYPES.items()} | {
+    pb.GATHER: Collective.ALL_GATHER,
+    pb.SCATTER: Collective.BROADCAST,
+    pb.REDUCE_SCATTER_BLOCK: Collective.REDUCE_SCATTER,
+}
+JSON_KEY = b'"workload_graph"'
+COMMUNICATION = (pb.COMM_COLL_NODE, pb.COMM_SEND_NODE, pb.COMM_RECV_NODE)
+
+
+@dataclass
+class Node:
+    """One node, of whatever version."""
+
+    id: int
+    name: str
+    type: int
+    deps: list[int]
+    data_deps: list[int]
+    start_s: float
+    duration_s: float
+    attr: dict[str, Any]
+
+
+@dataclass
+class ChakraTrace:
+    """A file's content."""
+
+    path: Path
+    rank: int
+    version: str
+    about: dict[str, Any]
+    nodes: list[Node] = field(default_factory=list)
+    groups: dict[str, list[int]] = field(default_factory=dict)
+    """Communicators by name; no ranks: all."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it says when its nodes began."""
+        return any(node.start_s > 0 for node in self.nodes)
+
+
+def load(path: Path, rank: int | None = None) -> ChakraTrace:
+    """The file's nodes. Its rank comes from its name (`….7.et`, `rank-7…`), where `rank` does not give it."""
+    if is_json(path):
+        return _load_json(path, _rank(path, rank))
+    messages = read_messages(path)
+    head = next(messages, None)
+    if head is None:
+        raise TraceError(f"{path} is empty")
+    trace = ChakraTrace(path, _rank(path, rank), head.version, attributes(head))
+    for message in messages:
+        node = Node(
+            id=message.id,
+            name=message.name,
+            type=message.type,
+            deps=[*message.ctrl_deps, *message.data_deps],
+            data_deps=list(message.data_deps),
+            start_s=message.start_time_micros * 1e-6,
+            duration_s=message.duration_micros * 1e-6,
+            attr=attributes(message),
+        )
+        if message.name == GROUPS:
+            trace.groups |= _groups(message.inputs.values)
+        trace.nodes.append(node)
+    if not trace.nodes:
+        raise TraceError(f"{path} has no nodes")
+    return trace
+
+
+def is_json(path: Path) -> bool:
+    """Whether it is in the JSON form that Chakra's feeder takes too: {"workload_graph": [...]}."""
+    with open_plain(path) as file:
+        return JSON_KEY in file.read(4096)
+
+
+def _load_json(path: Path, rank: int) -> ChakraTrace:
+    """Nodes of that form, named as in Chakra's src/feeder/json_node.cpp."""
+    file = ChromeFile(path, array="workload_graph")
+    trace = ChakraTrace(path, rank, "JSON", {})
+    for batch in file.batches():
+        for told in batch:
+            try:
+                deps = [int(dep) for dep in (*told.get("ctrl_deps", ()), *told.get("data_deps", ()))]
+                runtime_s = float(told.get("runtime", 0)) * 1e-6
+                node = Node(int(told["Id"]), str(told["Name"]), int(told["NodeType"]), deps, deps, 0.0, runtime_s, told)
+            except (KeyError, TypeError, ValueError) as error:
+                raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
+            trace.nodes.append(node)
+    if not trace.nodes:
+        raise TraceError(f"{path} has no nodes")
+    return trace
+
+
+def _rank(path: Path, rank: int | None) -> int:
+    if rank is not None:
+        return rank
+    named = re.search(r"\.(\d+)\.(et|json)", path.name) or re.search(r"rank[-_]?(\d+)", path.name)
+    if not named:
+        raise TraceError(f"{path} does not say which rank it is; name it NAME.N.et, or give --rank N")
+    return int(named[1])
+
+
+def _groups(values: str) -> dict[str, list[int]]:
+    """From the inputs of torch's process-group node: a list's text, in which a JSON text stands."""
+    try:
+        told = ast.literal_eval(values)
+        while isinstance(told, list) and told and isinstance(told[0], str):
+            told = json.loads(told[0])
+        return {str(one["pg_name"]): [int(rank) for rank in one.get("ranks") or []] for one in told}
+    except (ValueError, SyntaxError, TypeError, KeyError):
+        return {}
+
+
+def communication(node: Node, ranks: int) -> tuple[Collective, float]:
+    """Which exchange a communication node is, and its bytes as `Collective` counts them."""
+    size = float(node.attr.get("comm_size", 0))
+    if node.type != pb.COMM_COLL_NODE:
+        return Collective.P2P, size
+    kind = COLLECTIVES.get(int(node.attr.get("comm_type", -1))) or collective_of(
+        re.sub(r".*[:(]|_?\(.*", "", node.name)
+    )
+    if not kind:
+        raise TraceError(f"node {node.id} ({node.name}) is a collective of unknown type {node.attr.get('comm_type')}")
+    return kind, message_bytes(kind, size, 0.0, ranks)
+
+
+def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
+    """The trace in `path`; TraceError where it has no times."""
+    trace = load(path, rank)
+    if "switchml.trace" in trace.about:
+        return _ours(trace)
+    if not trace.timed:
+        raise TraceError(
+            f"{path} does not say when things happened, only what there is to do: "
+            "`switchml trace emulate` plays it on a cluster"
+        )
+    return _timed(trace)
+
+
+def _ours(trace: ChakraTrace) -> RankTrace:
+    nodes = sorted((node for node in trace.nodes if "switchml.event" in node.attr), key=lambda node: node.id)
+    head = json.loads(trace.about["switchml.trace"])
+    names = {name: number for number, name in enumerate(dict.fromkeys(node.name for node in nodes))}
+    integers = np.array([node.attr["switchml.event"] for node in nodes], np.int64).reshape(-1, len(INTEGERS))
+    floats = np.array([node.attr["switchml.times"] for node in nodes], np.float64).reshape(-1, len(FLOATS))
+    columns = dict(zip(INTEGERS, integers.T, strict=True))
+    events = Events(
+        name=np.array([names[node.name] for node in nodes], np.int32),
+        **{name: column.astype(_DTYPES.get(name, np.int32)) for name, column in columns.items()},
+        **dict(zip(FLOATS, np.ascontiguousarray(floats.T), strict=True)),
+    )
+    event_of = {node.id: node.id - 1 for node in nodes}
+    event_of |= {node.id: node.attr["switchml.of"] for node in trace.nodes if "switchml.of" in node.attr}
+    causes = {(event_of[cause], node.id - 1) for node in nodes for cause in node.data_deps}
+    head["names"] = list(names)
+    found = np.array(sorted(causes), np.int32).reshape(-1, 2)
+    return native.whole(head, trace.path, events, found, np.array(head["steps"]))
+
+
+_DTYPES = {"what": np.int8, "collective": np.int8, "sequence": np.int64, "gradient": np.bool_}
+
+
+def _timed(trace: ChakraTrace) -> RankTrace:
+    """Of another writer's: lanes are threads and streams."""
+    nodes = [node for node in trace.nodes if node.type not in (pb.METADATA_NODE, pb.INVALID_NODE)]
+    lanes: dict[tuple, int] = {}
+    world = sorted({rank for ranks in trace.groups.values() for rank in ranks} | {trace.rank})
+    groups = {name: Group(name, tuple(ranks or world)) for name, ranks in trace.groups.items()}
+    rows = []
+    for node in nodes:
+        on_host = bool(node.attr.get("is_cpu_op", node.type not in COMMUNICATION))
+        place = node.attr.get("tid" if on_host else "stream", 0)
+        lane = lanes.setdefault((not on_host, place), len(lanes))
+        what, kind, size, group, peer = What.COMPUTE, Collective.NONE, 0.0, NONE, NONE
+        if node.type in COMMUNICATION:
+            name = str(node.attr.get("pg_name", ""))
+            members = groups.setdefault(name, Group(name, tuple(world)))
+            group = list(groups).index(name)
+            kind, size = communication(node, len(members.ranks))
+            what = What.COLLECTIVE
+            if node.type == pb.COMM_SEND_NODE:
+                what, peer = What.SEND, int(node.attr.get("comm_dst", NONE))
+            elif node.type == pb.COMM_RECV_NODE:
+                what, peer = What.RECV, int(node.attr.get("comm_src", NONE))
+        rows.append((lane, node.start_s, -node.duration_s, what, kind, size, group, peer, node))
+    order = sorted(range(len(rows)), key=lambda at: rows[at][:3])
+    lane, start, minus, what, kind, size, group, peer, ordered = zip(*(rows[at] for at in order), strict=True)
+    place = {node.id: event for event, node in enumerate(ordered)}
+    names = {name: number for number, name in enumerate(dict.fromkeys(node.name for node in ordered))}
+    start_s, duration_s = np.array(start), -np.array(minus)
+    counts: dict[tuple, int] = {}
+    sequence = []
+    for key in zip(group, what, peer, strict=True):
+        sequence.append(counts.get(key, 0) if key[0] != NONE else NONE)
+        counts[key] = counts.get(key, 0) + 1
+    events = Events(
+        name=np.array([names[node.name] for node in ordered], np.int32),
+        what=np.array(what, np.int8),
+        lane=np.array(lane, np.int32),
+        start_s=start_s,
+        duration_s=duration_s,
+        parent=parents(np.array(lane, np.int32), start_s, start_s + duration_s),
+        collective=np.array(kind, np.int8),
+        group=np.array(group, np.int32),
+        sequence=np.array(sequence, np.int64),
+        peer=np.array(peer, np.int32),
+        bytes=np.array(size, np.float64),
+        gradient=np.zeros(len(ordered), bool),
+    )
+    causes = {(place[dep], place[node.id]) for node in ordered for dep in node.deps if dep in place}
+    between = [(a, b) for a, b in causes if lane[a] != lane[b]]
+    return RankTrace(
+        rank=trace.rank,
+        world_size=len(world),
+        host="",
+        source=trace.path,
+        format="chakra",
+        epoch_s=0.0,
+        names=list(names),
+        lanes=[
+            Lane(f"{'stream' if device else 'thread'} {at}", LaneKind.DEVICE if device else LaneKind.HOST)
+            for device, at in lanes
+        ],
+        groups=list(groups.values()),
+        events=events,
+        causes=np.array(sorted(between), np.int32).reshape(-1, 2),
+        steps=np.array([[0.0, float(events.end_s.max())]]),
+        about={"chakra": trace.version},
+    )

@@ -1,0 +1,121 @@
+"""Chakra's files: messages one after the other, each behind its length as a varint. Which fields there are stands in
+chakra.proto.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from emulator.traces.readers.chakra import chakra_pb2 as pb
+from emulator.traces.readers.chrome import open_plain
+from switchml.errors import TraceError
+
+VERSION = "1.0.0"
+
+_LARGEST_BYTES = 1 << 28
+"""Of one message; a longer one is no message."""
+
+
+def is_chakra(start: bytes) -> bool:
+    """Whether a file that begins so is one: with a GlobalMetadata that has a version or attributes."""
+    from google.protobuf.message import DecodeError
+
+    length, at = _varint(start)
+    if length < 2 or len(start) < at + length or start[at] not in (0x0A, 0x12):
+        return False
+    head = pb.GlobalMetadata()
+    try:
+        head.ParseFromString(start[at : at + length])
+    except DecodeError:
+        return False
+    return head.version[:1].isdigit() if head.version else any(one.name for one in head.attr)
+
+
+def write_messages(path: Path, messages: Iterable[Any]) -> None:
+    """Write protobuf messages, the metadata first."""
+    with path.open("wb") as file:
+        for message in messages:
+            data = message.SerializeToString()
+            file.write(_encoded(len(data)) + data)
+
+
+def read_messages(path: Path) -> Iterator[Any]:
+    """The GlobalMetadata, then each Node. TraceError where the file breaks off or is something else."""
+    from google.protobuf.message import DecodeError
+
+    with open_plain(path) as file:
+        kind, at, number = pb.GlobalMetadata, 0, 0
+        while (length := _read_length(file, path, at)) is not None:
+            data = file.read(length[0])
+            at += length[1] + len(data)
+            if len(data) < length[0]:
+                raise TraceError(f"{path} is truncated: it breaks off in message {number}, at byte {at:,}")
+            message = kind()
+            try:
+                message.ParseFromString(data)
+            except DecodeError as error:
+                raise TraceError(f"{path} is no Chakra trace: message {number}, up to byte {at:,}: {error}") from None
+            yield message
+            kind, number = pb.Node, number + 1
+
+
+def attributes(message: Any) -> dict[str, Any]:
+    """Name → value of a message's attributes; lists as lists."""
+    found = {}
+    for attribute in message.attr:
+        field = attribute.WhichOneof("value")
+        if field is not None:
+            value = getattr(attribute, field)
+            found[attribute.name] = list(value.values) if field.endswith("_list") else value
+    return found
+
+
+def attribute(name: str, value: Any) -> Any:
+    """An attribute as Chakra's own tools write it: integers as int64_val, floats as double_val."""
+    if isinstance(value, bool):
+        return pb.Attribute(name=name, bool_val=value)
+    if isinstance(value, int):
+        return pb.Attribute(name=name, int64_val=value)
+    if isinstance(value, float):
+        return pb.Attribute(name=name, double_val=value)
+    if isinstance(value, str):
+        return pb.Attribute(name=name, string_val=value)
+    if value and isinstance(value[0], float):
+        return pb.Attribute(name=name, double_list=pb.Doubles(values=value))
+    return pb.Attribute(name=name, int64_list=pb.Int64s(values=value))
+
+
+def _varint(data: bytes) -> tuple[int, int]:
+    """The number at the beginning of `data`, and how many bytes it has; (0, 0) where there is none."""
+    value = 0
+    for place, byte in enumerate(data[:10]):
+        value |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            return value, place + 1
+    return 0, 0
+
+
+def _encoded(value: int) -> bytes:
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*found, value])
+
+
+def _read_length(file: BinaryIO, path: Path, at: int) -> tuple[int, int] | None:
+    """The next message's length and its own size; None at the end of the file."""
+    data = b""
+    while not data or data[-1] >= 0x80:
+        byte = file.read(1)
+        if not byte and not data:
+            return None
+        data += byte
+        if not byte or len(data) > 5:
+            raise TraceError(f"{path} is no Chakra trace, or a broken one: no message begins at byte {at:,}")
+    length = _varint(data)
+    if length[0] > _LARGEST_BYTES:
+        raise TraceError(f"{path} is no Chakra trace: a message of {length[0]:,} bytes at byte {at:,}")
+    return length

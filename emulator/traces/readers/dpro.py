@@ -1,0 +1,202 @@
+"""dPRO's timelines: Chrome's JSON with `"pid": "host0.rank1"`, names of three parts (`BW.conv1.backward`,
+`Comm.conv1.Sync`) and, of a send or receive, a transaction after `~>` that both ends share
+(github.com/joapolarbear/dpro, docs/format.md). Where the job's graph (dag.gml) stands beside them, its edges become
+causes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
+from emulator.traces.readers.chrome import ChromeFile
+from emulator.traces.readers.columns import Numbers
+from emulator.traces.readers.nesting import parents
+from emulator.workload.graph import Collective
+from switchml.errors import TraceError
+
+_PLACE = re.compile(r"host(\d+)\.rank(\d+)")
+_WHAT = {"FW": What.COMPUTE, "BW": What.COMPUTE, "OUTPUT": What.COMPUTE, "I/O": What.LOAD, "IO": What.LOAD}
+
+
+class Event(msgspec.Struct):
+    """One event; `args` has the plain name, the iteration (`cnt` or `step`) and perhaps `size`."""
+
+    name: str = ""
+    ph: str = "X"
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str = ""
+    tid: int | str = ""
+    cat: str = ""
+    args: dict[str, Any] | None = None
+
+
+def read(path: Path, *, salvage: bool = False) -> list[RankTrace]:
+    """All ranks in `path`."""
+    file = ChromeFile(path, Event, salvage=salvage)
+    ranks: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for batch in file.batches():
+        for event in batch:
+            place = _PLACE.search(str(event.pid))
+            if event.ph == "X" and place:
+                ranks[int(place[1]), int(place[2])].append(event)
+    if not ranks:
+        raise TraceError(f"{path} has no events of dPRO's: none with a pid such as host0.rank0")
+    edges = _edges(path.parent / "dag.gml")
+    # Ranks are counted through; dPRO counts them within a host, or through, depending on how it was run.
+    through = len({rank for _, rank in ranks}) == len(ranks)
+    places = sorted(ranks, key=lambda place: place[1] if through else place)
+    number = {place: place[1] if through else at for at, place in enumerate(places)}
+    hosts = {place: f"host{place[0]}" for place in places}
+    world = tuple(sorted(number.values()))
+    return [_trace(path, number[place], world, hosts[place], ranks[place], edges, file.broken) for place in places]
+
+
+def _trace(
+    path: Path,
+    rank: int,
+    world: tuple[int, ...],
+    host: str,
+    told: list[Event],
+    edges: dict[str, list[str]],
+    broken: str,
+) -> RankTrace:
+    told.sort(key=lambda event: (event.ts, -event.dur))
+    first_us = told[0].ts
+    names, lanes = Numbers(), Numbers()
+    kinds = [_kind(event) for event in told]
+    lane = np.array([lanes[_lane(event, what)] for event, (what, _) in zip(told, kinds, strict=True)], np.int32)
+    order = np.argsort(lane, kind="stable")
+    lane, told, kinds = lane[order], [told[at] for at in order], [kinds[at] for at in order]
+    start_s = np.array([(event.ts - first_us) * 1e-6 for event in told])
+    duration_s = np.array([event.dur * 1e-6 for event in told])
+    what = np.array([kind[0] for kind in kinds], np.int8)
+    communicates = np.isin(what, (What.COLLECTIVE, What.SEND, What.RECV))
+    sequence = np.full(len(told), NONE, np.int64)
+    counts: dict[tuple[int, str], int] = defaultdict(int)
+    groups: dict[str, int] = {}
+    group = np.full(len(told), NONE, np.int32)
+    # A tensor is a group of its own: its transactions are counted apart, and in their order on every rank the same.
+    for at in np.flatnonzero(communicates)[np.argsort(start_s[communicates], kind="stable")].tolist():
+        key = _transaction(told[at].name)
+        group[at] = groups.setdefault(key, len(groups))
+        sequence[at] = counts[int(what[at]), key]
+        counts[int(what[at]), key] += 1
+    events = Events(
+        name=np.array([names[event.name.split("->")[-1]] for event in told], np.int32),
+        what=what,
+        lane=lane,
+        start_s=start_s,
+        duration_s=duration_s,
+        parent=parents(lane, start_s, start_s + duration_s),
+        collective=np.array([kind[1] for kind in kinds], np.int8),
+        group=group,
+        sequence=sequence,
+        peer=np.array(
+            [_peer(event, rank, world) if communicates[at] else NONE for at, event in enumerate(told)], np.int32
+        ),
+        bytes=np.array([float((event.args or {}).get("size", 0) or 0) for event in told]),
+        gradient=np.zeros(len(told), bool),
+    )
+    return RankTrace(
+        rank=rank,
+        world_size=len(world),
+        host=host,
+        source=path,
+        format="dpro",
+        epoch_s=first_us * 1e-6,
+        names=list(names),
+        lanes=[Lane(name, kind) for name, kind in lanes],
+        groups=[Group(key, world) for key in groups],
+        events=events,
+        causes=_causes(told, start_s, start_s + duration_s, edges),
+        steps=_steps(told, start_s, start_s + duration_s),
+        about={"broken": broken} if broken else {},
+    )
+
+
+def _kind(event: Event) -> tuple[What, Collective]:
+    parts = event.name.split("->")[-1].split(".")
+    if parts[0] == "Comm":
+        last = parts[-1].split("~>")[0].upper()
+        if last in ("SEND", "PUSH_REQ", "PULL_RES"):
+            return What.SEND, Collective.P2P
+        if last in ("RECV", "PUSH_RES", "PULL_REQ"):
+            return What.RECV, Collective.P2P
+        reduces = "ALLREDUCE" in last or last in ("PUSH", "PULL")
+        return (What.COLLECTIVE, Collective.ALL_REDUCE) if reduces else (What.SCOPE, Collective.NONE)
+    if parts[0].startswith("UPDATE"):
+        return What.COMPUTE, Collective.NONE
+    return _WHAT.get(parts[0], What.COMPUTE), Collective.NONE
+
+
+def _lane(event: Event, what: What) -> tuple[str, LaneKind]:
+    if event.name.split("->")[-1].startswith("Comm."):
+        return f"communication {event.tid}".strip(), LaneKind.TRANSPORT
+    if what == What.LOAD:
+        return "loader", LaneKind.HOST
+    return f"compute {event.tid}".strip(), LaneKind.DEVICE
+
+
+def _transaction(name: str) -> str:
+    """Tensor and, of chunks, which: what both ends of a transfer have in common."""
+    tensor, _, suffix = name.split("->")[-1].partition("~>")
+    return ".".join(tensor.split(".")[1:-1]) + (f"~>{suffix}" if suffix else "")
+
+
+def _peer(event: Event, rank: int, world: tuple[int, ...]) -> int:
+    """Named in the arguments, or the neighbour in the ring."""
+    if _kind(event)[1] != Collective.P2P:
+        return NONE
+    told = (event.args or {}).get("peer")
+    if told is not None:
+        return int(told)
+    step = 1 if _kind(event)[0] == What.SEND else -1
+    return world[(world.index(rank) + step) % len(world)]
+
+
+def _iteration(event: Event) -> int:
+    args = event.args or {}
+    return int(args.get("step", args.get("cnt", 0)) or 0)
+
+
+def _steps(told: list[Event], start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    number = np.array([_iteration(event) for event in told])
+    return np.array([[start_s[number == at].min(), end_s[number == at].max()] for at in np.unique(number)])
+
+
+def _causes(told: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges: dict[str, list[str]]) -> np.ndarray:
+    """The graph's edges, in each iteration, where the times agree."""
+    place = {(event.name.split("->")[-1].split("~>")[0], _iteration(event)): at for at, event in enumerate(told)}
+    found = set()
+    for (name, step), cause in place.items():
+        for follower in edges.get(name, ()):
+            effect = place.get((follower, step))
+            if effect is not None and effect != cause and end_s[cause] <= start_s[effect] + 1e-6:
+                found.add((cause, effect))
+    return np.array(sorted(found), np.int32).reshape(-1, 2)
+
+
+def _edges(path: Path) -> dict[str, list[str]]:
+    """Of a GML file (networkx writes it): node label → labels after it; nothing where there is no file."""
+    if not path.exists():
+        return {}
+    text = path.read_text()
+    labels = {
+        number[1]: label[1].split("->")[-1]
+        for block in re.findall(r"\bnode\s*\[(.*?)\n\s*\]", text, re.DOTALL)
+        if (number := re.search(r"\bid\s+(\d+)", block)) and (label := re.search(r'\blabel\s+"([^"]*)"', block))
+    }
+    found: dict[str, list[str]] = defaultdict(list)
+    for block in re.findall(r"\bedge\s*\[(.*?)\n\s*\]", text, re.DOTALL):
+        ends = [re.search(rf"\b{end}\s+(\d+)", block) for end in ("source", "target")]
+        if all(ends):
+            found[labels.get(ends[0][1], "")].append(labels.get(ends[1][1], ""))
+    return found

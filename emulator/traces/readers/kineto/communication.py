@@ -1,0 +1,312 @@
+"""The communication in a Kineto trace: which events are a rank's part of a collective or of a send, of how many bytes,
+in which group, and the how-many-eth it is there.
+
+NCCL's and RCCL's kernels are on a device stream; what they do stands in their own arguments (since torch 2.3), or
+on the host around their launch: in `record_param_comms`, in an annotation such as `nccl:all_reduce`, or in
+`c10d::allreduce_`.
+Gloo and other host backends work on threads of their own, where an annotation such as `gloo:all_reduce` covers the
+work; `c10d::allreduce_` on the caller's thread has set it going.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emulator.traces.communication import collective_of, count, item_bytes, message_bytes, whole
+from emulator.traces.events import NONE, Group, LaneKind, What
+from emulator.traces.readers.kineto.events import Args
+from emulator.traces.readers.sizes import Asked, match
+from emulator.workload.graph import Collective
+
+if TYPE_CHECKING:
+    from emulator.traces.readers.kineto.kineto import Reading
+
+_BY_HOST = re.compile(r"^(gloo|mpi|ucc|switchml):(\w+)")
+_BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
+THREADS = 4
+"""Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""
+_KERNEL = re.compile(r"ccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
+_C10D = re.compile(r"^c10d::(\w+)")
+
+
+@dataclass
+class Communication:
+    """All arrays (events,); see `Events` for those that are called as there."""
+
+    collective: np.ndarray
+    bytes: np.ndarray
+    group: np.ndarray
+    sequence: np.ndarray
+    peer: np.ndarray
+    launch: dict[int, int] = field(default_factory=dict)
+    """Communication → the host event that set it going, where that is known."""
+    groups: list[Group] = field(default_factory=list)
+    backend: str = ""
+    unnamed: int = 0
+    """How many do not say in which of several groups they are; they count as of the widest."""
+
+
+def is_distributed(reading: Reading) -> bool:
+    """Whether there is communication at all."""
+    names = (str(name) for _, name in reading.kinds)
+    return any(_BY_HOST.match(name) or _BY_DEVICE.match(name) or _C10D.match(name) for name in names)
+
+
+def find(reading: Reading) -> Communication:
+    """All communication of a trace; also sets its events' `What`."""
+    many = len(reading.kind)
+    found = Communication(
+        collective=np.zeros(many, np.int8),
+        bytes=np.zeros(many),
+        group=np.full(many, NONE, np.int32),
+        sequence=np.full(many, NONE, np.int64),
+        peer=np.full(many, NONE, np.int32),
+    )
+    groups = _Groups(reading)
+    for event, told in [*_on_devices(reading, found), *_on_host(reading, found)]:
+        kind = next((kind for said in told if (kind := said.collective)), Collective.NONE)
+        if not kind:
+            continue
+        named = next((said.args for said in told if said.args.group is not None), None)
+        found.unnamed += named is None and len(groups.groups) > 1
+        number = groups.number(named or Args())
+        ranks = groups.groups[number].ranks
+        found.collective[event] = kind
+        found.group[event] = number
+        found.bytes[event] = _bytes(kind, told, len(ranks))
+        reading.what[event] = What.COLLECTIVE
+        if kind == Collective.P2P:
+            sends = next((said.sends for said in told if said.sends is not None), True)
+            reading.what[event] = What.SEND if sends else What.RECV
+            found.peer[event] = _peer(sends, told, ranks)
+    found.groups = groups.groups
+    _number(found, reading)
+    return found
+
+
+class _Said:
+    """What one event says about a communication: a kernel about itself, an annotation or operator around its launch."""
+
+    def __init__(self, name: str, args: Args | None) -> None:
+        self.args = args or Args()
+        self.name = name
+        told = str(self.args.collective) if self.args.collective is not None else ""
+        if not told:
+            match = _BY_HOST.match(name) or _BY_DEVICE.match(name) or _C10D.match(name) or _KERNEL.search(name)
+            told = match[match.lastindex] if match else ""
+        self.collective = collective_of(told)
+        if "sendrecv" in told.lower():
+            self.collective = Collective.ALL_TO_ALL  # unless the host says otherwise, see `_on_devices`
+        self.sends = "send" in told.lower() if self.collective == Collective.P2P else None
+
+    def sizes(self) -> tuple[float, float]:
+        """Bytes put in and got out, 0 where it does not say."""
+        args = self.args
+        if args.sent is not None or args.received is not None:
+            item = item_bytes(str(args.dtype))
+            return whole(args.sent) * item, whole(args.received) * item
+        if not args.dims or not args.types:
+            return 0.0, 0.0
+        if self.name.startswith("c10d::"):
+            # Lists of tensors do not tell their type; what is not float is not there in training, so far.
+            return float(max((4 * count(shape) for shape in args.dims), default=0)), 0.0
+        pairs = zip(args.dims, args.types, strict=False)
+        return float(sum(count(shape) * item_bytes(str(kind)) for shape, kind in pairs)), 0.0
+
+    def elements(self) -> int:
+        """Of the largest tensor; 0 where it does not say."""
+        return max((int(count(shape)) for shape in self.args.dims or []), default=0)
+
+
+def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
+    """Communication kernels, each with what is said about it: by what knows best first."""
+    kernels = [kind for kind, (category, name) in enumerate(reading.kinds) if category == "kernel" and "ccl" in name]
+    kernels = [kind for kind in kernels if re.search(r"[nr]ccl", reading.kinds[kind][1])]
+    launches = reading.launch_of()
+    result = []
+    for event in np.flatnonzero(np.isin(reading.kind, kernels)).tolist():
+        said = [_Said(_name(reading, event), reading.details.get(event))]
+        around = []
+        if launches[event] != NONE:
+            found.launch[event] = int(launches[event])
+            around = [
+                _Said(_name(reading, outer), reading.details[outer])
+                for outer in _ancestors(reading, found.launch[event])
+                if outer in reading.details
+            ]
+        if said[0].args.collective is None:
+            around.sort(key=lambda one: (one.args.collective is None, one.name.startswith("c10d::")))
+            said = [*(one for one in around if one.collective), *said]
+        else:
+            said += around
+        found.backend = found.backend or "nccl"
+        result.append((event, said))
+    return result
+
+
+def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
+    """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
+    own number is drawn first, then, while it runs, its work's. While no execution trace is observed all numbers are
+    0: then the first call of a kind is the cause of its first work, and so on."""
+    works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := _BY_HOST.match(str(name)))}
+    events = np.flatnonzero(np.isin(reading.kind, list(works)))
+    if not len(events):
+        return []
+    found.backend = found.backend or next(iter(works.values()))[1]
+    operators = [kind for kind, (_, name) in enumerate(reading.kinds) if _C10D.match(str(name))]
+    callers = np.flatnonzero(np.isin(reading.kind, operators))
+    callers = callers[np.argsort(reading.record[callers], kind="stable")]
+    before = np.searchsorted(reading.record[callers], reading.record[events]) - 1
+    before = np.where(reading.record[events] > 0, before, -1)
+    caller_of = {event: int(callers[at]) for event, at in zip(events.tolist(), before.tolist(), strict=True) if at >= 0}
+    unnumbered = [these[reading.record[these] == 0] for these in (events, callers)]
+    caller_of |= _in_order(reading, *unnumbered)
+    result = []
+    for event in events.tolist():
+        said = [_Said(_name(reading, event), reading.details.get(event))]
+        if event in caller_of:
+            caller = caller_of[event]
+            call = _Said(_name(reading, caller), reading.details.get(caller))
+            if call.collective == said[0].collective and reading.start_s[caller] <= reading.start_s[event] + 1e-6:
+                said.append(call)
+                found.launch[event] = caller
+                if reading.lanes[reading.lane[event]].kind == LaneKind.TRANSPORT:
+                    reading.what[caller] = What.LAUNCH
+        result.append((event, said))
+    return _with_sizes(reading, found, result)
+
+
+def _with_sizes(
+    reading: Reading, found: Communication, works: list[tuple[int, list[_Said]]]
+) -> list[tuple[int, list[_Said]]]:
+    """What is known from beside the profile counts first."""
+    if reading.sizes is None:
+        return works
+    asked = []
+    for event, said in works:
+        call = found.launch.get(event)
+        from_s = reading.start_s[call] if call is not None else 0.0
+        until_s = from_s + reading.duration_s[call] if call is not None else reading.start_s[event]
+        asked.append(Asked(event, said[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
+    calls = match(reading.sizes.calls, asked)
+    return [
+        (event, [_Said(said[0].name, reading.sizes.args(calls[event])), *said] if event in calls else said)
+        for event, said in works
+    ]
+
+
+def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:
+    """Event → caller, the first of each collective to the first. A backend with several threads may begin two that
+    have waited in any order: so the first of the same size goes before, among those that it may have overtaken."""
+    waiting: dict[Collective, list[tuple[int, int]]] = {}
+    for caller in callers[np.argsort(reading.start_s[callers], kind="stable")].tolist():
+        said = _Said(_name(reading, caller), reading.details.get(caller))
+        waiting.setdefault(said.collective, []).append((caller, said.elements()))
+    found = {}
+    for event in events[np.argsort(reading.start_s[events], kind="stable")].tolist():
+        said = _Said(_name(reading, event), reading.details.get(event))
+        calls = waiting.get(said.collective, [])
+        may_be = [call for call in calls[:THREADS] if reading.start_s[call[0]] <= reading.start_s[event] + 1e-6]
+        alike = [call for call in may_be if call[1] == said.elements()]
+        if may_be:
+            found[event] = (alike or may_be)[0][0]
+            calls.remove((alike or may_be)[0])
+    return found
+
+
+def _name(reading: Reading, event: int) -> str:
+    return str(reading.kinds[reading.kind[event]][1])
+
+
+def _ancestors(reading: Reading, event: int) -> list[int]:
+    found = []
+    while (event := int(reading.parent[event])) != NONE:
+        found.append(event)
+    return found
+
+
+def _bytes(kind: Collective, told: list[_Said], ranks: int) -> float:
+    for said in told:
+        sent, received = said.sizes()
+        if sent or received:
+            return message_bytes(kind, sent, received, ranks)
+    return 0.0
+
+
+def _peer(sends: bool, told: list[_Said], ranks: tuple[int, ...]) -> int:
+    """The other rank of a send or receive; c10d counts it within the group."""
+    for said in told:
+        other = said.args.destination if sends else said.args.source
+        if other is not None:
+            return whole(other, NONE)
+        concrete = said.args.concrete
+        if said.name.startswith("c10d::") and isinstance(concrete, list) and len(concrete) > 2:
+            place = str(concrete[2])
+            if place.isdigit() and int(place) < len(ranks):
+                return ranks[int(place)]
+    return NONE
+
+
+def _number(found: Communication, reading: Reading) -> None:
+    """`sequence`: in the order in which the host asked for them."""
+    events = np.flatnonzero(found.collective)
+    asked_s = [reading.start_s[found.launch.get(event, event)] for event in events.tolist()]
+    counts: Counter[tuple[int, int, int]] = Counter()
+    for at in np.argsort(asked_s, kind="stable"):
+        event = int(events[at])
+        what = int(reading.what[event]) if found.collective[event] == Collective.P2P else 0
+        key = (int(found.group[event]), what, int(found.peer[event]))
+        found.sequence[event] = counts[key]
+        counts[key] += 1
+
+
+class _Groups:
+    """Communicators as they come up. Those of the file's head are known from the start."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.groups: list[Group] = []
+        self._numbers: dict[str, int] = {}
+        self._rank = reading.rank
+        self._world = range(reading.world_size)
+        configured = reading.distributed.get("pg_config") or []
+        if isinstance(configured, str):
+            configured = json.loads(configured)
+        for group in configured:
+            if isinstance(group, dict):
+                ranks = _ranks(group.get("ranks"), whole(group.get("pg_size"))) or tuple(self._world)
+                self._add(str(group.get("pg_name", "")), ranks)
+
+    def _add(self, name: str, ranks: tuple[int, ...]) -> int:
+        if name not in self._numbers:
+            self._numbers[name] = len(self.groups)
+            self.groups.append(Group(name, ranks))
+        return self._numbers[name]
+
+    def number(self, args: Args) -> int:
+        """Of the group that `args` name, or of the default one: that of all ranks."""
+        if args.group is not None:
+            name = str(args.group)
+            if name in self._numbers:
+                return self._numbers[name]
+            size = whole(args.group_size)
+            ranks = _ranks(args.group_ranks, size)
+            if not ranks and args.group_start is not None and size:
+                ranks = tuple(whole(args.group_start) + i * whole(args.group_stride, 1) for i in range(size))
+            return self._add(name, ranks or tuple(self._world) or (self._rank,))
+        widest = max(range(len(self.groups)), key=lambda at: len(self.groups[at].ranks), default=None)
+        return self._add("", tuple(self._world) or (self._rank,)) if widest is None else widest
+
+
+def _ranks(told: Any, size: int) -> tuple[int, ...]:
+    """Ranks as a list or as its text; none where profilers have shortened it with an ellipsis."""
+    if isinstance(told, str):
+        told = [int(number) for number in re.findall(r"\d+", told)] if "..." not in told else []
+    if not isinstance(told, list) or not all(str(one).isdigit() for one in told) or (size and len(told) != size):
+        return ()
+    return tuple(int(one) for one in told)

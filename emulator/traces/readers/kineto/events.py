@@ -1,0 +1,192 @@
+"""What is read of a Kineto trace (https://github.com/pytorch/kineto, libkineto/src/output_json.cpp): the fields of one
+event, and the tables that a whole file is collected in. Nothing is interpreted here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from emulator.traces.readers.chrome import ChromeFile
+from emulator.traces.readers.columns import Columns, Numbers
+from switchml.errors import TraceError
+
+Value = int | float | str | None
+
+RECORDED = ("cpu_op", "user_annotation", "python_function", "runtime", "kernel", "gpu_memcpy", "gpu_memset")
+"""The categories that become events; of newer ones such as `cuda_runtime`, `cuda_driver`, `xpu_runtime` the last word
+or `runtime` counts."""
+
+_CATEGORIES = {
+    "Operator": "cpu_op",
+    "Runtime": "runtime",
+    "cuda_driver": "runtime",
+    "hip_driver": "runtime",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+}
+"""Names that other versions use."""
+
+DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+_NOTHING = msgspec.Raw()
+
+
+class Args(msgspec.Struct, gc=False):
+    """Of an event; numbers may be strings in ROCm's traces. Lists stay undecoded until they are wanted; then they are
+    None where the event has none."""
+
+    record: Value = msgspec.field(name="Record function id", default=None)
+    sequence: Value = msgspec.field(name="Sequence number", default=None)
+    forward_thread: Value = msgspec.field(name="Fwd thread id", default=None)
+    correlation: Value = None
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
+    concrete: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NOTHING)
+    stream: Value = None
+    device: Value = None
+    bytes: Value = None
+    size: Value = None
+    kind: Value = None
+    collective: Value = msgspec.field(name="Collective name", default=None)
+    sent: Value = msgspec.field(name="In msg nelems", default=None)
+    received: Value = msgspec.field(name="Out msg nelems", default=None)
+    group_size: Value = msgspec.field(name="Group size", default=None)
+    dtype: Value = None
+    group: Value = msgspec.field(name="Process Group Name", default=None)
+    group_start: Value = msgspec.field(name="Global rank start", default=None)
+    group_stride: Value = msgspec.field(name="Global rank stride", default=None)
+    group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
+    source: Value = msgspec.field(name="Src Rank", default=None)
+    destination: Value = msgspec.field(name="Dst Rank", default=None)
+    sync: Value = msgspec.field(name="cuda_sync_kind", default=None)
+    waits_on_stream: Value = msgspec.field(name="wait_on_stream", default=None)
+    waits_on_record: Value = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+    name: Any = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """One element of `traceEvents`."""
+
+    ph: str = ""
+    cat: str = ""
+    name: Any = ""
+    pid: Value = None
+    tid: Value = None
+    ts: Value = 0
+    dur: Value = 0
+    id: Value = None
+    args: Args | None = None
+
+
+class Table:
+    """A file's events, unsorted, as columns; what only few events have stands in dictionaries by row."""
+
+    def __init__(self) -> None:
+        self.columns = Columns(kind="i", lane="i", ts="d", dur="d", correlation="q", record="q")
+        self.kinds = Numbers()
+        """(category, name) → number."""
+        self.lanes = Numbers()
+        """(pid, tid, on a device?) → number."""
+        self.lane_names: dict[tuple[Value, Value], str] = {}
+        self.details: dict[int, Args] = {}
+        """Row → arguments: of communication, copies, gradients."""
+        self.syncs: dict[int, Args] = {}
+        """Correlation → arguments of CUDA's own record of a wait."""
+        self.arrows = Columns(id="q", is_head="b", lane="i", ts="d")
+        """The ends of forward-backward arrows: where an operator begins."""
+        self.arrow_names = Numbers()
+        self.autograd = Columns(row="i", sequence="q", is_backward="b")
+        """Operators with a place on autograd's tape."""
+        self.skipped: dict[str, int] = {}
+        """Category → how many events of it were left out."""
+
+    def fill(self, path: Path, *, salvage: bool = False) -> ChromeFile:
+        """Read the whole of `path`; returns what is known of the file besides its events."""
+        file = ChromeFile(path, Event, salvage=salvage)
+        for batch in file.batches():
+            try:
+                self._add(batch)
+            except (TypeError, ValueError, OverflowError) as error:
+                first = file.events - len(batch) + 1
+                raise TraceError(
+                    f"{path}: one of the events {first} to {file.events} is not as expected: {error}"
+                ) from None
+        return file
+
+    def _add(self, batch: list[Event]) -> None:
+        columns, kinds, lanes = self.columns, self.kinds, self.lanes
+        add_kind, add_lane = columns.kind.append, columns.lane.append
+        add_ts, add_dur = columns.ts.append, columns.dur.append
+        add_correlation, add_record = columns.correlation.append, columns.record.append
+        for event in batch:
+            if event.ph != "X":
+                self._add_other(event)
+                continue
+            category = event.cat
+            if category not in RECORDED:
+                category = _CATEGORIES.get(category) or ("runtime" if category.endswith("_runtime") else "")
+                if not category:
+                    self._skip(event)
+                    continue
+            args = event.args or _NO_ARGS
+            on_device = category in DEVICE_CATEGORIES
+            name = event.name if type(event.name) is str else str(event.name)
+            row = len(columns.kind)
+            add_kind(kinds[category, name])
+            add_lane(lanes[event.pid, event.tid, on_device])
+            add_ts(event.ts)
+            add_dur(event.dur or 0)
+            correlation, record = args.correlation, args.record
+            add_correlation(-1 if correlation is None else int(correlation))
+            add_record(-1 if record is None else int(record))
+            if on_device:
+                if category != "kernel" or "ccl" in name:
+                    self._keep(row, args)
+                continue
+            if args.sequence is not None and args.forward_thread is not None:
+                self.autograd.row.append(row)
+                self.autograd.sequence.append(int(args.sequence))
+                self.autograd.is_backward.append(int(args.forward_thread) != 0)
+            if _is_detailed(category, name, args):
+                self._keep(row, args)
+
+    def _keep(self, row: int, args: Args) -> None:
+        for name in ("dims", "types", "concrete", "group_ranks"):
+            raw = getattr(args, name)
+            # A Raw would keep its whole block of the file.
+            value = msgspec.json.decode(raw) if raw is not _NOTHING else None
+            setattr(args, name, value if isinstance(value, list) or name == "group_ranks" else None)
+        self.details[row] = args
+
+    def _add_other(self, event: Event) -> None:
+        if event.ph in "sf" and event.cat == "fwdbwd":
+            self.arrows.id.append(self.arrow_names[event.id])
+            self.arrows.is_head.append(event.ph == "f")
+            self.arrows.lane.append(self.lanes[event.pid, event.tid, False])
+            self.arrows.ts.append(float(event.ts))
+        elif event.ph == "M" and event.name == "thread_name" and event.args:
+            self.lane_names[event.pid, event.tid] = str(event.args.name)
+
+    def _skip(self, event: Event) -> None:
+        if event.cat == "cuda_sync" and event.args and event.args.correlation is not None:
+            args = event.args
+            args.dims = args.types = args.concrete = args.group_ranks = _NOTHING
+            self.syncs[int(args.correlation)] = args
+        elif event.cat != "Trace":
+            self.skipped[event.cat] = self.skipped.get(event.cat, 0) + 1
+
+
+_NO_ARGS = Args()
+
+
+def _is_detailed(category: str, name: str, args: Args) -> bool:
+    if category == "runtime":
+        return False
+    if category == "user_annotation":
+        return ":" in name
+    return args.collective is not None or name.startswith("c10d::") or name == "torch::autograd::AccumulateGrad"

@@ -1,0 +1,100 @@
+"""torch's execution trace (ExecutionTraceObserver's JSON, schemas 1.0.2 to 1.1.1-chakra.0.0.4) beside a Kineto trace
+of the same run. It has no times, but says which tensors each operator reads and writes; the numbers of the profiler's
+records (`rf_id`) join the two. So what runs on a host thread after a collective on Gloo's, on the same storage, is
+known to have waited for it.
+
+A transport's thread records its end after it has woken whoever waits; on a busy machine some 100 µs later. So where a
+waiter is known to have gone on before that, the collective ended when the waiter began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from emulator.traces.events import LaneKind
+from emulator.traces.readers.chrome import ChromeFile
+
+if TYPE_CHECKING:
+    from emulator.traces.readers.kineto.kineto import Reading
+
+_SLACK_S = 2e-6
+_LATE_S = 2e-3
+"""How much later a transport may record its end."""
+
+
+class Attribute(msgspec.Struct):
+    name: str = ""
+    value: Any = None
+
+
+class Node(msgspec.Struct):
+    """An operator. Schema 1.0.2 has no objects for inputs and outputs, and `rf_id` beside them."""
+
+    name: str = ""
+    inputs: Any = None
+    outputs: Any = None
+    attrs: list[Attribute] = []
+    rf_id: int | None = None
+
+    def record(self) -> int:
+        """The profiler's record number, -1 without one."""
+        if self.rf_id is not None:
+            return self.rf_id
+        return next((int(one.value) for one in self.attrs if one.name == "rf_id"), -1)
+
+
+def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
+    """(event, event on another lane that wrote a storage that it reads), each writer and lane once; ends of transports'
+    events that were recorded late are put right in `reading`. TraceError where `path` is no execution trace."""
+    event_of = {record: event for event, record in enumerate(reading.record.tolist()) if record >= 0}
+    nodes = ((node.record(), node) for batch in ChromeFile(path, Node, array="nodes").batches() for node in batch)
+    linked = sorted((record, node.name, *_storages(node)) for record, node in nodes if record in event_of)
+    transport = np.array([lane.kind == LaneKind.TRANSPORT for lane in reading.lanes])
+    writer: dict[int, int] = {}
+    known: set[tuple[int, int]] = set()
+    found = []
+    for record, name, read, written in linked:
+        event = event_of[record]
+        lane = int(reading.lane[event])
+        for storage in read:
+            cause = writer.get(storage)
+            if cause is None or reading.lane[cause] == lane or (cause, lane) in known:
+                continue
+            late_s = float(reading.start_s[cause] + reading.duration_s[cause] - reading.start_s[event])
+            if late_s <= (_LATE_S if transport[reading.lane[cause]] else _SLACK_S):
+                known.add((cause, lane))
+                found.append((event, cause))
+                if late_s > _SLACK_S and reading.duration_s[cause] > late_s:
+                    reading.duration_s[cause] -= late_s
+        for storage in (*written, *(read if _writes_inputs(name) else ())):
+            writer[storage] = event
+    return found
+
+
+def _writes_inputs(name: str) -> bool:
+    """Whether an operator changes what it is given: by torch's naming (`add_`, `mul_out`), and collectives."""
+    plain = name.split("(")[0]
+    return plain.endswith(("_", "_out", "copy_bucket_to_grad")) or ":" in plain and "::" not in plain
+
+
+def _storages(node: Node) -> tuple[list[int], list[int]]:
+    """Numbers of the storages that a node reads and writes."""
+    return [list(dict.fromkeys(_tensors(side))) for side in (node.inputs, node.outputs)]  # type: ignore[return-value]
+
+
+def _tensors(values: Any) -> Iterator[int]:
+    if isinstance(values, dict):
+        values = values.get("values") or []
+    if not isinstance(values, list):
+        return
+    if len(values) == 6 and isinstance(values[5], str) and all(isinstance(number, int) for number in values[:5]):
+        yield values[1]
+        return
+    for value in values:
+        if isinstance(value, list):
+            yield from _tensors(value)

@@ -1,0 +1,133 @@
+"""SimAI's workload text (github.com/aliyun/SimAI, example/workload_analytical.txt): a line for each layer of what one
+accelerator does in an iteration, in nanoseconds and bytes. All accelerators do the same, so the graph has one rank
+that stands for all.
+
+Forward, layer by layer: compute, then its communication, which blocks. Backward from the last layer on: gradients of
+the inputs, compute and blocking communication; gradients of the weights, compute and communication that does not
+block (astra-sim-alibabacloud, Workload.cc, iterate_hybrid_parallel_Transformer_fwd_in_bckwd).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from emulator.traces.communication import collective_of
+from emulator.traces.readers.workloads import Workload
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.graph import Collective, Kind, Order
+from switchml.errors import TraceError
+
+COLUMNS = 12
+_LOOPS = ("HYBRID_TRANSFORMER_FWD_IN_BCKWD", "HYBRID_TRANSFORMER", "MICRO")
+_SETTING = re.compile(r"(\w+):?\s+(\d+)")
+_SUFFIX = re.compile(r"^([A-Z]+?)(_DP_EP|_EP|_TP|_DP)?$")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One of a layer's three."""
+
+    compute_s: float
+    collective: Collective
+    group: str
+    """tp, dp, ep or dp_ep."""
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One line."""
+
+    name: str
+    forward: Phase
+    inputs: Phase
+    weights: Phase
+
+
+def read_simai(path: Path) -> Workload:
+    """The workload in `path`; TraceError names the line that makes no sense."""
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    loop, settings = lines[0].split()[0], {key: int(value) for key, value in _SETTING.findall(lines[0])}
+    if loop not in _LOOPS:
+        raise TraceError(f"{path}: the training loop {loop} is not known here; expected {' or '.join(_LOOPS)}")
+    try:
+        count = int(lines[1])
+    except (IndexError, ValueError):
+        raise TraceError(f"{path}, line 2: expected the number of layers") from None
+    if len(lines) - 2 < count:
+        raise TraceError(f"{path} is truncated: it announces {count} layers and has {len(lines) - 2}")
+    layers = [_layer(path, number + 3, line) for number, line in enumerate(lines[2 : 2 + count])]
+    return _workload(layers, settings, loop)
+
+
+def _layer(path: Path, number: int, line: str) -> Layer:
+    words = line.split()
+    if len(words) != COLUMNS:
+        raise TraceError(f"{path}, line {number}: {len(words)} columns where {COLUMNS} are expected")
+    try:
+        return Layer(
+            words[0], *(_phase(words[at : at + 3], default) for at, default in ((2, "tp"), (5, "tp"), (8, "dp")))
+        )
+    except ValueError as error:
+        raise TraceError(f"{path}, line {number}: {error}") from None
+
+
+def _phase(words: list[str], default: str) -> Phase:
+    matched = _SUFFIX.match(words[1])
+    kind = collective_of(matched[1]) if matched else Collective.NONE
+    if matched is None or (kind == Collective.NONE and matched[1] != "NONE"):
+        raise ValueError(f"unknown communication {words[1]}")
+    group = (matched[2] or f"_{default}").lower().removeprefix("_")
+    return Phase(int(words[0]) * 1e-9, kind, group, float(words[2]))
+
+
+def _workload(layers: list[Layer], settings: dict[str, int], loop: str) -> Workload:
+    tp, ep, pp = (settings.get(key, 1) for key in ("model_parallel_NPU_group", "ep", "pp"))
+    world = settings.get("all_gpus", tp)
+    dp = max(1, world // (tp * pp))
+    sizes = {"tp": (tp, 1), "ep": (ep, tp), "dp": (dp, tp), "dp_ep": (max(1, dp // ep), tp * ep)}
+    builder = GraphBuilder("simai")
+    rank = builder.add_rank(weight=float(world))
+    compute = builder.add_stream(rank, "compute")
+    communicator = builder.add_stream(rank, "communication", Order.READY)
+    groups = {name: builder.add_group([rank], name=name, size=size) for name, (size, _) in sizes.items()}
+    last: list[int] = []
+    unawaited: list[int] = []
+
+    def add(layer: Layer, phase: Phase, what: str, blocks: bool) -> None:
+        nonlocal last
+        if phase.compute_s > 0:
+            work = builder.add_work(f"{layer.name} {what}", seconds=phase.compute_s)
+            last = [builder.add_op(compute, work, after=last)]
+        if phase.collective == Collective.NONE or not phase.bytes or sizes[phase.group][0] < 2:
+            return
+        work = builder.add_work(
+            f"{layer.name} {what} {phase.collective.name.lower()}",
+            Kind.COLLECTIVE,
+            collective=phase.collective,
+            bytes=phase.bytes,
+            priority=1 if blocks else 0,
+            is_source=not last,
+        )
+        meeting = builder.add_meetings(work, groups[phase.group], 1)
+        op = builder.add_op(communicator, work, after=last, meeting=meeting)
+        if blocks:
+            last = [op]
+        else:
+            unawaited.append(op)
+
+    for layer in layers:
+        add(layer, layer.forward, "forward", blocks=True)
+    for layer in reversed(layers):
+        add(layer, layer.inputs, "input gradient", blocks=True)
+        add(layer, layer.weights, "weight gradient", blocks=False)
+    assumptions = [f"one accelerator stands for all {world}: tp {tp}, ep {ep}, pp {pp}, dp {dp}"]
+    if pp > 1:
+        assumptions.append(
+            f"the file has no pipeline: bubbles and hand-overs of {pp} stages are left out, as in SimAI's"
+        )
+    if settings.get("checkpoints"):
+        assumptions.append("activation checkpoints are ignored: nothing is computed again")
+    return Workload(builder.build(), {groups[name]: stride for name, (_, stride) in sizes.items()}, world, assumptions)

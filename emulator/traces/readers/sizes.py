@@ -1,0 +1,99 @@
+"""What a capture leaves beside torch's profile: how large Gloo's collectives and the gradients are, which the profile
+itself says only where it has the shapes of all tensors (host_agent/profile/sizes.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from emulator.traces.communication import item_bytes
+from emulator.traces.readers.kineto.events import Args
+from switchml.errors import TraceError
+
+_SLACK_NS = 50_000
+"""Between the profiler's clock, which counts cycles, and Unix time."""
+
+
+class Call(msgspec.Struct):
+    """A collective, or a message to or from the rank `peer`. Shapes and types of the tensors that go in and come out;
+    only the first for a message."""
+
+    name: str
+    at_ns: int
+    group: str
+    inputs: list[list[int]] = msgspec.field(name="in")
+    input_types: list[str] = msgspec.field(name="in_types")
+    outputs: list[list[int]] = msgspec.field(name="out", default_factory=list)
+    output_types: list[str] = msgspec.field(name="out_types", default_factory=list)
+    peer: int | None = None
+
+
+class Parameter(msgspec.Struct):
+    """`name` is "" where it is not known."""
+
+    name: str
+    bytes: int
+
+
+class Sizes(msgspec.Struct):
+    """`groups`: the ranks of each; `calls` in the order of their times; `gradients`: places in `parameters`, in the
+    order in which they became final."""
+
+    groups: dict[str, list[int]]
+    calls: list[Call]
+    parameters: list[Parameter]
+    gradients: list[int]
+
+    def args(self, call: Call) -> Args:
+        """`call` in the words of the profiler."""
+        sent, received = _bytes(call.inputs, call.input_types), _bytes(call.outputs, call.output_types)
+        ranks = self.groups.get(call.group)
+        told = {"sent": sent, "received": received, "dtype": "byte", "group": call.group}
+        told |= {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
+        return Args(**told, source=call.peer, destination=call.peer)  # type: ignore[arg-type]
+
+
+class Asked(NamedTuple):
+    """An event of communication, its name, and the Unix times between which it was asked for."""
+
+    event: int
+    name: str
+    from_ns: float
+    until_ns: float
+
+
+def read(path: Path) -> Sizes | None:
+    """None where there is no such file, as in older captures. TraceError where it is broken."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Sizes)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise TraceError(f"{path} can't be read: {error}") from None
+
+
+def match(calls: Iterable[Call], asked: Iterable[Asked]) -> dict[int, Call]:
+    """Event → its call. Both of a name are in the same order, but either may lack some: calls of threads that the
+    profiler didn't watch, and those that were forgotten."""
+    waiting: dict[str, list[Call]] = {}
+    for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
+        waiting.setdefault(call.name, []).append(call)
+    found = {}
+    for one in sorted(asked, key=lambda one: one.until_ns):
+        left = waiting.get(one.name, [])
+        while left and left[-1].at_ns < one.from_ns - _SLACK_NS:
+            left.pop()
+        if left and left[-1].at_ns <= one.until_ns + _SLACK_NS:
+            found[one.event] = left.pop()
+    return found
+
+
+def _bytes(shapes: list[list[int]], types: list[str]) -> int:
+    """Of tensors; where there are fewer types, the last is that of all the rest."""
+    kinds = [types[min(at, len(types) - 1)] if types else "float" for at in range(len(shapes))]
+    return sum(math.prod(shape) * item_bytes(kind) for shape, kind in zip(shapes, kinds, strict=True))

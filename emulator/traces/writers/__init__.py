@@ -1,0 +1,1 @@
+"""Traces written in formats of other tools, one a file."""

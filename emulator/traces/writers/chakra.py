@@ -1,0 +1,136 @@
+"""Traces as Chakra execution traces, a file `chakra.RANK.et` for each rank, as ASTRA-sim and Chakra's tools take them.
+
+A simulator that follows dependencies alone gets the traced times back. A lane becomes a chain (`ctrl_deps`) of pieces
+(`pieces.py`): of nested host events each has the time that no inner one has, and where a host thread did nothing, a
+node `gap` says how long. Causes are `data_deps`. What an event waited for its causes is left out of its duration.
+Attributes named `switchml.…`, which others skip, hold what Chakra has no place for, so that our own reader gets the
+trace back as it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.pieces import pieces
+from emulator.traces.readers import native
+from emulator.traces.readers.chakra import chakra_pb2 as pb
+from emulator.traces.readers.chakra.file import VERSION, attribute, write_messages
+from emulator.workload.graph import Collective
+
+COLLECTIVE_TYPES = {
+    Collective.ALL_REDUCE: pb.ALL_REDUCE,
+    Collective.REDUCE_SCATTER: pb.REDUCE_SCATTER,
+    Collective.ALL_GATHER: pb.ALL_GATHER,
+    Collective.ALL_TO_ALL: pb.ALL_TO_ALL,
+    Collective.BROADCAST: pb.BROADCAST,
+    Collective.REDUCE: pb.REDUCE,
+    Collective.BARRIER: pb.BARRIER,
+}
+GROUPS = "## process_group:init ##"
+"""The node that names the communicators, as torch's execution traces have it and ASTRA-sim reads it."""
+
+
+def write(traces: list[RankTrace], out: Path) -> list[Path]:
+    """Write one file for each trace to the directory `out`; returns them."""
+    files = [out / f"chakra.{trace.rank}.et" for trace in traces]
+    for trace, file in zip(traces, files, strict=True):
+        write_messages(file, _messages(trace))
+    return files
+
+
+def sent_bytes(collective: Collective, size: float, ranks: int) -> float:
+    """Chakra counts what a rank puts in; that differs from `Collective` for an all-gather only."""
+    return size / max(1, ranks) if collective == Collective.ALL_GATHER else size
+
+
+def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
+    """Node 0: number, name and ranks of the communicators. ASTRA-sim wants numbers for their names."""
+    told = [
+        {"pg_name": str(number), "pg_desc": name, "ranks": ranks, "group_size": len(ranks), "group_count": len(groups)}
+        for number, (name, ranks) in enumerate(groups)
+    ]
+    node = pb.Node(id=0, name=GROUPS, type=pb.METADATA_NODE)
+    node.inputs.values = str([json.dumps(told)])
+    node.inputs.shapes, node.inputs.types = "[[]]", "['String']"
+    node.attr.append(attribute("world_size", world_size))
+    return node
+
+
+def _messages(trace: RankTrace) -> Iterator[Any]:
+    head = native.head(trace) | {"steps": trace.steps.tolist(), "names": []}
+    yield pb.GlobalMetadata(version=VERSION, attr=[attribute("switchml.trace", json.dumps(head))])
+    yield groups_node([(group.name, list(group.ranks)) for group in trace.groups], trace.world_size)
+    events = trace.events
+    cut = pieces(trace)
+    # An event's first piece has its number, counted from 1; all others come after.
+    is_first = np.zeros(len(cut.event), bool)
+    owned = cut.event != NONE
+    is_first[np.flatnonzero(owned)[np.unique(cut.event[owned], return_index=True)[1]]] = True
+    ids = np.where(is_first, cut.event + 1, len(events) + np.cumsum(~is_first))
+    last = np.zeros(len(events), np.int64)
+    last[cut.event[owned]] = ids[owned]
+    causes: dict[int, list[int]] = {}
+    for cause, effect in trace.causes.tolist():
+        launched = events.what[cause] == What.LAUNCH
+        causes.setdefault(effect, []).append(cause + 1 if launched else int(last[cause]))
+    for piece, (event, before) in enumerate(zip(cut.event.tolist(), cut.before.tolist(), strict=True)):
+        node = pb.Node(
+            id=int(ids[piece]),
+            name=trace.names[events.name[event]] if event != NONE else "gap",
+            type=_TYPES.get(What(events.what[event]), pb.COMP_NODE) if is_first[piece] else pb.COMP_NODE,
+            start_time_micros=round(float(cut.start_s[piece]) * 1e6),
+            duration_micros=round(float(cut.duration_s[piece]) * 1e6),
+        )
+        # Which of a transport's threads works on what is chance, and differs between ranks: communication there follows
+        # its launch, in the same order on all ranks.
+        on_transport = trace.lanes[cut.lane[piece]].kind == LaneKind.TRANSPORT
+        if before != NONE and not (on_transport and is_first[piece] and What(events.what[event]) in _TYPES):
+            node.ctrl_deps.append(int(ids[before]))
+        if is_first[piece]:
+            node.data_deps.extend(causes.get(event, []))
+            node.attr.extend(_attributes(trace, event))
+        else:
+            # What runs just before an event that had to wait began when the waiting was over.
+            node.ctrl_deps.extend(causes.get(int(cut.leads_to[piece]), []))
+            node.attr.append(attribute("is_cpu_op", True))
+            node.attr.append(attribute("tid", int(cut.lane[piece])))
+            node.attr.append(attribute("switchml.of", event))
+        yield node
+
+
+def _attributes(trace: RankTrace, event: int) -> Iterator[Any]:
+    events = trace.events
+    what, lane = What(events.what[event]), int(events.lane[event])
+    yield attribute("is_cpu_op", trace.lanes[lane].kind == LaneKind.HOST and what not in _TYPES)
+    if what in _TYPES:
+        yield from _communication(trace, event, what)
+    yield attribute("tid" if trace.lanes[lane].kind == LaneKind.HOST else "stream", lane)
+    yield attribute("switchml.event", [int(getattr(events, name)[event]) for name in INTEGERS])
+    yield attribute("switchml.times", [float(getattr(events, name)[event]) for name in FLOATS])
+
+
+_TYPES = {What.COLLECTIVE: pb.COMM_COLL_NODE, What.SEND: pb.COMM_SEND_NODE, What.RECV: pb.COMM_RECV_NODE}
+INTEGERS = ("what", "lane", "parent", "collective", "group", "sequence", "peer", "gradient")
+FLOATS = ("start_s", "duration_s", "bytes")
+"""Columns of Events, in the order of `switchml.event` and `switchml.times`."""
+
+
+def _communication(trace: RankTrace, event: int, what: What) -> Iterator[Any]:
+    events = trace.events
+    collective, group = Collective(events.collective[event]), int(events.group[event])
+    size = sent_bytes(collective, float(events.bytes[event]), len(trace.groups[group].ranks))
+    if what == What.COLLECTIVE:
+        yield attribute("comm_type", int(COLLECTIVE_TYPES[collective]))
+    else:
+        ends = [trace.rank, int(events.peer[event])]
+        source, destination = ends if what == What.SEND else ends[::-1]
+        for name, value in (("comm_src", source), ("comm_dst", destination), ("comm_tag", int(events.sequence[event]))):
+            yield pb.Attribute(name=name, int32_val=value)
+    yield attribute("comm_size", round(size))
+    yield attribute("pg_name", str(group))

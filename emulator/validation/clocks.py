@@ -1,0 +1,53 @@
+"""How well clocks are found again that were moved: traces of one machine, whose clocks agree, are taken for those of as
+many machines, with clocks that are ahead or behind.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.traces.align import align
+from emulator.traces.events import RankTrace
+from switchml.errors import ConfigError
+
+SHIFT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """`told_by`: what the traces were left to tell with. `error_s`: of the clock that was missed most."""
+
+    name: str
+    told_by: str
+    shift_s: float
+    error_s: float
+
+
+def recovered(name: str, traces: Sequence[RankTrace], shift_s: float = SHIFT_S) -> list[Recovered]:
+    """With all that the traces have, then without each thing that tells more than the next. Raises ConfigError for
+    traces of several machines: nobody knows how far apart their clocks are."""
+    if len({trace.host for trace in traces}) > 1 or len(traces) < 2:
+        raise ConfigError(f"{name}: expected traces of two or more ranks on one machine, whose clocks agree")
+    left = list(traces)
+    found = []
+    if any(trace.pings is not None for trace in left):
+        found.append(Recovered(name, "pings", shift_s, _error_s(left, shift_s)))
+        left = [dataclasses.replace(trace, pings=None) for trace in left]
+    if any(trace.wire is not None for trace in left):
+        found.append(Recovered(name, "packets", shift_s, _error_s(left, shift_s)))
+        left = [dataclasses.replace(trace, wire=None) for trace in left]
+    return [*found, Recovered(name, "collectives", shift_s, _error_s(left, shift_s))]
+
+
+def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
+    """Clocks ahead and behind in turn, the first one's left alone."""
+    ahead_s = shift_s * np.array([0.0 if i == 0 else (-1.0) ** i for i in range(len(traces))])
+    moved = [
+        dataclasses.replace(trace, host=f"machine {i}", epoch_s=trace.epoch_s + ahead)
+        for i, (trace, ahead) in enumerate(zip(traces, ahead_s.tolist(), strict=True))
+    ]
+    return float(np.abs(align(moved).offset_s + ahead_s).max())

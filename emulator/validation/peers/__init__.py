@@ -1,0 +1,1 @@
+"""`switchml validate peers`: one real rank among emulated ones, beside all ranks real."""

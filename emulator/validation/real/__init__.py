@@ -1,0 +1,1 @@
+"""`switchml validate real`: training over rate-limited links, beside the network model."""

@@ -1,0 +1,282 @@
+"""`switchml validate real`: real training on this machine over links of limited rate, beside what the network model
+says that it should take.
+
+Real: DDP on the digits in network namespaces around a switch (emulator/testbed/star.py), with Gloo and with the
+aggregator in the switch's place. Predicted: emulator/netsim plays the same all-reduces packet by packet over links with
+the same token buckets, with a step's computation as a pause between them.
+
+One run, two ranks at the middle rate, sets the constants: the CPU time of a step's computation `compute_s`; how many
+packets an agent sends for each chunk of gradients (`packets_per_chunk`: gradients that grow or shrink by a binade make
+rounds go again with another exponent, which the model, whose tensors stay the same, does not know); and for each
+backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
+turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's
+rows count in no average.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from emulator.bench.allreduce import Team
+from emulator.bench.network.measure import SwitchAggregator
+from emulator.netsim import experiment
+from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
+from emulator.testbed import star as stars
+from emulator.testbed.namespaces import Lab
+from emulator.testbed.star import LinkOptions
+from emulator.validation.real.worker import STORE_PORT, Backend, Place, Steps, Times
+from emulator.validation.real.worker import main as worker_main
+from host_agent.forking import fork_server
+from host_agent.training import data
+from switchml.errors import ConfigError
+
+BACKENDS = ("gloo", "switchml")
+CALIBRATION_WORKERS = 2
+WARMUP_STEPS = 3
+"""DDP's first step broadcasts and its second builds its buckets anew."""
+_TRAIN_PACKETS = 60
+"""What io/udp.py sends as one where the kernel can."""
+_PLAYED_STEPS = 15
+"""Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and
+timers that know nothing."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. `batch_size` for each rank."""
+
+    workers: tuple[int, ...] = (2, 4, 8)
+    rates_bps: tuple[float, ...] = (10e6, 20e6, 40e6)
+    steps: int = 15
+    batch_size: int = 16
+
+    def __post_init__(self) -> None:
+        if len(set(self.rates_bps)) != len(self.rates_bps) or len(set(self.workers)) != len(self.workers):
+            raise ConfigError("a rate or a number of workers is named twice")
+        if min(self.workers) < 2:
+            raise ConfigError("1 worker has nobody to all-reduce with: expected 2 or more")
+        if self.steps < 3:
+            raise ConfigError(f"{self.steps} steps: expected 3 or more, of which the median counts")
+
+    @property
+    def calibration_rate_bps(self) -> float:
+        return sorted(self.rates_bps)[len(self.rates_bps) // 2]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds of one step: a rank's CPU time without all-reduces, and what each backend adds to the model.
+    `packets_per_chunk`: that an agent sent, by backend; 1 with Gloo."""
+
+    compute_s: float
+    overhead_s: dict[str, float]
+    packets_per_chunk: dict[str, float]
+    cores: int
+
+    def turns(self, workers: int) -> float:
+        """How much longer ranks compute that share cores."""
+        return max(1.0, workers / self.cores)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run. Seconds of the median step."""
+
+    backend: str
+    workers: int
+    rate_bps: float
+    measured_s: float
+    predicted_s: float
+    is_calibration: bool
+    packets_per_chunk: float = 1.0
+    """That an agent sent in this run: for comparison, predictions take the calibration run's."""
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.predicted_s / self.measured_s - 1
+
+
+@dataclass(frozen=True)
+class Validation:
+    rows: list[Row]
+    calibration: Calibration
+    gradient_bytes: int
+
+    @property
+    def counted(self) -> list[Row]:
+        return [row for row in self.rows if not row.is_calibration]
+
+    @property
+    def mape(self) -> float:
+        """Mean absolute error as a share, over all rows but the calibration's."""
+        return mean(abs(row.error) for row in self.counted)
+
+    @property
+    def worst(self) -> Row:
+        return max(self.counted, key=lambda row: abs(row.error))
+
+    @property
+    def within_5_percent(self) -> float:
+        """Share of the counted rows."""
+        return mean(abs(row.error) <= 0.05 for row in self.counted)
+
+
+Measured = dict[tuple[str, int, float], float]
+
+
+def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Validation:
+    """Measure, then predict. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
+    PeerLost or JobError if a process dies."""
+    measured: Measured = {}
+    sent: dict[tuple[str, int, float], float] = {}
+    compute_s, gradient_bytes = 0.0, 0
+    counts = sorted({CALIBRATION_WORKERS, *plan.workers})
+    with tempfile.TemporaryDirectory(prefix="switchml-validate-") as folder:
+        digits = Path(folder) / "digits.npz"
+        data.load().save(digits)
+        for workers in counts:
+            rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
+            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, say)
+            if workers == CALIBRATION_WORKERS:
+                compute_s = alone_s
+    say("playing the same packet by packet")
+    return _predict(plan, measured, sent, compute_s, gradient_bytes)
+
+
+def _measure(
+    plan: Plan,
+    workers: int,
+    rates: Sequence[float],
+    digits: Path,
+    measured: Measured,
+    sent: Measured,
+    say: Callable[[str], None],
+) -> tuple[float, int]:
+    """Fill `measured` and `sent` (packets a rank and step) for so many workers.
+
+    Returns (CPU seconds of a step without all-reduces, bytes of gradient).
+    """
+    data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
+    with contextlib.ExitStack() as stack:
+        lab = stack.enter_context(Lab())
+        context = fork_server("host_agent.training.preload", "emulator.validation.real.worker")
+        say(f"{workers} workers: building the network")
+        star = stars.Star(lab, workers, LinkOptions(rate_bps=max(rates)))
+        stack.callback(star.close)
+        aggregator = SwitchAggregator(star)
+        stack.callback(aggregator.stop)
+        team = _Team(star, aggregator.address, digits, plan, context)
+        stack.callback(team.stop)
+        alone: list[Times] = []
+        for number, backend in enumerate(BACKENDS):
+            say(f"{workers} workers: {backend}: starting")
+            team.tell(Backend(backend, STORE_PORT + number))
+            team.replies(Backend)
+            for rate_bps in rates:
+                star.set_rate(rate_bps)
+                team.run(Steps(WARMUP_STEPS, False, is_first=True))
+                times = team.run(Steps(plan.steps, False))
+                # Ranks finish each step together; one that is late now and then is no reason to count its wait twice.
+                measured[backend, workers, rate_bps] = median(
+                    mean(step) for step in zip(*(one.seconds for one in times), strict=True)
+                )
+                sent[backend, workers, rate_bps] = mean(one.sent / len(one.seconds) for one in times)
+                say(
+                    f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
+                    f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
+                )
+            alone += team.run(Steps(plan.steps, True))
+        team.leave()
+        return median(one.cpu_s / len(one.seconds) for one in alone), alone[0].gradient_bytes
+
+
+class _Team(Team):
+    """The ranks' processes, each in a host of its own."""
+
+    def __init__(self, star: stars.Star, aggregator: str, digits: Path, plan: Plan, context):
+        places = [
+            Place(
+                rank,
+                len(star.hosts),
+                host.name,
+                stars.INTERFACE,
+                star.address(0),
+                aggregator,
+                str(digits),
+                plan.batch_size,
+            )
+            for rank, host in enumerate(star.hosts)
+        ]
+        self._start(context, worker_main, [(place,) for place in places])
+
+    def run(self, steps: Steps) -> list[Times]:
+        self.tell(steps)
+        return self.replies(Times)
+
+
+def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int) -> Validation:
+    cores = len(os.sched_getaffinity(0))
+    rate_bps = plan.calibration_rate_bps
+    chunks = math.ceil(gradient_bytes / JobConfig.payload_bytes)
+    per_chunk = {run: packets / chunks or 1.0 for run, packets in sent.items()}
+    packets_per_chunk = {backend: per_chunk[backend, CALIBRATION_WORKERS, rate_bps] for backend in BACKENDS}
+    overhead_s = {}
+    calibration = Calibration(compute_s, overhead_s, packets_per_chunk, cores)
+
+    def step_s(backend: str, workers: int, rate_bps: float, pause_s: float) -> float:
+        size_bytes = 4 * round(gradient_bytes * packets_per_chunk[backend] / 4)
+        return play(backend, workers, rate_bps, size_bytes, pause_s)
+
+    for backend in BACKENDS:
+        pause_s = compute_s * calibration.turns(CALIBRATION_WORKERS)
+        played_s = step_s(backend, CALIBRATION_WORKERS, rate_bps, pause_s)
+        overhead_s[backend] = max(measured[backend, CALIBRATION_WORKERS, rate_bps] - played_s, 0.0)
+    rows = []
+    for (backend, workers, rate), seconds in measured.items():
+        turns = calibration.turns(workers)
+        pause_s = compute_s * turns + overhead_s[backend]
+        rows.append(
+            Row(
+                backend,
+                workers,
+                rate,
+                seconds,
+                step_s(backend, workers, rate, pause_s),
+                (workers, rate) == (CALIBRATION_WORKERS, rate_bps),
+                per_chunk[backend, workers, rate],
+            )
+        )
+    return Validation(rows, calibration, gradient_bytes)
+
+
+def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float) -> float:
+    """Seconds of one step by the network model: a pause, then an all-reduce over links like those of star.py."""
+    options = LinkOptions(rate_bps=rate_bps)
+    network = NetworkConfig(
+        jobs=(
+            JobConfig(
+                workers=workers,
+                size_bytes=size_bytes,
+                backend="ring" if backend == "gloo" else backend,
+                repeats=_PLAYED_STEPS,
+                pause_s=pause_s,
+                train_packets=_TRAIN_PACKETS,
+            ),
+        ),
+        link=LinkConfig(
+            rate_bps=rate_bps,
+            delay_s=0.0,
+            queue_bytes=options.queue_limit_bytes,
+            burst_bytes=options.burst_bytes,
+            framing_bytes=8 + 20 + stars.ETHERNET_BYTES,
+        ),
+    )
+    return pause_s + median(experiment.run(network).jobs[0].seconds[WARMUP_STEPS:])

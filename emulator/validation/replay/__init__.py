@@ -1,0 +1,1 @@
+"""`switchml validate replay`: traced runs replayed and changed, beside runs changed for real."""

@@ -1,0 +1,235 @@
+"""`switchml validate replay`: real training on this machine is traced, replayed, and changed on paper; then the same
+change is made for real.
+
+DDP trains in network namespaces around a switch (emulator/testbed/star.py), with links slow enough that the network
+decides, and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this machine.
+One run with Gloo is captured as `switchml trace capture` does it. From its traces alone, and the rate of its links,
+come the predictions: of itself, of half the bandwidth, of other buckets, of the aggregator in Gloo's place, of a slow
+rank. Nothing is fitted to the runs that they are compared with. Each run is measured without being captured, the
+captured one before and after it; a prediction is that time, and what the replay says the change adds to an iteration,
+so that what the profiler costs is in neither.
+
+All ranks being on one machine, their clocks agree: so the captures also tell how well clocks that do not would be
+aligned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from emulator.bench.allreduce import Team
+from emulator.bench.network.measure import SwitchAggregator
+from emulator.testbed import star as stars
+from emulator.testbed.namespaces import Lab
+from emulator.testbed.star import LinkOptions
+from emulator.traces.iterations import join_each
+from emulator.traces.joined import Joined
+from emulator.traces.readers.read import read
+from emulator.validation.clocks import Recovered, recovered
+from emulator.validation.replay.worker import WARMUP_STEPS, Home, Job, Steps, Times
+from emulator.validation.replay.worker import main as worker_main
+from emulator.validation.rows import Row, summary
+from emulator.whatif import changes
+from emulator.whatif import contention as competition
+from emulator.whatif.network import fit
+from emulator.whatif.predict import predicted
+from host_agent.forking import fork_server
+from switchml.errors import ConfigError
+
+BURST_S = 0.002
+"""What a link lets through at once after a pause is no longer on the line than that: what follows a pause, as an
+all-reduce does, would gain by more."""
+FIRST_PORT = 29600
+TRACED = {"gloo": "gloo", "the aggregator": "switchml"}
+"""Runs that are captured, and their backends."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured. `batch` for each rank; `device_s` a layer, see `Job`; `slowness` of the last rank in the run
+    with a slow one."""
+
+    workers: tuple[int, ...] = (2, 4)
+    rate_bps: float = 200e6
+    steps: int = 12
+    layers: int = 6
+    width: int = 512
+    batch: int = 32
+    device_s: float = 0.005
+    bucket_cap_mb: float = 1.0
+    other_cap_mb: float = 25.0
+    slowness: float = 1.5
+
+    def __post_init__(self) -> None:
+        if min(self.workers) < 2 or len(set(self.workers)) != len(self.workers):
+            raise ConfigError(f"workers {self.workers}: expected different numbers from 2 up")
+        if self.steps < 3:
+            raise ConfigError(f"{self.steps} steps: expected 3 or more")
+        if not self.slowness > 1:
+            raise ConfigError(f"a slow rank {self.slowness:g} times as slow: expected more than 1")
+
+    @property
+    def job(self) -> Job:
+        return Job("gloo", 0, self.layers, self.width, self.batch, self.device_s, self.bucket_cap_mb)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Seconds of a mean iteration."""
+
+    self_replays: list[Row]
+    what_ifs: list[Row]
+    clocks: list[Recovered]
+    peers: list[Row] = dataclasses.field(default_factory=list)
+    """Runs with one real rank among emulated ones, beside all-real ones (emulator/validation/peers/measure.py)."""
+
+    @property
+    def groups(self) -> dict[str, list[Row]]:
+        """What there is, by kind."""
+        found = {"self-replay": self.self_replays, "what-if": self.what_ifs, "emulated peers": self.peers}
+        return {kind: rows for kind, rows in found.items() if rows}
+
+    def as_json(self) -> dict:
+        """For --json: all rows, the averages of the what-ifs, and those of the others under their own names."""
+        told = {kind: summary(rows) for kind, rows in self.groups.items()}
+        rows = [row | {"kind": kind} for kind, one in told.items() for row in one.pop("rows")]
+        found = {**told.pop("what-if"), "rows": rows, "clocks": [dataclasses.asdict(row) for row in self.clocks]}
+        return found | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in told.items()}
+
+
+def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
+    """Measure and predict. `say` gets a line now and then; traces stay in `keep`, if given. Raises ConfigError without
+    root, iproute2 or torch, PeerLost or JobError if a process dies."""
+    own: list[Row] = []
+    others: list[Row] = []
+    clocks: list[Recovered] = []
+    for workers in plan.workers:
+        with tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder, contextlib.ExitStack() as stack:
+            say(f"{workers} workers: building the network")
+            lab = stack.enter_context(Lab())
+            star = stars.Star(lab, workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S))
+            stack.callback(star.close)
+            aggregator = SwitchAggregator(star)
+            stack.callback(aggregator.stop)
+            team = _Team(star, aggregator.address, _context())
+            stack.callback(team.stop)
+            runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", say)
+            runs.measure()
+            own += runs.self_replays()
+            others += runs.what_ifs()
+            clocks += runs.clocks()
+            team.leave()
+    return Found(own, others, clocks)
+
+
+class _Runs:
+    """Of one number of workers."""
+
+    def __init__(self, plan: Plan, star: stars.Star, team: _Team, folder: Path, say: Callable[[str], None]) -> None:
+        self.plan, self.star, self.team, self.folder, self.say = plan, star, team, folder, say
+        self.workers = len(star.hosts)
+        self.measured: dict[str, float] = {}
+        self.while_traced: dict[str, float] = {}
+
+    def measure(self) -> None:
+        """All runs."""
+        plan, job = self.plan, self.plan.job
+        slow = [job] * (self.workers - 1) + [dataclasses.replace(job, slowness=plan.slowness)]
+        self._run("gloo", [job] * self.workers, trace=True)
+        self.star.set_rate(plan.rate_bps / 2)
+        self._run("half the bandwidth", [job] * self.workers)
+        self.star.set_rate(plan.rate_bps)
+        self._run("other buckets", [dataclasses.replace(job, bucket_cap_mb=plan.other_cap_mb)] * self.workers)
+        self._run("a slow rank", slow)
+        self._run("the aggregator", [dataclasses.replace(job, backend="switchml")] * self.workers, trace=True)
+
+    def _run(self, name: str, jobs: Sequence[Job], *, trace: bool = False) -> None:
+        self.team.start(jobs)
+        self.team.run(Steps(WARMUP_STEPS))
+        steps = self.plan.steps
+        seconds = _step_s(self.team.run(Steps(steps)))
+        if trace:
+            folder = self.folder / jobs[0].backend
+            folder.mkdir(parents=True, exist_ok=True)
+            # The profiler starts in the first step, and writes its files in the last.
+            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps + 2, str(folder))))[1:-1])
+            seconds += _step_s(self.team.run(Steps(steps)))
+        self.measured[name] = mean(seconds)
+        self.say(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
+
+    def self_replays(self) -> list[Row]:
+        """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""
+        rows = []
+        for name, backend in TRACED.items():
+            replayed = predicted(join_each(read(self.folder / backend)))
+            rows.append(Row(f"{self.workers} workers, {name}", self.while_traced[name], replayed.iteration_s, "s"))
+        return rows
+
+    def clocks(self) -> list[Recovered]:
+        """Each traced run's clocks, moved and found again."""
+        return [
+            row
+            for name, backend in TRACED.items()
+            for row in recovered(f"{self.workers} workers, {name}", read(self.folder / backend))
+        ]
+
+    def what_ifs(self) -> list[Row]:
+        """The traced run with Gloo, changed and replayed, beside the runs that were changed so."""
+        plan = self.plan
+        traces = read(self.folder / "gloo")
+        iterations = join_each(traces)
+        network = fit(iterations, plan.rate_bps)
+        iterations = [dataclasses.replace(one, network=network) for one in competition.known(iterations)]
+        cap = plan.other_cap_mb * 2**20
+        made: dict[str, Callable[[Joined], Joined]] = {
+            "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
+            "other buckets": lambda one: changes.buckets(one, [cap]),
+            "a slow rank": lambda one: changes.slow(one, {self.workers - 1: plan.slowness}),
+            "the aggregator": lambda one: changes.allreduce(one, "switchml"),
+        }
+        untraced_s = self.measured["gloo"] - predicted(iterations).iteration_s
+        rows = []
+        for name, change in made.items():
+            replayed_s = predicted([change(one) for one in iterations]).iteration_s
+            rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], replayed_s + untraced_s, "s"))
+        return rows
+
+
+def _step_s(times: list[Times]) -> list[float]:
+    """Of each step, the mean over ranks."""
+    return [mean(step) for step in zip(*(one.seconds for one in times), strict=True)]
+
+
+class _Team(Team):
+    """The ranks' processes, each in a host of its own."""
+
+    def __init__(self, star: stars.Star, aggregator: str, context) -> None:
+        self._port = FIRST_PORT
+        homes = [
+            Home(rank, len(star.hosts), host.name, stars.INTERFACE, star.address(0), aggregator)
+            for rank, host in enumerate(star.hosts)
+        ]
+        self._start(context, worker_main, [(home,) for home in homes])
+
+    def start(self, jobs: Sequence[Job]) -> None:
+        """A job of its own for each rank."""
+        self._port += 1
+        for pipe, job in zip(self._pipes, jobs, strict=True):
+            pipe.send(dataclasses.replace(job, port=self._port))
+        self.replies(Job)
+
+    def run(self, steps: Steps) -> list[Times]:
+        self.tell(steps)
+        return self.replies(Times)
+
+
+def _context():
+    os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
+    return fork_server("host_agent.training.preload", "emulator.validation.replay.worker")

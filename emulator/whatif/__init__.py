@@ -1,0 +1,1 @@
+"""What a traced job would take with something changed."""

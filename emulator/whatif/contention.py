@@ -1,0 +1,177 @@
+"""What computing loses to communication under way at the same time: transports take cores and memory, too. Where a
+change moves all-reduces to another time, what they cost the operators of hosts moves with them.
+
+A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed is
+told by its quickest iteration, and how much longer a typical one is than the quickest by operators at which no
+communication is ever under way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from emulator.replay.engine import replay
+from emulator.traces.joined import GAP, Joined
+from emulator.whatif import transfers
+from emulator.whatif.editing import op_seconds, with_seconds
+from emulator.workload.graph import NO_MEETING
+
+LEAST_ITERATIONS = 4
+"""Fewer don't tell what is usual."""
+BESIDE, ALONE = 0.5, 0.05
+"""An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
+LEAST_SHARE = 0.02
+"""Of its traced time an op is taken to need at least."""
+PASSES = 2
+"""Longer ops move others into or out of the communication's time; the second pass hardly moves any."""
+
+Identity = tuple[int, int, int]
+"""Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
+stream, and the how-many-eth of these it is."""
+
+
+@dataclass(frozen=True)
+class Competition:
+    """What `found` found."""
+
+    share: dict[Identity, float]
+    """Of ops that were disturbed: of what they took, what they take undisturbed."""
+    factor: dict[int, float]
+    """Rank → how many times as long all its disturbed ops take."""
+
+
+def known(iterations: Sequence[Joined]) -> list[Joined]:
+    """The same iterations, each knowing what `found` finds in all of them."""
+    competition = found(iterations)
+    return [dataclasses.replace(one, competition=competition) for one in iterations]
+
+
+def found(iterations: Sequence[Joined]) -> Competition | None:
+    """Of iterations as they were traced; None where they are too few to tell."""
+    if len(iterations) < LEAST_ITERATIONS:
+        return None
+    samples: dict[tuple, list[_Sample]] = defaultdict(list)
+    for joined in iterations:
+        seconds, beside = op_seconds(joined), _beside(joined, joined.start_s, joined.end_s)
+        for op, key, identity in _named(joined):
+            samples[key].append(_Sample(float(seconds[op]), float(beside[op]), identity))
+    usual = _usual_over_least(samples)
+    share: dict[Identity, float] = {}
+    took_s: dict[int, float] = defaultdict(float)
+    left_s: dict[int, float] = defaultdict(float)
+    for (rank, is_gap, *_), rows in samples.items():
+        if len(rows) < LEAST_ITERATIONS:
+            continue
+        quiet_s = usual.get((rank, is_gap), 1.0) * min(row.took_s for row in rows)
+        for row in rows:
+            if row.beside >= BESIDE and row.took_s > 0:
+                share[row.identity] = min(quiet_s / row.took_s, 1.0)
+                took_s[rank] += row.took_s
+                left_s[rank] += min(quiet_s, row.took_s)
+    return Competition(share, {rank: took_s[rank] / left_s[rank] for rank in took_s if left_s[rank] > 0})
+
+
+def relieved(joined: Joined) -> Joined:
+    """Every op takes what it does with no communication beside it."""
+    assert joined.competition is not None
+    share = joined.competition.share
+    found = [(op, share[identity]) for op, _, identity in _named(joined) if identity in share]
+    which = np.array([op for op, _ in found], np.int64)
+    return with_seconds(joined, which, op_seconds(joined)[which] * [left for _, left in found])
+
+
+def disturbed(joined: Joined) -> Joined:
+    """Ops of a relieved iteration take longer again where, as replayed, all-reduces are under way: as long as in the
+    trace if they were disturbed there too, else as much longer as others of their rank."""
+    assert joined.competition is not None
+    share, factor = joined.competition.share, joined.competition.factor
+    found = [(op, share.get(identity, 1.0 / factor.get(identity[0], 1.0))) for op, _, identity in _named(joined)]
+    which = np.array([op for op, _ in found], np.int64)
+    quiet_s = op_seconds(joined)[which]
+    most_s = quiet_s / np.maximum([left for _, left in found], LEAST_SHARE)
+    changed = joined
+    for _ in range(PASSES):
+        played = replay(changed.graph, changed.costs)
+        beside = _beside(changed, played.start_s, played.end_s)[which]
+        changed = with_seconds(joined, which, quiet_s + beside * (most_s - quiet_s))
+    if not factor:
+        return changed
+    told = f"what computes beside all-reduces takes {np.mean(list(factor.values())):.2g} times as long, as it did"
+    return dataclasses.replace(changed, assumptions=[*changed.assumptions, told])
+
+
+class _Sample(NamedTuple):
+    took_s: float
+    beside: float
+    identity: Identity
+
+
+def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
+    """(op, a key that is the same in each iteration and begins with rank and kind, its identity) of each op that is a
+    host's own."""
+    graph, names = joined.graph, joined.graph.works.name
+    rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.meeting == NO_MEETING
+    event = _anchors(joined)
+    carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
+    seen, met = Counter(), Counter()
+    for op in np.flatnonzero(own & ~carries & (event != GAP)).tolist():
+        is_gap = bool(joined.event[op] == GAP)
+        key = (rank[op], is_gap, graph.streams.name[stream[op]], names[graph.ops.work[op]])
+        yield op, (*key, seen[key]), (rank[op], int(event[op]), met[rank[op], event[op]])
+        seen[key] += 1
+        met[rank[op], event[op]] += 1
+
+
+def _anchors(joined: Joined) -> np.ndarray:
+    """int64 (ops,): events, those of gaps being the next on their stream; GAP where there is none."""
+    stream, event = joined.graph.ops.stream, joined.event.copy()
+    order = np.argsort(stream, kind="stable")
+    for here, after in zip(order[-2::-1].tolist(), order[:0:-1].tolist(), strict=True):
+        if event[here] == GAP and stream[here] == stream[after]:
+            event[here] = event[after]
+    return event
+
+
+def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bool], float]:
+    """(rank, whether gaps) → the sum of means over the sum of minima of what is never disturbed."""
+    sums: dict[tuple[int, bool], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for (rank, is_gap, *_), rows in samples.items():
+        if len(rows) >= LEAST_ITERATIONS and all(row.beside <= ALONE for row in rows):
+            sums[rank, is_gap][0] += float(np.mean([row.took_s for row in rows]))
+            sums[rank, is_gap][1] += min(row.took_s for row in rows)
+    return {key: usual_s / least_s for key, (usual_s, least_s) in sums.items() if least_s > 0}
+
+
+def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
+    meeting = joined.graph.ops.meeting
+    member = np.flatnonzero(np.isin(meeting, transfers.all_reduces(joined)))
+    count = len(joined.graph.meetings)
+    began_s, done_s = np.full(count, -np.inf), np.full(count, -np.inf)
+    np.maximum.at(began_s, meeting[member], start_s[member])
+    np.maximum.at(done_s, meeting[member], end_s[member])
+    rows = np.flatnonzero(done_s > began_s)
+    return covered(start_s, end_s, began_s[rows], done_s[rows])
+
+
+def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:
+    """float64 (spans,): what share of each span lies within any of the others, which begin at `from_s` and end at
+    `until_s`. Spans without a length count 0."""
+    if not len(from_s):
+        return np.zeros(len(start_s))
+    order = np.argsort(from_s)
+    # How much of the union lies before a time: a line that rises with slope 1 within the union, else not.
+    reach_s = np.maximum.accumulate(until_s[order])
+    from_s = np.maximum(from_s[order], np.concatenate([[-np.inf], reach_s[:-1]]))
+    width_s = np.maximum(reach_s - from_s, 0.0)
+    at_s = np.stack([reach_s - width_s, reach_s], axis=1).ravel()
+    before_s = np.stack([np.cumsum(width_s) - width_s, np.cumsum(width_s)], axis=1).ravel()
+    within_s = np.interp(end_s, at_s, before_s) - np.interp(start_s, at_s, before_s)
+    length_s = end_s - start_s
+    return np.divide(within_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)

@@ -1,0 +1,116 @@
+"""Predicted beside traced: iterations replayed one after the other, as they were or changed, and where the time of
+ranks went in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from emulator.replay.conditions import Conditions, Pause
+from emulator.replay.engine import Replayed, replay
+from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, parts
+from emulator.traces.iterations import chain
+from emulator.traces.joined import Joined
+from emulator.workload.graph import NO_MEETING, Kind
+from switchml.errors import TraceError
+
+
+@dataclass(frozen=True)
+class Played:
+    """A mean iteration of several. Seconds."""
+
+    iteration_s: float
+    by_rank: np.ndarray
+    """float64 (ranks, len(PARTS))."""
+    weight: np.ndarray
+    """float64 (ranks,)."""
+
+    def mean(self) -> dict[str, float]:
+        """Part → seconds of an average rank, without those that are nowhere."""
+        means = np.average(self.by_rank, axis=0, weights=self.weight)
+        return {name: float(mean) for name, mean in zip(PARTS, means, strict=True) if mean > 0 or name == "compute"}
+
+    def as_json(self, ranks: Sequence[int]) -> dict[str, Any]:
+        """For --json."""
+        rows = [
+            {"rank": int(rank), "parts_s": {name: float(s) for name, s in zip(PARTS, row, strict=True) if s > 0}}
+            for rank, row in zip(ranks, self.by_rank, strict=True)
+        ]
+        return {"iteration_s": self.iteration_s, "parts_s": self.mean(), "ranks": rows}
+
+
+def predicted(iterations: Sequence[Joined]) -> Played:
+    """Replay them one after the other, ranks starting the first when they did."""
+    graph, costs = chain(iterations)
+    late_s = _late_s(iterations[0])
+    pauses = tuple(Pause(rank, 0.0, seconds) for rank, seconds in enumerate(late_s) if seconds > 0)
+    played = replay(graph, costs, Conditions(pauses=pauses))
+    found = _per_iteration(played, len(iterations))
+    # A pause prolongs a rank's first op, but the others' time until then is not that op's.
+    rank = graph.op_rank()
+    for pause in pauses:
+        first = int(np.flatnonzero(rank == pause.rank)[0])
+        part = PART_OF_KIND[Kind(graph.op_kind()[first])]
+        moved_s = min(pause.until_s / len(iterations), found.by_rank[pause.rank, part])
+        found.by_rank[pause.rank, part] -= moved_s
+        found.by_rank[pause.rank, WAITING] += moved_s
+    return found
+
+
+def traced(iterations: Sequence[Joined]) -> Played:
+    """The same of what the profilers saw. Raises TraceError for iterations that were changed."""
+    graph, costs = chain(iterations)
+    origin_s = [float(one.origin_s[0]) for one in iterations]
+    start_s, end_s = (
+        np.concatenate([getattr(one, name) + (at - origin_s[0]) for one, at in zip(iterations, origin_s, strict=True)])
+        for name in ("start_s", "end_s")
+    )
+    if np.isnan(start_s).any():
+        raise TraceError("these iterations were changed: what they took was never traced")
+    return _per_iteration(_as_replayed(graph, costs, start_s, end_s), len(iterations))
+
+
+def _late_s(joined: Joined) -> list[float]:
+    """How much later than the first rank each one began the iteration."""
+    if joined.iteration < 0 or not len(joined.origin_s):
+        return [0.0] * len(joined.traces)
+    begun_s = [
+        float(trace.steps[joined.iteration, 0] - at) for trace, at in zip(joined.traces, joined.origin_s, strict=True)
+    ]
+    return [at - min(begun_s) for at in begun_s]
+
+
+def as_traced(joined: Joined) -> Replayed:
+    """One iteration's own times, as if it had been replayed: for parts, critical paths and timelines of the trace."""
+    return _as_replayed(joined.graph, joined.costs, joined.start_s, joined.end_s)
+
+
+def _as_replayed(graph, costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
+    meeting = graph.ops.meeting
+    members = np.flatnonzero(meeting != NO_MEETING)
+    began_s, last = np.full(len(graph.meetings), -np.inf), np.full(len(graph.meetings), -1, np.int32)
+    np.maximum.at(began_s, meeting[members], start_s[members])
+    is_last = members[start_s[members] == began_s[meeting[members]]]
+    last[meeting[is_last]] = is_last
+    return Replayed(
+        graph=graph,
+        costs=costs,
+        conditions=Conditions(),
+        start_s=start_s,
+        end_s=np.maximum(end_s, start_s),
+        meeting_start_s=began_s,
+        meeting_last=last,
+        makespan_s=float(end_s.max(initial=0.0)),
+        events=len(graph.ops),
+        wall_s=0.0,
+        engine="trace",
+    )
+
+
+def _per_iteration(played: Replayed, count: int) -> Played:
+    found = parts(played)
+    return Played(played.makespan_s / count, found.by_rank / count, found.weight)

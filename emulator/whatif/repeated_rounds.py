@@ -1,0 +1,54 @@
+"""Rounds of our own protocol that go again. Floats travel with an agreed exponent; where nobody has announced a
+chunk's, ranks guess what the same place needed the last time, and where gradients have grown or shrunk too much the
+round goes again (docs/protocol.md, section 4). A trace of our own backend tells how often; else it is a constant.
+
+Announced are the chunks that follow others through the same slot. So the first chunks of an all-reduce, one for each
+slot, are guessed, unless it waited in line behind another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emulator.traces.events import LaneKind, RankTrace, WireWhat
+from emulator.workload.graph import Collective
+from switchml.control.allocation import default_slots
+
+AGAIN = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
+"""Lanes → share of guessed chunks that go again, as measured training the digits: `switchml train --aggregator software
+--transport udp --workers 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted over chunks,
+less 1. Gradients that change less from step to step make less: those of scripts/examples/ddp_mlp.py 0.01 to 0.02."""
+ELEMENTS = {"int32": 256, "int16": 512, "int8": 1024}
+"""Of a chunk of floats."""
+CHUNK_BYTES = 1024
+
+
+def guessed_bytes(ranks: int) -> int:
+    """Bytes on the wire of the chunks that are guessed at most: one for each slot of such a job."""
+    return CHUNK_BYTES * default_slots(ranks)
+
+
+def times_usual(traces: Sequence[RankTrace]) -> float | None:
+    """How many times as many rounds as in `AGAIN` went again in these traces; None where they don't tell."""
+    found = [one for trace in traces if (one := _of_rank(trace)) is not None]
+    return float(np.mean(found)) if found else None
+
+
+def _of_rank(trace: RankTrace) -> float | None:
+    wire, events = trace.wire, trace.events
+    if wire is None or not (wire.what == WireWhat.SENT).any():
+        return None
+    sent = wire.what == WireWhat.SENT
+    rows, times = np.unique(np.stack([wire.job[sent], wire.tensor[sent], wire.chunk[sent]]), axis=1, return_counts=True)
+    _, tensor = np.unique(rows[:2], axis=1, return_inverse=True)
+    again = np.bincount(tensor.ravel(), weights=times - 1)
+    guessed = np.minimum(np.bincount(tensor.ravel()), default_slots(trace.world_size))
+    if not again.any():
+        return 0.0
+    transport = [lane.kind == LaneKind.TRANSPORT for lane in trace.lanes]
+    ours = np.array(transport)[events.lane] & (events.collective == Collective.ALL_REDUCE)
+    elements = float(events.bytes[ours].sum()) / 4 / rows.shape[1]
+    lanes = min(ELEMENTS, key=lambda name: abs(np.log(max(elements, 1.0) / ELEMENTS[name])))
+    return float(again.sum() / guessed[again > 0].sum() / AGAIN[lanes])

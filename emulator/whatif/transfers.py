@@ -1,0 +1,184 @@
+"""What an all-reduce costs by its size: a fixed time and bytes at a rate, fitted to a trace's own all-reduces. Those
+that overlapped shared the network; so what is fitted is the time in which any was under way, not each one's duration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator.traces.joined import Joined
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import NO_MEETING, Collective
+from switchml.errors import GraphError
+
+LEAST_FIXED_S = 3e-4
+"""What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
+
+TOUCHING_S = 1e-6
+"""All-reduces that overlap by less follow one another."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
+
+    fixed_s: float
+    bytes_per_s: float
+    assumed: str = ""
+    again: float = 0.0
+    """Of the first `guessed_bytes` of an all-reduce whose exponents nobody could announce, the share that is sent
+    again (network.AGAIN)."""
+    guessed_bytes: float = 0.0
+
+    def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """Of one all-reduce of so many bytes, exponents announced."""
+        return self.fixed_s + size_bytes / self.bytes_per_s
+
+    def again_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+        """What is added where no exponents are announced."""
+        return self.again * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
+
+
+def lost_to_guesses_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+    """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
+    As long as one waits in line behind others, their packets announce its exponents."""
+    lost_s = np.zeros(len(size_bytes))
+    free_s = -np.inf
+    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.again else ():
+        begun_s = max(free_s, ready_s[i])
+        announced = (begun_s - ready_s[i]) * transfer.bytes_per_s
+        guessed = min(size_bytes[i], max(transfer.guessed_bytes - announced, 0.0))
+        lost_s[i] = transfer.again * guessed / transfer.bytes_per_s
+        free_s = begun_s + transfer.seconds(size_bytes[i]) + lost_s[i]
+    return lost_s
+
+
+def all_reduces(joined: Joined) -> np.ndarray:
+    """int64: the meetings that are all-reduces among more than one rank."""
+    graph = joined.graph
+    is_it = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
+    return np.flatnonzero(is_it & (graph.groups.size[graph.meetings.group] > 1))
+
+
+def meeting_s(costs: Costs) -> np.ndarray:
+    """float64 (meetings,): what each takes with its links to itself."""
+    return costs.meeting_fixed_s + costs.meeting_bytes / costs.meeting_bytes_per_s
+
+
+def meeting_bytes(joined: Joined) -> np.ndarray:
+    """float64 (meetings,): message sizes."""
+    graph = joined.graph
+    return graph.works.bytes[graph.meetings.work]
+
+
+def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> Transfer:
+    """To `meetings` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
+    the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
+    is none that moves bytes."""
+    count, moved, busy_s = _stretches(joined, meetings)
+    fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
+    if per_byte_s < 1 / most_bytes_per_s:
+        per_byte_s = 1 / most_bytes_per_s
+        fixed_s = max(0.0, float(np.mean((busy_s - moved * per_byte_s) / count)))
+    assumed = ""
+    least_s = min(LEAST_FIXED_S, 0.5 * float((busy_s / count).min()))
+    if fixed_s < least_s:
+        fixed_s = least_s
+        per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
+        assumed = (
+            f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are taken for "
+            "its fixed cost"
+        )
+    if per_byte_s <= 0:
+        per_byte_s = 1e-15
+    return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
+
+
+def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
+    """Bytes of all these over the time in which any was under way."""
+    _, moved, busy_s = _stretches(joined, meetings)
+    return float(moved.sum() / busy_s.sum())
+
+
+def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`_busy` of `meetings` that move bytes."""
+    meetings = all_reduces(joined) if meetings is None else meetings
+    size = meeting_bytes(joined)[meetings]
+    took_s = meeting_s(joined.costs)[meetings]
+    seen = (size > 0) & (took_s > 0)
+    if not seen.any():
+        raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
+    meetings, size, took_s = meetings[seen], size[seen], took_s[seen]
+    began_s = arrivals_s(joined)[meetings]
+    if np.isnan(began_s).any():
+        began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
+    return _busy(began_s, took_s, size)
+
+
+def arrivals_s(joined: Joined) -> np.ndarray:
+    """float64 (meetings,): when the last member had come, as traced."""
+    meeting = joined.graph.ops.meeting
+    began_s = np.full(len(joined.graph.meetings), -np.inf)
+    member = meeting != NO_MEETING
+    with np.errstate(invalid="ignore"):  # NaN where an op was never traced
+        np.maximum.at(began_s, meeting[member], joined.start_s[member])
+    return began_s
+
+
+def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
+    """How long any of these was under way."""
+    return float(_busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
+
+
+def stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
+    """int64 each: which of these were under way in each stretch of time without a pause, in the order of their
+    beginnings."""
+    order = np.argsort(began_s, kind="stable")
+    reach_s = np.maximum.accumulate((began_s + took_s)[order])
+    cuts = np.flatnonzero(began_s[order][1:] >= reach_s[:-1] - TOUCHING_S) + 1
+    return np.split(order, cuts)
+
+
+def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(how many, bytes, seconds) of each stretch."""
+    end_s = began_s + took_s
+    rows = [
+        (len(stretch), size[stretch].sum(), end_s[stretch].max() - began_s[stretch[0]])
+        for stretch in stretches(began_s, took_s)
+    ]
+    count, moved, busy_s = np.array(rows, float).T
+    return count, moved, busy_s
+
+
+def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:
+    """Non-negative (seconds each, seconds a byte) for busy_s ≈ count · a + moved · b, errors relative to busy_s."""
+    rows = np.stack([count / busy_s, moved / busy_s], axis=1)
+    ones = np.ones(len(busy_s))
+    if len(ones) > 1 and np.linalg.matrix_rank(rows / rows.max(axis=0), tol=1e-6) == 2:
+        fixed_s, per_byte_s = np.linalg.lstsq(rows, ones, rcond=None)[0]
+        if fixed_s >= 0 and per_byte_s > 0:
+            return float(fixed_s), float(per_byte_s)
+        if per_byte_s <= 0:
+            return float(rows[:, 0].sum() / (rows[:, 0] ** 2).sum()), 0.0
+    return 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
+
+
+def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = None) -> Joined:
+    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
+    meetings = all_reduces(joined) if meetings is None else meetings
+    costs = joined.costs
+    fixed_s, moved, rate, route = (
+        costs.meeting_fixed_s.copy(),
+        costs.meeting_bytes.copy(),
+        costs.meeting_bytes_per_s.copy(),
+        costs.meeting_route.copy(),
+    )
+    fixed_s[meetings], rate[meetings], route[meetings] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
+    moved[meetings] = meeting_bytes(joined)[meetings]
+    costs = dataclasses.replace(
+        costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate, meeting_route=route
+    )
+    return dataclasses.replace(joined, costs=costs)

@@ -1,0 +1,133 @@
+"""Buffers of samples in memory, played on real index lists: least recently used, first in first out, and Belady's,
+which knows the future and evicts what is needed last (Belady 1966; optimal when each miss costs the same). Next uses
+are positions in the whole run's list of accesses; NEVER is behind all of them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from switchml.runtime.jit import kernel
+
+NEVER = np.iinfo(np.int64).max
+
+
+@kernel
+def next_uses(accesses, samples):
+    """int64 (accesses,): for each access the position of the next one to the same sample, NEVER where there is none."""
+    found = np.empty(len(accesses), np.int64)
+    upcoming = np.full(samples, NEVER, np.int64)
+    for position in range(len(accesses) - 1, -1, -1):
+        sample = accesses[position]
+        found[position] = upcoming[sample]
+        upcoming[sample] = position
+    return found
+
+
+@kernel
+def lru_misses(accesses, samples, capacity):
+    """bool (accesses,): which miss a buffer of `capacity` samples that evicts the least recently used."""
+    misses = np.zeros(len(accesses), np.bool_)
+    older, newer = np.full(samples + 1, -1, np.int64), np.full(samples + 1, -1, np.int64)
+    head = samples  # of a ring: newer[head] is the oldest sample, older[head] the newest
+    older[head] = newer[head] = head
+    held = 0
+    for position in range(len(accesses)):
+        sample = accesses[position]
+        if newer[sample] >= 0:
+            newer[older[sample]], older[newer[sample]] = newer[sample], older[sample]
+        else:
+            misses[position] = True
+            if capacity == 0:
+                continue
+            if held == capacity:
+                oldest = newer[head]
+                newer[head], older[newer[oldest]] = newer[oldest], head
+                newer[oldest] = older[oldest] = -1
+            else:
+                held += 1
+        newest = older[head]
+        newer[newest] = older[head] = sample
+        older[sample], newer[sample] = newest, head
+    return misses
+
+
+@kernel
+def fifo_misses(accesses, samples, capacity):
+    """bool (accesses,): the same of a buffer that evicts what came first."""
+    misses = np.zeros(len(accesses), np.bool_)
+    is_held = np.zeros(samples, np.bool_)
+    ring = np.full(max(capacity, 1), -1, np.int64)
+    at = 0
+    for position in range(len(accesses)):
+        sample = accesses[position]
+        if is_held[sample]:
+            continue
+        misses[position] = True
+        if capacity == 0:
+            continue
+        if ring[at] >= 0:
+            is_held[ring[at]] = False
+        ring[at] = sample
+        is_held[sample] = True
+        at = (at + 1) % capacity
+    return misses
+
+
+@kernel
+def push(uses, held, size, use, sample):
+    """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
+    at = size
+    while at > 0:
+        parent = (at - 1) >> 1
+        if uses[parent] >= use:
+            break
+        uses[at], held[at] = uses[parent], held[parent]
+        at = parent
+    uses[at], held[at] = use, sample
+    return size + 1
+
+
+@kernel
+def pop(uses, held, size):
+    """Take the entry with the latest use off the heap; returns its new size. Read it at place 0 before."""
+    size -= 1
+    use, sample = uses[size], held[size]
+    at = 0
+    child = 1
+    while child < size:
+        if child + 1 < size and uses[child + 1] > uses[child]:
+            child += 1
+        if uses[child] <= use:
+            break
+        uses[at], held[at] = uses[child], held[child]
+        at = child
+        child = 2 * at + 1
+    uses[at], held[at] = use, sample
+    return size
+
+
+@kernel
+def belady_misses(accesses, samples, capacity):
+    """bool (accesses,): the same of a buffer that knows the future; it also leaves out what it would evict at once."""
+    misses = np.zeros(len(accesses), np.bool_)
+    following = next_uses(accesses, samples)
+    use_of = np.full(samples, -1, np.int64)  # next use of what is held, −1: not held
+    uses, held = np.empty(len(accesses) + 1, np.int64), np.empty(len(accesses) + 1, np.int64)
+    size, count = 0, 0
+    for position in range(len(accesses)):
+        sample, use = accesses[position], following[position]
+        if use_of[sample] < 0:
+            misses[position] = True
+            if count == capacity:
+                while size and use_of[held[0]] != uses[0]:  # used since: this entry is out of date
+                    size = pop(uses, held, size)
+                if size == 0 or uses[0] <= use:
+                    continue
+                use_of[held[0]] = -1
+                size = pop(uses, held, size)
+            else:
+                count += 1
+        use_of[sample] = use
+        size = push(uses, held, size, use, sample)
+    return misses

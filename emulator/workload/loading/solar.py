@@ -1,0 +1,191 @@
+"""SOLAR's plan (Sun et al., VLDB 2023, arXiv 2211.00224). Shuffles follow from a seed, so the lists of all epochs are
+known before training, and a plan can be made offline:
+
+1. Order epochs so that each begins with what the one before leaves in the buffers.
+2. In each global batch give a sample to the rank that holds it; deal the others out so that ranks read equally much,
+   within a bound on how unequal their batches may be. The global batch stays what it was, and so does synchronous SGD.
+3. Evict what is needed last (Belady).
+4. Read missing samples that lie close together in the file as one range.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from emulator.workload.loading.caches import next_uses, pop, push
+from switchml.runtime.jit import kernel
+
+EXACT_EPOCHS = 11
+"""Up to here the order of epochs is searched exactly: epochs² · 2^epochs steps."""
+
+
+def overlaps(lists: np.ndarray, samples: int, buffered: int) -> np.ndarray:
+    """int64 (epochs, epochs): how many of the last `buffered` samples of epoch i are among the first of epoch j.
+    `lists` is (epochs, samples that an epoch uses)."""
+    epochs, used = lists.shape
+    is_last = np.zeros((epochs, samples), bool)
+    for epoch in range(epochs):
+        is_last[epoch, lists[epoch, used - buffered :]] = True
+    shared = [is_last[:, lists[epoch, :buffered]].sum(axis=1) for epoch in range(epochs)]
+    return np.stack(shared, axis=1).astype(np.int64)
+
+
+def epoch_order(weight: np.ndarray) -> list[int]:
+    """An order of epochs with much overlap between neighbours: the path of largest weight, exactly for up to
+    EXACT_EPOCHS of them, else greedily from every start, improved by 2-opt."""
+    epochs = len(weight)
+    if epochs <= 1:
+        return list(range(epochs))
+    if epochs <= EXACT_EPOCHS:
+        return _best_path(weight)
+    paths = [_two_opt(_greedy_path(weight, start), weight) for start in range(min(epochs, 16))]
+    return max(paths, key=lambda path: path_weight(path, weight))
+
+
+def path_weight(path: list[int], weight: np.ndarray) -> int:
+    """The sum over neighbours."""
+    return int(sum(weight[one, other] for one, other in pairwise(path)))
+
+
+def _best_path(weight: np.ndarray) -> list[int]:
+    """Held and Karp's dynamic program over sets of epochs, for a path."""
+    epochs = len(weight)
+    best = np.full((1 << epochs, epochs), -1, np.int64)
+    came_from = np.full((1 << epochs, epochs), -1, np.int64)
+    best[1 << np.arange(epochs), np.arange(epochs)] = 0
+    for seen in range(1, 1 << epochs):
+        for last in np.flatnonzero(best[seen] >= 0).tolist():
+            for to in range(epochs):
+                total = best[seen, last] + weight[last, to]
+                if not seen >> to & 1 and total > best[seen | 1 << to, to]:
+                    best[seen | 1 << to, to] = total
+                    came_from[seen | 1 << to, to] = last
+    seen = (1 << epochs) - 1
+    last = int(np.argmax(best[seen]))
+    path = []
+    while last >= 0:
+        path.append(last)
+        seen, last = seen & ~(1 << last), int(came_from[seen, last])
+    return path[::-1]
+
+
+def _greedy_path(weight: np.ndarray, start: int) -> list[int]:
+    path, left = [start], set(range(len(weight))) - {start}
+    while left:
+        path.append(max(left, key=lambda epoch: (weight[path[-1], epoch], -epoch)))
+        left.remove(path[-1])
+    return path
+
+
+def _two_opt(path: list[int], weight: np.ndarray) -> list[int]:
+    """Move stretches to elsewhere in the path, and turn them, while that helps."""
+    best, has_changed = path_weight(path, weight), True
+    while has_changed:
+        has_changed = False
+        for first in range(len(path) - 1):
+            for last in range(first + 1, len(path)):
+                turned = path[:first] + path[first : last + 1][::-1] + path[last + 1 :]
+                total = path_weight(turned, weight)
+                if total > best:
+                    path, best, has_changed = turned, total, True
+    return path
+
+
+@kernel
+def assign(batches, samples, ranks, capacity, most):
+    """Steps 2 and 3. `batches`: int32 (steps, global batch). `capacity`: samples that each rank's buffer holds.
+    `most`: the largest local batch; ranks · most must be at least the global batch.
+
+    Returns int32 (steps, global batch): the rank of each sample; bool (the same): whether that rank must read it.
+    """
+    steps, batch = batches.shape
+    rank_of = np.full((steps, batch), -1, np.int32)
+    is_read = np.zeros((steps, batch), np.bool_)
+    following = next_uses(batches.reshape(steps * batch), samples)
+    holder = np.full(samples, -1, np.int32)
+    use_of = np.full(samples, -1, np.int64)
+    room = 4 * capacity + batch + 16
+    uses, held = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
+    size, count = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+    turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
+    for step in range(steps):
+        given, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+        for i in range(batch):
+            rank = holder[batches[step, i]]
+            if rank >= 0 and given[rank] < most:
+                rank_of[step, i] = rank
+                given[rank] += 1
+        # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
+        waiting = 0
+        for rank in range(ranks):
+            if given[rank] < most:
+                waiting = push(turn, who, waiting, -given[rank], rank)
+        for i in range(batch):
+            if rank_of[step, i] >= 0:
+                continue
+            rank = who[0]
+            waiting = pop(turn, who, waiting)
+            rank_of[step, i] = rank
+            is_read[step, i] = True
+            given[rank] += 1
+            reads[rank] += 1
+            if given[rank] < most:
+                waiting = push(turn, who, waiting, -(reads[rank] * (batch + 1) + given[rank]), rank)
+        # What a rank holds it uses before it makes room; what is read past its holder stays with its holder.
+        for i in range(batch):
+            sample, use = batches[step, i], following[step * batch + i]
+            rank = holder[sample]
+            if rank >= 0:
+                use_of[sample] = use
+                size[rank] = _note(holder, use_of, uses[rank], held[rank], size[rank], rank, use, sample)
+        for i in range(batch):
+            sample, use, rank = batches[step, i], following[step * batch + i], rank_of[step, i]
+            if holder[sample] >= 0:
+                continue
+            if count[rank] == capacity:
+                while size[rank] and _is_stale(holder, use_of, uses[rank, 0], held[rank, 0], rank):
+                    size[rank] = pop(uses[rank], held[rank], size[rank])
+                if size[rank] == 0 or uses[rank, 0] <= use:
+                    continue
+                holder[held[rank, 0]] = -1
+                size[rank] = pop(uses[rank], held[rank], size[rank])
+            else:
+                count[rank] += 1
+            holder[sample] = rank
+            use_of[sample] = use
+            size[rank] = _note(holder, use_of, uses[rank], held[rank], size[rank], rank, use, sample)
+    return rank_of, is_read
+
+
+@kernel
+def _note(holder, use_of, uses, held, size, rank, use, sample):
+    """Put a sample's new next use on its rank's heap; returns the heap's new size. The old entry stays, out of date;
+    when such fill the heap, they go."""
+    if size == len(uses):
+        kept = 0
+        for at in range(size):
+            if not _is_stale(holder, use_of, uses[at], held[at], rank):
+                kept = push(uses, held, kept, uses[at], held[at])
+        size = kept
+    return push(uses, held, size, use, sample)
+
+
+@kernel(forceinline=True)
+def _is_stale(holder, use_of, use, sample, rank):
+    return holder[sample] != rank or use_of[sample] != use
+
+
+@kernel
+def ranges(indices, gap):
+    """How sorted `indices` are read when those whose distance is at most `gap` + 1 are read as one range: (number of
+    reads, samples read, those in between included)."""
+    reads, span = 0, 0
+    for i in range(len(indices)):
+        if i == 0 or indices[i] - indices[i - 1] > gap + 1:
+            reads += 1
+            span += 1
+        else:
+            span += indices[i] - indices[i - 1]
+    return reads, span

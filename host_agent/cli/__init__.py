@@ -1,0 +1,1 @@
+"""Subcommands of `switchml` that need an agent but no emulator, one a file."""

@@ -1,0 +1,256 @@
+"""`switchml trace capture -- torchrun … script.py`: run a script as it is, and profile every rank of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from host_agent.cli import trace_capture_cost as costs
+from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
+"""What a capture leaves (host_agent/profile/files.py)."""
+FLIGHT_RECORDS = 20_000
+"""How many collectives torch's flight recorder remembers, where nobody says otherwise: of older ones the size is not
+known. torch's own default is 2,000."""
+INTERRUPT_S = 60.0
+"""How long ranks may take to write their traces after Ctrl-C."""
+
+
+class Steps(click.ParamType):
+    """SKIP:STOP."""
+
+    name = "SKIP:STOP"
+
+    def convert(self, value, param, ctx) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        found = re.fullmatch(r"(\d+):(\d+)", value)
+        skip, stop = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= skip < stop:
+            self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, as in 3:13 for iterations 3 to 12", param)
+        return skip, stop
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """What one rank has left."""
+
+    rank: int
+    host: str
+    backend: str
+    iterations: int
+    """Captured ones."""
+    iteration_s: float
+    """Median of the captured ones."""
+    plain_s: float
+    """Median of those between captures; 0 without --measure."""
+    start_s: float
+    """What starting a capture takes once, median: the call, and what the iteration after it takes longer."""
+    stop_s: float
+    all_reduces: int
+    packets: int
+    packets_lost: int
+    trace_bytes: int
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("traces"),
+    show_default=True,
+    help="Folder for the traces.",
+)
+@click.option(
+    "--steps",
+    type=Steps(),
+    default=(3, 13),
+    help="Iterations to capture, counted from 0: from SKIP to before STOP. [default: 3:13]",
+)
+@click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure what the capture costs: alternate so "
+              "often between STOP-SKIP iterations without and as many with it.")  # fmt: skip
+@click.option("--shapes", is_flag=True, help="Shapes of all operators' tensors in the profile; costs time and memory.")
+@click.option(
+    "--packets",
+    type=click.IntRange(1),
+    default=1 << 20,
+    show_default=True,
+    help="Packets that each agent notes at most (32 bytes each).",
+)
+@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace, of one iteration.")
+@click.option("--overwrite", is_flag=True, help="Replace a capture that is in the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def capture(
+    out: Path,
+    steps: tuple[int, int],
+    measure: int | None,
+    shapes: bool,
+    packets: int,
+    graph: bool,
+    overwrite: bool,
+    as_json: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Run COMMAND (torchrun … script.py), and have every rank leave a trace of some of its iterations: torch's profile
+    and execution trace, and each packet of our own transport. The script stays as it is; its Python must have switchml
+    installed, and it must use torch's optimizers, as their steps are what iterations are told by.
+    """
+    out = out.absolute()
+    _make_room(out, overwrite)
+    skip, stop = steps
+    environment = os.environ | {
+        "SWITCHML_TRACE_DIR": str(out),
+        "SWITCHML_TRACE_STEPS": f"{skip}:{stop}",
+        "SWITCHML_TRACE_PACKETS": str(packets),
+        "SWITCHML_TRACE_PAIRS": str(measure or 0),
+        "SWITCHML_TRACE_GRAPH": str(int(graph)),
+        "SWITCHML_TRACE_SHAPES": str(int(shapes)),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+    }
+    if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
+        environment.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
+    code = _run(_command(command), environment, as_json)
+    abouts = _abouts(out)
+    if not abouts:
+        ended = f"{command[0]} ended with exit code {code}; " if code else ""
+        raise ConfigError(
+            f"{ended}no rank has written a trace into {out}: a script must take more than {skip} steps with a torch "
+            "optimizer (--steps), in a Python that has switchml installed"
+        )
+    _report(abouts, out, code, as_json)
+    if code:
+        raise ConfigError(f"{command[0]} ended with exit code {code}; {len(abouts)} ranks left a trace in {out}")
+
+
+def _make_room(out: Path, overwrite: bool) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}") from None
+    old = [path for path in out.iterdir() if FILES.fullmatch(path.name)]
+    if old and not overwrite:
+        raise ConfigError(f"--out {out}: there is a capture in it already; name another folder, or add --overwrite")
+    for path in old:
+        path.unlink()
+
+
+def _command(command: tuple[str, ...]) -> list[str]:
+    """`command` as it can be run; torchrun also where its folder is not in PATH."""
+    if shutil.which(command[0]):
+        return list(command)
+    if command[0] == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *command[1:]]
+    if command[0].endswith(".py"):
+        return [sys.executable, *command]
+    raise ConfigError(f"{command[0]}: no such program; expected a command like: torchrun --nproc-per-node 2 script.py")
+
+
+def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
+    """The command's exit code. Ctrl-C goes to all of its processes; they then write what they have."""
+    with subprocess.Popen(command, env=environment, stdout=sys.stderr if as_json else None) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            try:
+                process.wait(INTERRUPT_S)
+            except (subprocess.TimeoutExpired, KeyboardInterrupt):
+                process.kill()
+            return 130
+
+
+def _abouts(out: Path) -> list[dict[str, Any]]:
+    """What the ranks say of their captures, by rank."""
+    return sorted((json.loads(path.read_text()) for path in out.glob("rank-*.about.json")), key=lambda one: one["rank"])
+
+
+def _summary(about: dict[str, Any], out: Path) -> RankSummary:
+    windows = costs.windows(about)
+    plain_s = costs.median(windows["plain"], costs.TIME)
+    lead_in_s = costs.median(windows["lead-in"], costs.TIME)
+    rank = about["rank"]
+    return RankSummary(
+        rank=rank,
+        host=about["host"],
+        backend=about["backend"],
+        iterations=sum(map(len, windows["captured"])),
+        iteration_s=costs.median(windows["captured"], costs.TIME),
+        plain_s=plain_s,
+        start_s=statistics.median(one["start_s"] for one in about["captures"])
+        + (max(lead_in_s - plain_s, 0.0) if plain_s and lead_in_s else 0.0),
+        stop_s=statistics.median(one["stop_s"] for one in about["captures"]),
+        all_reduces=sum(agent["calls"] for agent in about["agents"]),
+        packets=sum(agent["packets"] for agent in about["agents"]),
+        packets_lost=sum(agent["packets_lost"] for agent in about["agents"]),
+        trace_bytes=sum(file.stat().st_size for file in out.glob(f"rank-{rank}.*")),
+    )
+
+
+def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    ranks = [_summary(about, out) for about in abouts]
+    world_size = abouts[0]["world_size"]
+    missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
+    cost, cpu_cost = (costs.measure(abouts, column) for column in (costs.TIME, costs.CPU_TIME))
+    if as_json:
+        told = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing}
+        told |= {"cost": cost and asdict(cost), "cpu_cost": cpu_cost and asdict(cpu_cost)}
+        click.echo(json.dumps(told | {"ranks": [asdict(rank) for rank in ranks]}))
+        return
+    several = len({rank.host for rank in ranks}) > 1
+    table = Table(title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured")
+    columns = ["rank", *(["host"] if several else []), "iteration", *(["without"] if cost else [])]
+    for column in [*columns, "all-reduces", "packets", "not noted", "files"]:
+        table.add_column(column, justify="left" if column == "host" else "right")
+    for rank in ranks:
+        table.add_row(
+            str(rank.rank),
+            *([rank.host] if several else []),
+            f"{rank.iteration_s * 1e3:.2f} ms",
+            *([f"{rank.plain_s * 1e3:.2f} ms"] if cost else []),
+            f"{rank.all_reduces:,}",
+            f"{rank.packets:,}",
+            f"{rank.packets_lost:,}",
+            f"{rank.trace_bytes / 1e6:.1f} MB",
+        )
+    console = Console()
+    console.print(table)
+    if cost and cpu_cost:
+        _report_cost(console, cost, cpu_cost, ranks)
+    if missing:
+        console.print(f"[bold]no trace[/] of rank {', '.join(map(str, missing))}")
+    if any(rank.packets_lost for rank in ranks):
+        console.print("packets that were not noted had no room: capture fewer iterations, or give more --packets")
+    console.print(f"traces in {out}", soft_wrap=True)
+
+
+def _report_cost(console: Console, cost: costs.Cost, cpu_cost: costs.Cost, ranks: list[RankSummary]) -> None:
+    def share(one: costs.Cost) -> str:
+        return f"{one.cost:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
+
+    many = len(cost.pairs)
+    console.print(
+        f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
+        f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, and where it is by 95 %",
+        soft_wrap=True,
+    )
+    start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
+    console.print(f"not in that, once a capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
+    if (more := costs.advice(cost)) is not None:
+        console.print(f"times scatter: --measure {more} would tell the cost by about ±2 %")

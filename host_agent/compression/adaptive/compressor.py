@@ -1,0 +1,423 @@
+"""Compressed all-reduces whose codec is chosen as training goes on; what a CodecState drives for `--codec auto`.
+
+Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks tell each other what
+they have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike.
+After a step, after every one unless steps are short, they tell what it took, and nobody waits for the answer until the
+next one: if that was out of proportion, they decide before it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
+from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
+from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
+from host_agent.compression.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
+from switchml import codecs
+from switchml.codecs import Codec, Max, Request, Sum, Turn
+
+REHEARSAL_SHARE = 0.004
+"""Of the time goes into measuring again what choices cost that are not in use."""
+KEPT = 5
+"""Measurements that count: their median does."""
+LATEST_STEPS = 4
+"""That a decision learns of the network from; after an alarm only the last."""
+LATEST_INTERVALS = 16
+"""From the beginning of a step's exchanges to that of the next, which their median is of."""
+
+
+@dataclass
+class Health:
+    """What the agent has counted since joining; all zero where there is none."""
+
+    rtt_s: float = 0.0
+    sent: int = 0
+    retransmitted: int = 0
+
+
+@dataclass
+class _Measured:
+    """What this rank knows of a choice for a bucket, from rehearsals and use."""
+
+    requests: int = 0
+    wire_bytes: int = 0
+    compute_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    errors: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+
+
+@dataclass
+class _Bucket:
+    number: int
+    name: str
+    elements: int
+    policy: BucketPolicy
+    memory_state: Any
+    codec_states: list[Any]
+    measured: list[_Measured] = field(default_factory=lambda: [_Measured() for _ in CHOICES])
+    calls: int = 0
+    rehearsed: int = 0
+    durations_s: list[float] = field(default_factory=list)
+    """Of the calls since the last decision."""
+
+
+@dataclass
+class _Record:
+    """What one call came to, on this rank."""
+
+    step: int
+    bucket: int
+    choice: int
+    way: int
+    requests: int
+    wire_bytes: float
+    network_s: float
+
+
+@dataclass
+class _Meter:
+    """A Reducer that times what passes through it, and counts it unless that is known."""
+
+    inner: Reducer
+    counts: bool
+    requests: int = 0
+    wire_bytes: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.rank, self.world = self.inner.rank, self.inner.world
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        if self.counts:
+            self.requests += round_trips(request)
+            self.wire_bytes += self.inner.wire_bytes(request)
+        start = time.perf_counter()
+        answer = self.inner.reduce(request, turn)
+        self.seconds += time.perf_counter() - start
+        return answer
+
+
+class AutoCompressor:
+    """As `compressed.Compressor`, but for a codec that stays the same.
+
+    `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
+    the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
+    seconds. Raises ConfigError for a memory that does not suit every choice.
+    """
+
+    by_matrix = False
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        settings: Auto,
+        memory: str | None = None,
+        *,
+        seed: int = 0,
+        health: Callable[[], Health] = Health,
+    ):
+        self.reducer, self.settings, self.seed, self.lr = reducer, settings, seed, 1.0
+        self.memory = check_memory(memory)
+        self.codecs = [codecs.parse(text) for text in CHOICES]
+        warm_up(self.codecs, reducer)
+        self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
+        self._told: list[tuple[tuple, Callable[[], np.ndarray]]] = []
+        self._probe = 0, math.inf
+        self.decisions: list[dict[str, Any]] = []
+        self.step = 0
+        self._health = health
+        self._health_before = Health()
+        self._buckets: dict[tuple[str, int], _Bucket] = {}
+        self._done: set[str] = set()
+        self._done_before: frozenset[str] = frozenset()
+        self._records: list[_Record] = []
+        self._decision_s = math.inf
+        self._elapsed_before = 0.0
+        self._began_at_s = time.perf_counter()
+        self._intervals_s: deque[float] = deque(maxlen=LATEST_INTERVALS)
+        self._rehearsed_s = 0.0
+        self._agreed = False
+        self._busy_s = 0.0
+
+    @property
+    def choices(self) -> list[str]:
+        """What the buckets of the latest step take, in their order."""
+        return [CHOICES[bucket.policy.current] for bucket in self._buckets.values() if bucket.name in self._done]
+
+    def allreduce(self, name: str, x: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
+        """The mean over the ranks of `x`, float32[n]; the same bits on every rank. `name`: the bucket's; one that comes
+        again begins a new step."""
+        if not self._agreed:
+            agree(self.reducer, f"codec {self.settings}, memory {self.memory}, seed {self.seed}")
+            self._agreed = True
+        if name in self._done:
+            self._done_before = frozenset(self._done)
+            self._done.clear()
+            self.step += 1
+            self._intervals_s.append(time.perf_counter() - self._began_at_s)
+            is_alarm = self._hears_of_change()
+            if is_alarm or self.step >= self._calendar.decide_at:
+                self._decide(is_alarm)
+        if not self._done:
+            self._began_at_s = time.perf_counter()
+        self._done.add(name)
+        bucket = self._bucket(name, x.size)
+        choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
+        turn = Turn(
+            name=name,
+            step=self.step,
+            seed=self.seed,
+            rank=self.reducer.rank,
+            world=self.reducer.world,
+            lr=self.lr,
+            shape=shape,
+        )
+        start = time.perf_counter()
+        compensated = self.memory.compensate(bucket.memory_state, x, turn)
+        rehearsed_s = self._rehearse_one(bucket, compensated, turn)
+        measured = bucket.measured[choice]
+        meter = _Meter(self.reducer, counts=not measured.errors)
+        outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
+        self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
+        compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
+        self._busy_s += compute_s + meter.seconds
+        self._records.append(
+            _Record(
+                self.step,
+                bucket.number,
+                choice,
+                _way(codec),
+                meter.requests or measured.requests,
+                meter.wire_bytes or measured.wire_bytes,
+                meter.seconds,
+            )
+        )
+        if bucket.calls:  # the first one reads memory that was never touched before
+            measured.compute_s.append(compute_s)
+        bucket.durations_s.append(compute_s + meter.seconds)
+        bucket.calls += 1
+        is_complete = name in self._done_before <= self._done
+        if is_complete and self._calendar.is_told(self.step):
+            self._tell(turn)
+        return outcome.mean
+
+    # -- seeing changes --
+
+    def _tell(self, turn: Turn) -> None:
+        """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
+        something, so that the order is the same on all ranks."""
+        records = [record for record in self._records if record.step == self.step]
+        choices = tuple((record.bucket, record.choice) for record in records)
+        spent_s = sum(record.network_s for record in records)
+        self._told.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
+
+    def _hears_of_change(self) -> bool:
+        """Whether the step before was out of proportion; the least of all ranks' times counts."""
+        told, self._told = self._told, []
+        times = [(choices, -float(answer()[0])) for choices, answer in told]
+        latency_s = self.network.latency_s
+        return any([self._watch.sees_change(choices, seconds, latency_s) for choices, seconds in times])
+
+    def _probe_rate(self, wire_bytes: int) -> None:
+        """Send so many bytes for their own sake."""
+        turn = Turn("probe", rank=self.reducer.rank, world=self.reducer.world)
+        start = time.perf_counter()
+        self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), turn)
+        self._probe = wire_bytes, time.perf_counter() - start
+
+    def _make_sure(self) -> None:
+        """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
+        self._probe_rate(LEAST_PROBE_BYTES)
+        turn = Turn("probed", rank=self.reducer.rank, world=self.reducer.world)
+        times = np.array([-self._probe[1], -self._decision_s], np.float32)
+        probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), turn))
+        self._prober.took(self._probe[0], probe_s, latency_s, self.network)
+        self._probe = 0, math.inf
+
+    def _bucket(self, name: str, elements: int) -> _Bucket:
+        key = (name, elements)
+        if key not in self._buckets:
+            # DDP forms its buckets anew after the first step: what had this name is gone.
+            for other in [k for k in self._buckets if k[0] == name]:
+                del self._buckets[other]
+            self._buckets[key] = _Bucket(
+                number=len(self._buckets),
+                name=name,
+                elements=elements,
+                policy=BucketPolicy(self.settings.error),
+                memory_state=self.memory.new_state(),
+                codec_states=[codec.new_state() for codec in self.codecs],
+            )
+            for number, bucket in enumerate(self._buckets.values()):
+                bucket.number = number
+            self._records.clear()
+        return self._buckets[key]
+
+    # -- what choices cost --
+
+    def _rehearse_one(self, bucket: _Bucket, x: np.ndarray, turn: Turn) -> float:
+        """Measure one choice with this vector, if it is time for it; seconds spent."""
+        if bucket.calls == 0:
+            return 0.0
+        is_first_round = bucket.rehearsed < len(self.codecs)
+        if not is_first_round and self._rehearsed_s > REHEARSAL_SHARE * self._busy_s:
+            return 0.0
+        choice = bucket.rehearsed % len(self.codecs)
+        bucket.rehearsed += 1
+        start = time.perf_counter()
+        echo = Echo(self.reducer)
+        codec = self.codecs[choice]
+        outcome = drive(codec.exchange(codec.new_state(), x, turn), echo, turn)
+        rest = x - outcome.own  # what the memory would do
+        spent_s = time.perf_counter() - start
+        measured = bucket.measured[choice]
+        measured.requests, measured.wire_bytes = echo.requests, echo.wire_bytes
+        measured.compute_s.append(spent_s)
+        measured.errors.append(_share(rest, x))
+        spent_s = time.perf_counter() - start
+        self._rehearsed_s += spent_s
+        return spent_s
+
+    # -- agreeing and deciding --
+
+    def _decide(self, is_alarm: bool) -> None:
+        """1. Tell all ranks what this one measured since the last time, and take the worst of everybody's (but of times
+        in the network the least: who comes last waits for nobody).  2. Learn from it.  3. Decide for each bucket that
+        came since the last time: the same ones on all ranks, as every rank makes the same calls."""
+        buckets = [bucket for bucket in self._buckets.values() if bucket.durations_s]
+        records = [r for r in self._records if r.step >= self.step - (1 if is_alarm else LATEST_STEPS)]
+        steps = max(1, self.step - self._calendar.decided_at)
+        health, elapsed_s = self._health(), self._busy_s
+        sent = health.sent - self._health_before.sent
+        loss = (health.retransmitted - self._health_before.retransmitted) / sent if sent > 0 else 0.0
+        mine = np.array(
+            [
+                *(-self._decision_s, elapsed_s, median(self._intervals_s), health.rtt_s, loss, -self._probe[1]),
+                *(median(bucket.durations_s) for bucket in buckets),
+                *_costs_of(buckets),
+                *_times_of(records),
+            ],
+            np.float32,
+        )
+        start = time.perf_counter()
+        worst = self.reducer.reduce(Max(mine), Turn("auto", rank=self.reducer.rank, world=self.reducer.world))
+        self._decision_s = time.perf_counter() - start
+        self._health_before = health
+        self._records = []
+        latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
+        durations, rest = np.split(worst[6:], [len(buckets)])
+        costs = rest[: 3 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 3)
+        times = rest[costs.size :].reshape(-1, 2)
+        regime = self.network.regime
+        if latency_s < math.inf:
+            self.network.add_latency(latency_s)
+        if self._probe[0]:
+            self._prober.took(self._probe[0], probe_s, latency_s, self.network)
+            self._probe = 0, math.inf
+        self.network.learn(self.step, _samples(records, times))
+        if is_alarm:
+            self._make_sure()
+        exchange_s = (elapsed_s - self._elapsed_before) / steps
+        self._elapsed_before = elapsed_s
+        if self.network.regime == regime:
+            for bucket, seconds in zip(buckets, durations.tolist(), strict=True):
+                bucket.policy.took(self.step, seconds, len(bucket.durations_s))
+        for bucket in buckets:
+            bucket.durations_s.clear()
+        for bucket, table in zip(buckets, costs, strict=True):
+            self._decide_for(bucket, table, max(step_s - exchange_s, 0.0), {"rtt_s": rtt_s, "loss": loss})
+        is_new = is_alarm or self.network.is_suspicious or self.network.regime != regime
+        is_open = is_new or any(bucket.policy.is_open for bucket in buckets)
+        self._calendar.plan(self.step, exchange_s, self.network, is_open)
+        wire_bytes, wait_s = self._prober.due(self.network, elapsed_s)
+        if wire_bytes:
+            self._probe_rate(wire_bytes)
+        if exchange_s > 0:
+            self._calendar.hasten(self.step, wait_s / exchange_s)
+
+    def _decide_for(self, bucket: _Bucket, table: np.ndarray, training_s: float, seen: dict[str, float]) -> None:
+        """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
+        policy, before = bucket.policy, bucket.policy.current
+        policy.costs = [
+            Costs(measured.requests, round(wire_bytes), compute_s, error, _way(codec))
+            for codec, measured, (wire_bytes, compute_s, error) in zip(
+                self.codecs, bucket.measured, table.tolist(), strict=True
+            )
+        ]
+        after = policy.decide(self.step, self.network, training_s)
+        if after == before:
+            return
+        self.decisions.append(
+            {
+                "step": self.step + 1,
+                "bucket": bucket.number,
+                "elements": bucket.elements,
+                "from": CHOICES[before],
+                "to": CHOICES[after],
+                "error": policy.costs[after].error,
+                "wire_bytes": policy.costs[after].wire_bytes,
+                "compress_s": policy.costs[after].compute_s,
+                "expected_s": policy.expected_s(after, self.network),
+                "goodput_bps": self.network.goodput_bps,
+                "latency_s": self.network.latency_s,
+                **seen,
+            }
+        )
+
+
+def _way(codec: Codec) -> int:
+    return GATHER if codec.aggregation in ("gather", "sparse-sum") else SUM
+
+
+def _costs_of(buckets: list[_Bucket]) -> list[float]:
+    """Bytes on the wire (fewer where a rank's elements lie close together), seconds of computing and error, for each
+    bucket and choice; the latter two infinite where this rank knows none."""
+    return [
+        value
+        for bucket in buckets
+        for measured in bucket.measured
+        for value in (
+            (measured.wire_bytes, median(measured.compute_s), median(measured.errors))
+            if measured.errors
+            else (0, math.inf, math.inf)
+        )
+    ]
+
+
+def _times_of(records: list[_Record]) -> list[float]:
+    return [value for record in records for value in (-record.network_s, record.wire_bytes)]
+
+
+def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
+    """The exchanges of each step that went one way, together. `times`: float32[records, 2], what `_times_of` became
+    when all ranks agreed."""
+    exchanges: dict[tuple[int, int], list[_Record]] = {}
+    for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
+        agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)
+        exchanges.setdefault((record.step, record.way), []).append(agreed)
+    return [
+        Sample(
+            tuple((part.bucket, part.choice) for part in parts),
+            sum(part.requests for part in parts),
+            round(sum(part.wire_bytes for part in parts)),
+            sum(part.network_s for part in parts),
+            way,
+        )
+        for (_, way), parts in exchanges.items()
+    ]
+
+
+def _share(rest: np.ndarray, x: np.ndarray) -> float:
+    """|rest| / |x|, 0 for a vector of zeros; infinite if it has anything that is not finite."""
+    whole, left = (float(np.einsum("i,i", v, v)) for v in (x, rest))
+    if not math.isfinite(whole + left):
+        return math.inf
+    return math.sqrt(left / whole) if whole > 0 else 0.0

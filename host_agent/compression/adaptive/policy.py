@@ -1,0 +1,187 @@
+"""Which choice a bucket takes: the shortest expected time among those within the bound on the error.
+
+Pure arithmetic over numbers that all ranks have agreed on: no clock, no network, no randomness, so that every rank
+comes to the same decision.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from host_agent.compression.adaptive.network import KEPT, SUM, Network
+from switchml.codecs.base import Memory, Settings, setting
+from switchml.codecs.registry import parse_memory, parse_settings
+from switchml.errors import ConfigError
+
+CHOICES = (
+    "none",
+    "fp16",
+    "thc",
+    "topk:ratio=0.1",
+    "topk:ratio=0.03",
+    "topk:ratio=0.01",
+    "topk:ratio=0.003",
+)
+"""From exact to coarse. All get along with one residual memory, so that a bucket may go from any to any other."""
+
+MEMORIES = ("residual", "none")
+"""What suits every choice: their errors have one meaning, so a change of codec loses nothing."""
+ALIKE, STAY = 1.03, 1.08
+"""Among choices that are as fast but for this factor the most exact is taken; and one in use is kept, but for this."""
+TRIAL_STEPS = 40
+"""What so many steps with a choice took is the truth about it; until then there is only the model."""
+HOPELESS_STEPS, HOPELESS = 8, 2.5
+"""A trial is over after so many steps that took so many times as long as those with the best choice."""
+SLACK = 0.15
+"""Of a step with the best choice: what the model may be wrong by. Choices that it finds slower by less are tried."""
+OTHER_RATE = 8.0
+"""What choices took holds as long as the network's rate is another one by less than this factor."""
+AGAIN_STEPS = 4000
+"""After so many steps a choice that was tried may be tried again, after twice as many the next time, and so on."""
+
+
+@dataclass(frozen=True)
+class Auto(Settings):
+    """`--codec auto`: what may be chosen."""
+
+    name = "auto"
+
+    error: float = setting(
+        0.9, "largest share of a bucket's norm that a step may leave for later ones", above=0, most=1
+    )
+
+
+def is_auto(text: str) -> bool:
+    """Whether the text of a codec means that it is to be chosen."""
+    return text.strip().partition(":")[0] == Auto.name
+
+
+def parse_auto(text: str) -> Auto:
+    """The settings in "auto" or "auto:error=0.9". Raises ConfigError."""
+    return parse_settings("codec", {Auto.name: Auto}, text)
+
+
+def check_memory(text: str | None) -> Memory:
+    """The memory that `text` names, by default residual. Raises ConfigError if it does not suit every choice."""
+    memory = parse_memory(text or "residual")
+    if memory.name not in MEMORIES:
+        raise ConfigError(f"memory {memory.name} with codec auto: expected one of {', '.join(MEMORIES)}")
+    return memory
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange,
+    which goes the network's `way`."""
+
+    requests: int = 0
+    wire_bytes: int = 0
+    compute_s: float = math.inf
+    error: float = math.inf
+    way: int = SUM
+
+    @property
+    def is_known(self) -> bool:
+        return math.isfinite(self.compute_s)
+
+
+@dataclass
+class _Trial:
+    """What a choice really took, in networks of about this rate: medians of some steps each."""
+
+    medians: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    steps: int = 0
+    last_step: int = 0
+    times: int = 1
+    """That it was tried."""
+
+    @property
+    def seconds(self) -> float:
+        weights = sum(steps for _, steps in self.medians)
+        return sum(seconds * steps for seconds, steps in self.medians) / weights
+
+    def is_over(self, best_s: float) -> bool:
+        return self.steps >= TRIAL_STEPS or (self.steps >= HOPELESS_STEPS and self.seconds > HOPELESS * best_s)
+
+
+class BucketPolicy:
+    """The decisions about one bucket. `costs[i]` is of `CHOICES[i]`; `current` the index of the one in use."""
+
+    def __init__(self, error: float, choices: int = len(CHOICES)):
+        self.error = error
+        self.costs = [Costs() for _ in range(choices)]
+        self.current = 0
+        self._trials: dict[int, _Trial] = {}
+        self._s_per_byte = 0.0
+        """Of the network that the trials are of."""
+        self.is_open = True
+        """Whether the next decision is likely to be another one."""
+
+    def took(self, step: int, seconds: float, steps: int) -> None:
+        """So many steps with the current choice, the last before `step`, took `seconds` each (their median), computing
+        and exchanging, in the network of the last decision."""
+        trial = self._trials.setdefault(self.current, _Trial())
+        trial.medians.append((seconds, steps))
+        trial.steps += steps
+        trial.last_step = step
+
+    def expected_s(self, choice: int, network: Network) -> float:
+        """What the model says that a step with `choice` takes: nobody waits for anybody, and nothing is in the way."""
+        costs = self.costs[choice]
+        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
+
+    def admissible(self) -> list[int]:
+        """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""
+        return [i for i, costs in enumerate(self.costs) if costs.is_known and (i == 0 or costs.error <= self.error)]
+
+    def decide(self, step: int, network: Network, training_s: float = 0.0) -> int:
+        """The choice from `step` on. `training_s`: agreed seconds of a step besides all buckets' exchanges.
+
+        1. In a new network take what the model expects to be the shortest, or the most exact of those as short.
+        2. Try for some steps each choice that the model expects to be nearly as short.
+        3. Take the one that was the shortest, unless the gain is small.
+        """
+        allowed = self.admissible()
+        if not allowed or not network.is_known:
+            return self.current
+        expected = {choice: self.expected_s(choice, network) for choice in allowed}
+        times = network.s_per_byte / self._s_per_byte if self._s_per_byte else math.inf
+        if not 1 / OTHER_RATE <= times <= OTHER_RATE:
+            self._s_per_byte = network.s_per_byte
+            self._trials.clear()
+            self.current = _most_exact(expected)
+        else:
+            self._forget_late(step)
+            self.current = self._next(expected, SLACK * (training_s + min(expected.values())))
+        return self.current
+
+    def _next(self, expected: dict[int, float], slack_s: float) -> int:
+        took = {choice: trial.seconds for choice, trial in self._trials.items() if choice in expected and trial.medians}
+        best_s = min(took.values(), default=0.0)
+        trial = self._trials.get(self.current)
+        self.is_open = True
+        if self.current in expected and (trial is None or not trial.is_over(best_s)):
+            return self.current
+        most_s = min(expected.values()) + slack_s
+        untried = [choice for choice in expected if choice not in took and expected[choice] <= most_s]
+        if untried or not took:
+            return min(untried or expected, key=expected.__getitem__)
+        best = _most_exact(took)
+        if self.current in took and took[self.current] <= STAY * best_s:
+            best = self.current
+        self.is_open = best != self.current
+        return best
+
+    def _forget_late(self, step: int) -> None:
+        """Allow choices that were tried long ago another trial."""
+        for choice, trial in self._trials.items():
+            if choice != self.current and trial.medians and step - trial.last_step > AGAIN_STEPS * trial.times:
+                self._trials[choice] = _Trial(times=2 * trial.times)
+
+
+def _most_exact(seconds: dict[int, float]) -> int:
+    """Of the choices that take as little as the best, but for ALIKE."""
+    least = min(seconds.values())
+    return min(choice for choice, one in seconds.items() if one <= ALIKE * least)

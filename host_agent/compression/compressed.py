@@ -1,0 +1,376 @@
+"""Compressed all-reduces: drives the exchanges of switchml/codecs over whatever can sum and gather.
+
+`Compressor` keeps codec, memory and their states by tensor. A `Reducer` answers what an exchange asks for:
+`AgentReducer` with a HostAgent alone; the one over torch.distributed is in comm_hooks.py. An exchange is several
+collectives one after the other, and every rank must run the same ones in the same order, so a call here waits until it
+is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from filelock import FileLock
+
+from switchml import codecs
+from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.errors import RanksDisagree
+from switchml.protocol.sparse import Sparse, streams_of
+from switchml.runtime.jit import cache_root
+
+Array = np.ndarray
+WARM_UP_ELEMENTS = 1 << 12
+
+
+class Reducer(Protocol):
+    """What can answer an exchange's requests (switchml/codecs/base.py). `bytes` counts what this rank sent so far."""
+
+    rank: int
+    world: int
+    bytes: int
+
+    def reduce(self, request: Request, turn: Turn) -> Any: ...
+
+    def wire_bytes(self, request: Request) -> int:
+        """What a request puts on the busier direction of this rank's link, headers of packets left out."""
+        ...
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        """Ask now, and get the answer from what this returns, when it is needed. All ranks must ask at the same place
+        in the order of their requests."""
+        ...
+
+
+def round_trips(request: Request) -> int:
+    """How many collectives follow each other in a request: who gathers asks for sizes first, unless they are known."""
+    asks_first = isinstance(request, Gather) or (isinstance(request, SparseSum) and not request.is_sized)
+    return 2 if asks_first else 1
+
+
+class Compressor:
+    """One rank's compressed all-reduces with one codec and one memory.
+
+    `codec`, `memory`: texts as in docs/codecs.md ("topk:ratio=0.01"); `memory` None for the one that the codec's paper
+    trains with. Raises ConfigError for texts that name nothing. All ranks must pass the same, which the first call
+    checks: RanksDisagree names who differs.
+    """
+
+    def __init__(self, reducer: Reducer, codec: str | Codec, memory: str | Memory | None = None, *, seed: int = 0):
+        self.reducer, self.seed = reducer, seed
+        self.lr = 1.0
+        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
+        self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
+        memory = self.codec.memory if memory is None else memory
+        self.memory = codecs.parse_memory(memory) if isinstance(memory, str) else memory
+        warm_up([self.codec], reducer)
+        self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
+        self._steps: dict[tuple[str, int], int] = {}
+        self._agreed = False
+
+    @property
+    def by_matrix(self) -> bool:
+        return self.codec.by_matrix
+
+    def allreduce(self, name: str, x: Array, shape: tuple[int, ...] | None = None) -> Array:
+        """The mean over the ranks of `x`, float32[n], as the codec sees it; the same bits on every rank.
+
+        `name` says whose state it is, together with n; `shape` is the tensor's own, where it has one.
+        """
+        if not self._agreed:
+            agree(self.reducer, f"codec {self.codec}, memory {self.memory}, seed {self.seed}")
+            self._agreed = True
+        key = (name, x.size)
+        if key not in self._states:
+            self._states[key] = self.codec.new_state(), self.memory.new_state()
+        codec_state, memory_state = self._states[key]
+        step = self._steps[key] = self._steps.get(key, -1) + 1
+        turn = Turn(
+            name=name,
+            step=step,
+            seed=self.seed,
+            rank=self.reducer.rank,
+            world=self.reducer.world,
+            lr=self.lr,
+            shape=shape,
+        )
+        exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, turn)
+        return drive(exchange, self.reducer, turn)
+
+
+def drive(exchange, reducer: Reducer, turn: Turn):
+    """Answer an exchange until it returns, and return that."""
+    answer = None
+    while True:
+        try:
+            request = exchange.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        answer = reducer.reduce(request, turn)
+
+
+def agree(reducer: Reducer, what: str) -> None:
+    """Raises RanksDisagree, on every rank, unless all ranks say the same text."""
+    digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
+    places = np.zeros(reducer.world, np.int32)
+    places.view(np.uint32)[reducer.rank] = digest
+    told = reducer.reduce(Sum(places, "int32"), Turn("agree", rank=reducer.rank, world=reducer.world))
+    others = [rank for rank in range(reducer.world) if told[rank] != told[reducer.rank]]
+    if others:
+        raise RanksDisagree(f"rank {reducer.rank} has {what}, but ranks {others} have something else: all must agree")
+
+
+# Integers in int32 lanes
+
+
+def lanes_of(values: Array) -> Array:
+    """int8[n] or int16[n] as int32 lanes that hold four or two of them each: sums of lanes are the lanes of the sums.
+
+    A lane is v0 + v1 * 2^b + …, in ordinary signed arithmetic, so that a field that goes below zero borrows from the
+    next one, and `values_of` pays back. Sound while every sum, but for the least number, fits the fields.
+    """
+    per = 4 // values.itemsize
+    padded = np.zeros(-(-values.size // per) * per, values.dtype)
+    padded[: values.size] = values
+    fields = padded.reshape(-1, per).astype(np.int32)
+    lanes = fields[:, -1].copy()
+    for column in range(per - 2, -1, -1):
+        lanes = (lanes << (8 * values.itemsize)) + fields[:, column]
+    return lanes
+
+
+def values_of(lanes: Array, dtype: np.dtype, n: int) -> Array:
+    """What `lanes_of` packed, after any number of additions: `dtype`[n]."""
+    per, bits = 4 // dtype.itemsize, 8 * dtype.itemsize
+    fields = np.empty((lanes.size, per), dtype)
+    rest = lanes.astype(np.int64)
+    for column in range(per):
+        fields[:, column] = low = rest.astype(dtype)  # keeps the low bits: two's complement
+        rest = (rest - low) >> bits
+    return fields.reshape(-1)[:n]
+
+
+# Sparse vectors: gathered, streamed, or added as dense ones
+
+STREAM_BLOCK = 32
+"""Elements of a block in which selected elements travel: a packet of 1024 bytes holds eight, fused."""
+GATHER_BLOCK = 256
+"""Words of a block in which gathered bytes travel: a packet of 1024 bytes."""
+LEAST_GATHER_BLOCKS = 64
+"""Fewer blocks are a matter of one round trip either way, and a stream takes two."""
+ASK_EVERY = 16
+"""Sums of sparse vectors of known size after which the ranks ask anew which way is the best."""
+PACKET_ELEMENTS, PACKET_BYTES = 256, 1024
+FRAME_BYTES = 76
+"""Of a packet besides what it carries: the protocol's header and Ethernet's share."""
+WORDS_BYTES = 32
+"""In a packet of eight blocks."""
+
+
+def packets_of(indices: Array) -> int:
+    """Packets of a dense tensor that hold some of `indices` (ascending)."""
+    return int(np.count_nonzero(np.diff(indices // PACKET_ELEMENTS))) + 1 if indices.size else 0
+
+
+def streamed_bytes(packets: Array, count: int) -> float:
+    """What comes down where the ranks stream `packets` (one number a rank) of those that `count` elements fill: the
+    union of independent choices, and a first round in each stream. Choices that agree more make less."""
+    whole = max(1, -(-count // PACKET_ELEMENTS))
+    union = whole * (1.0 - np.prod(1.0 - np.asarray(packets, np.float64) / whole))
+    rounds = union + streams_of(whole, whole)
+    return float(union * PACKET_BYTES + rounds * (FRAME_BYTES + WORDS_BYTES))
+
+
+def framed_bytes(size: float) -> float:
+    """What so many bytes make in full packets."""
+    return size * (1.0 + FRAME_BYTES / PACKET_BYTES)
+
+
+def way_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
+    """The way for a sum of sparse vectors that puts least on the busier direction of a link: "gather" (`gathered`
+    bytes), "stream" or "dense". From what all ranks know alike."""
+    costs = {"gather": framed_bytes(gathered), "dense": framed_bytes(4 * count)}
+    if takes_sparse:
+        costs["stream"] = streamed_bytes(packets, count)
+    return min(costs, key=costs.__getitem__)
+
+
+def tell(add: Callable[[Array], Array], rank: int, world: int, *numbers: int) -> Array:
+    """int32[world, k]: the `numbers` of all ranks, by adding up a vector in which each has its own places."""
+    places = np.zeros((world, len(numbers)), np.int32)
+    places[rank] = numbers
+    return add(places.reshape(-1)).reshape(world, -1)
+
+
+def gather_by_sum(
+    payload: Payload, add: Callable[[Array], Array], rank: int, world: int, sizes: Array | None = None
+) -> list[Payload]:
+    """All ranks' payloads, in the order of the ranks, with nothing but integer sums.
+
+    1. Add a vector in which every rank has put its size at its own place, unless `sizes` (int32[world]) are known. 2.
+    Add one in which every rank has put its bytes at its own place, all places as large as the largest. `add`: int32[m]
+    to int32[m] summed over the ranks.
+    """
+    raw = np.frombuffer(payload.to_bytes(), np.uint8)
+    if sizes is None:
+        sizes = tell(add, rank, world, raw.size)[:, 0]
+    places = np.zeros((world, -(-int(sizes.max()) // 4)), np.int32)
+    places[rank].view(np.uint8)[: raw.size] = raw
+    places = add(places.reshape(-1)).reshape(world, -1)
+    return [Payload.from_bytes(places[each].view(np.uint8)[: sizes[each]]) for each in range(world)]
+
+
+def sum_of_payloads(payloads: list[Payload]) -> Array:
+    """float32[n]: what payloads of one sparsifying codec decode to, added in the order of the ranks."""
+    codec = codecs.by_number(payloads[0].number)
+    assert codec is not None
+    decoder, n = codec(), payloads[0].count
+    total = np.zeros(n, np.float32)
+    for payload in payloads:
+        total += decoder.decompress(payload, n)
+    return total
+
+
+class AgentReducer:
+    """A Reducer over a HostAgent (or what has its `allreduce`, `rank`, `world_size`, `takes_sparse`); needs no torch.
+
+    `bytes` of a sparse stream are those of the packets that this rank has something for, and words for each that
+    anybody has something for."""
+
+    def __init__(self, agent):
+        self._agent = agent
+        self._takes_sparse = agent.takes_sparse
+        self._ways: dict[tuple[str, int], tuple[int, str, int]] = {}
+        self.rank, self.world, self.bytes = agent.rank, agent.world_size, 0
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        if isinstance(request, Sum):
+            return self._sum(request)
+        if isinstance(request, Max):
+            return codecs.max_of_sum(self._sum(codecs.max_as_sum(request, turn)), turn)
+        if isinstance(request, Gather):
+            return gather_by_sum(request.payload, self._add_places, self.rank, self.world)
+        assert isinstance(request, SparseSum)
+        way, sizes = self.way(request, turn, lambda largest: self.world * 4 * -(-largest // 4))
+        if way != "gather":
+            return self.add_sparse(request, way)
+        return sum_of_payloads(gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=sizes))
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
+        asked = codecs.max_as_sum(request, turn).values
+        self.bytes += asked.nbytes
+        handle = self._agent.allreduce(asked, wire="int32", async_op=True)
+        return lambda: codecs.max_of_sum(handle.wait(), turn)
+
+    def way(self, request: SparseSum, turn: Turn, gathered: Callable[[int], float]) -> tuple[str, Array]:
+        """Which way is the best, from what all ranks know alike, and the bytes of each one's payload, int32[world].
+
+        `gathered`: bytes that gathering puts on a link, by those of the largest payload. The ranks tell each other
+        their payloads' bytes and their streams' packets; where the bytes are known, they go by what they heard last for
+        `ASK_EVERY` sums of the name, and save the round trip.
+        """
+        key, nbytes = (turn.name, request.count), request.payload.nbytes
+        known_bytes, way, left = self._ways.get(key, (-1, "", 0))
+        if request.is_sized and known_bytes == nbytes and left:
+            self._ways[key] = nbytes, way, left - 1
+            return way, np.full(self.world, nbytes, np.int32)
+        told = tell(self._add, self.rank, self.world, nbytes, packets_of(request.indices))
+        sizes = told[:, 0]
+        way = way_of(gathered(int(sizes.max())), told[:, 1], request.count, self._takes_sparse)
+        if request.is_sized:
+            self._ways[key] = nbytes, way, ASK_EVERY - 1
+        return way, sizes
+
+    def add_sparse(self, request: SparseSum, way: str) -> Array:
+        """The sum through the aggregator: as a "stream" of the blocks that some rank has, or "dense"."""
+        dense = np.zeros(request.count, np.float32)
+        dense[request.indices] = request.values
+        return self._add(dense, block=STREAM_BLOCK if way == "stream" else 0)
+
+    def wire_bytes(self, request: Request) -> int:
+        if isinstance(request, Sum):
+            return request.values.size * (2 if self._is_halved(request) else request.values.itemsize)
+        if isinstance(request, Max):
+            return 4 * self.world * request.values.size
+        gathered = self.world * (4 + -(-request.payload.nbytes // 4) * 4)
+        if isinstance(request, Gather):
+            return gathered
+        return int(min(gathered, self.summed_bytes(request)))
+
+    def summed_bytes(self, request: SparseSum) -> float:
+        """The same of a sum of sparse vectors that is not gathered, were all ranks like this one."""
+        dense = 4.0 * request.count
+        packets = np.full(self.world, packets_of(request.indices))
+        return min(dense, streamed_bytes(packets, request.count)) if self._takes_sparse else dense
+
+    def _is_halved(self, request: Sum) -> bool:
+        return request.wire in HALVES and self._agent.wire == "int16"
+
+    def _sum(self, request: Sum) -> Array:
+        values = request.values
+        if values.dtype in (np.int8, np.int16):
+            return values_of(self._add(lanes_of(values)), values.dtype, values.size)
+        return self._add(values, "int16" if self._is_halved(request) else "int32")
+
+    def _add(self, values: Array, wire: str = "int32", block: int = 0) -> Array:
+        """`block`: as a sparse stream of such blocks; 0: dense."""
+        if not block:
+            self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
+            return self._agent.allreduce(values, wire=wire)
+        total = self._agent.allreduce(values, wire=wire, sparse=Sparse(block))
+        own, union = _used_blocks(values, PACKET_ELEMENTS), _used_blocks(total, PACKET_ELEMENTS)
+        words = WORDS_BYTES if block == STREAM_BLOCK else 4
+        self.bytes += own * PACKET_ELEMENTS * values.itemsize + union * words
+        return total
+
+    def _add_places(self, places: Array) -> Array:
+        """Most of it zeros: the places of others."""
+        is_worth_it = self._takes_sparse and places.size >= LEAST_GATHER_BLOCKS * GATHER_BLOCK
+        return self._add(places, block=GATHER_BLOCK if is_worth_it else 0)
+
+
+def _used_blocks(values: Array, block: int) -> int:
+    """Blocks of `values` that are not zero."""
+    return int(np.count_nonzero(np.add.reduceat(values != 0, np.arange(0, values.size, block))))
+
+
+# Without a network
+
+
+@dataclass
+class Echo:
+    """A Reducer that answers at once as if every rank had sent what this one does, with the work that this takes."""
+
+    inner: Reducer
+    requests: int = 0
+    wire_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.rank, self.world = self.inner.rank, self.inner.world
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        self.requests += round_trips(request)
+        self.wire_bytes += self.inner.wire_bytes(request)
+        if isinstance(request, Sum):
+            return request.values * request.values.dtype.type(self.world)
+        if isinstance(request, Max):
+            return request.values
+        if isinstance(request, Gather):
+            return [request.payload] * self.world
+        assert isinstance(request, SparseSum)
+        return sum_of_payloads([request.payload] * self.world)
+
+
+def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
+    """Have all that these codecs run compiled: by one process of the machine, loaded from disk by the others (seconds a
+    codec the first time on a machine). So the first step measures, and lasts, what all others do."""
+    x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
+    turn = Turn("warm-up", rank=reducer.rank, world=reducer.world, shape=(x.size // 64, 64))
+    folder = cache_root()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "codecs.lock"):
+        for codec in chosen:
+            drive(codec.exchange(codec.new_state(), x, turn), Echo(reducer), turn)

@@ -1,0 +1,1 @@
+"""The PyTorch backend: process group, rendezvous, works, CUDA and sparse tensors, DDP hooks and settings."""

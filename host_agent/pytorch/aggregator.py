@@ -1,0 +1,155 @@
+"""An aggregator as a child process, for jobs that have none. It is gone when its parent is.
+
+`ChildAggregator` is the parent's side. `python -m host_agent.pytorch.aggregator` is the child's: `switchml aggregate`,
+plus a thread that ends the process when the parent is gone, however that happened. Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+
+from switchml.errors import AggregatorLost
+
+START_TIMEOUT_S = 90.0
+"""How long the child may take to be ready; the first start on a machine compiles the kernels."""
+STOP_TIMEOUT_S = 3.0
+PARENT_CHECK_S = 0.5
+LINGER_S = 1.0
+"""How long the child outlives its parent: if that was a rank that died, the others should be told so by name."""
+
+
+SOFTWARE = ("aggregate", "--data-port", "0")
+"""The command of the software aggregator."""
+
+
+def command_of(aggregator: str, ports: int) -> tuple[str, ...]:
+    """The command of what `--aggregator` names: software, p4 (our switch) or bmv2 (simple_switch, with `ports` ports);
+    with -lanes, the program that has one register a lane."""
+    if aggregator == "software":
+        return SOFTWARE
+    switch, _, variant = aggregator.partition("-")
+    program = ("--program", f"switchml_{variant}") if variant else ()
+    return ("control", "--switch", switch, "--ports", str(ports), *program)
+
+
+class ChildAggregator:
+    """A running `switchml aggregate` or, with `command`, another control plane. `options` are further options of it.
+
+    The child holds one end of a pipe; when ours closes (`stop`, or the death of this process, even by kill -9) it ends.
+    Starting does not wait: `address` does, until the child listens.
+    """
+
+    def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = (), command: Sequence[str] = SOFTWARE):
+        command = [
+            sys.executable,
+            "-m",
+            "host_agent.pytorch.aggregator",
+            *command,
+            "--bind",
+            bind,
+            "--control-port",
+            "0",
+            "--events-port",
+            "0",
+            "--json",
+            *options,
+        ]
+        # What it says is kept for the case that it fails: a rank's stderr belongs to the user's script.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        # A session of its own: Ctrl-C in the terminal goes to the ranks, which then stop the aggregator in good order.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True
+        )
+        self._address: str | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code of the child, None while it runs."""
+        return self._process.poll()
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT of the control port, once the child is ready. Raises AggregatorLost if it does not get ready."""
+        if self._address is None:
+            self._address = self._read_address()
+        return self._address
+
+    def last_line(self) -> str:
+        """The last line that the child wrote to its stderr, for messages."""
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def stop(self) -> None:
+        """End the child and wait for it. Safe to call twice."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for file in (self._process.stdin, self._process.stdout, self._said):
+            if file is not None:
+                file.close()
+
+    def _read_address(self) -> str:
+        assert self._process.stdout is not None
+        stdout = self._process.stdout.fileno()
+        line = b""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not line.endswith(b"\n"):
+            readable, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
+            piece = os.read(stdout, 65536) if readable else b""
+            if not piece:
+                ended = (
+                    f"ended with exit code {self._process.wait()}"
+                    if readable
+                    else f"said nothing for {START_TIMEOUT_S:g} s"
+                )
+                raise AggregatorLost(
+                    f"the aggregator that this process started (pid {self.pid}) {ended}: {self.last_line()}"
+                )
+            line += piece
+        return json.loads(line)["control"]
+
+
+def _end_with_parent(parent: int) -> None:
+    """Wait until stdin's other end closes or the parent is another process, then end, in good order if possible."""
+    while os.getppid() == parent:
+        # Both signs are needed: a sibling that was forked without exec may hold the pipe open, and a parent in another
+        # process namespace never changes.
+        readable, _, _ = select.select([0], [], [], PARENT_CHECK_S)
+        if readable and not os.read(0, 4096):
+            break
+    time.sleep(LINGER_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(STOP_TIMEOUT_S)
+    os._exit(1)
+
+
+def main() -> None:
+    """The child: the subcommand and the options of our own command line; `switchml aggregate` if there are only
+    options."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), name="parent-watch", daemon=True).start()
+    from switchml.cli.main import main as command_line
+
+    is_named = sys.argv[1:2] and not sys.argv[1].startswith("-")
+    command_line([*([] if is_named else ["aggregate"]), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The PyTorch backend `switchml`: all-reduces go through an aggregator, every other collective through Gloo.
+
+torch calls `autoload` at `import torch` (entry point group `torch.backends`), so a script needs nothing but the name:
+`dist.init_process_group("switchml")`. What takes time to import waits until then.
+
+    SWITCHML_AGGREGATOR   HOST:PORT of an aggregator's control port. Unset: rank 0 starts one, which ends with the job
+    SWITCHML_SECRET       the job's secret. Unset: a random one
+    SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
+
+Rank 0 of a group reads the first two and tells the other ranks through the group's store.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch.distributed as dist
+
+BACKEND_NAME = "switchml"
+DEVICES = ["cpu", "cuda"]
+
+
+def autoload() -> None:
+    """Register the backend with torch. Costs next to nothing; safe to call again."""
+    if dist.is_available() and BACKEND_NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND_NAME, _create, extended_api=True, devices=DEVICES)
+        if os.environ.get("SWITCHML_SETTINGS") or os.environ.get("SWITCHML_STEP_TIMES"):
+            from host_agent.pytorch import settings_arming
+
+            settings_arming.arm()
+        if os.environ.get("SWITCHML_TRACE_DIR"):
+            from host_agent.profile.arming import arm
+
+            arm()
+
+
+def _create(options, pg_options) -> dist.ProcessGroup:
+    """What torch calls for each group, with its _DistributedBackendOptions. There are no `pg_options` of ours."""
+    from host_agent.pytorch.process_group import SwitchMLProcessGroup
+
+    return SwitchMLProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        group_name=options.group_id,
+        global_ranks=tuple(options.global_ranks_in_group),
+    )

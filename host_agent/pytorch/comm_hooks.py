@@ -1,0 +1,264 @@
+"""Communication hooks for DistributedDataParallel: gradients go through a codec of switchml/codecs.
+
+    state = CodecState("topk:ratio=0.01", memory="residual")
+    ddp.register_comm_hook(state, codec_hook)
+
+They work with any process group. On the backend `switchml`, what can be summed goes through the aggregator; on Gloo,
+NCCL or MPI it is that backend's all-reduce. What must be gathered takes the backend's all-gather in both.
+"""
+
+# Annotations stay objects here: DDP compares a hook's with its own classes.
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from host_agent.compression.adaptive.compressor import AutoCompressor, Health
+from host_agent.compression.adaptive.policy import is_auto, parse_auto
+from host_agent.compression.compressed import AgentReducer, Compressor, lanes_of, sum_of_payloads, values_of
+from switchml.codecs import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
+from switchml.errors import UnsupportedTensor
+
+
+class CodecState:
+    """What `codec_hook` needs: one for each DDP module, made on every rank with the same arguments.
+
+    `codec`, `memory`: texts as in docs/codecs.md, or "auto" (host_agent/compression/adaptive); `memory` None for the
+    one that suits the codec. `process_group`: the module's (None: the default one). `seed`: of codecs that draw random
+    numbers. Raises ConfigError.
+
+    `compressor.lr`: the learning rate, for memories that ask for it (EF-signSGD's); set it where it changes.
+
+    `bytes_sent`, `bytes_dense`: what this rank sent so far, and what it would have sent of float32; `compress_s`,
+    `exchange_s`: seconds spent computing, and waiting for collectives.
+    """
+
+    def __init__(
+        self,
+        codec: str | Codec,
+        memory: str | Memory | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        seed: int = 0,
+    ):
+        self.reducer = GroupReducer(process_group)
+        self.compressor: Compressor | AutoCompressor
+        if isinstance(codec, str) and is_auto(codec):
+            self.compressor = AutoCompressor(
+                self.reducer, parse_auto(codec), memory, seed=seed, health=self.reducer.health
+            )
+        else:
+            self.compressor = Compressor(self.reducer, codec, memory, seed=seed)
+        self.bytes_dense = 0
+        self.busy_s = 0.0
+        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.reducer.bytes
+
+    @property
+    def exchange_s(self) -> float:
+        return self.reducer.seconds
+
+    @property
+    def compress_s(self) -> float:
+        return self.busy_s - self.reducer.seconds
+
+    @property
+    def choices(self) -> list[str]:
+        """What the buckets go through at present, in their order; empty unless that is chosen (`auto`)."""
+        return self.compressor.choices if isinstance(self.compressor, AutoCompressor) else []
+
+    @property
+    def decisions(self) -> list[dict[str, Any]]:
+        """Every change that `auto` made (AutoCompressor.decisions)."""
+        return self.compressor.decisions if isinstance(self.compressor, AutoCompressor) else []
+
+    def stats(self) -> dict[str, float]:
+        """The figures above by name."""
+        names = ("bytes_sent", "bytes_dense", "compress_s", "exchange_s")
+        return {name: getattr(self, name) for name in names}
+
+    def submit(self, task) -> None:
+        """Run `task()` on this state's thread, after those before: the one order that all ranks share."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="switchml-codec", daemon=True)
+            self._thread.start()
+        self._tasks.put(task)
+
+    def _run(self) -> None:
+        while True:
+            task = self._tasks.get()
+            start = time.perf_counter()
+            task()
+            del task  # or its bucket would live until the next
+            self.busy_s += time.perf_counter() - start
+
+
+def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Mean of a bucket's gradients, compressed.
+
+    1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.
+    2. On the state's thread: add what the memory holds, compress, exchange, decompress, remember the rest.
+    3. Write the mean into the buffer and complete the future.
+
+    A gradient that is not float32, float16, bfloat16 or float64 raises UnsupportedTensor out of `backward()`. The first
+    iteration's residuals are lost where DDP then rebuilds its buckets.
+    """
+    buffer = bucket.buffer()
+    if not buffer.is_floating_point():
+        raise UnsupportedTensor(f"bucket of {buffer.dtype}: codecs take floating-point gradients")
+    if state.compressor.by_matrix:
+        pieces = [gradient.view(-1) for gradient in bucket.gradients()]
+        shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
+    else:
+        pieces, shapes = [buffer], [None]
+    index = bucket.index()
+    state.bytes_dense += 4 * buffer.numel()
+    devices = [buffer.device] if buffer.is_cuda else []
+    trigger: torch.futures.Future = torch.futures.Future(devices=devices)
+    outcome: list[Any] = []
+
+    def finish(_done: torch.futures.Future) -> torch.Tensor:
+        # Only an exception inside a `then` becomes an error that C++ code sees.
+        if outcome:
+            raise outcome[0]
+        return buffer
+
+    # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
+    vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]
+
+    def task() -> None:
+        try:
+            for number, (piece, shape, vector) in enumerate(zip(pieces, shapes, vectors, strict=True)):
+                mean = state.compressor.allreduce(f"bucket {index}.{number}", np.ascontiguousarray(vector), shape)
+                piece.copy_(torch.from_numpy(mean))
+        except BaseException as error:
+            outcome.append(error)
+        trigger.set_result(None)
+
+    future = trigger.then(finish)
+    state.submit(task)
+    return future
+
+
+class GroupReducer:
+    """A Reducer (compressed.py) over a process group of torch.distributed; `seconds` were spent in its collectives.
+
+    With the backend `switchml` sums go to its agent straight, which knows more kinds of lanes than torch has types.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None):
+        self._group = group
+        self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
+        self.bytes, self.seconds = 0, 0.0
+        self._backend = dist.get_backend(group)
+        agent = getattr(group or dist.group.WORLD, "agent", None)
+        self._agent = AgentReducer(agent) if agent is not None else None
+        self._stats = agent.stats if agent is not None else dict
+        self._device = torch.device("cuda", torch.cuda.current_device()) if self._backend == "nccl" else "cpu"
+
+    def health(self) -> Health:
+        """What the backend's agent has counted."""
+        stats = self._stats()
+        return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
+
+    def reduce(self, request: Request, turn: Turn) -> Any:
+        start = time.perf_counter()
+        try:
+            return self._reduce(request, turn)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def later(self, request: Max, turn: Turn) -> Callable[[], np.ndarray]:
+        """The answer when it is called for; the request goes out now."""
+        if self._agent is not None:
+            return self._agent.later(request, turn)
+        tensor = torch.from_numpy(request.values.copy()).to(self._device)
+        self.bytes += request.nbytes
+        work = dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+        def answer() -> np.ndarray:
+            work.wait()
+            return tensor.cpu().numpy()
+
+        return answer
+
+    def wire_bytes(self, request: Request) -> int:
+        if isinstance(request, Sum | Max) and self._agent is not None:
+            return self._agent.wire_bytes(request)
+        if isinstance(request, Sum | Max):  # a ring sends, and receives, nearly twice the vector
+            return 2 * request.nbytes * (self.world - 1) // self.world
+        gathered = (self.world - 1) * (request.payload.nbytes + 8)
+        if isinstance(request, Gather) or self._agent is None:
+            return gathered
+        return int(min(gathered, self._agent.summed_bytes(request)))
+
+    def _reduce(self, request: Request, turn: Turn) -> Any:
+        if self._agent is not None and isinstance(request, Sum | Max):
+            before = self._agent.bytes
+            answer = self._agent.reduce(request, turn)
+            self.bytes += self._agent.bytes - before
+            return answer
+        if isinstance(request, Sum):
+            return self._sum(request)
+        if isinstance(request, Max):
+            return self._all_reduce(request.values, dist.ReduceOp.MAX)
+        if isinstance(request, Gather):
+            return self._gather(request.payload)
+        assert isinstance(request, SparseSum)
+        return self._sparse_sum(request, turn)
+
+    def _sparse_sum(self, request: SparseSum, turn: Turn) -> np.ndarray:
+        """Gathered; or, where that puts less on the links, through the aggregator."""
+        if self._agent is None:
+            sizes = self.world * [request.payload.nbytes] if request.is_sized else None
+            return sum_of_payloads(self._gather(request.payload, sizes))
+        before = self._agent.bytes
+        way, told = self._agent.way(request, turn, lambda largest: (self.world - 1) * largest)
+        if way == "gather":
+            answer = sum_of_payloads(self._gather(request.payload, told.tolist()))
+        else:
+            answer = self._agent.add_sparse(request, way)
+        self.bytes += self._agent.bytes - before
+        return answer
+
+    def _sum(self, request: Sum) -> np.ndarray:
+        values = request.values
+        if values.dtype in (np.int8, np.int16):  # not every backend has them: NCCL lacks int16
+            lanes = self._all_reduce(lanes_of(values), dist.ReduceOp.SUM)
+            return values_of(lanes, values.dtype, values.size)
+        return self._all_reduce(values, dist.ReduceOp.SUM, request.wire)
+
+    def _all_reduce(self, values: np.ndarray, op: dist.ReduceOp, wire: str = "") -> np.ndarray:
+        tensor = torch.from_numpy(values.copy()).to(self._device)
+        tensor = tensor.to({"float16": torch.float16, "bfloat16": torch.bfloat16}.get(wire, tensor.dtype))
+        self.bytes += tensor.numel() * tensor.element_size()
+        dist.all_reduce(tensor, op, group=self._group)
+        return tensor.to("cpu", torch.from_numpy(values).dtype).numpy()
+
+    def _gather(self, payload: Payload, sizes: list[int] | None = None) -> list[Payload]:
+        """All ranks' payloads; `sizes`: of their bytes, where they are known."""
+        raw = torch.frombuffer(bytearray(payload.to_bytes()), dtype=torch.uint8).to(self._device)
+        if sizes is None:
+            sizes = [int(size) for size in self._all_gather(torch.tensor([raw.numel()], device=self._device))]
+            self.bytes += 8
+        padded = torch.zeros(max(sizes), dtype=torch.uint8, device=self._device)
+        padded[: raw.numel()] = raw
+        places = self._all_gather(padded)
+        self.bytes += raw.numel()
+        rows = [place[:size] for place, size in zip(places, sizes, strict=True)]
+        return [Payload.from_bytes(row.cpu().numpy()) for row in rows]
+
+    def _all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        places = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(places, tensor, group=self._group)
+        return places

@@ -1,0 +1,407 @@
+"""The process group of the backend `switchml`: sums and averages through the aggregator, the rest through Gloo.
+
+A group holds two things: an agent, joined to a job of its own at the aggregator, and an ordinary torch process group
+over Gloo. An all-reduce with SUM or AVG of a tensor whose type the wire carries goes to the agent, if it is dense or
+sparse (COO); any other op, type or collective is handed to Gloo unchanged. Both were set up from the same store when
+the group was made, so a sub-group (`dist.new_group`) is nothing special: its ranks join their own job at the same
+aggregator. Only a sub-group of one rank joins nothing: its sums are what they are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Work
+
+from host_agent import recording
+from host_agent.agent import HostAgent
+from host_agent.pytorch.rendezvous import Rendezvous
+from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
+from host_agent.warmup import warm_up
+from switchml.errors import JobError, PeerLost
+
+Done = Callable[[BaseException | None], None]
+
+WIRE_DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int32: "int32",
+    torch.int64: "int64",
+}
+"""Types that the agent sums, by its own names."""
+
+GLOO_METHODS = (
+    "broadcast", "allgather", "_allgather_base", "all_gather_single", "allgather_coalesced",
+    "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "reduce", "reduce_scatter",
+    "_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "gather", "scatter", "alltoall", "alltoall_base", "all_to_all_single", "send",
+    "recv", "recv_anysource", "barrier", "monitored_barrier", "get_group_store", "_get_backend", "_start_coalescing",
+    "_end_coalescing", "_set_sequence_number_for_group", "_get_sequence_number_for_group",
+)  # fmt: skip
+"""Methods of ProcessGroup that are Gloo's alone. A torch that lacks one of them is fine."""
+
+JOIN_TIMEOUT_S = 60.0
+"""All ranks are here, as Gloo has connected them: an aggregator that can't be reached need not cost half an hour."""
+
+_default_address: str | None = None
+"""The default group's aggregator, for its sub-groups."""
+_open_groups: weakref.WeakSet[SwitchMLProcessGroup] = weakref.WeakSet()
+
+
+class SwitchMLProcessGroup(dist.ProcessGroup):
+    """What `dist.init_process_group("switchml")` and `dist.new_group()` make.
+
+    `timeout` limits joining and each all-reduce: when one is not done in time, the agent gives up the job and
+    everything outstanding fails with CollectiveTimeout. Errors of the job (PeerLost, AggregatorLost, …) come out of
+    `Work.wait()`.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        *,
+        group_name: str = "",
+        global_ranks: tuple[int, ...] = (),
+    ):
+        """`global_ranks`: the default group's rank of each rank; empty if this is the default group."""
+        super().__init__(rank, size)
+        self._timeout = timeout
+        self._global_ranks = global_ranks
+        self._is_default = not global_ranks
+        self._name = group_name
+        self._description = "undefined"
+        self._gloo: dist.ProcessGroup | None = None
+        self._agent: HostAgent | None = None
+        self._cuda: Any = None
+        self._failed = False
+        self._shutdown_lock = threading.Lock()
+        self._submit_lock = threading.Lock()
+        self._callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
+        self._rendezvous: Rendezvous | None = None
+        store = _unused_part(store, size)
+        if size > 1 or self._is_default:
+            rendezvous = Rendezvous(
+                dist.PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address
+            )
+            self._rendezvous = rendezvous
+        try:
+            if self._rendezvous is not None:
+                self._rendezvous.prepare()
+            self._gloo = _gloo_group(dist.PrefixStore("gloo/", store), rank, size, timeout)
+            if self._rendezvous is not None:
+                self._join(self._rendezvous)
+        except BaseException:
+            self._leave(in_good_order=False)
+            raise
+        self._pid = os.getpid()
+        _open_groups.add(self)
+
+    def _join(self, rendezvous: Rendezvous) -> None:
+        global _default_address
+        warm_up()
+        invitation = rendezvous.meet()
+        self._agent = HostAgent.join(
+            invitation.address,
+            job=invitation.job,
+            rank=self.rank(),
+            world_size=self.size(),
+            secret=invitation.secret,
+            timeout_s=min(self._timeout.total_seconds(), JOIN_TIMEOUT_S),
+        )
+        if self._is_default:
+            _default_address = invitation.address
+        else:
+            self._agent.global_ranks = self._global_ranks
+
+    # What torch asks about the group.
+
+    def getBackendName(self) -> str:
+        return "switchml"
+
+    # Names live in a group's backends, and it is the Gloo group that has one.
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+        self._require_gloo()._set_group_name(name)
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+        self._require_gloo()._set_group_desc(description)
+
+    @property
+    def agent(self) -> HostAgent | None:
+        """The agent, for its statistics; None after shutdown and in a sub-group of one rank."""
+        return self._agent
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return self._require_gloo()._device_types
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        self._require_gloo().set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    # The collectives that the aggregator knows.
+
+    def allreduce(self, tensors, *args, **kwargs) -> Work:
+        """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
+        gloo = self._require_gloo()
+        op, timeout = _op_and_timeout(args, kwargs)
+        listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
+        if len(listed) == 1 and self._carries_sparse(listed[0], op):
+            return self._submit_sparse(listed[0], op, timeout)
+        if len(listed) != 1 or not self._carries(listed, op):
+            return gloo.allreduce(tensors, *args, **kwargs)
+        return self._submit(listed, op, timeout)
+
+    def allreduce_coalesced(self, tensors, *args, **kwargs) -> Work:
+        """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
+        gloo = self._require_gloo()
+        op, timeout = _op_and_timeout(args, kwargs)
+        if not self._carries(tensors, op):
+            return gloo.allreduce_coalesced(tensors, *args, **kwargs)
+        return self._submit(list(tensors), op, timeout)
+
+    def _carries(self, tensors: list[torch.Tensor], op: dist.ReduceOp) -> bool:
+        """Whether the aggregator can do it. Depends on nothing but what all ranks agree on."""
+        # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
+        # always say no.
+        if not _is_sum_or_mean(op):
+            return False
+        return all(
+            tensor.layout == torch.strided and tensor.dtype in WIRE_DTYPES and tensor.device.type in ("cpu", "cuda")
+            for tensor in tensors
+        )
+
+    def _carries_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp) -> bool:
+        fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES
+        fits = fits and tensor.device.type in ("cpu", "cuda")
+        is_taken = self._agent is not None and self._agent.takes_sparse
+        return fits and is_taken and tensor.numel() > 0 and _is_sum_or_mean(op)
+
+    def _submit_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+        """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
+        the group has seen a CUDA tensor, the queue of those does."""
+        from host_agent.pytorch.sparse import Rows, spread, union_of_rows
+
+        timeout_s = (timeout or self._timeout).total_seconds()
+        self._expect_cuda([tensor])
+        work = self._work_type([tensor])([tensor], 1, self._callbacks)
+        rows = Rows(tensor)
+        put_back = self._cuda.on_stream(tensor) if tensor.is_cuda else contextlib.nullcontext
+
+        def replace(union: np.ndarray, values: torch.Tensor) -> None:
+            with put_back():
+                rows.replace(tensor, union, values)
+
+        def submit() -> None:
+            try:
+                union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
+                values = spread(rows, union)
+            except Exception as error:
+                self._failed = self._failed or isinstance(error, JobError)
+                work.part_done(self._in_global_ranks(error))
+                return
+            work.before_finish.append(lambda: replace(union, values))
+            self._call_agent(values, op == dist.ReduceOp.AVG, timeout_s, work.part_done, sparse=True)
+
+        with self._submit_lock, recording.launching():
+            if self._cuda is not None:
+                self._cuda.call(submit)
+            else:
+                submit()
+        return work
+
+    def _expect_cuda(self, tensors: list[torch.Tensor]) -> None:
+        """Be ready for what is on a GPU among `tensors`."""
+        if self._cuda is None and any(tensor.is_cuda for tensor in tensors):
+            from host_agent.pytorch.cuda import CudaStaging
+
+            self._cuda = CudaStaging(f"switchml-cuda-{self.rank()}")
+
+    def _work_type(self, tensors: list[torch.Tensor]):
+        return self._cuda.work_type(tensors) if any(tensor.is_cuda for tensor in tensors) else AllReduceWork
+
+    def _submit(self, tensors: list[torch.Tensor], op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+        mean = op == dist.ReduceOp.AVG
+        self._expect_cuda(tensors)
+        summed = [tensor for tensor in tensors if tensor.numel() and self._agent is not None]
+        work = self._work_type(tensors)(tensors, len(summed), self._callbacks)
+        timeout_s = (timeout or self._timeout).total_seconds()
+        # The lock keeps the tensors of one call together, in an order that is the same on all ranks.
+        with self._submit_lock, recording.launching():
+            for tensor in summed:
+                if self._cuda is not None:
+                    self._cuda.stage(tensor, work, lambda host, done: self._call_agent(host, mean, timeout_s, done))
+                else:
+                    self._call_agent(flat_memory(tensor, work), mean, timeout_s, work.part_done)
+        return work
+
+    def _call_agent(
+        self, tensor: torch.Tensor, mean: bool, timeout_s: float, done: Done, sparse: bool | None = None
+    ) -> None:
+        """Sum a contiguous CPU tensor in place, then call `done`. After `timeout_s` the agent gives up the job.
+        `sparse`: the agent's word about blocks of zeros if None."""
+        agent = self._agent
+
+        def on_done(error: BaseException | None) -> None:
+            if isinstance(error, JobError):
+                self._failed = True
+            done(self._in_global_ranks(error))
+
+        if agent is None:
+            on_done(JobError("the process group was destroyed"))
+            return
+        address = tensor.data_ptr()
+        try:
+            agent.allreduce_address(
+                address,
+                address,
+                tensor.numel(),
+                WIRE_DTYPES[tensor.dtype],
+                "mean" if mean else "sum",
+                on_done,
+                timeout_s=timeout_s,
+                keep=tensor,
+                sparse=sparse,
+            )
+        except Exception as error:
+            on_done(error)
+
+    def _in_global_ranks(self, error: BaseException | None) -> BaseException | None:
+        """A sub-group's agent knows its peers by their ranks in it; people know them by those in the default group."""
+        if isinstance(error, PeerLost) and self._global_ranks:
+            lost = tuple(self._global_ranks[rank] for rank in error.ranks)
+            renamed = PeerLost(f"{error} (in the default group: {', '.join(f'rank {rank}' for rank in lost)})", lost)
+            renamed.__cause__ = error
+            return renamed
+        return error
+
+    # The end.
+
+    def shutdown(self) -> None:
+        """Leave the job and let go of threads, sockets and the aggregator if it is ours. What is outstanding fails.
+        Safe to call twice.
+        """
+        self._leave(in_good_order=True)
+
+    def abort(self) -> None:
+        """Fail what is outstanding at once, then shut down."""
+        if self._agent is not None:
+            self._agent.abort(JobError("the process group was aborted"))
+        self._leave(in_good_order=False)
+
+    def _leave(self, in_good_order: bool) -> None:
+        global _default_address
+        with self._shutdown_lock:
+            rendezvous, self._rendezvous = self._rendezvous, None
+            agent, self._agent = self._agent, None
+            cuda, self._cuda = self._cuda, None
+            gloo, self._gloo = self._gloo, None
+        _open_groups.discard(self)
+        if cuda is not None:
+            cuda.close()
+        in_good_order = in_good_order and not self._failed
+        if rendezvous is not None and in_good_order:
+            rendezvous.await_others("done")
+        if agent is not None:
+            agent.leave()
+        if rendezvous is not None:
+            rendezvous.part(in_good_order)
+            if self._is_default:
+                _default_address = None
+        self._callbacks.close()
+        if gloo is not None:
+            gloo.shutdown()
+
+    def _require_gloo(self) -> dist.ProcessGroup:
+        gloo = self._gloo
+        if gloo is None:
+            raise JobError("this process group was destroyed")
+        return gloo
+
+
+def _gloo_method(name: str) -> Callable:
+    def method(self: SwitchMLProcessGroup, *args, **kwargs):
+        return getattr(self._require_gloo(), name)(*args, **kwargs)
+
+    method.__name__ = name
+    method.__doc__ = getattr(dist.ProcessGroup, name).__doc__
+    return method
+
+
+for _name in GLOO_METHODS:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(SwitchMLProcessGroup, _name, _gloo_method(_name))
+
+
+def _gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it."""
+    group = dist.ProcessGroup(store, rank, size)
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    gloo._set_sequence_number_for_group()
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    for device in ("cpu", "cuda"):
+        group._register_backend(torch.device(device), kind, gloo)
+    return group
+
+
+def _unused_part(store: dist.Store, size: int) -> dist.Store:
+    """A view of `store` in which no earlier group of the same name has left its keys (torchrun keeps one store for a
+    script's whole life).
+
+    Sound because making a group is a barrier: nobody asks for the next generation before all have asked for this one.
+    """
+    generation = (store.add("arrivals", 1) - 1) // size
+    return dist.PrefixStore(f"{generation}/", store)
+
+
+def _op_and_timeout(args: tuple, kwargs: dict) -> tuple[dist.ReduceOp, timedelta | None]:
+    """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
+    given = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
+    if hasattr(given, "reduceOp"):
+        op, timeout = given.reduceOp, given.timeout
+    else:
+        op, timeout = given, args[1] if len(args) > 1 else kwargs.get("timeout")
+    return op, timeout if timeout is not None and timeout > timedelta(0) else None
+
+
+def _is_sum_or_mean(op: dist.ReduceOp) -> bool:
+    return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG)
+
+
+def _shut_down_open_groups() -> None:
+    """For scripts that never destroy their group, or die of an exception, which the others should hear at once."""
+    crashed = getattr(sys, "last_value", None) is not None
+    for group in list(_open_groups):
+        if group._pid == os.getpid():  # a child that was forked owns nothing of it
+            group._leave(in_good_order=not crashed)
+
+
+atexit.register(_shut_down_open_groups)

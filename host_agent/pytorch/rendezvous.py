@@ -1,0 +1,190 @@
+"""How the ranks of a group find their aggregator: rank 0 decides, and tells the others through the group's store.
+
+Rank 0 takes the aggregator that SWITCHML_AGGREGATOR names, else the one that this process knows from its default group,
+else it starts one. Along go the job's name and secret, both random unless SWITCHML_SECRET is set, so that simultaneous
+jobs on one aggregator never meet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from host_agent.pytorch.aggregator import ChildAggregator
+from switchml.errors import JoinError, SwitchMLError
+
+FAREWELL_S = 5.0
+"""How long a rank that is done waits for the others to be done too."""
+LONGEST_JOB_NAME = 200
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a rank needs to join: the aggregator's control address HOST:PORT, the job and its secret."""
+
+    address: str
+    job: str
+    secret: str
+
+
+class _OwnAggregator:
+    """The aggregator that this process has started, if any. All its groups share it; it stops with the last one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: ChildAggregator | None = None
+        self._users = 0
+
+    def acquire(self, bind: str) -> ChildAggregator:
+        """Start it unless it runs. Call `release` once for each call of this."""
+        with self._lock:
+            if self._child is None or self._child.returncode is not None:
+                self._child = ChildAggregator(bind)
+            self._users += 1
+            return self._child
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._child is not None:
+                self._child.stop()
+                self._child = None
+
+
+own_aggregator = _OwnAggregator()
+
+
+class Rendezvous:
+    """One group's meeting. `prepare`, then `meet` once at the beginning, `part` once at the end.
+
+    `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, group_name: str, timeout: timedelta, known_address: str | None = None
+    ):
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._group_name = group_name
+        self._timeout = timeout
+        self._known_address = known_address
+        self._own: ChildAggregator | None = None
+
+    def prepare(self) -> None:
+        """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile."""
+        self._store.set(f"machine/{self._rank}", _this_machine())
+        if self._rank == 0 and self._given_address() is None:
+            with self._telling_errors():
+                self._own = own_aggregator.acquire(self._choose_bind_address())
+
+    def meet(self) -> Invitation:
+        """Raises JoinError on every rank if rank 0 could not start the aggregator."""
+        if self._rank == 0:
+            with self._telling_errors():
+                invitation = self._invite()
+            self._store.set("invitation", json.dumps(invitation.__dict__))
+            return invitation
+        self._store.wait(["invitation"], self._timeout)
+        fields = json.loads(self._store.get("invitation"))
+        if "error" in fields:
+            raise JoinError(f"rank 0 could not start the aggregator: {fields['error']}")
+        return Invitation(**fields)
+
+    def await_others(self, point: str) -> None:
+        """Wait until all ranks have come to this `point`, at most FAREWELL_S.
+
+        Before leaving, this lets a rank that has its last result already stay until the others have theirs.
+        """
+        with contextlib.suppress(RuntimeError):  # the store's server has gone already
+            here = self._store.add(point, 1)
+            deadline = time.monotonic() + FAREWELL_S
+            while here < self._size and time.monotonic() < deadline:
+                time.sleep(0.005)
+                here = self._store.add(point, 0)
+
+    def part(self, in_good_order: bool) -> None:
+        """This rank has left the job. If the aggregator is ours, stop it; in good order, when all others have left."""
+        if self._own is None:
+            with contextlib.suppress(RuntimeError):
+                self._store.add("gone", 1)
+            return
+        if in_good_order:
+            self.await_others("gone")
+        self._own = None
+        own_aggregator.release()
+
+    def _given_address(self) -> str | None:
+        return os.environ.get("SWITCHML_AGGREGATOR") or self._known_address
+
+    def _invite(self) -> Invitation:
+        address = self._own.address if self._own is not None else self._given_address()
+        assert address is not None
+        run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        name = "-".join(
+            part for part in (run_id if run_id != "none" else "torch", self._group_name, secrets.token_hex(6)) if part
+        )
+        return Invitation(
+            address, name[-LONGEST_JOB_NAME:], os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24)
+        )
+
+    @contextlib.contextmanager
+    def _telling_errors(self) -> Iterator[None]:
+        """Pass an error of rank 0 on to the others, who would wait for their invitation in vain."""
+        try:
+            yield
+        except SwitchMLError as error:
+            self._store.set("invitation", json.dumps({"error": str(error)}))
+            raise
+
+    def _choose_bind_address(self) -> str:
+        """Loopback if all ranks run on this machine, else an address of this machine that the others can reach."""
+        self._store.wait([f"machine/{rank}" for rank in range(self._size)], self._timeout)
+        here = _this_machine().encode()
+        if all(bytes(self._store.get(f"machine/{rank}")) == here for rank in range(self._size)):
+            return "127.0.0.1"
+        address = _address_for_others(os.environ.get("MASTER_ADDR", socket.gethostname()))
+        print(
+            f"switchml: the ranks run on several machines: starting an aggregator on {address}, open to the network "
+            "of this address. Set SWITCHML_AGGREGATOR=HOST:PORT to use one of your own",
+            file=sys.stderr,
+            flush=True,
+        )
+        return address
+
+
+def _this_machine() -> str:
+    """A text that two processes share if and only if they can reach each other over loopback."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot_id = file.read().strip()
+    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def _address_for_others(main_address: str) -> str:
+    """This machine's IPv4 address on the way to `main_address`, which is usually this machine itself."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((main_address, 9))  # sends nothing: it only looks up the route
+            address = probe.getsockname()[0]
+        except OSError as error:
+            raise JoinError(
+                f"no route to MASTER_ADDR {main_address!r} ({error}), so no address to start the aggregator on; "
+                "set SWITCHML_AGGREGATOR=HOST:PORT"
+            ) from error
+    if address.startswith("127."):
+        raise JoinError(
+            f"the ranks run on several machines, but MASTER_ADDR {main_address!r} is loopback here; "
+            "set it to an address that all can reach, or set SWITCHML_AGGREGATOR=HOST:PORT"
+        )
+    return address

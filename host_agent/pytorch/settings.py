@@ -1,0 +1,164 @@
+"""Settings files, as `switchml trace optimize` writes them: how a DDP job should reduce its gradients.
+
+    [process_group]
+    backend = "switchml"                  # for init_process_group
+    [environment]
+    SWITCHML_WIRE = "int16"               # set before it
+    [ddp]                                 # arguments of DistributedDataParallel
+    bucket_cap_mb_list = [1.5, 4.0]
+    gradient_as_bucket_view = true
+    [compression]
+    codec = ["none", "fp16"]              # of each bucket, the last repeats; memory = "residual"
+
+In a script:
+
+    settings = load("settings.toml")
+    dist.init_process_group(settings.backend or "gloo")
+    model = DistributedDataParallel(model, **ddp_arguments(settings))
+    apply(model, settings)
+
+Or without touching it: SWITCHML_SETTINGS=settings.toml torchrun … script.py (host_agent/pytorch/settings_arming.py).
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from switchml import codecs
+from switchml.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TABLES: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "process_group": {"backend": str},
+    "ddp": {
+        "bucket_cap_mb": (int, float),
+        "bucket_cap_mb_list": list,
+        "gradient_as_bucket_view": bool,
+        "static_graph": bool,
+    },
+    "compression": {"codec": list, "memory": str},
+}
+"""What a file may say, besides `environment`, whose values are texts, and `predicted` and `advice`, which are for
+people."""
+FOR_PEOPLE = ("predicted", "advice")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A file's contents; empty fields leave things as they are. `ddp`: arguments by name, caps in MiB."""
+
+    path: Path
+    backend: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    ddp: dict[str, Any] = field(default_factory=dict)
+    codec: tuple[str, ...] = ()
+    memory: str | None = None
+
+
+def load(path: str | Path) -> Settings:
+    """Raises ConfigError for what can't be read, and for anything in it that nobody would obey."""
+    path = Path(path)
+    try:
+        tables = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"can't read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    for name, table in tables.items():
+        if name not in (*TABLES, *FOR_PEOPLE, "environment") or not isinstance(table, Mapping):
+            raise ConfigError(f"{path}: unknown table {name!r}; there are environment, {', '.join(TABLES)}")
+        if name in TABLES:
+            _check(path, name, table)
+    ddp, compression = dict(tables.get("ddp", {})), tables.get("compression", {})
+    environment = {name: str(value) for name, value in tables.get("environment", {}).items()}
+    _check_caps(path, ddp)
+    chosen = tuple(compression.get("codec", ()))
+    for spec in chosen:
+        codecs.parse(spec)
+    if (memory := compression.get("memory")) is not None:
+        codecs.parse_memory(memory)
+    return Settings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, chosen, memory)
+
+
+def _check(path: Path, name: str, table: Mapping[str, Any]) -> None:
+    for key, value in table.items():
+        kind = TABLES[name].get(key)
+        if kind is None:
+            raise ConfigError(f"{path}, [{name}]: unknown key {key!r}; there are {', '.join(TABLES[name])}")
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{path}, [{name}] {key}: {value!r} is of the wrong type")
+
+
+def _check_caps(path: Path, ddp: Mapping[str, Any]) -> None:
+    caps = [*ddp.get("bucket_cap_mb_list", []), *([ddp["bucket_cap_mb"]] if "bucket_cap_mb" in ddp else [])]
+    if any(not isinstance(cap, int | float) or not cap > 0 for cap in caps) or ddp.get("bucket_cap_mb_list") == []:
+        raise ConfigError(f"{path}, [ddp]: bucket caps {caps}: expected MiB above 0")
+    if {"bucket_cap_mb", "bucket_cap_mb_list"} <= set(ddp):
+        raise ConfigError(f"{path}, [ddp] has both bucket_cap_mb and bucket_cap_mb_list: expected one of them")
+
+
+def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
+    """What to pass to DistributedDataParallel. Raises ConfigError if this torch's takes no such argument."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    settings = settings if isinstance(settings, Settings) else load(settings)
+    known = inspect.signature(DistributedDataParallel.__init__).parameters
+    for name in settings.ddp:
+        if name not in known:
+            raise ConfigError(
+                f"{settings.path}: this torch's DistributedDataParallel has no {name}"
+                + ("; optimize again with --uniform" if name == "bucket_cap_mb_list" else "")
+            )
+    return dict(settings.ddp)
+
+
+def set_environment(settings: Settings | str | Path) -> None:
+    """Set the variables that the file names, before `init_process_group`; those that are set already stay."""
+    settings = settings if isinstance(settings, Settings) else load(settings)
+    for name, value in settings.environment.items():
+        os.environ.setdefault(name, value)
+
+
+def apply(ddp, settings: Settings | str | Path):
+    """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), None where the
+    file names no codec."""
+    settings = settings if isinstance(settings, Settings) else load(settings)
+    if not settings.codec:
+        return None
+    from host_agent.pytorch.comm_hooks import CodecState, codec_hook
+
+    if len(set(settings.codec)) == 1:
+        state = CodecState(settings.codec[0], settings.memory, process_group=ddp.process_group)
+    else:
+        state = CodecState("none", process_group=ddp.process_group)
+        state.compressor = _ByBucket(state.reducer, settings)
+    ddp.register_comm_hook(state, codec_hook)
+    return state
+
+
+class _ByBucket:
+    """Compressors by bucket, in the place of one: `codec_hook` names tensors `bucket I.J`."""
+
+    by_matrix = False
+
+    def __init__(self, reducer, settings: Settings) -> None:
+        from host_agent.compression.compressed import Compressor
+
+        self._of = {spec: Compressor(reducer, spec, settings.memory) for spec in dict.fromkeys(settings.codec)}
+        self._codec = settings.codec
+        if any(one.by_matrix for one in self._of.values()):
+            raise ConfigError(f"{settings.path}: codecs that go by matrices can't take turns with others")
+
+    def allreduce(self, name: str, x, shape=None):
+        bucket = int(name.removeprefix("bucket ").partition(".")[0])
+        return self._of[self._codec[min(bucket, len(self._codec) - 1)]].allreduce(name, x, shape)

@@ -1,0 +1,76 @@
+"""Settings for a script that knows nothing of them, and how long its steps take: our entry point, which torch calls at
+`import torch`, arms every process that finds one of these in its environment.
+
+    SWITCHML_SETTINGS     a settings file: init_process_group and DistributedDataParallel do what it says
+    SWITCHML_STEP_TIMES   a folder: each rank leaves rank-N.json there, the times at which its optimizer had stepped
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import time
+from pathlib import Path
+
+from host_agent.pytorch.settings import Settings, apply, ddp_arguments, load, set_environment
+
+SETTINGS, STEP_TIMES = "SWITCHML_SETTINGS", "SWITCHML_STEP_TIMES"
+
+
+def arm() -> None:
+    """Do what the environment says. A file that makes no sense ends the process with its error."""
+    if path := os.environ.get(SETTINGS):
+        _obey(load(path))
+    if folder := os.environ.get(STEP_TIMES):
+        _note_steps(Path(folder))
+
+
+def _obey(settings: Settings) -> None:
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    set_environment(settings)
+    init_process_group, init_ddp = dist.init_process_group, DistributedDataParallel.__init__
+
+    @functools.wraps(init_process_group)
+    def init_group(backend=None, *args, **kwargs):
+        return init_process_group(settings.backend or backend, *args, **kwargs)
+
+    @functools.wraps(init_ddp)
+    def init(self, *args, **kwargs):
+        init_ddp(self, *args, **kwargs | ddp_arguments(settings))
+        apply(self, settings)
+
+    dist.init_process_group = dist.distributed_c10d.init_process_group = init_group
+    DistributedDataParallel.__init__ = init
+
+
+def _note_steps(folder: Path) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    stepped_s: list[float] = []
+    first: list[int] = []
+    rank: list[int] = []
+
+    def note(optimizer, args, kwargs) -> None:
+        now_s = time.perf_counter()
+        if not first:
+            first.append(id(optimizer))
+            rank.append(_rank())
+        if id(optimizer) == first[0]:
+            stepped_s.append(now_s)
+
+    def write() -> None:
+        if stepped_s:
+            (folder / f"rank-{rank[0]}.json").write_text(json.dumps(stepped_s))
+
+    register_optimizer_step_post_hook(note)
+    atexit.register(write)
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_initialized() else 0

@@ -1,0 +1,1 @@
+"""The software aggregator: its compiled loop and its threads."""

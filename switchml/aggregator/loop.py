@@ -1,0 +1,380 @@
+"""The aggregator's compiled loop: packets from a UDP socket and from shared memory through the rules of pool.py, and
+results back.
+
+It holds no GIL and makes no Python object. `aggregator.py` owns what it touches, and changes it only while the loop
+stands still.
+"""
+
+import socket
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from switchml.counters import COUNTERS
+from switchml.net import impair, libc, shm, udp
+from switchml.protocol import packet as wire_format
+from switchml.protocol.pool import (
+    DROP,
+    JOB,
+    MULTICAST,
+    SENT_BYTES,
+    SENT_PACKETS,
+    SLOT,
+    SLOT_V1,
+    UNICAST,
+    WAITING,
+    ask_v2,
+    receive_v1,
+    receive_v2,
+    result_of,
+)
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
+
+MAX_JOBS = 256
+TABLE = 16384
+"""Entries of the sender table; at most half are used, so that a look-up ends soon."""
+MAX_SENDERS = TABLE // 2
+_HASH, _HASH_SHIFT = 0x9E3779B97F4A7C15, 50
+"""Fibonacci hashing (Knuth): the top 14 bits of the product number the table's entries."""
+_WAIT_BYTES = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES
+
+JOB_ENTRY = np.dtype(
+    [
+        ("protocol", "i8"),
+        ("workers", "i8"),
+        ("job", "u8"),
+        ("slots", "u8"),
+        ("seen", "u8"),
+        ("rows", "u8"),
+        ("row_bytes", "i8"),
+        ("wide", "u8"),
+        ("wide_bytes", "i8"),
+        ("results", "u8"),
+        ("counters", "u8"),
+        ("endpoints", "u8"),
+        ("slot_count", "i8"),
+        ("segment", "u8"),
+        ("local", "u8"),
+        ("replies", "i8"),
+    ],
+    align=True,
+)
+"""Where a job's arrays are. `protocol` 0: no job. `results`: address of row 0's packet (protocol 1). `segment`: address
+of its shared memory's `at` (0: none); `local` that of a uint8 for each rank, 1 if its packets come that way."""
+
+LOCAL = np.uint64(1 << 63)
+"""Endpoint of a packet from shared memory: this bit, then job << 16 | rank."""
+_BATCH = 64
+"""Packets taken from one rank's ring before the next rank's turn: their slots stay in the cache until all ranks are
+added."""
+_PATIENCE = 32
+"""Looks at the rings, giving way in between, before the loop sleeps; and rounds of ring work between looks at the
+sockets."""
+
+
+class Loop(NamedTuple):
+    """Everything `serve` touches. `senders` uint64[TABLE, 2]: endpoint (0 = free), job << 16 | rank. `totals` int64[2]:
+    refused packets, send failures. `rings` int64[1 + MAX_JOBS]: how many jobs have shared memory, and which."""
+
+    io: udp.UdpIO
+    jobs: np.ndarray
+    senders: np.ndarray
+    incoming: udp.Packets
+    nearby: udp.Packets
+    delayed: udp.Packets
+    outgoing: udp.Packets
+    impaired: udp.Packets
+    replies: np.ndarray
+    done: np.ndarray
+    bad_uplink: impair.Impairment
+    bad_downlink: impair.Impairment
+    totals: np.ndarray
+    wake: np.ndarray
+    rings: np.ndarray
+
+
+@kernel(forceinline=True)
+def _find(senders, key):
+    """Value stored for an endpoint, or -1. Linear probing."""
+    at = np.int64((key * np.uint64(_HASH)) >> np.uint64(_HASH_SHIFT))
+    while senders[at, 0] != 0:
+        if senders[at, 0] == key:
+            return np.int64(senders[at, 1])
+        at = (at + 1) % TABLE
+    return -1
+
+
+@kernel(forceinline=True)
+def _counters_of(entry):
+    return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
+
+
+@kernel
+def _ask(entry, job, counters, rank, seq, reply):
+    """A rank that shares memory asks whom a round waits for; its packets are never lost, so it has nothing else to
+    resend."""
+    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
+    seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
+    return ask_v2(job, slots, seen, counters, reply, rank, seq)
+
+
+@kernel(forceinline=True)
+def _apply(entry, rank, address, length, reply):
+    """One packet under the rule of its job; (action, row)."""
+    job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
+    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
+    counters = _counters_of(entry)
+    if length == 0 and entry.segment:
+        return _ask(entry, job, counters, rank, np.int64(address), reply), 0
+    if entry.protocol == 1:
+        slots_v1 = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT_V1)
+        return receive_v1(job, slots_v1, rows, counters, reply, rank, address, length)
+    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
+    seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
+    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
+    return receive_v2(job, slots, seen, rows, wide, counters, reply, rank, address, length)
+
+
+@kernel(forceinline=True)
+def _result_of(entry, row, length):
+    """(address, length) of the result in a row; `length` is that of the packet it answers."""
+    if entry.protocol == 1:
+        return entry.results + np.uint64(row * entry.row_bytes), length
+    job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
+    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
+    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
+    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
+    return result_of(job, slots, rows, wide, row)
+
+
+@kernel
+def apply_one(senders, jobs, endpoint, address, length, reply):
+    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1
+    for a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    value = _find(senders, endpoint)
+    if value < 0:
+        value = _find(senders, endpoint & ~np.uint64(0xFFFF))
+    if value < 0:
+        return value, np.int64(DROP), np.int64(0)
+    action, row = _apply(jobs[value >> 16], value & 0xFFFF, address, length, reply)
+    return value, np.int64(action), np.int64(row)
+
+
+@kernel(forceinline=True)
+def _emit(outgoing, n, entry, rank, address, length, port):
+    """List one packet for a rank in `outgoing`, which has room. `port` overrides the rank's (v1: the port of the
+    completing packet)."""
+    mine = _counters_of(entry)[rank]
+    mine[SENT_PACKETS] += 1
+    mine[SENT_BYTES] += length
+    if entry.local and u8_at(entry.local, entry.workers)[rank]:
+        _hand_over(entry, rank, address, length)
+        return n
+    to = u64_at(entry.endpoints, entry.workers)[rank]
+    if to == 0:
+        return n  # v1: this rank has not told its address yet
+    outgoing.address[n], outgoing.length[n] = address, length
+    outgoing.endpoint[n] = (to | np.uint64(port)) if port else to
+    return n + 1
+
+
+@kernel(forceinline=True)
+def _hand_over(entry, rank, address, length):
+    """Name a result or a wait packet to a rank that shares the job's memory."""
+    at = i64_at(entry.segment, 8)
+    if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # lies in our own memory: copy it into theirs
+        row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * shm.ROW_BYTES)
+        entry.replies += 1
+        copy_bytes(row, address, length)
+        shm.push_down(at, rank, row, length, 2 * at[shm.SLOTS])
+    else:
+        shm.push_down(at, rank, address, length, 0)
+
+
+@kernel
+def _send(loop, n, now):
+    if impair.active(loop.bad_downlink):
+        n = impair.impair(loop.bad_downlink, loop.outgoing, n, now, loop.impaired)
+        loop.totals[1] += udp.send_batch(loop.io, loop.impaired, n)
+    elif n:
+        loop.totals[1] += udp.send_batch(loop.io, loop.outgoing, n)
+
+
+@kernel
+def _step(loop, packets, count, now):
+    """Handle one batch: apply every packet, then send the results, all of one rank together so that they travel as
+    trains."""
+    unicasts = 0  # they lie in `replies` and are listed first
+    n = finished = np.int64(0)  # a plain 0 has a type of its own, for which what is called would be compiled, too
+    outgoing = loop.outgoing
+    room = outgoing.address.size
+    for i in range(count):
+        key = packets.endpoint[i]
+        value = np.int64(key & ~LOCAL) if key & LOCAL else _find(loop.senders, key)
+        if value < 0:
+            value = _find(loop.senders, key & ~np.uint64(0xFFFF))
+        if value < 0:
+            loop.totals[0] += 1
+            continue
+        entry, rank = loop.jobs[value >> 16], value & 0xFFFF
+        reply = loop.replies[unicasts]
+        if key & LOCAL:
+            u8_at(entry.local, entry.workers)[rank] = 1
+        elif entry.segment:
+            if packets.length[i] == 0:
+                continue  # a rank that shares memory wakes us
+            u8_at(entry.local, entry.workers)[rank] = 0
+        action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
+        port = np.int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
+        if action == MULTICAST:
+            result, size = _result_of(entry, row, packets.length[i])
+            loop.done[finished, 0], loop.done[finished, 1], loop.done[finished, 2] = value >> 16, np.int64(result), size
+            loop.done[finished, 3] = port
+            finished += 1
+        elif action in (UNICAST, WAITING):
+            size = np.int64(_WAIT_BYTES)
+            if action == UNICAST:
+                _, size = _result_of(entry, row, packets.length[i])
+            if n == room:
+                _send(loop, n, now)
+                n = 0
+            n = _emit(outgoing, n, entry, rank, reply.ctypes.data, size, port)
+            unicasts += 1
+
+    first = 0
+    while first < finished:
+        last = first
+        while last < finished and loop.done[last, 0] == loop.done[first, 0]:
+            last += 1
+        entry = loop.jobs[loop.done[first, 0]]
+        for rank in range(entry.workers):
+            for k in range(first, last):
+                result = np.uint64(loop.done[k, 1])
+                if n == room:
+                    _send(loop, n, now)
+                    n = 0
+                n = _emit(outgoing, n, entry, rank, result, loop.done[k, 2], loop.done[k, 3])
+        first = last
+    _send(loop, n, now)
+
+
+@kernel
+def _take_nearby(loop):
+    """Take turns among the rings of all jobs with shared memory; how many packets `loop.nearby` then lists."""
+    count = np.int64(0)
+    for k in range(loop.rings[0]):
+        index = loop.rings[1 + k]
+        entry = loop.jobs[index]
+        at = i64_at(entry.segment, 8)
+        for rank in range(entry.workers):
+            count = shm.receive_up(at, rank, LOCAL | np.uint64(index << 16 | rank), loop.nearby, count, _BATCH)
+    return count
+
+
+@kernel
+def _wake_ranks(loop):
+    """Rouse the ranks that sleep and have something in their ring."""
+    n = 0
+    for k in range(loop.rings[0]):
+        entry = loop.jobs[loop.rings[1 + k]]
+        at = i64_at(entry.segment, 8)
+        for rank in range(entry.workers):
+            if n < loop.outgoing.address.size and shm.down_waits(at, rank) and shm.must_wake(at, rank):
+                loop.outgoing.address[n], loop.outgoing.length[n] = entry.endpoints, 0
+                loop.outgoing.endpoint[n] = u64_at(entry.endpoints, entry.workers)[rank]
+                n += 1
+    if n:
+        udp.send_batch(loop.io, loop.outgoing, n)
+
+
+@kernel
+def _announce_sleep(loop, asleep):
+    """Tell all ranks that share memory; whether one has left something in the meantime."""
+    waiting = False
+    for k in range(loop.rings[0]):
+        entry = loop.jobs[loop.rings[1 + k]]
+        at = i64_at(entry.segment, 8)
+        shm.announce_sleep(at, -1, asleep)
+        for rank in range(entry.workers):
+            waiting = waiting or shm.up_waits(at, rank)
+    return waiting
+
+
+@kernel
+def serve(loop):
+    """Serve until somebody writes to the wake descriptor."""
+    loop = borrowed(loop)
+    clock = np.zeros(8, np.int64)
+    quiet, busy = _PATIENCE, 0
+    while True:
+        nearby = _take_nearby(loop)
+        if nearby:
+            _step(loop, loop.nearby, nearby, np.int64(0))
+            _wake_ranks(loop)
+            quiet, busy = 0, busy + 1
+            if busy < _PATIENCE:
+                continue
+        busy = 0
+        count = udp.receive_batch(loop.io, loop.incoming)
+        lossy = impair.active(loop.bad_uplink)
+        now = libc.now_ns(clock)
+        if lossy:
+            released = impair.impair(loop.bad_uplink, loop.incoming, count, now, loop.delayed)
+            _step(loop, loop.delayed, released, now)
+        elif count:
+            _step(loop, loop.incoming, count, now)
+            _wake_ranks(loop)  # a job's ranks need not all come the same way
+        if count or nearby:
+            if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
+                return
+            continue
+        if quiet < _PATIENCE:
+            quiet += 1
+            libc.give_way()
+            continue
+        timeout = np.int64(-1)
+        if lossy or impair.active(loop.bad_downlink):
+            due = min(impair.next_release(loop.bad_uplink), impair.next_release(loop.bad_downlink))
+            timeout = -1 if due == 0x7FFFFFFFFFFFFFFF else max(due - now, 50_000)
+        if _announce_sleep(loop, 1):
+            timeout = 0
+        woken = libc.wait_readable(loop.io.config[0], loop.wake[0], timeout, clock)
+        _announce_sleep(loop, 0)
+        if woken & 2:
+            return
+
+
+def new_loop(
+    sock: socket.socket, wake: int, uplink: impair.Impairment, downlink: impair.Impairment, packets_out: int = 4096
+) -> Loop:
+    """Empty tables and lists around a bound UDP socket, an eventfd, and what happens to packets on their two ways."""
+    batch = 2 * udp.RECEIVE_PACKETS + 2 * impair.HELD
+    return Loop(
+        io=udp.new_udp_io(sock),
+        jobs=np.zeros(MAX_JOBS, JOB_ENTRY),
+        senders=np.zeros((TABLE, 2), np.uint64),
+        incoming=udp.new_packets(udp.RECEIVE_PACKETS),
+        nearby=udp.new_packets(2 * udp.RECEIVE_PACKETS),
+        delayed=udp.new_packets(batch),
+        outgoing=udp.new_packets(packets_out),
+        impaired=udp.new_packets(2 * packets_out + 2 * impair.HELD),
+        replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES), np.uint8),
+        done=np.zeros((batch, 4), np.int64),
+        bad_uplink=uplink,
+        bad_downlink=downlink,
+        totals=np.zeros(2, np.int64),
+        wake=np.array([wake], np.int64),
+        rings=np.zeros(1 + MAX_JOBS, np.int64),
+    )
+
+
+def fill_senders(senders: np.ndarray, endpoints: list[tuple[int, int]]) -> None:
+    """Make the table anew from (endpoint, job << 16 | rank) pairs."""
+    senders[:] = 0
+    for key, value in endpoints:
+        at = ((key * _HASH) & 0xFFFFFFFFFFFFFFFF) >> _HASH_SHIFT
+        while senders[at, 0]:
+            at = (at + 1) % TABLE
+        senders[at] = (key, value)

@@ -1,0 +1,344 @@
+"""The software aggregator: packets from a UDP socket through the rules of pool.py, results back, all in one compiled
+loop.
+
+`SoftwareDataplane` implements the control plane's `Dataplane`. One thread owns all state and spends its life in
+`aggregator_loop.serve`, which holds no GIL and makes no Python object; whoever wants to change a job hands that thread
+a function and wakes it (the loop returns, the function runs, the loop goes on). Each job has its own slots; a table
+from sender to (job, rank) is all they share.
+"""
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from concurrent.futures import Future
+
+import numpy as np
+
+from switchml.aggregator import loop as compiled
+from switchml.aggregator.loop import MAX_JOBS, MAX_SENDERS
+from switchml.control.dataplane import JobCounters, JobSpec
+from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
+from switchml.net import impair, libc, shm, udp
+from switchml.protocol import packet as wire_format
+from switchml.protocol.pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
+from switchml.runtime.jit import compile_once
+
+log = logging.getLogger("switchml.aggregator.software")
+
+SOCKET_BUFFER_BYTES = 16 << 20
+
+
+class _JobState:
+    """A job's arrays, and what is remembered for `counters`."""
+
+    def __init__(self, spec: JobSpec, shared: bool):
+        self.spec = spec
+        self.segment, self.segment_name, self._segment_fd = None, "", -1
+        if shared and spec.protocol == 2:
+            try:
+                self.segment, self._segment_fd, self.segment_name = shm.create(spec.workers, spec.slots)
+            except OSError as error:
+                log.warning("job %d: no shared memory (%s); its ranks will use UDP", spec.job_id, error)
+        if spec.protocol == 1:
+            self.pool = PoolV1(workers=spec.workers, payload_bytes=spec.payload_bytes)
+        else:
+            rows = shm.pool_rows(self.segment) if self.segment is not None else None
+            self.pool = Pool(
+                workers=spec.workers,
+                slots=spec.slots,
+                payload_bytes=spec.payload_bytes,
+                wire=spec.wire,
+                tag=spec.tag,
+                isn=spec.isn,
+                rows=rows,
+            )
+        self.endpoints = np.zeros(spec.workers, np.uint64)
+        self.local = np.zeros(spec.workers, np.uint8)
+        self.index = -1
+        self.opened: dict[int, tuple[int, float]] = {}
+
+    def entry(self) -> tuple:
+        pool = self.pool
+        seen = pool.seen.ctypes.data if self.spec.protocol == 2 else 0
+        return (
+            self.spec.protocol,
+            self.spec.workers,
+            pool.job.ctypes.data,
+            pool.slots.ctypes.data,
+            seen,
+            pool.rows.ctypes.data,
+            pool.rows.shape[1],
+            pool.wide.ctypes.data,
+            pool.wide.shape[1],
+            pool.first_result,
+            pool.counters.ctypes.data,
+            self.endpoints.ctypes.data,
+            len(pool.slots) // 2,
+            self.segment.at.ctypes.data if self.segment else 0,
+            self.local.ctypes.data if self.segment else 0,
+            0,
+        )
+
+    def close(self) -> None:
+        """Nobody can attach to the shared memory any more; who has it mapped keeps it."""
+        if self._segment_fd >= 0:
+            os.close(self._segment_fd)
+            self._segment_fd = -1
+
+    def open_rounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows with a round under way, and a number for each that changes from round to round."""
+        slots = self.pool.slots
+        if self.spec.protocol == 1:
+            rows = np.flatnonzero((slots["count"] > 0) & (slots["bitmap"] > 0))
+            return rows, slots["bitmap"][rows].astype(np.int64)
+        rows = np.flatnonzero((slots["count"] > 0) & (slots["count"] < self.spec.workers))
+        return rows, slots["seq"][rows]
+
+    def missing(self, row: int) -> set[int]:
+        """Ranks that have not contributed to a row's round."""
+        if self.spec.protocol == 1:
+            bitmap = int(self.pool.slots["bitmap"][row])
+        else:
+            bitmap = sum(int(word) << (64 * i) for i, word in enumerate(self.pool.seen[row]))
+        return {rank for rank in range(self.spec.workers) if not bitmap >> rank & 1}
+
+
+class SoftwareDataplane:
+    """The aggregator's data side on a UDP socket of `bind`:`port` (0: any free port).
+
+    `slot_capacity`: slots that v2 jobs may have together (2 kB of memory each). `loss_rate`, `reorder_rate`,
+    `duplicate_rate`: probabilities applied to each packet on its way in and again on its way out; `seed` makes them
+    repeatable. `shared_memory`: let ranks of this machine and user hand packets over in memory (not with a rate above
+    0, which is for the network to have). Raises ConfigError if the address can't be bound or a rate is no probability.
+    """
+
+    kind = "software"
+    buffer_a_rank = False
+    transports = ("shm", "udp", "zmq")
+    padded = dense_only = False
+    mac = 0
+
+    def __init__(
+        self,
+        bind: str = "127.0.0.1",
+        port: int = wire_format.UDP_PORT,
+        *,
+        slot_capacity: int = 65536,
+        loss_rate: float = 0.0,
+        reorder_rate: float = 0.0,
+        duplicate_rate: float = 0.0,
+        seed: int = 0,
+        shared_memory: bool = True,
+    ):
+        self.slot_capacity = slot_capacity
+        uplink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 1)
+        downlink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 2)
+        self._shared = shared_memory and not (loss_rate or reorder_rate or duplicate_rate)
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            self._socket.bind((bind, port))
+        except OSError as error:
+            self._socket.close()
+            raise ConfigError(
+                f"data port {bind}:{port}: {error.strerror}; choose another with --data-port, or 0 for any free one"
+            ) from None
+        self.address = self._socket.getsockname()
+        self.receive_buffer_bytes = libc.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._loop = compiled.new_loop(self._socket, self._wake, uplink, downlink)
+        self._jobs: dict[int, _JobState] = {}
+        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+        self._lock = threading.Lock()  # between _in_loop and stop: no request may come after the last look at the queue
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="switchml-aggregator", daemon=True)
+
+    # -- life --
+
+    def start(self) -> "SoftwareDataplane":
+        compile_once(compiled.serve, self._loop)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop serving and close the socket. May be called twice."""
+        with self._lock:
+            if self._stopping:
+                return
+            self._stopping = True
+            os.eventfd_write(self._wake, 1)
+        self._finish()
+        with self._lock:
+            for job in self._jobs.values():
+                job.close()
+        self._socket.close()
+        os.close(self._wake)
+
+    def _finish(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            compiled.serve(self._loop)
+            os.eventfd_read(self._wake)
+            self._handle_requests()
+        self._handle_requests()
+
+    def _handle_requests(self) -> None:
+        while not self._requests.empty():
+            action, future = self._requests.get()
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+
+    def _in_loop(self, action):
+        """Run `action` on the thread that owns the arrays, between two batches; returns its result."""
+        with self._lock:
+            serving = self._thread.ident is not None and not self._stopping
+            if serving:
+                future: Future = Future()
+                self._requests.put((action, future))
+                os.eventfd_write(self._wake, 1)
+        if serving:
+            return future.result()
+        self._finish()
+        with self._lock:
+            return action()
+
+    def handle(self, sender: int, address: int, length: int) -> list[tuple[int, bytes]]:
+        """One datagram of endpoint `sender` (udp.endpoint), and what it causes: (endpoint, bytes) each. For a data
+        plane that was not started: no socket, no clock, no other thread (emulator/faults)."""
+        value, action, row = compiled.apply_one(
+            self._loop.senders, self._loop.jobs, np.uint64(sender), address, length, self._loop.replies[0]
+        )
+        if value < 0:
+            self._loop.totals[0] += 1
+        if action not in (MULTICAST, UNICAST, WAITING):
+            return []
+        job = next(job for job in self._jobs.values() if job.index == value >> 16)
+        if action == MULTICAST:
+            result = job.pool.rows[row, -length:].tobytes()
+            return [(endpoint, result) for endpoint in job.endpoints.tolist()]
+        size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES if action == WAITING else length
+        return [(sender, self._loop.replies[0, :size].tobytes())]
+
+    # -- Dataplane --
+
+    def start_job(self, spec: JobSpec) -> None:
+        """Raises ConfigError if an address belongs to another job or there are too many jobs or workers."""
+        state = _JobState(spec, self._shared)
+        try:
+            self._in_loop(lambda: self._install(state))
+        except BaseException:
+            state.close()
+            raise
+
+    def _install(self, state: _JobState) -> None:
+        spec = state.spec
+        if self._stopping:
+            raise ConfigError(f"job {spec.job_id} can't start: the aggregator is stopping")
+        if spec.job_id in self._jobs:
+            raise ConfigError(f"job {spec.job_id} is running already")
+        free = np.flatnonzero(self._loop.jobs["protocol"] == 0)
+        senders = sum(len(job.endpoints) for job in self._jobs.values()) + spec.workers
+        if not len(free) or senders > MAX_SENDERS:
+            raise ConfigError(f"no room for another job: at most {MAX_JOBS} jobs and {MAX_SENDERS} workers at once")
+        for rank, address in enumerate(spec.addresses):
+            if address is not None:
+                if address in spec.addresses[:rank]:
+                    first = spec.addresses.index(address)
+                    raise ConfigError(
+                        f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}"
+                    )
+                self._check_address(spec, rank, address)
+        state.index = int(free[0])
+        self._jobs[spec.job_id] = state
+        self._loop.jobs[state.index] = state.entry()
+        for rank, address in enumerate(spec.addresses):
+            if address is not None:
+                state.endpoints[rank] = udp.endpoint(*address)
+        self._rebuild_senders()
+
+    def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
+        """v1: a rank's address became known. Raises ConfigError if it belongs to somebody else, KeyError for an unknown
+        job."""
+
+        def install():
+            state = self._jobs[job_id]
+            self._check_address(state.spec, rank, address)
+            state.endpoints[rank] = udp.endpoint(*address)
+            self._rebuild_senders()
+
+        self._in_loop(install)
+
+    def stop_job(self, job_id: int) -> None:
+        def remove():
+            state = self._jobs.pop(job_id, None)
+            if state is not None:
+                self._loop.jobs[state.index]["protocol"] = 0
+                self._rebuild_senders()
+                state.close()
+
+        self._in_loop(remove)
+
+    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+        return self.address
+
+    def segment(self, job_id: int) -> str:
+        return self._jobs[job_id].segment_name
+
+    def link(self, job_id: int, rank: int) -> None:
+        """Agents need nothing but the address."""
+
+    def failed(self) -> dict[int, str]:
+        return {}
+
+    def counters(self, job_id: int) -> JobCounters:
+        """Raises KeyError for an unknown job. Ranks count as missing when the round was open at a call at least a
+        second ago."""
+        state = self._jobs[job_id]
+        ranks = tuple(dict(zip(COUNTERS, (int(v) for v in row), strict=True)) for row in state.pool.counters)
+        rows, marks = state.open_rounds()
+        now, opened, missing = time.monotonic(), {}, set()
+        for row, mark in zip(rows.tolist(), marks.tolist(), strict=True):
+            before = state.opened.get(row)
+            opened[row] = before if before is not None and before[0] == mark else (mark, now)
+            if now - opened[row][1] >= 1.0:
+                missing |= state.missing(row)
+        state.opened = opened
+        return JobCounters(ranks, len(set(rows % (len(state.pool.slots) // 2))), tuple(sorted(missing)))
+
+    def refused(self) -> dict[str, int]:
+        return {"refused_address": int(self._loop.totals[0])}
+
+    def _check_address(self, spec: JobSpec, rank: int, address: tuple[str, int]) -> None:
+        value = udp.endpoint(*address)
+        for job in self._jobs.values():
+            for other, known in enumerate(job.endpoints):
+                same = int(known) == value or (
+                    min(job.spec.protocol, spec.protocol) == 1 and int(known) >> 16 == value >> 16
+                )
+                if known and same and (job.spec.job_id, other) != (spec.job_id, rank):
+                    raise ConfigError(
+                        f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job "
+                        f"{job.spec.job_id}"
+                    )
+
+    def _rebuild_senders(self) -> None:
+        shared = [job.index for job in self._jobs.values() if job.segment is not None]
+        self._loop.rings[0] = len(shared)
+        self._loop.rings[1 : 1 + len(shared)] = shared
+        compiled.fill_senders(
+            self._loop.senders,
+            [
+                (key, job.index << 16 | rank)
+                for job in self._jobs.values()
+                for rank, key in enumerate(job.endpoints.tolist())
+                if key
+            ],
+        )

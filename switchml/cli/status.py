@@ -1,0 +1,64 @@
+"""`switchml status`: what a running aggregator is doing, for people, for programs, for Prometheus, once or as it
+happens.
+"""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.option(
+    "--address",
+    default="127.0.0.1:50099",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="The aggregator's control port.",
+)
+@click.option(
+    "--tls-ca", metavar="FILE", help="Certificates (PEM) to trust; turns TLS on.  [default: $SWITCHML_TLS_CA]"
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one a line for each event)."
+)
+@click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
+@click.option("--watch", is_flag=True, help="Follow what happens, until interrupted.")
+def status(address: str, tls_ca: str | None, as_json: bool, prometheus: bool, watch: bool) -> None:
+    """Show a running aggregator's jobs, pools and counters."""
+    if prometheus and (as_json or watch):
+        raise click.UsageError("--prometheus goes with neither --json nor --watch")
+
+    from switchml.control import client
+
+    reply = client.status(address, tls_ca=tls_ca)
+    if watch:
+        _watch(address, reply, as_json)
+    elif prometheus:
+        from switchml.control.metrics import as_text
+
+        click.echo(as_text(reply), nl=False)
+    elif as_json:
+        from switchml.control.report import as_json as json_text
+
+        click.echo(json_text(reply))
+    else:
+        from rich.console import Console
+
+        from switchml.control.report import as_tables
+
+        Console().print(*as_tables(reply), sep="\n")
+
+
+def _watch(address: str, reply, as_json: bool) -> None:
+    import json
+
+    from switchml.control.channel import split_address
+    from switchml.control.events import follow
+    from switchml.control.wording import describe_at
+
+    host, port = split_address(reply.events_address)
+    if host == "0.0.0.0":
+        host, _ = split_address(address)
+    click.echo(f"following events at {host}:{port}, Ctrl-C ends", err=True)
+    for event in follow(host, port):
+        click.echo(json.dumps(event) if as_json else describe_at(event))

@@ -1,0 +1,59 @@
+"""How much of an aggregator a job gets: its slots, the window of each rank, and the numbers that keep strangers out."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection
+
+from switchml.control.membership import MIN_SLOTS
+
+DATAGRAM_MEMORY_BYTES = 2304
+"""What Linux charges a socket's receive buffer for one datagram of about 1 KiB: its `skb->truesize`, a 2 KiB data
+area plus the sk_buff itself. A buffer of B bytes therefore holds B / 2304 packets, whatever their payload adds up to.
+"""
+MIN_WINDOW = 4
+"""Advised even if the buffers are tiny: below this a round trip costs more than a lost packet now and then."""
+
+ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
+"""Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that what all of them have on the way
+stays in a processor's cache, within these bounds. Few ranks profit from more, since they take turns more rarely."""
+
+
+def default_slots(workers: int) -> int:
+    """How many slots suit a job of so many workers: a power of two."""
+    share = ALL_RANKS_SLOTS >> (workers - 1).bit_length()
+    return min(max(share, LEAST_SLOTS), MOST_SLOTS)
+
+
+def fit_slots(wanted: int, free: int) -> int:
+    """`wanted` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS do."""
+    slots = wanted
+    while slots > free and slots > MIN_SLOTS:
+        slots //= 2
+    return slots if slots <= free else 0
+
+
+def advised_window(slots: int, workers: int, aggregator_buffer_bytes: int, agent_buffer_bytes: int) -> int:
+    """How many rounds a rank may have under way, so that no socket buffer overflows when all of them arrive at once.
+
+    The aggregator's buffer takes the packets of all ranks, an agent's only its own results. A buffer of 0 is unknown.
+    """
+    window = slots
+    if aggregator_buffer_bytes:
+        window = min(window, aggregator_buffer_bytes // (workers * DATAGRAM_MEMORY_BYTES))
+    if agent_buffer_bytes:
+        window = min(window, agent_buffer_bytes // DATAGRAM_MEMORY_BYTES)
+    return min(slots, max(window, MIN_WINDOW))
+
+
+def draw_tag(used: Collection[int], randbelow: Callable[[int], int] = secrets.randbelow) -> int:
+    """A tag that no other job has (docs/protocol.md section 2), from a cryptographic source. Never 0, which v1 has."""
+    while True:
+        tag = 1 + randbelow(0xFFFF)
+        if tag not in used:
+            return tag
+
+
+def draw_isn(slots: int, randbelow: Callable[[int], int] = secrets.randbelow) -> int:
+    """An initial sequence number: 32 bits, a multiple of 2 * `slots`."""
+    return randbelow((1 << 32) // (2 * slots)) * 2 * slots

@@ -1,0 +1,421 @@
+"""The agent's end of the control plane: join a job, hear what happens to it, leave.
+
+    session = join("10.0.0.254:50099", job="resnet", rank=0, world_size=4, data_address=("10.0.0.1", 4000))
+    session.info.slots, session.info.tag, ...
+    session.events(on_event)      # PeerLost, PeerLeft or AggregatorLost, from one background thread
+    session.leave()
+
+This module imports grpc, which takes a while; import it where a job is joined, not at program start. A session does
+not survive fork(): a child process must not use it, and may well inherit the connection's socket, in which case the
+death of the parent is noticed by the missing answers to pings (within the aggregator's peer timeout) and not at once.
+Start children before joining, or with spawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from switchml.control import v2_pb2, v2_pb2_grpc
+from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
+from switchml.control.dataplane import Address, Link
+from switchml.control.membership import PROTOCOL, Peer, PeerLeft, PeerLost
+from switchml.errors import ConfigError, JoinError
+
+__all__ = ["AggregatorLost", "JobInfo", "Link", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "wait_for"]
+
+log = logging.getLogger("switchml.client")
+
+RETRY_S = 0.2
+"""Pause between attempts to reach an aggregator that is not there yet."""
+ANSWER_GRACE_S = 2.0
+"""How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
+LEAVE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
+    packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
+    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded;
+    `dense_only`: none are taken at all.
+    """
+
+    job: str
+    rank: int
+    world_size: int
+    job_id: int
+    tag: int
+    isn: int
+    slots: int
+    window: int
+    payload_bytes: int
+    wire: int
+    data_address: Address
+    peers: tuple[Peer, ...]
+    segment: str
+    link: Link | None = None
+    """For ranks that make their Ethernet frames themselves."""
+    padded: bool = False
+    dense_only: bool = False
+
+
+@dataclass(frozen=True)
+class AggregatorLost:
+    """The aggregator went away; `reason` is a sentence for people."""
+
+    reason: str
+
+
+SessionEvent = PeerLost | PeerLeft | AggregatorLost
+
+
+class Session:
+    """One rank's membership in a started job. Made by `join`. Methods may be called from any thread."""
+
+    def __init__(self, link: _Link, info: JobInfo):
+        self._link = link
+        self.info = info
+
+    def events(self, callback: Callable[[SessionEvent], None]) -> None:
+        """Call `callback` with every event from now on, and with those that came before. Calls come from one
+        background thread.
+
+        After PeerLost or AggregatorLost nothing more comes: the job is over. Raises ConfigError if called twice.
+        """
+        self._link.dispatch(callback)
+
+    def leave(self) -> None:
+        """Tell the aggregator that this rank is done; the others get PeerLeft. Quick, may be called again, never
+        raises because the aggregator is gone. No more events come.
+        """
+        self._link.leave()
+
+    def close(self) -> None:
+        """Leave if that has not happened yet, and release the connection."""
+        self._link.leave()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def join(
+    address: str,
+    *,
+    job: str,
+    rank: int,
+    world_size: int,
+    data_address: Address,
+    secret: str | None = None,
+    slots: int = 0,
+    payload_bytes: int = 1024,
+    wire: int = 0,
+    receive_buffer_bytes: int = 0,
+    transport: str = "",
+    mac: int = 0,
+    timeout_s: float = 60.0,
+    peer_timeout_s: float = PEER_TIMEOUT_S,
+    tls_ca: str | Path | None = None,
+) -> Session:
+    """Join a job at the aggregator at `address` ("host:port") and wait until all ranks are in.
+
+    `data_address` is where this rank's data packets come from. `slots` is the wanted pool size, 0 for the
+    aggregator's choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` say
+    how packets travel, for a switch that has to know. `secret` defaults to the
+    environment's SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. Within
+    `timeout_s` an aggregator that can't be reached is tried again; a refusal is final. A silent aggregator is given
+    up after `peer_timeout_s`.
+
+    Raises JoinError with the aggregator's words, or ConfigError if an argument makes no sense.
+    """
+    host, port = split_address(address)
+    try:
+        request = v2_pb2.JoinRequest(
+            protocol=PROTOCOL,
+            job=job,
+            rank=rank,
+            world_size=world_size,
+            secret=os.environ.get("SWITCHML_SECRET", "") if secret is None else secret,
+            data_address=v2_pb2.Address(ip=data_address[0], port=data_address[1]),
+            slots=slots,
+            payload_bytes=payload_bytes,
+            wire=wire,
+            receive_buffer_bytes=receive_buffer_bytes,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            transport=transport,
+            mac=mac,
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"can't ask to join job {job!r} as rank {rank!r} of {world_size!r}: {error}") from error
+    link = _Link(f"{host}:{port}", request, timeout_s, peer_timeout_s, tls_ca)
+    try:
+        return Session(link, link.wait_started())
+    except BaseException:
+        # KeyboardInterrupt too: the rank must not stay behind in the forming job.
+        link.leave()
+        raise
+
+
+def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 5.0) -> v2_pb2.StatusReply:
+    """Ask the aggregator at `address` for everything that `switchml status` shows. Raises JoinError if it can't be
+    reached.
+    """
+    target = "{}:{}".format(*split_address(address))
+    with _open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
+        try:
+            return v2_pb2_grpc.JobsStub(channel).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
+
+
+def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:
+    """The status of the aggregator at `address`, for who wants to know how to reach it. Within `timeout_s` one that
+    can't be reached is tried again. Raises JoinError.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return status(address, tls_ca=tls_ca)
+        except JoinError as error:
+            silent = error.__cause__.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if time.monotonic() >= deadline or (_is_final(error.__cause__) and not silent):
+                raise
+        time.sleep(RETRY_S)
+
+
+def _open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None) -> grpc.Channel:
+    options = [
+        *keepalive_options(peer_timeout_s),
+        ("grpc.enable_retries", 0),
+        ("grpc.max_receive_message_length", 64 << 20),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 5000),  # despite its name the least time that an attempt to connect gets
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        # A channel of our own: a connection shared with another session of this process would share its fate.
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_http_proxy", 0),
+    ]
+    ca = tls_ca or os.environ.get("SWITCHML_TLS_CA")
+    if ca:
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(read_ca(ca)), options)
+    return grpc.insecure_channel(target, options)
+
+
+def _broke(error: grpc.RpcError) -> bool:
+    """True if the connection failed or broke; every other status is the aggregator's own word."""
+    return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+def _is_final(error: grpc.RpcError) -> bool:
+    """True if trying again won't help: the aggregator refused, or the certificate is the wrong one."""
+    return not _broke(error) or "SSL_ERROR_SSL" in (error.details() or "")
+
+
+def _fields(message) -> dict[str, object]:
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+
+
+def _words(error: grpc.RpcError) -> str:
+    return f"{error.details() or 'no details'} ({error.code().name})"
+
+
+class _Link:
+    """The connection behind a session: a thread that reads the Join stream, and one that calls the user's callback."""
+
+    def __init__(
+        self,
+        target: str,
+        request: v2_pb2.JoinRequest,
+        timeout_s: float,
+        peer_timeout_s: float,
+        tls_ca: str | Path | None,
+    ):
+        self._target = target
+        self._request = request
+        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
+        self._peer_timeout_s = peer_timeout_s
+        self._channel = _open_channel(target, peer_timeout_s, tls_ca)
+        self._jobs = v2_pb2_grpc.JobsStub(self._channel)
+        self._lock = threading.Lock()
+        self._left = False
+        self._stream: grpc.Call | None = None
+        self._token = ""
+        self._outcome: JobInfo | JoinError | None = None
+        self._decided = threading.Event()
+        self._events: queue.SimpleQueue[SessionEvent | None] = queue.SimpleQueue()
+        self._dispatcher: threading.Thread | None = None
+        self._stopping = threading.Event()
+        # Daemons: a program that ends without leaving must not hang here; its peers learn of it by the broken
+        # connection.
+        threading.Thread(target=self._read, name="switchml-control", daemon=True).start()
+
+    def wait_started(self) -> JobInfo:
+        # In slices: where a signal reaches another thread first, Ctrl-C is seen only between two waits.
+        while not self._decided.wait(0.2):
+            if time.monotonic() < self._deadline + ANSWER_GRACE_S:
+                continue
+            if not self._token:
+                raise JoinError(self._unreachable("no answer"))
+            raise JoinError(
+                f"the aggregator at {self._target} took this rank in, but job {self._request.job!r} did not start "
+                f"within {self._timeout_s:g} s"
+            )
+        if isinstance(self._outcome, JobInfo):
+            return self._outcome
+        assert self._outcome is not None
+        raise self._outcome
+
+    def dispatch(self, callback: Callable[[SessionEvent], None]) -> None:
+        with self._lock:
+            if self._dispatcher is not None:
+                raise ConfigError("Session.events was called twice: expected one callback")
+            self._dispatcher = threading.Thread(
+                target=self._dispatch, args=(callback,), name="switchml-events", daemon=True
+            )
+        self._dispatcher.start()
+
+    def leave(self) -> None:
+        with self._lock:
+            if self._left:
+                return
+            self._left = True
+        self._stopping.set()
+        if self._token:
+            with suppress(grpc.RpcError, ValueError):
+                self._jobs.Leave(v2_pb2.LeaveRequest(token=self._token), timeout=LEAVE_TIMEOUT_S)
+        if self._stream is not None:
+            self._stream.cancel()
+        self._channel.close()
+
+    # The reading thread.
+
+    def _read(self) -> None:
+        try:
+            self._connect_and_read()
+        except Exception as error:  # whatever it is, nobody may be left waiting for this thread
+            log.debug("control stream of %s ended", self._request.job, exc_info=True)
+            self._over(f"the control stream failed: {error!r}")
+        finally:
+            self._events.put(None)
+
+    def _connect_and_read(self) -> None:
+        reason = "no attempt was made"
+        while not self._stopping.is_set():
+            remaining = self._deadline - time.monotonic()
+            if remaining <= 0:
+                self._decide(JoinError(self._unreachable(reason)))
+                return
+            self._request.timeout_s = remaining
+            error = self._read_stream()
+            if self._outcome is not None or self._stopping.is_set():
+                return
+            if error is not None and _is_final(error):
+                self._decide(JoinError(self._refusal(error)))
+                return
+            reason = _words(error) if error is not None else "the stream ended"
+            self._token = ""
+            self._stopping.wait(RETRY_S)
+
+    def _read_stream(self) -> grpc.RpcError | None:
+        """Join and follow the stream to its end; returns the error that ended it before the job started, if one did."""
+        stream = self._stream = self._jobs.Join(self._request)
+        try:
+            for event in stream:
+                kind = event.WhichOneof("event")
+                if kind == "joined":
+                    self._token = event.joined.token
+                elif kind == "started":
+                    self._decide(self._info(event.started))
+                elif kind == "peer_left":
+                    self._events.put(PeerLeft(tuple(event.peer_left.ranks), event.peer_left.reason))
+                elif kind == "peer_lost":
+                    self._events.put(PeerLost(tuple(event.peer_lost.ranks), event.peer_lost.reason))
+                    return None
+                elif kind == "ended":
+                    self._over(event.ended.reason)
+                    return None
+        except grpc.RpcError as error:
+            if not isinstance(self._outcome, JobInfo):
+                return error
+            self._over(self._how_lost(error))
+        else:
+            if isinstance(self._outcome, JobInfo):
+                self._over("the aggregator ended the job without a reason")
+        return None
+
+    def _decide(self, outcome: JobInfo | JoinError) -> None:
+        self._outcome = outcome
+        self._decided.set()
+
+    def _over(self, reason: str) -> None:
+        """The aggregator is gone: before the job started that is a refusal, afterwards an event."""
+        if self._outcome is None:
+            self._decide(JoinError(f"aggregator at {self._target}: {reason}"))
+        elif isinstance(self._outcome, JobInfo) and not self._left:
+            self._events.put(AggregatorLost(reason))
+
+    def _how_lost(self, error: grpc.RpcError) -> str:
+        if "keepalive" in (error.details() or "").lower() or "ping timeout" in (error.details() or "").lower():
+            return f"the aggregator at {self._target} did not answer for {self._peer_timeout_s:g} s"
+        return f"the connection to the aggregator at {self._target} broke: {_words(error)}"
+
+    def _refusal(self, error: grpc.RpcError) -> str:
+        words = error.details()
+        if _broke(error):
+            return f"no TLS connection to the aggregator at {self._target}: {words}"
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            words += " (is this a switchml aggregator's control port?)"
+        who = f"rank {self._request.rank} of job {self._request.job!r}"
+        return f"the aggregator at {self._target} refused {who}: {words}"
+
+    def _unreachable(self, reason: str) -> str:
+        return (
+            f"no aggregator answered at {self._target} within {self._timeout_s:g} s: {reason}. "
+            "Is `switchml aggregate` running there, and do both sides use TLS or neither?"
+        )
+
+    def _info(self, started: v2_pb2.Started) -> JobInfo:
+        return JobInfo(
+            job=self._request.job,
+            rank=self._request.rank,
+            world_size=self._request.world_size,
+            job_id=started.job_id,
+            tag=started.tag,
+            isn=started.isn,
+            slots=started.slots,
+            window=started.window,
+            payload_bytes=started.payload_bytes,
+            wire=started.wire,
+            data_address=(started.data_address.ip, started.data_address.port),
+            peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
+            segment=started.segment,
+            link=Link(**_fields(started.link)) if started.HasField("link") else None,
+            padded=started.padded,
+            dense_only=started.dense_only,
+        )
+
+    # The dispatching thread.
+
+    def _dispatch(self, callback: Callable[[SessionEvent], None]) -> None:
+        while (event := self._events.get()) is not None:
+            if self._left:
+                return
+            try:
+                callback(event)
+            except Exception:
+                log.exception("the callback of Session.events failed on %r", event)

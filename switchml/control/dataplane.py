@@ -1,0 +1,113 @@
+"""What a control plane asks of whatever adds the packets up: the software aggregator (aggregator.py) or a P4 switch
+(p4/dataplane.py).
+
+Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are kept is the driver's own
+business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from switchml.counters import COUNTERS, REFUSED
+
+__all__ = ["COUNTERS", "REFUSED", "Address", "Dataplane", "JobCounters", "JobSpec", "Link"]
+
+Address = tuple[str, int]
+"""IPv4 and UDP port."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """One job as the data plane sees it.
+
+    `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1.
+    `addresses[rank]` is (IPv4, UDP port): where the rank's packets come from and its results go to; in v1 the port is 0
+    (any) and an entry is None until that rank has called UdpSession. `tag`, `isn` as in docs/protocol.md section 2 (0
+    in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown) say how the rank's packets travel,
+    as it said when it joined; a software aggregator need not know. Empty: by UDP sockets.
+    """
+
+    job_id: int
+    protocol: int
+    workers: int
+    slots: int
+    payload_bytes: int
+    addresses: tuple[tuple[str, int] | None, ...]
+    tag: int = 0
+    isn: int = 0
+    wire: int = 0
+    transports: tuple[str, ...] = ()
+    macs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """How a rank that makes its Ethernet frames itself reaches the switch. `where`: `udp:ADDRESS:PORT` for a frame a
+    datagram, or `packet:INTERFACE`; empty if the rank has an interface of its own. MAC addresses are numbers."""
+
+    where: str
+    mac: int
+    switch_mac: int
+
+
+@dataclass(frozen=True)
+class JobCounters:
+    """`ranks[rank][name]` for the names in COUNTERS, and how many slots have a round under way."""
+
+    ranks: tuple[dict[str, int], ...]
+    slots_in_use: int
+    missing: tuple[int, ...] = field(default=())
+    """Ranks that an open round waits for (union over open rounds that began at least a second ago)."""
+
+
+class Dataplane(Protocol):
+    """A driver. Methods may be called from any thread and return when the change is in force."""
+
+    address: tuple[str, int]
+    """Where agents send their packets: IPv4 and UDP port."""
+    slot_capacity: int
+    """Slots that all v2 jobs together may have."""
+    receive_buffer_bytes: int
+    """What the data socket can hold unread; bounds the window advised to agents (0: no bound)."""
+    buffer_a_rank: bool
+    """Whether each rank's packets have such a buffer for themselves."""
+    transports: tuple[str, ...]
+    """How agents may reach it, the best first; see host_agent/agent.py."""
+    mac: int
+    """Its MAC address, 0 if it has none of its own."""
+    padded: bool = False
+    """Whether sparse packets without data have to be padded, because a packet may not grow by more than 512 bytes
+    (docs/protocol.md, section 8)."""
+    dense_only: bool = False
+    """Whether sparse packets are refused, because switches in a tree know none (section 9)."""
+
+    def start_job(self, spec: JobSpec) -> None:
+        """Install a job with clean slots. Raises ConfigError if an address belongs to another job or no memory is
+        left."""
+
+    def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
+        """v1 only: a rank's address became known."""
+
+    def stop_job(self, job_id: int) -> None:
+        """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
+
+    def address_for(self, sender: Address) -> Address:
+        """Where packets of a rank that sends from `sender` must go (`address` unless there are several); asked once the
+        rank's job has started."""
+
+    def segment(self, job_id: int) -> str:
+        """Name of the memory that ranks on the data plane's own machine may share with it (io/shm.py), or ""."""
+
+    def link(self, job_id: int, rank: int) -> Link | None:
+        """How the rank's frames travel; None if it needs to know nothing but `address_for`."""
+
+    def failed(self) -> dict[int, str]:
+        """Jobs that can't go on because the data plane lost their state, and why. They are still to be stopped."""
+
+    def counters(self, job_id: int) -> JobCounters:
+        """Raises KeyError for an unknown job."""
+
+    def refused(self) -> dict[str, int]:
+        """The counters named in REFUSED."""

@@ -1,0 +1,430 @@
+"""The job registry: who is in which job, and what everybody is told when that changes.
+
+A state machine without gRPC, sockets, threads or a clock: requests, losses and `now` (seconds, any monotonic origin)
+go in, and notices come out, pairs of (ticket, event). A ticket stands for one rank's membership. The data plane is
+told through `dataplane.Dataplane`.
+
+    forming ──all ranks in──► running ──a rank left──► ending ──all left──► ended
+       │ timeout, nobody left    └────── a rank lost ──────┴─────────────► failed
+       └──────────────────────► failed
+
+A job in `ending` still holds its slots, because a rank that has not left may need a last result once more; its name
+is free already. Jobs that have ended or failed hold nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
+from switchml.control.dataplane import Dataplane, JobCounters, JobSpec
+from switchml.control.membership import (
+    MIN_SLOTS,
+    PROTOCOL,
+    Address,
+    Ended,
+    Event,
+    JoinRequest,
+    Peer,
+    PeerLeft,
+    PeerLost,
+    Reason,
+    Refused,
+    Started,
+    name_ranks,
+)
+from switchml.errors import SwitchMLError
+
+KEPT_ENDED = 16
+"""Jobs that have ended or failed and are still shown by `switchml status`."""
+NAMED = 8
+"""Ranks that a message names in full."""
+
+Notice = tuple[int, Event]
+Journal = Callable[..., None]
+"""Called as `journal(kind, **fields)` for each change that an onlooker may want to see; events.py lists them."""
+
+
+def no_journal(kind: str, **fields: Any) -> None:
+    """Nobody looks on."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One rank's membership; `state` is joined, left or lost."""
+
+    ticket: int
+    request: JoinRequest
+    state: str = "joined"
+
+
+@dataclass(eq=False)
+class Job:
+    """One job. `members` has a rank from the moment it joins; fields from `job_id` on are set when the job starts."""
+
+    name: str
+    secret: bytes
+    world_size: int
+    created: float
+    deadline: float
+    state: str = "forming"
+    reason: str = ""
+    members: dict[int, Member] = field(default_factory=dict)
+    job_id: int = 0
+    tag: int = 0
+    isn: int = 0
+    slots: int = 0
+    final: JobCounters | None = None
+    """The data plane's counters at the end, once the job is over."""
+
+    @property
+    def present(self) -> list[Member]:
+        """Members that have neither left nor been lost."""
+        return [member for member in self.members.values() if member.state == "joined"]
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not joined a forming job yet."""
+        return [rank for rank in range(self.world_size) if rank not in self.members]
+
+    @property
+    def first(self) -> JoinRequest:
+        """The request that the others have to match."""
+        return next(iter(self.members.values())).request
+
+
+class JobRegistry:
+    """All v2 jobs of one aggregator. Not thread-safe: one thread or event loop owns it.
+
+    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
+    the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
+    same data plane. `randbelow` draws what strangers must not guess; only a simulation, which has none, may put in
+    another.
+    """
+
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        *,
+        join_timeout_s: float = 60.0,
+        slots: int = 0,
+        job_ids: Iterator[int] | None = None,
+        journal: Journal = no_journal,
+        randbelow: Callable[[int], int] = secrets.randbelow,
+    ):
+        self.dataplane = dataplane
+        self._randbelow = randbelow
+        self.join_timeout_s = join_timeout_s
+        self.slots = slots
+        self.live: list[Job] = []
+        self.ended: deque[Job] = deque(maxlen=KEPT_ENDED)
+        self.ended_totals: Counter[str] = Counter()
+        self._job_ids = job_ids if job_ids is not None else itertools.count(1)
+        self._tickets = itertools.count(1)
+        self._job_of: dict[int, Job] = {}
+        self._journal = journal
+        # Secrets are kept as keyed hashes under a key of this process: what is in memory is of no use elsewhere.
+        self._key = secrets.token_bytes(32)
+
+    @property
+    def slots_allocated(self) -> int:
+        """Slots of the jobs that the data plane holds."""
+        return sum(job.slots for job in self.live)
+
+    def knows(self, ticket: int) -> bool:
+        """True while the rank is in a job that is not over."""
+        return ticket in self._job_of
+
+    def join(self, request: JoinRequest, now: float) -> tuple[int, list[Notice]]:
+        """Take a rank in; returns its ticket and what is to be told to whom. Raises Refused.
+
+        The notices hold Started for every rank if this was the last one, or Refused for every rank if the job could
+        not start.
+        """
+        request.check()
+        job = self._by_name(request.job)
+        if job is not None:
+            self._check_fits(job, request)
+        self._check_address_free(request)
+        if job is None:
+            job = Job(
+                request.job,
+                self._hash(request.secret),
+                request.world_size,
+                now,
+                now + (request.timeout_s or self.join_timeout_s),
+            )
+            self.live.append(job)
+            self._journal("job_forming", job=job.name, world_size=job.world_size)
+        member = Member(next(self._tickets), request)
+        job.members[request.rank] = member
+        self._job_of[member.ticket] = job
+        self._journal(
+            "rank_joined",
+            job=job.name,
+            rank=request.rank,
+            host=request.host,
+            pid=request.pid,
+            address=f"{request.address[0]}:{request.address[1]}",
+            joined=len(job.members),
+            world_size=job.world_size,
+        )
+        return member.ticket, [] if job.missing else self._start(job, now)
+
+    def leave(self, ticket: int, now: float) -> list[Notice]:
+        """A rank leaves cleanly. Tickets of jobs that are over are ignored."""
+        job = self._job_of.get(ticket)
+        if job is None:
+            return []
+        member = self._member(job, ticket)
+        if job.state == "forming":
+            return self._withdraw(job, member, "left the job")
+        del self._job_of[ticket]
+        member.state = "left"
+        event = PeerLeft((member.request.rank,), f"{member.request.who} left the job")
+        self._journal("peer_left", job=job.name, ranks=list(event.ranks), reason=event.reason)
+        if not job.present:
+            self._end(job, "ended", "all ranks left")
+            return []
+        job.state = "ending"
+        return [(other.ticket, event) for other in job.present]
+
+    def lost(self, ticket: int, how: str, now: float) -> list[Notice]:
+        """A rank is gone without a word; `how` completes the sentence that begins with its name ("disconnected")."""
+        job = self._job_of.get(ticket)
+        if job is None:
+            return []
+        member = self._member(job, ticket)
+        if job.state == "forming":
+            return self._withdraw(job, member, how)
+        member.state = "lost"
+        event = PeerLost((member.request.rank,), f"{member.request.who} {how}")
+        self._journal("peer_lost", job=job.name, ranks=list(event.ranks), reason=event.reason)
+        notices: list[Notice] = [(other.ticket, event) for other in job.present]
+        self._end(job, "failed", event.reason)
+        return notices
+
+    def expire(self, now: float) -> list[Notice]:
+        """Give up on jobs that did not fill in time."""
+        notices: list[Notice] = []
+        for job in [job for job in self.live if job.state == "forming" and now >= job.deadline]:
+            # gRPC carries the message in a header of 8 KiB at most: a few names and a number do.
+            joined = ", ".join(job.members[rank].request.who for rank in sorted(job.members)[:NAMED])
+            if len(job.members) > NAMED:
+                joined += f" and {len(job.members) - NAMED} more"
+            missing = name_ranks(job.missing)
+            reason = (
+                f"job {job.name!r} did not fill within {job.deadline - job.created:.3g} s: {joined} joined, "
+                f"{missing} {'is' if len(job.missing) == 1 else 'are'} missing"
+            )
+            notices += self._refuse_all(job, Refused(Reason.TIMEOUT, reason))
+        return notices
+
+    def fail(self, job_id: int, reason: str) -> list[Notice]:
+        """The data plane lost a job's state: end it, and tell everybody who is in it. Unknown ids are ignored."""
+        job = next((job for job in self.live if job.job_id == job_id), None)
+        if job is None:
+            return []
+        notices: list[Notice] = [(member.ticket, Ended(reason)) for member in job.present]
+        self._end(job, "failed", reason)
+        return notices
+
+    def shutdown(self, reason: str) -> list[Notice]:
+        """End every job; everybody who is still in one is told `reason`."""
+        notices: list[Notice] = []
+        for job in list(self.live):
+            notices += [(member.ticket, Ended(reason)) for member in job.present]
+            self._end(job, "ended", reason)
+        return notices
+
+    # Inside: who may come in.
+
+    def _by_name(self, name: str) -> Job | None:
+        """The job that a new rank of this name belongs to: one that is ending takes nobody in."""
+        return next((job for job in self.live if job.name == name and job.state != "ending"), None)
+
+    def _hash(self, secret: str) -> bytes:
+        return hashlib.blake2b(secret.encode(), key=self._key).digest()
+
+    def _check_fits(self, job: Job, request: JoinRequest) -> None:
+        """Raises Refused unless `request` may become a member of `job`. The secret comes first: without it nothing is
+        told.
+        """
+        if not hmac.compare_digest(job.secret, self._hash(request.secret)):
+            raise Refused(
+                Reason.SECRET,
+                f"job {job.name!r} exists and has another secret: use another job name, or start all "
+                "ranks with the same SWITCHML_SECRET",
+            )
+        for what, theirs, ours in (
+            ("world size", request.world_size, job.world_size),
+            ("payload_bytes", request.payload_bytes, job.first.payload_bytes),
+            ("wire format", request.wire, job.first.wire),
+            ("slots", request.slots, job.first.slots),
+        ):
+            if theirs != ours:
+                raise Refused(
+                    Reason.CONFLICT,
+                    f"rank {request.rank} asks for {what} {theirs}, but job {job.name!r} was begun "
+                    f"with {ours} by {job.first.who}",
+                )
+        taken = job.members.get(request.rank)
+        if taken is not None:
+            ip, port = taken.request.address
+            raise Refused(
+                Reason.DUPLICATE,
+                f"rank {request.rank} has joined already from {ip}:{port} "
+                f"({taken.request.host}, pid {taken.request.pid}), job {job.name!r}",
+            )
+
+    def _check_address_free(self, request: JoinRequest) -> None:
+        for job in self.live:
+            for member in job.present:
+                if member.request.address == request.address:
+                    ip, port = request.address
+                    whose = f"by {member.request.who}" if job.name == request.job else f"in job {job.name!r}"
+                    raise Refused(Reason.DUPLICATE, f"data address {ip}:{port} is used already {whose}")
+
+    # Inside: beginnings and ends.
+
+    def _start(self, job: Job, now: float) -> list[Notice]:
+        try:
+            spec = self._spec(job)
+            self.dataplane.start_job(spec)
+        except Refused as refusal:
+            return self._refuse_all(job, refusal)
+        except Exception as error:  # whatever it is, it is this job's trouble and must not become the others'
+            words = error if isinstance(error, SwitchMLError) else repr(error)
+            return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {words}"))
+        job.job_id, job.tag, job.isn, job.slots, job.state = spec.job_id, spec.tag, spec.isn, spec.slots, "running"
+        self._journal(
+            "job_started",
+            job=job.name,
+            job_id=job.job_id,
+            world_size=job.world_size,
+            slots=job.slots,
+            payload_bytes=spec.payload_bytes,
+            formed_in_s=round(now - job.created, 3),
+        )
+        members = [job.members[rank] for rank in range(job.world_size)]
+        peers = tuple(Peer(member.request.rank, member.request.host, member.request.pid) for member in members)
+        return [(member.ticket, self._started(spec, member.request, peers)) for member in members]
+
+    def _spec(self, job: Job) -> JobSpec:
+        """The full job as the data plane will see it. Raises Refused if it does not fit."""
+        addresses = tuple(job.members[rank].request.address for rank in range(job.world_size))
+        self._check_addresses_released(job, addresses)
+        slots = self._allocate(job)
+        requests = [job.members[rank].request for rank in range(job.world_size)]
+        return JobSpec(
+            job_id=next(self._job_ids),
+            protocol=PROTOCOL,
+            workers=job.world_size,
+            slots=slots,
+            payload_bytes=job.first.payload_bytes,
+            addresses=addresses,
+            tag=draw_tag({other.tag for other in self.live}, self._randbelow),
+            isn=draw_isn(slots, self._randbelow),
+            wire=job.first.wire,
+            transports=tuple(request.transport for request in requests),
+            macs=tuple(request.mac for request in requests),
+        )
+
+    def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
+        return Started(
+            job_id=spec.job_id,
+            tag=spec.tag,
+            isn=spec.isn,
+            slots=spec.slots,
+            window=advised_window(
+                spec.slots,
+                1 if self.dataplane.buffer_a_rank else spec.workers,
+                self.dataplane.receive_buffer_bytes,
+                request.receive_buffer_bytes,
+            ),
+            payload_bytes=spec.payload_bytes,
+            wire=spec.wire,
+            data_address=self.dataplane.address_for(spec.addresses[request.rank]),
+            peers=peers,
+            segment=self.dataplane.segment(spec.job_id),
+            link=self.dataplane.link(spec.job_id, request.rank),
+            padded=self.dataplane.padded,
+            dense_only=self.dataplane.dense_only,
+        )
+
+    def _check_addresses_released(self, job: Job, addresses: tuple[Address, ...]) -> None:
+        """A rank that left a job which is still ending may have joined this one from the same address."""
+        for other in self.live:
+            if other.state != "ending":
+                continue
+            for member in other.members.values():
+                if member.request.address in addresses:
+                    ip, port = member.request.address
+                    raise Refused(
+                        Reason.DUPLICATE,
+                        f"job {job.name!r} can't start: data address {ip}:{port} belongs to job "
+                        f"{other.name!r} until {name_ranks(m.request.rank for m in other.present)} "
+                        "of it left too",
+                    )
+
+    def _allocate(self, job: Job) -> int:
+        """Slots for a job: what it wants, halved until it fits. Raises Refused with the numbers if not even MIN_SLOTS
+        do.
+        """
+        capacity = self.dataplane.slot_capacity
+        free = capacity - self.slots_allocated
+        wanted = job.first.slots or self.slots or default_slots(job.world_size)
+        slots = fit_slots(wanted, free)
+        if not slots:
+            raise Refused(
+                Reason.CAPACITY,
+                f"job {job.name!r} wants {wanted} slots and needs at least {MIN_SLOTS}: {free} of the "
+                f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest",
+            )
+        return slots
+
+    def _member(self, job: Job, ticket: int) -> Member:
+        return next(member for member in job.members.values() if member.ticket == ticket)
+
+    def _withdraw(self, job: Job, member: Member, how: str) -> list[Notice]:
+        """A rank goes before the job has started: the others wait on, and the rank may come again."""
+        del job.members[member.request.rank]
+        del self._job_of[member.ticket]
+        reason = f"{member.request.who} {how} before the job started"
+        self._journal("peer_lost", job=job.name, ranks=[member.request.rank], reason=reason)
+        if not job.members:
+            self._end(job, "failed", reason)
+        return []
+
+    def _refuse_all(self, job: Job, refusal: Refused) -> list[Notice]:
+        notices: list[Notice] = [(member.ticket, refusal) for member in job.present]
+        self._end(job, "failed", str(refusal))
+        return notices
+
+    def _end(self, job: Job, state: str, reason: str) -> None:
+        """The job is over: slots, name, tag and addresses are free from here on."""
+        if job.job_id:
+            job.final = self._final_counters(job)
+            self.dataplane.stop_job(job.job_id)
+        for member in job.members.values():
+            self._job_of.pop(member.ticket, None)
+        self.live.remove(job)
+        job.state, job.reason = state, reason
+        self.ended.append(job)
+        self._journal("job_ended", job=job.name, job_id=job.job_id, state=state, reason=reason)
+
+    def _final_counters(self, job: Job) -> JobCounters | None:
+        try:
+            final = self.dataplane.counters(job.job_id)
+        except KeyError:
+            return None
+        for rank in final.ranks:
+            self.ended_totals.update(rank)
+        return final

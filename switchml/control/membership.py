@@ -1,0 +1,188 @@
+"""What goes into the job registry and what comes out: plain data, and the checks that need to know nothing but the
+request itself.
+
+`JoinRequest` is one rank's wish to join. `Started`, `PeerLost`, `PeerLeft`, `Ended` and `Refused` are what that rank
+may be told. The gRPC messages of v2.proto say the same on the wire; here they are free of gRPC so that the registry
+can be tested without it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from switchml.control.dataplane import Address, Link
+from switchml.errors import JoinError
+from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, WIRE_DTYPES
+
+PROTOCOL = 2
+"""Version of the control protocol and of the packets (docs/protocol.md) that the registry speaks."""
+MIN_SLOTS = 2
+MAX_SLOTS = 1 << 16
+"""Bounds of a job's pool; a pool is a power of two so that slot = seq mod S survives the wrap of seq
+(docs/protocol.md section 2).
+"""
+MAX_NAME = 200
+
+
+class Reason(Enum):
+    """Why a join was refused; server.py maps each to a gRPC status."""
+
+    INVALID = "the request makes no sense by itself"
+    SECRET = "the job's secret is another one"
+    CONFLICT = "the request does not fit the job as it is"
+    DUPLICATE = "rank or address is taken"
+    CAPACITY = "the aggregator has not enough slots or memory"
+    TIMEOUT = "the job did not fill in time"
+
+
+class Refused(JoinError):
+    """A rank can't join; `reason` says which kind of refusal, the text is for people."""
+
+    def __init__(self, reason: Reason, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """One rank's wish to join. The fields are those of JoinRequest in v2.proto."""
+
+    job: str
+    rank: int
+    world_size: int
+    address: Address
+    secret: str = field(default="", repr=False)
+    slots: int = 0
+    payload_bytes: int = 1024
+    wire: int = 0
+    protocol: int = PROTOCOL
+    receive_buffer_bytes: int = 0
+    timeout_s: float = 0.0
+    host: str = ""
+    pid: int = 0
+    transport: str = ""
+    mac: int = 0
+
+    @property
+    def who(self) -> str:
+        """For messages: `rank 2 (node7, pid 123)`."""
+        return f"rank {self.rank} ({self.host or 'unknown host'}, pid {self.pid})"
+
+    def check(self) -> None:
+        """Raises Refused if no job could take this request."""
+        if self.protocol != PROTOCOL:
+            raise Refused(
+                Reason.INVALID,
+                f"the agent speaks protocol {self.protocol}, this aggregator {PROTOCOL}: "
+                "install the same switchml version on both",
+            )
+        if not self.job or len(self.job) > MAX_NAME or not self.job.isprintable():
+            raise Refused(
+                Reason.INVALID, f"job name of {len(self.job)} characters: expected 1 to {MAX_NAME} printable ones"
+            )
+        if not 1 <= self.world_size <= V2_MAX_WORKERS:
+            raise Refused(Reason.INVALID, f"world size {self.world_size}: expected 1 to {V2_MAX_WORKERS}")
+        if not 0 <= self.rank < self.world_size:
+            raise Refused(Reason.INVALID, f"rank {self.rank} of {self.world_size}: expected 0 to {self.world_size - 1}")
+        if self.slots and not (MIN_SLOTS <= self.slots <= MAX_SLOTS and self.slots & (self.slots - 1) == 0):
+            raise Refused(
+                Reason.INVALID, f"{self.slots} slots: expected 0 or a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
+            )
+        if self.payload_bytes not in SIZE_CODE_OF:
+            raise Refused(
+                Reason.INVALID, f"payload of {self.payload_bytes} bytes: expected one of {sorted(SIZE_CODE_OF)}"
+            )
+        if self.wire not in WIRE_DTYPES:
+            raise Refused(Reason.INVALID, f"wire format {self.wire}: expected one of {sorted(WIRE_DTYPES)}")
+        if not 0 <= self.timeout_s < 1e6:
+            raise Refused(Reason.INVALID, f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
+        if not 0 <= self.mac < 1 << 48:
+            raise Refused(Reason.INVALID, f"MAC address {self.mac:x}: expected one of 48 bits")
+        check_address(self.address)
+
+
+def check_address(address: Address) -> None:
+    """Raises Refused unless `address` is an IPv4 unicast address and a port that results can be sent to."""
+    ip, port = address
+    try:
+        parsed = ipaddress.IPv4Address(ip)
+    except ValueError:
+        raise Refused(Reason.INVALID, f"data address {ip!r}: expected an IPv4 address") from None
+    if parsed.is_unspecified or parsed.is_multicast or ip == "255.255.255.255":
+        raise Refused(
+            Reason.INVALID, f"data address {ip}: results can't be sent there, expected the agent's own address"
+        )
+    if not 1 <= port <= 65535:
+        raise Refused(Reason.INVALID, f"data port {port}: expected 1 to 65535")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who a rank is, for messages."""
+
+    rank: int
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
+    this event. `segment`, `link`, `padded`, `dense_only`: see `Dataplane`.
+    """
+
+    job_id: int
+    tag: int
+    isn: int
+    slots: int
+    window: int
+    payload_bytes: int
+    wire: int
+    data_address: Address
+    peers: tuple[Peer, ...]
+    segment: str = ""
+    link: Link | None = None
+    padded: bool = False
+    dense_only: bool = False
+
+
+@dataclass(frozen=True)
+class PeerLost:
+    """These ranks died or stopped answering; the job has failed."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class PeerLeft:
+    """These ranks left cleanly; rounds that still need them will never complete."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The aggregator ended the job of its own accord."""
+
+    reason: str
+
+
+Event = Started | PeerLost | PeerLeft | Ended | Refused
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3` or `ranks 0-2, 5`."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in runs)
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {text}"

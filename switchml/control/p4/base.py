@@ -1,0 +1,146 @@
+"""What the P4 data planes have in common, whether one switch sums or a tree of them: jobs come and go under one lock,
+and a thread watches the switches and says of jobs that they have lost their slots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from switchml.control.dataplane import Address, JobSpec
+from switchml.control.p4.driver import Driver, Unreachable
+from switchml.control.p4.tables import Changes
+from switchml.errors import ConfigError, ControlError
+from switchml.protocol.packet import UDP_PORT
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+log = logging.getLogger("switchml.control")
+
+WATCH_EVERY_S = 0.25
+
+
+@dataclass
+class Job:
+    """A job in the switches. `failure`: why it can't go on."""
+
+    spec: JobSpec
+    failure: str = ""
+
+
+class P4Base:
+    """What of `Dataplane` is the same for all, around `drivers`, which are connected. A data plane adds the rest, and
+    what is asked for below: `_remove`, `_look` and `_clear`.
+
+    `address`, `mac`: where ranks send. `window_bytes`: what the way to a switch can hold of one rank's packets. Methods
+    may be called from any thread.
+    """
+
+    kind = "p4"
+    buffer_a_rank = True
+
+    def __init__(self, drivers: Sequence[Driver], address: str, mac: int, window_bytes: int):
+        self.address: Address = address, UDP_PORT
+        self.mac = mac
+        self.receive_buffer_bytes = window_bytes
+        self.where = ", ".join(driver.where for driver in drivers)
+        self.slot_capacity = min(driver.rows for driver in drivers) // 2
+        self._drivers = list(drivers)
+        self._jobs: dict[int, Any] = {}
+        self._lock = threading.RLock()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Take everything out of the switches and hang up. May be called twice."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        with self._lock:
+            for job_id in list(self._jobs):
+                self.stop_job(job_id)
+            self._clear()
+            for driver in self._drivers:
+                driver.close()
+
+    def stop_job(self, job_id: int) -> None:
+        with self._lock:
+            job = self._jobs.pop(job_id, None)
+            if job is not None:
+                self._remove(job)
+
+    def failed(self) -> dict[int, str]:
+        with self._lock:
+            return {job_id: job.failure for job_id, job in self._jobs.items() if job.failure}
+
+    def segment(self, job_id: int) -> str:
+        return ""
+
+    def refused(self) -> dict[str, int]:
+        with self._lock:
+            try:
+                strangers = [driver.read_counter("outcomes", 0, 1)[0][0] for driver in self._drivers]
+            except (Unreachable, ControlError):
+                strangers = []
+            return {"refused_address": sum(strangers)}
+
+    # Asked of each data plane
+
+    def _remove(self, job: Job) -> None:
+        """Leave nothing of a job behind, nor of one that did not come in whole."""
+        raise NotImplementedError
+
+    def _look(self) -> None:
+        """See how the switches are; called every WATCH_EVERY_S, under the lock."""
+        raise NotImplementedError
+
+    def _clear(self) -> None:
+        """Take out what the switches need before any job."""
+        raise NotImplementedError
+
+    # For each of them
+
+    @contextlib.contextmanager
+    def _coming_in(self, job: Job) -> Iterator[None]:
+        """Around what puts a job into the switches: it is known once all of it is there, and else nothing is. Raises
+        ConfigError if a switch won't."""
+        try:
+            yield
+        except BaseException as error:
+            self._remove(job)
+            if isinstance(error, Unreachable):
+                raise ConfigError(str(error)) from error
+            if isinstance(error, ControlError):
+                raise ConfigError(f"the switch at {self.where}: {error}") from error
+            raise
+        self._jobs[job.spec.job_id] = job
+
+    def _fail_all(self, reason: str) -> None:
+        """A job keeps the first reason that it was given."""
+        for job in self._jobs.values():
+            job.failure = job.failure or reason
+
+    def _undo_base(self, driver: Driver, base: Changes) -> None:
+        try:
+            driver.undo(base)
+        except (Unreachable, ControlError) as error:
+            log.warning("%s", error)
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(WATCH_EVERY_S):
+            try:
+                with self._lock:
+                    self._look()
+            except Exception:
+                log.exception("watching the switch at %s failed", self.where)

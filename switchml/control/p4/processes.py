@@ -1,0 +1,245 @@
+"""Switches that a controller runs itself, as processes of their own: ours, which needs no root and gets its ports
+later, and simple_switch from PATH, on veth pairs that are made for it (root).
+
+A switch that dies is started again at the same control port. None outlives the controller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from switchml.control.p4.driver import Driver, Unreachable
+from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
+from switchml.errors import ConfigError
+
+log = logging.getLogger("switchml.control")
+
+COMPILED = Path(__file__).with_name("compiled")
+"""What p4c made of p4/switchml.p4."""
+RUNTIME_PREFIX = "p4runtime://"
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 3.0
+RESTART_PAUSE_S = 0.2
+PREFIX = "sml"
+"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), number."""
+
+_PR_SET_PDEATHSIG = 1
+_SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
+"""linux/sockios.h, linux/ethtool.h: what a sender leaves to the interface, which simple_switch would see undone."""
+
+
+_numbers = itertools.count()
+
+
+class SwitchProcess:
+    """`command` with `--thrift-port` and the program, watched and started again when it dies. `thrift` is where it
+    listens. Raises ConfigError if it does not come up."""
+
+    def __init__(self, command: Sequence[str], program: Path):
+        self._folder = tempfile.TemporaryDirectory(prefix="switchml-switch-")
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
+        self.thrift = "127.0.0.1", _free_tcp_port()
+        self._command = [
+            *command,
+            "--thrift-port",
+            str(self.thrift[1]),
+            "--notifications-addr",
+            f"ipc://{self._folder.name}/notifications.ipc",
+            str(program),
+        ]
+        self._stopping = threading.Event()
+        self._process = self._start()
+        self._watcher = threading.Thread(target=self._watch, name="switchml-switch-watch", daemon=True)
+
+    def connect(self) -> ThriftSwitch:
+        """Wait until the switch answers, and have it watched from then on. Raises ConfigError if it does not."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                driver = ThriftSwitch(*self.thrift)
+                break
+            except Unreachable as error:
+                if self._process.poll() is not None:
+                    raise ConfigError(f"{self._name} ended at once: {self._last_line()}") from None
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"{self._name} did not start within {START_TIMEOUT_S:g} s: {error}") from None
+            time.sleep(0.05)
+        self._watcher.start()
+        return driver
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        """End it. May be called twice."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        self._end()
+        self._said.close()
+        self._folder.cleanup()
+
+    @property
+    def _name(self) -> str:
+        return " ".join(Path(word).name for word in self._command[:1] if word != sys.executable) or "switchml switch"
+
+    def _start(self) -> subprocess.Popen:
+        # A session of its own: Ctrl-C is for the controller, which ends the jobs first.
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._said,
+            stderr=self._said,
+            start_new_session=True,
+            preexec_fn=_end_with_parent(),
+        )
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(RESTART_PAUSE_S):
+            code = self._process.poll()
+            if code is not None:
+                how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                log.warning("%s (pid %d) %s; starting it again", self._name, self.pid, how)
+                self._process = self._start()
+
+    def _end(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _last_line(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class OurSwitch(SwitchProcess):
+    """`switchml switch`, with no port yet."""
+
+    links: dict[int, str] = {}
+
+    def __init__(self, variant: str = "switchml"):
+        command = [sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"]
+        super().__init__([*command, "--log-level", "warn", "--log-console"], compiled(variant))
+
+
+class SimpleSwitch(SwitchProcess):
+    """simple_switch with `ports` ports, veth pairs whose other ends are `links`."""
+
+    def __init__(self, ports: int, variant: str = "switchml"):
+        binary = shutil.which("simple_switch")
+        lacking = [] if binary else ["simple_switch on PATH (p4lang's behavioral-model)"]
+        lacking += [] if shutil.which("ip") else ["ip (Debian: iproute2)"]
+        lacking += [] if os.geteuid() == 0 else ["root, for network interfaces"]
+        if lacking:
+            raise ConfigError(f"the aggregator bmv2 needs {' and '.join(lacking)}; the aggregator p4 needs none of it")
+        self._names: list[str] = []
+        _remove_stale()
+        try:
+            interfaces = []
+            for port in range(ports):
+                number = next(_numbers)
+                ours, theirs = (f"{PREFIX}{os.getpid()}{end}{number}" for end in "ab")
+                interfaces += ["-i", f"{port}@{theirs}"]
+                _run("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs)
+                self._names.append(ours)
+                for name in (ours, theirs):
+                    with suppress(OSError):
+                        Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6").write_text("1")
+                    _leave_nothing_to(name)
+                    _run("ip", "link", "set", name, "mtu", "9000", "up")
+            self.links = {port: f"packet:{name}" for port, name in enumerate(self._names)}
+            super().__init__([binary, *interfaces], compiled(variant))
+        except BaseException:
+            self._remove()
+            raise
+
+    def stop(self) -> None:
+        super().stop()
+        self._remove()
+
+    def _remove(self) -> None:
+        while self._names:
+            subprocess.run(["ip", "link", "del", self._names.pop()], capture_output=True, check=False)
+
+
+def compiled(variant: str) -> Path:
+    """The BMv2 JSON of a variant of the program. Raises ConfigError."""
+    path = COMPILED / f"{variant}.json"
+    if not path.is_file():
+        found = ", ".join(sorted(each.stem for each in COMPILED.glob("*.json")))
+        raise ConfigError(f"there is no compiled program {variant!r}: expected one of {found}")
+    return path.resolve()
+
+
+def connect(address: str, variant: str = "switchml") -> Driver:
+    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, where it is given the program.
+    Raises Unreachable, ConfigError."""
+    if address.startswith(RUNTIME_PREFIX):
+        from switchml.control.p4.p4runtime import P4RuntimeSwitch  # its messages are an extra
+
+        return P4RuntimeSwitch(address.removeprefix(RUNTIME_PREFIX), compiled(variant))
+    return ThriftSwitch(*parse_thrift(address))
+
+
+def _end_with_parent():
+    """What a child does first: it is killed when this process dies."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def before_exec() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def _free_tcp_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ConfigError(f"{' '.join(command)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+
+
+def _leave_nothing_to(interface: str) -> None:
+    """Have checksums computed and packets cut before they enter the interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for feature in (_STXCSUM, _SSG):
+            value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
+            request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
+            fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def _remove_stale() -> None:
+    """Interfaces of controllers that were killed."""
+    for path in Path("/sys/class/net").glob(f"{PREFIX}*a*"):
+        pid = path.name.removeprefix(PREFIX).partition("a")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            subprocess.run(["ip", "link", "del", path.name], capture_output=True, check=False)

@@ -1,0 +1,283 @@
+"""What the P4 program (p4/switchml.p4) needs in its tables for a switch and for each job, and what its counters say.
+
+All of it is plain data: a driver puts `Changes` into a switch in whatever way it has, takes them out again when the
+job ends, and gives the cells that it read to `job_counters`. Names and orders of fields are those of the program.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from switchml.control.dataplane import JobSpec
+from switchml.counters import COUNTERS
+from switchml.errors import ConfigError
+from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
+
+MAX_WORKERS = 32
+"""Ranks of a job: a slot's bitmap has 32 bits."""
+FLOOD_GROUP = 1
+"""The multicast group of all ports; those of jobs come after it."""
+OUTCOMES = 32
+"""Cells of the counter `outcomes` for each worker; cell 0 of all counts packets from nobody who joined."""
+RECEIVED_BEFORE_PAYLOAD = 14 + 20 + 8
+"""Bytes that the switch counts of a packet, and a socket would not: Ethernet, IPv4 and UDP headers."""
+
+_HAS_ABOVE, _FROM_BELOW, _FROM_ABOVE = 1, 2, 4  # p4/headers.p4
+_PARTIAL = 4  # in the size code of a partial sum
+_RETRANSMISSION = 16  # added to an outcome of protocol 2 whose packet had R set
+_MOVES = (
+    ("accepted",),
+    ("accepted", "completed"),
+    ("accepted", "completed", "overflow"),
+    ("accepted", "completed", "mixed"),
+    ("accepted", "completed", "overflow", "mixed"),
+    ("answered",),
+    ("duplicates",),
+    ("duplicates", "waits"),
+    ("stale",),
+    ("refused_window",),
+    ("refused_tag",),
+    ("refused_format",),
+    ("duplicates",),
+)
+"""The counters that each outcome moves; p4/headers.p4 numbers the outcomes in this order."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A table's entry: `key` and `params` in the order in which the program has them. All keys are exact."""
+
+    table: str
+    key: tuple[int, ...]
+    action: str
+    params: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A multicast group: (replication id, port) of each copy, in order. One node for each."""
+
+    group: int
+    copies: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Cells `start` to `end - 1` of a counter, to be set to 0."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a driver does: zero the cells, then make the groups, then add the entries. In the opposite order it takes
+    groups and entries out again."""
+
+    counters: tuple[Cells, ...] = ()
+    groups: tuple[Group, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True)
+class Host:
+    """Where a worker is attached: the switch's port, and the worker's MAC address."""
+
+    port: int
+    mac: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a job has of the switch for itself: `rows(spec)` rows of the registers from `row`, the workers' numbers from
+    `worker` (at least 1; also the replication ids), and a multicast group (at least 2).
+
+    `generation` (32 bits, not 0) is a number that no other job has had in these rows since the switch started: what a
+    row holds under another number counts as zeros, so that no register has to be written when a job starts."""
+
+    row: int
+    worker: int
+    group: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """Another switch of a job's tree, seen from one: its IPv4 address, and where it is attached."""
+
+    address: str
+    host: Host
+
+
+def address_number(address: str) -> int:
+    """An IPv4 address as a key."""
+    return int(ipaddress.IPv4Address(address))
+
+
+def rows(spec: JobSpec) -> int:
+    """Rows that a job's slots take: two versions each."""
+    return 2 * spec.slots
+
+
+def switch_changes(address: str, mac: int, ports: Sequence[int]) -> Changes:
+    """What a switch needs before any job: its own address, and the ports that it forwards between."""
+    return Changes(
+        groups=(Group(FLOOD_GROUP, tuple((0, port) for port in ports)),),
+        entries=(Entry("own_addresses", (address_number(address),), "own", (mac,)),),
+    )
+
+
+def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
+    """The drop simulator at a port: probabilities (0 to 1) for what comes in and what leaves."""
+    asked = (("in", incoming), ("out", outgoing))
+    for way, probability in asked:
+        if not 0 <= probability <= 1:
+            raise ConfigError(
+                f"a probability of {probability} that packets are lost {way} port {port}: expected 0 to 1"
+            )
+    return Changes(
+        entries=tuple(
+            Entry(f"loss_{way}", (port,), f"lose_{way}", (min(round(probability * 2**32), 2**32 - 1),))
+            for way, probability in asked
+            if probability
+        )
+    )
+
+
+def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_port: int = UDP_PORT) -> Changes:
+    """What a job needs. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; when it is,
+    `rank_entries` has what is missing, and the group is to be made anew."""
+    if spec.workers > MAX_WORKERS:
+        raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+    known = [rank for rank in range(spec.workers) if spec.addresses[rank] and hosts[rank]]
+    first, last = place.worker, place.worker + spec.workers
+    return Changes(
+        counters=(Cells("outcomes", OUTCOMES * first, OUTCOMES * last),),
+        groups=(Group(place.group, tuple((place.worker + rank, hosts[rank].port) for rank in known)),),
+        entries=tuple(entry for rank in known for entry in rank_entries(spec, place, rank, hosts[rank], udp_port)),
+    )
+
+
+def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: int = UDP_PORT) -> tuple[Entry, ...]:
+    """The entries of one rank: its packets, then the results that go to it."""
+    address, port = address_number(spec.addresses[rank][0]), spec.addresses[rank][1]
+    number, me = place.worker + rank, 1 << rank
+    if spec.protocol == 1:
+        job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
+        return (
+            Entry("workers_v1", (address, udp_port), "v1_worker", job),
+            Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
+        )
+    job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)
+    return (
+        Entry("workers", (address, port, udp_port), "v2_worker", job),
+        Entry("receivers", (number,), "receiver", (host.mac, address, port)),
+    )
+
+
+def tree_changes(
+    spec: JobSpec,
+    place: Place,
+    hosts: Mapping[int, Host],
+    below: Sequence[tuple[Neighbour, Sequence[int]]] = (),
+    above: Neighbour | None = None,
+    udp_port: int = UDP_PORT,
+) -> Changes:
+    """What one switch of a tree needs for a job of protocol 2: docs/protocol.md, section 9.
+
+    `hosts`: the ranks that are attached to this switch. `below`: the switches that send it partial sums, and the ranks
+    whose values are in each. `above`: the switch that it sends its own to, None at the root. The place has, besides the
+    workers' numbers, one more for each of `below` and for `above`, in this order; and the group after its own.
+    """
+    bits = [sum(1 << rank for rank in ranks) for _, ranks in below]
+    everybody = sum(bits) + sum(1 << rank for rank in hosts)
+    heads = len(hosts) + sum(len(ranks) for _, ranks in below)
+    if spec.protocol != 2:
+        raise ConfigError("a tree of switches takes jobs of protocol 2; protocol 1 has one switch")
+    if spec.workers > MAX_WORKERS:
+        raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
+    if everybody.bit_count() != heads or everybody >> spec.workers or not everybody:
+        raise ConfigError(f"ranks at a switch of a tree: expected each of 0 to {spec.workers - 1} at most once")
+    down, up = place.group, place.group + 1
+    role, group = (_HAS_ABOVE, up) if above else (0, down)
+
+    def sender(tree: int, number: int, me: int, its_group: int) -> tuple[int, ...]:
+        *job, size, last = _v2_job(spec, replace(place, worker=number, group=its_group), me, everybody)
+        return (tree, *job, size | (_PARTIAL if tree & _FROM_BELOW else 0), last)
+
+    entries, copies = [], []
+    for rank, host in hosts.items():
+        (address, port), number = spec.addresses[rank], place.worker + rank
+        key = (address_number(address), port, udp_port)
+        entries.append(Entry("workers", key, "tree_worker", sender(role, number, 1 << rank, group)))
+        entries.append(Entry("receivers", (number,), "receiver", (host.mac, address_number(address), port)))
+        copies.append((number, host.port))
+    neighbours = [(switch, role | _FROM_BELOW, me, group) for (switch, _), me in zip(below, bits, strict=True)]
+    if above:
+        neighbours.append((above, _FROM_ABOVE, 0, down))
+    for number, (switch, tree, me, its_group) in enumerate(neighbours, place.worker + spec.workers):
+        address = address_number(switch.address)
+        job = sender(tree, number, me, its_group)
+        entries.append(Entry("switches", (address, udp_port, spec.tag), "tree_worker", job))
+        entries.append(Entry("receivers", (number,), "receiver", (switch.host.mac, address, udp_port)))
+        if switch is not above:
+            copies.append((number, switch.host.port))
+    groups = [Group(down, tuple(copies))]
+    if above:
+        groups.append(Group(up, ((number, above.host.port),)))
+    first, last = place.worker, place.worker + spec.workers + len(neighbours)
+    return Changes((Cells("outcomes", OUTCOMES * first, OUTCOMES * last),), tuple(groups), tuple(entries))
+
+
+def _v2_job(spec: JobSpec, place: Place, me: int, everybody: int) -> tuple[int, ...]:
+    """The parameters of v2_worker, for the sender whose number is `place.worker`."""
+    origin = (spec.isn - 2 * spec.slots) % 2**32
+    kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
+    slots = (place.generation, place.row, spec.slots, origin)
+    return place.worker, me, everybody, *slots, spec.tag, kind, size, place.group
+
+
+def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:
+    """The ranks' counters, from (packets, bytes) of the cells that `job_changes` zeroed.
+
+    What was sent is computed from what was received, so a packet that the switch's queues dropped counts as sent.
+    """
+    result_bytes, wait_bytes = HEADER_BYTES + spec.payload_bytes, HEADER_BYTES + BITMAP_BYTES
+    ranks = []
+    for rank in range(spec.workers):
+        counted = dict.fromkeys(COUNTERS, 0)
+        for outcome in range(OUTCOMES):
+            packets, n_bytes = cells[OUTCOMES * rank + outcome]
+            counted["received_packets"] += packets
+            counted["received_bytes"] += n_bytes - RECEIVED_BEFORE_PAYLOAD * packets
+            if outcome >= _RETRANSMISSION:
+                counted["retransmissions"] += packets
+            if packets:
+                for name in _MOVES[outcome % _RETRANSMISSION]:
+                    counted[name] += packets
+        ranks.append(counted)
+    completed = sum(counted["completed"] for counted in ranks)
+    for counted in ranks:
+        results = completed + counted["answered"]
+        counted["sent_packets"] = results + counted["waits"]
+        counted["sent_bytes"] = result_bytes * results + wait_bytes * counted["waits"]
+    return tuple(ranks)
+
+
+def open_slots(spec: JobSpec, place: Place, rounds: Sequence[int], marks: Sequence[int]) -> tuple[int, tuple[int, ...]]:
+    """(slots with a round under way, ranks that these wait for), from the job's rows of the registers `rounds` and
+    `marks`. Thrift gives cells as signed numbers; both ways of reading them are understood."""
+    is_v1, everybody = spec.protocol == 1, (1 << spec.workers) - 1
+    slots, missing = set(), 0
+    for row, (cell, mark) in enumerate(zip(rounds, marks, strict=True)):
+        if mark >> 32 & 0xFFFFFFFF != place.generation:
+            continue
+        upper, lower = cell >> 32 & 0xFFFFFFFF, cell & 0xFFFFFFFF
+        waits_for = (everybody & ~lower if upper else 0) if is_v1 else lower
+        if waits_for:
+            slots.add(row % spec.slots)
+            missing |= waits_for
+    return len(slots), tuple(rank for rank in range(spec.workers) if missing >> rank & 1)

@@ -1,0 +1,191 @@
+"""Programs a switch that runs p4/switchml.p4 over BMv2's Thrift interface: our switch and the real simple_switch alike.
+
+The widths of keys and parameters come from the program that the switch says it runs. What was put in is remembered by
+its handles, so that exactly this can be taken out again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from switchml.control.p4.driver import AttachedPort, Layout, Unreachable
+from switchml.control.p4.tables import Changes, Entry, Group
+from switchml.control.thrift.client import Client
+from switchml.control.thrift.protocol import ProtocolError, Record
+from switchml.errors import ConfigError, ControlError
+
+TIMEOUT_S = 60.0
+"""How long the switch may take for one answer: ours compiles for a while when it first starts on a machine."""
+QUEUE_DEPTH = 1 << 16
+"""Packets that an egress queue of simple_switch may hold, in place of 64: a window of results leaves at once."""
+_EXACT = 0
+_TABLES = ("own_addresses", "workers", "workers_v1", "switches", "receivers", "loss_in", "loss_out")
+
+
+class ThriftSwitch:
+    """A switch at `host`:`port`. Raises Unreachable if nobody answers there, ConfigError if it runs another program.
+    Not thread-safe.
+    """
+
+    def __init__(self, host: str, port: int):
+        self.where = f"thrift://{host}:{port}"
+        self._at = host, port
+        self._client: Client | None = None
+        self._handles: dict[Entry, int] = {}
+        self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
+        self._added_ports: set[int] = set()
+        self.reconnect()
+        self.rows, self.payloads = self._layout.rows, self._layout.payloads
+
+    def reconnect(self) -> None:
+        """Call again after Unreachable. What was put in is believed to be there still. Raises as making one does."""
+        self.close()
+        try:
+            self._client = Client(*self._at, TIMEOUT_S)
+        except OSError as error:
+            raise Unreachable(f"no switch at {self.where}: {error.strerror or error}") from error
+        self._layout = Layout(self._call("standard", "bm_get_config"), self.where)
+
+    def reset(self) -> None:
+        """Take out whatever is in the switch, also what an earlier controller left: a switch has one controller."""
+        self._handles.clear()
+        self._groups.clear()
+        self._added_ports.clear()
+        for table in _TABLES:
+            self._call("standard", "bm_mt_clear_entries", cxt=0, table=table, reset_default=False)
+        found = json.loads(self._call("simple_pre_lag", "bm_mc_get_entries", cxt=0))
+        for group in found.get("mgrps") or []:
+            self._drop_group(group["id"], group.get("l1_handles") or [])
+        for port in self.ports():
+            if port.is_dynamic:
+                self._call("standard", "bm_dev_mgr_remove_port", port=port.number)
+        self._call("simple_switch", "set_all_egress_queue_depths", depth=QUEUE_DEPTH)
+
+    # What is in it
+
+    def apply(self, changes: Changes) -> None:
+        """Zero the cells, make the groups, add the entries. Raises Unreachable; ControlError if the switch refuses,
+        and then nothing of `changes` stays."""
+        zero = Record(bytes=0, packets=0)
+        try:
+            for cells in changes.counters:
+                one = {"cxt": 0, "counter": cells.name, "value": zero}
+                self._calls("standard", "bm_counter_write", [one | {"index": i} for i in range(cells.start, cells.end)])
+            for group in changes.groups:
+                self._make_group(group)
+            for entry in changes.entries:
+                self._handles[entry] = self._call("standard", "bm_mt_add_entry", **self._entry(entry))
+        except ControlError:
+            self.undo(changes)
+            raise
+
+    def undo(self, changes: Changes) -> None:
+        """Take entries and groups out; what is not there is passed over. Raises Unreachable."""
+        for entry in changes.entries:
+            handle = self._handles.pop(entry, None)
+            if handle is not None:
+                self._call("standard", "bm_mt_delete_entry", cxt=0, table=entry.table, entry=handle)
+        for group in changes.groups:
+            if group.group in self._groups:
+                self._drop_group(*self._groups.pop(group.group))
+
+    def has_state(self) -> bool:
+        """Whether what was put in is still there: a switch that was started again has nothing. Raises Unreachable."""
+        held: dict[str, int] = dict.fromkeys(_TABLES, 0)
+        for entry in self._handles:
+            held[entry.table] += 1
+        found = self._calls("standard", "bm_mt_get_num_entries", [{"cxt": 0, "table": name} for name in held])
+        return found == list(held.values())
+
+    def read_counter(self, name: str, start: int, end: int) -> list[tuple[int, int]]:
+        """(packets, bytes) of cells `start` to `end - 1`. Raises Unreachable."""
+        cells = [{"cxt": 0, "counter": name, "index": index} for index in range(start, end)]
+        return [(cell.packets, cell.bytes) for cell in self._calls("standard", "bm_counter_read", cells)]
+
+    def read_register(self, name: str, start: int, end: int) -> list[int]:
+        """Cells `start` to `end - 1`, as signed numbers of 64 bits. Raises Unreachable."""
+        cells = [{"cxt": 0, "register": name, "index": index} for index in range(start, end)]
+        return self._calls("standard", "bm_register_read", cells)
+
+    # Ports
+
+    def ports(self) -> list[AttachedPort]:
+        """All ports. Raises Unreachable."""
+        found = self._call("standard", "bm_dev_mgr_show_ports")
+        return sorted(AttachedPort(port.port_num, port.iface_name) for port in found)
+
+    def add_port(self, number: int, interface: str) -> None:
+        """Attach an interface, or for our switch `udp:ADDRESS:PORT…`. Raises Unreachable; ControlError."""
+        self._call("standard", "bm_dev_mgr_add_port", interface=interface, port=number, pcap="")
+        self._added_ports.add(number)
+
+    def remove_port(self, number: int) -> None:
+        """Detach what `add_port` attached. Raises Unreachable."""
+        if number in self._added_ports:
+            self._added_ports.remove(number)
+            self._call("standard", "bm_dev_mgr_remove_port", port=number)
+
+    def close(self) -> None:
+        """Hang up; what is in the switch stays there."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    # Inside
+
+    def _call(self, service: str, name: str, /, **arguments: Any) -> Any:
+        return self._calls(service, name, [arguments])[0]
+
+    def _calls(self, service: str, name: str, many: Sequence[dict[str, Any]]) -> list[Any]:
+        if self._client is None:
+            raise Unreachable(f"no connection to the switch at {self.where}")
+        try:
+            return self._client.calls(service, name, many)
+        except (OSError, EOFError, ProtocolError) as error:
+            self.close()  # answers that come later would be taken for those of later calls
+            reason = getattr(error, "strerror", None) or str(error) or "it hung up"
+            raise Unreachable(f"the switch at {self.where} does not answer: {reason}") from error
+
+    def _entry(self, entry: Entry) -> dict[str, Any]:
+        keys, params = self._layout.entry_bytes(entry)
+        return {
+            "cxt": 0,
+            "table": entry.table,
+            "match": [Record(type=_EXACT, exact=Record(key=key)) for key in keys],
+            "action": entry.action,
+            "data": params,
+            "options": Record(),
+        }
+
+    def _make_group(self, group: Group) -> None:
+        if group.group in self._groups:  # made anew: another rank has become known
+            self._drop_group(*self._groups.pop(group.group))
+        handle = self._call("simple_pre_lag", "bm_mc_mgrp_create", cxt=0, mgid=group.group)
+        nodes: list[int] = []
+        self._groups[group.group] = handle, ()
+        for rid, port in group.copies:
+            bits = "1" + "0" * port
+            nodes.append(self._call("simple_pre_lag", "bm_mc_node_create", cxt=0, rid=rid, ports=bits, lags=""))
+            self._groups[group.group] = handle, tuple(nodes)
+        self._calls(
+            "simple_pre_lag", "bm_mc_node_associate", [{"cxt": 0, "group": handle, "node": node} for node in nodes]
+        )
+
+    def _drop_group(self, handle: int, nodes: Sequence[int]) -> None:
+        for node in nodes:
+            self._call("simple_pre_lag", "bm_mc_node_dissociate", cxt=0, group=handle, node=node)
+            self._call("simple_pre_lag", "bm_mc_node_destroy", cxt=0, node=node)
+        self._call("simple_pre_lag", "bm_mc_mgrp_destroy", cxt=0, group=handle)
+
+
+def parse_thrift(address: str) -> tuple[str, int]:
+    """(host, port) of `thrift://HOST:PORT`. Raises ConfigError."""
+    host, _, port = address.removeprefix("thrift://").rpartition(":")
+    if not address.startswith("thrift://") or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigError(
+            f"switch {address!r}: expected p4, bmv2, p4runtime://HOST:PORT, or thrift://HOST:PORT like "
+            "thrift://127.0.0.1:9090"
+        )
+    return host.strip("[]"), int(port)

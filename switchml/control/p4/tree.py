@@ -1,0 +1,242 @@
+"""The P4 data plane of several switches: a tree of them in which each adds up what comes from below (docs/protocol.md,
+section 9).
+
+Which switches there are, how they are connected, and at which ports the ranks' hosts are is told by a file, see
+`read_tree`. A job has a place on every switch that has ranks of it below. Ranks are reached through interfaces of their
+own; they send to the switch that they are attached to. A switch that does not answer, or was started again, costs the
+jobs that were on the tree: nobody else has the sums that it had.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
+from switchml.control.mac import mac_text, parse_mac
+from switchml.control.p4 import base as p4_base
+from switchml.control.p4.driver import Driver, Unreachable
+from switchml.control.p4.places import Places
+from switchml.control.p4.tables import (
+    OUTCOMES,
+    Changes,
+    Host,
+    Neighbour,
+    Place,
+    job_counters,
+    switch_changes,
+    tree_changes,
+)
+from switchml.control.p4.thrift import ThriftSwitch, parse_thrift
+from switchml.errors import ConfigError, ControlError
+from switchml.protocol.packet import UDP_PORT
+
+log = logging.getLogger("switchml.control")
+
+
+@dataclass
+class TreeSwitch:
+    """A switch of a tree. `ports`: of each neighbouring switch by name; `stations`: of each host by MAC address."""
+
+    name: str
+    driver: Driver
+    address: str
+    mac: int
+    above: str | None
+    ports: dict[str, int]
+    stations: dict[int, int]
+    places: Places = field(init=False)
+    base: Changes = field(default_factory=Changes)
+
+    def __post_init__(self) -> None:
+        self.places = Places(self.driver.rows)
+
+
+@dataclass(kw_only=True)
+class _Job(p4_base.Job):
+    at: dict[int, str]
+    """Switch of each rank."""
+    placed: list[tuple[TreeSwitch, Place, Changes]] = field(default_factory=list)
+
+
+def read_tree(path: Path) -> list[TreeSwitch]:
+    """The switches that a JSON file names, connected to, the root first.
+
+        {"switches": [{"name": "s1", "switch": "thrift://127.0.0.1:9090", "address": "10.0.255.1",
+                       "mac": "02:00:00:00:ff:01", "ports": {"r1": 1, "r2": 2}},
+                      {"name": "r1", …, "above": "s1", "ports": {"s1": 3, "02:00:00:00:00:01": 1, …}}, …]}
+
+    `ports` has the port that leads to each neighbouring switch, by name, and to each host, by MAC address. Raises
+    ConfigError for a file that is no such thing, Unreachable if a switch does not answer.
+    """
+    try:
+        told = json.loads(path.read_text())["switches"]
+        known = {switch["name"]: switch for switch in told}
+        order = [name for name, switch in known.items() if not switch.get("above")]
+        for name in order:
+            order += [other for other, switch in known.items() if switch.get("above") == name]
+        for switch in told:
+            above = switch.get("above")
+            if above and not (above in switch["ports"] and switch["name"] in known[above]["ports"]):
+                raise ConfigError(f"{path}: no port leads from {switch['name']} to {above} and back")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: expected switches with name, switch, address, mac and ports: {error!r}") from None
+    if len(order) != len(told) or sum(not switch.get("above") for switch in told) != 1:
+        raise ConfigError(f"{path}: expected one switch with none above it, and all others below it")
+    return [_connect(known[name], known) for name in order]
+
+
+def _connect(told: dict, known: dict) -> TreeSwitch:
+    ports = {name: int(port) for name, port in told["ports"].items() if name in known}
+    stations = {parse_mac(mac): int(port) for mac, port in told["ports"].items() if mac not in known and ":" in mac}
+    driver = ThriftSwitch(*parse_thrift(told["switch"]))
+    mac = parse_mac(told["mac"])
+    return TreeSwitch(told["name"], driver, told["address"], mac, told.get("above"), ports, stations)
+
+
+class P4TreeDataplane(p4_base.P4Base):
+    """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: what the way to a switch can hold of one
+    rank's packets. Methods may be called from any thread."""
+
+    transports = ("udp", "raw")
+    padded = False
+    dense_only = True
+
+    def __init__(self, switches: Sequence[TreeSwitch], window_bytes: int = 0):
+        root = switches[0]
+        super().__init__([switch.driver for switch in switches], root.address, root.mac, window_bytes)
+        self._switches = list(switches)
+        self._named = {switch.name: switch for switch in switches}
+        for switch in switches:
+            switch.driver.reset()
+            ports = [port.number for port in switch.driver.ports() or ()]
+            switch.base = switch_changes(switch.address, switch.mac, ports)
+            switch.driver.apply(switch.base)
+
+    # Dataplane: jobs
+
+    def start_job(self, spec: JobSpec) -> None:
+        """Raises ConfigError if a rank is at no switch, there is no room, or a switch does not answer."""
+        with self._lock:
+            if any(job.spec.tag == spec.tag for job in self._jobs.values()):
+                raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it again")
+            job = _Job(spec, at={rank: self._switch_of(spec, rank) for rank in range(spec.workers)})
+            with self._coming_in(job):
+                for switch in self._switches:
+                    self._place(job, switch)
+
+    def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
+        """There are no ranks of protocol 1 on a tree: `start_job` has refused them."""
+        raise ConfigError("a tree of switches takes jobs of protocol 2")
+
+    # Dataplane: how to reach it
+
+    def address_for(self, sender: Address) -> Address:
+        with self._lock:
+            for job in self._jobs.values():
+                if sender in job.spec.addresses:
+                    return self._named[job.at[job.spec.addresses.index(sender)]].address, UDP_PORT
+        return self.address
+
+    def link(self, job_id: int, rank: int) -> Link | None:
+        with self._lock:
+            job = self._jobs[job_id]
+            return Link("", job.spec.macs[rank], self._named[job.at[rank]].mac)
+
+    # Dataplane: what it counts
+
+    def counters(self, job_id: int) -> JobCounters:
+        """Raises KeyError for an unknown job. A rank's counters are those of its own switch: it completes rounds of
+        that switch's sum."""
+        with self._lock:
+            job = self._jobs[job_id]
+            cells: list[tuple[int, int]] = []
+            for rank in range(job.spec.workers):
+                switch, place, _ = next(placed for placed in job.placed if placed[0].name == job.at[rank])
+                first = OUTCOMES * (place.worker + rank)
+                try:
+                    cells += switch.driver.read_counter("outcomes", first, first + OUTCOMES)
+                except (Unreachable, ControlError) as error:
+                    log.debug("counters of job %d: %s", job_id, error)
+                    cells += [(0, 0)] * OUTCOMES
+            return JobCounters(job_counters(job.spec, cells), 0)
+
+    # Inside
+
+    def _switch_of(self, spec: JobSpec, rank: int) -> str:
+        mac = spec.macs[rank] if spec.macs else 0
+        for switch in self._switches:
+            if mac in switch.stations:
+                return switch.name
+        raise ConfigError(f"rank {rank} ({mac_text(mac)}) is at no port that the tree's file names")
+
+    def _ranks_below(self, job: _Job, name: str) -> list[int]:
+        """Ranks at a switch and at those below it."""
+        here = [rank for rank, switch in job.at.items() if switch == name]
+        return here + [
+            rank for switch in self._switches if switch.above == name for rank in self._ranks_below(job, switch.name)
+        ]
+
+    def _place(self, job: _Job, switch: TreeSwitch) -> None:
+        if not self._ranks_below(job, switch.name):
+            return
+        spec = job.spec
+        hosts = {
+            rank: Host(switch.stations[spec.macs[rank]], spec.macs[rank])
+            for rank, name in job.at.items()
+            if name == switch.name
+        }
+        below = [
+            (self._seen_from(switch, other), ranks)
+            for other in self._switches
+            if other.above == switch.name and (ranks := self._ranks_below(job, other.name))
+        ]
+        above = self._seen_from(switch, self._named[switch.above]) if switch.above else None
+        place = switch.places.take(replace(spec, workers=spec.workers + len(below) + 1))
+        place = replace(place, group=2 * place.group)  # and the one after it: groups come in pairs here
+        job.placed.append((switch, place, Changes()))  # so that it is released whatever happens
+        changes = tree_changes(spec, place, hosts, below, above)
+        job.placed[-1] = switch, place, changes
+        try:
+            switch.driver.apply(changes)
+        except ControlError as error:
+            raise ConfigError(f"switch {switch.name}: {error}") from error
+
+    def _seen_from(self, switch: TreeSwitch, other: TreeSwitch) -> Neighbour:
+        return Neighbour(other.address, Host(switch.ports[other.name], other.mac))
+
+    def _remove(self, job: _Job) -> None:
+        for switch, _, changes in job.placed:
+            try:
+                switch.driver.undo(changes)
+            except (Unreachable, ControlError) as error:
+                log.debug("job %d at %s: %s", job.spec.job_id, switch.name, error)
+            switch.places.release(job.spec.job_id)
+
+    def _clear(self) -> None:
+        for switch in self._switches:
+            self._undo_base(switch.driver, switch.base)
+
+    def _look(self) -> None:
+        for switch in self._switches:
+            if lost := self._what_is_wrong_with(switch):
+                self._fail_all(lost)
+
+    def _what_is_wrong_with(self, switch: TreeSwitch) -> str:
+        try:
+            if switch.driver.has_state():
+                return ""
+            switch.driver.reset()
+            switch.driver.apply(switch.base)
+            return f"switch {switch.name} was started again and has lost the job's slots"
+        except (Unreachable, ControlError) as error:
+            try:
+                switch.driver.reconnect()
+            except (Unreachable, ControlError, ConfigError):
+                return f"switch {switch.name}: {error}"
+            return ""

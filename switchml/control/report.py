@@ -1,0 +1,124 @@
+"""`StatusReply` as text: JSON for programs, tables for people."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from switchml.control import v2_pb2
+from switchml.control.membership import name_ranks
+from switchml.control.wording import duration, si
+
+COLUMNS = ("accepted", "retransmissions", "duplicates", "stale", "received_packets", "sent_packets")
+"""Counters that the table of ranks shows; --json has all of them."""
+REFUSALS = ("refused_window", "refused_tag", "refused_format")
+
+
+def as_json(reply: v2_pb2.StatusReply) -> str:
+    """One JSON object with the field names of v2.proto; fields that are zero or empty are there too."""
+    return json.dumps(_plain(reply))
+
+
+def _plain(message) -> Any:
+    """`message` as dicts, lists and numbers; protobuf's own JSON has 64-bit integers as strings."""
+    result: dict[str, Any] = {}
+    for descriptor in message.DESCRIPTOR.fields:
+        value = getattr(message, descriptor.name)
+        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
+            result[descriptor.name] = dict(sorted(value.items()))
+        elif hasattr(value, "DESCRIPTOR"):
+            result[descriptor.name] = _plain(value)
+        elif isinstance(value, (str, int, float)):
+            result[descriptor.name] = value
+        else:
+            result[descriptor.name] = [_plain(item) if hasattr(item, "DESCRIPTOR") else item for item in value]
+    return result
+
+
+def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
+    """A line about the aggregator, a table of jobs and one of their ranks, for rich to print."""
+    plane = reply.dataplane
+    head = (
+        f"switchml {reply.version} aggregator, up {duration(reply.uptime_s)}. "
+        f"Data plane: {plane.kind} at {plane.address.ip}:{plane.address.port}, "
+        f"{plane.slots_allocated} of {plane.slot_capacity} slots allocated. Events: {reply.events_address}."
+    )
+    refused = ", ".join(
+        f"{count} {name.removeprefix('refused_')}" for name, count in sorted(reply.refused.items()) if count
+    )
+    if refused:
+        head += f" Packets refused: {refused}."
+    if not reply.jobs:
+        return [head, "No jobs."]
+    live = [job for job in reply.jobs if job.state not in ("ended", "failed")]
+    return [escape(head), _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
+
+
+def _job_table(jobs) -> Table:
+    table = Table(
+        "job",
+        "id",
+        "state",
+        "ranks",
+        "protocol",
+        "slots",
+        "in use",
+        "payload",
+        "goodput",
+        "age",
+        "remarks",
+        title="Jobs",
+        title_justify="left",
+    )
+    for job in jobs:
+        joined = sum(rank.state == "joined" for rank in job.ranks)
+        remarks = job.reason or (f"waits for {name_ranks(job.missing)}" if job.missing else "")
+        table.add_row(
+            escape(job.name),
+            str(job.job_id or "-"),
+            job.state,
+            f"{joined}/{job.world_size}",
+            f"v{job.protocol}",
+            str(job.slots or "-"),
+            str(job.slots_in_use),
+            f"{job.payload_bytes} B" if job.payload_bytes else "-",
+            si(job.goodput_bps, "bit/s"),
+            duration(job.age_s),
+            escape(remarks),
+        )
+    return table
+
+
+def _rank_table(jobs) -> Table:
+    table = Table(
+        "job",
+        "rank",
+        "who",
+        "address",
+        *(name.replace("_", " ") for name in COLUMNS),
+        "refused",
+        "in/s",
+        title="Ranks",
+        title_justify="left",
+    )
+    for job in jobs:
+        for rank in job.ranks:
+            who = f"{rank.host}, pid {rank.pid}" if rank.host else ""
+            table.add_row(
+                escape(job.name),
+                f"{rank.rank}" + (f" ({rank.state})" if rank.state != "joined" else ""),
+                escape(who),
+                f"{rank.address.ip}:{rank.address.port}",
+                *(str(_count(rank, name)) for name in COLUMNS),
+                str(sum(_count(rank, name) for name in REFUSALS)),
+                si(rank.rates["received_packets"], "") if "received_packets" in rank.rates else "-",
+            )
+    return table
+
+
+def _count(rank: v2_pb2.RankStatus, name: str) -> int:
+    return rank.counters.get(name, 0)

@@ -1,0 +1,281 @@
+"""The aggregator's control plane in one object: gRPC server, job registries, event publisher, tunnel and metrics page
+around a data plane.
+
+    controller = Controller(dataplane, bind="127.0.0.1", control_port=0)
+    addresses = controller.start()
+    ...
+    controller.stop()
+
+One background thread runs an event loop that owns everything here. An asyncio server rather than a thread pool,
+because every rank holds a stream open for as long as its job lives: 256 ranks would hold 256 threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import itertools
+import logging
+import socket
+import threading
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import grpc
+
+from switchml.control import metrics, v2_pb2, v2_pb2_grpc
+from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, keepalive_options, read_key_pair
+from switchml.control.dataplane import Dataplane
+from switchml.control.events import EventPublisher
+from switchml.control.jobs import JobRegistry
+from switchml.control.membership import Address
+from switchml.control.service import JobsService
+from switchml.control.sessions import IDLE_TIMEOUT_S, SWITCH_MAC, V1Sessions
+from switchml.control.status import Monitor
+from switchml.control.v1 import v1_pb2_grpc
+from switchml.control.v1.service import SessionService, SyncService
+from switchml.control.wording import describe
+from switchml.errors import ConfigError
+from switchml.net.tunnel import TunnelServer
+
+log = logging.getLogger("switchml.control")
+
+WORTH_A_WARNING = ("peer_lost", "stall")
+
+EXPIRY_PERIOD_S = 0.2
+SAMPLE_PERIOD_S = 1.0
+STOP_GRACE_S = 1.0
+"""How long a stopping server waits for its last words to reach the agents."""
+MAX_REQUEST_BYTES = 64 << 10
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a running aggregator listens, as (IPv4, port) each. `tunnel` is the TCP port of the ZeroMQ tunnel, None
+    for a data plane that has none. `metrics` is None if that page is off.
+    """
+
+    control: Address
+    data: Address
+    events: Address
+    tunnel: Address | None
+    metrics: Address | None
+
+
+class Controller:
+    """The control plane of one aggregator. `start` and `stop` are called by one thread, once each; the data plane is
+    the caller's.
+
+    Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
+    for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
+    to fill if its first rank does not say. `peer_timeout_s` bounds how long a silent rank stays unnoticed. TLS is on
+    when `tls_cert` and `tls_key` (PEM files) are given. `mac` is told to v1 hosts.
+
+    Raises ConfigError from `start` if a port is taken or a file can't be used.
+    """
+
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        *,
+        bind: str = "127.0.0.1",
+        control_port: int = CONTROL_PORT,
+        events_port: int | None = None,
+        tunnel_port: int | None = None,
+        metrics_port: int | None = None,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        join_timeout_s: float = 60.0,
+        tls_cert: str | Path | None = None,
+        tls_key: str | Path | None = None,
+        v1_idle_timeout_s: float = IDLE_TIMEOUT_S,
+        mac: int = SWITCH_MAC,
+    ):
+        try:
+            ipaddress.IPv4Address(bind)
+        except ValueError:
+            raise ConfigError(f"bind address {bind!r}: expected an IPv4 address, 0.0.0.0 for all of them") from None
+        if (tls_cert is None) != (tls_key is None):
+            raise ConfigError("TLS needs both a certificate and a key: one of the two is missing")
+        self._bind = bind
+        self._control_port = control_port
+        self._events_port = events_port
+        self._tunnel_port = tunnel_port
+        self._metrics_port = metrics_port
+        self._peer_timeout_s = peer_timeout_s
+        self._key_pair = read_key_pair(tls_cert, tls_key) if tls_cert and tls_key else None
+        self._options = [
+            *keepalive_options(peer_timeout_s),
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ]
+        self._dataplane = dataplane
+        job_ids = itertools.count(1)
+        self._registry = JobRegistry(dataplane, join_timeout_s=join_timeout_s, job_ids=job_ids, journal=self._publish)
+        self._sessions = V1Sessions(dataplane, job_ids=job_ids, idle_timeout_s=v1_idle_timeout_s, journal=self._publish)
+        self._monitor = Monitor(self._registry, self._sessions, dataplane, monotonic(), self._publish)
+        self._jobs = JobsService(self._registry, lambda: self._monitor.reply(monotonic()), peer_timeout_s)
+        self._mac = mac
+        self._publisher: EventPublisher | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop_reason: asyncio.Future[str] | None = None
+
+    def start(self) -> Addresses:
+        """Serve; returns when the ports are open. Raises ConfigError if they can't be."""
+        ready: Future[Addresses] = Future()
+        self._thread = threading.Thread(target=self._run, args=(ready,), name="switchml-controller", daemon=True)
+        self._thread.start()
+        return ready.result()
+
+    def stop(self, reason: str = "aggregator shut down") -> None:
+        """End all jobs, telling every rank `reason`, and close the ports. May be called again."""
+        if self._thread is None or self._loop is None:
+            return
+        with suppress(RuntimeError):  # the loop is closed: stopped already
+            self._loop.call_soon_threadsafe(self._request_stop, reason)
+        self._thread.join()
+
+    # Inside: everything below runs in the event loop's thread.
+
+    def _run(self, ready: Future[Addresses]) -> None:
+        try:
+            asyncio.run(self._serve(ready))
+        except Exception as error:
+            if ready.done():
+                log.exception("the control plane failed")
+            else:
+                ready.set_exception(error)
+
+    def _request_stop(self, reason: str) -> None:
+        if self._stop_reason is not None and not self._stop_reason.done():
+            self._stop_reason.set_result(reason)
+
+    async def _serve(self, ready: Future[Addresses]) -> None:
+        loop = self._loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_quiet_about_wakeups)
+        self._stop_reason = loop.create_future()
+        server = grpc.aio.server(options=self._options)
+        v2_pb2_grpc.add_JobsServicer_to_server(self._jobs, server)
+        v1_pb2_grpc.add_SessionServicer_to_server(
+            SessionService(self._sessions, lambda: self._dataplane.address, self._mac), server
+        )
+        v1_pb2_grpc.add_SyncServicer_to_server(SyncService(), server)
+        page = tunnel = None
+        tickers: list[asyncio.Task[None]] = []
+        try:
+            control = (self._bind, self._open_control_port(server))
+            self._publisher = EventPublisher(self._bind, self._choose_port(self._events_port, 1))
+            self._monitor.events_address = "{}:{}".format(*self._publisher.address)
+            if "zmq" in self._dataplane.transports:
+                tunnel = TunnelServer(
+                    self._dataplane.address,
+                    bind=self._bind,
+                    port=self._choose_port(self._tunnel_port, 2),
+                    address_for=self._dataplane.address_for,
+                )
+                self._monitor.tunnel_addresses = tunnel.addresses
+            if self._metrics_port is not None:
+                page = metrics.serve(self._bind, self._metrics_port, self._status_from_any_thread)
+            await server.start()
+            tickers = [
+                loop.create_task(self._tick(EXPIRY_PERIOD_S, self._expire)),
+                loop.create_task(self._tick(SAMPLE_PERIOD_S, self._sample)),
+            ]
+            ready.set_result(
+                Addresses(
+                    control=control,
+                    data=self._dataplane.address,
+                    events=self._publisher.address,
+                    tunnel=tunnel.address if tunnel else None,
+                    metrics=page.address if page else None,
+                )
+            )
+            reason = await self._stop_reason
+            self._jobs.deliver(self._registry.shutdown(reason))
+            self._sessions.shutdown(reason)
+        finally:
+            for ticker in tickers:
+                ticker.cancel()
+            if page is not None:
+                page.close()
+            # Also if it never started: it has a port open, perhaps.
+            await server.stop(STOP_GRACE_S if tickers else None)
+            if tunnel is not None:
+                tunnel.close()
+            if self._publisher is not None:
+                self._publisher.close()
+                self._publisher = None
+
+    def _open_control_port(self, server: grpc.aio.Server) -> int:
+        address = f"{self._bind}:{self._control_port}"
+        refusal = ConfigError(f"control port {address} can't be opened: is another aggregator running there?")
+        # Ask the kernel first: gRPC hides the cause and writes to stderr by itself.
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self._bind, self._control_port))
+            except OSError as error:
+                raise ConfigError(
+                    f"control port {address} can't be opened: {error.strerror}; choose another with --control-port"
+                ) from error
+        try:
+            if self._key_pair is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([self._key_pair]))
+        except RuntimeError as error:
+            raise refusal from error
+        if port == 0:
+            raise refusal
+        return port
+
+    def _choose_port(self, wanted: int | None, offset: int) -> int:
+        if wanted is not None:
+            return wanted
+        return self._control_port + offset if self._control_port else 0
+
+    async def _tick(self, period_s: float, work: Any) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                work(monotonic())
+            except Exception:  # one job's trouble must not end the watch over the others
+                log.exception("%s failed", work.__name__)
+
+    def _expire(self, now: float) -> None:
+        for job_id, reason in self._dataplane.failed().items():
+            self._jobs.deliver(self._registry.fail(job_id, reason))
+            self._sessions.fail(job_id, reason)
+        self._jobs.deliver(self._registry.expire(now))
+
+    def _sample(self, now: float) -> None:
+        self._sessions.expire(now)
+        self._monitor.sample(now)
+
+    def _publish(self, kind: str, **fields: Any) -> None:
+        if kind != "rates":
+            level = logging.WARNING if kind in WORTH_A_WARNING else logging.INFO
+            log.log(level, "%s", describe({"event": kind, **fields}))
+        if self._publisher is not None:
+            self._publisher.publish(kind, fields)
+
+    def _status_from_any_thread(self) -> v2_pb2.StatusReply:
+        """For the metrics page, whose requests come in threads of their own."""
+
+        async def reply() -> v2_pb2.StatusReply:
+            return self._monitor.reply(monotonic())
+
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(reply(), self._loop).result(timeout=5)
+
+
+def _quiet_about_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """grpc.aio has one wake-up pipe for all loops of a process: with several, whoever comes second finds it empty. No
+    harm is done.
+    """
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)

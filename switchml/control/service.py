@@ -1,0 +1,165 @@
+"""The gRPC service `switchml.v2.Jobs`: requests go to the job registry, its notices go to the ranks' streams.
+
+Everything here runs in one event loop, so nothing needs a lock. A rank's stream is its membership: the handler of
+`Join` ends when the rank leaves, when its job is over, or when gRPC sees the connection break, and in the last case
+the rank is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Callable, Iterable
+from time import monotonic
+
+import grpc
+
+from switchml.control import v2_pb2, v2_pb2_grpc
+from switchml.control.connections import was_closed_by_us
+from switchml.control.jobs import JobRegistry, Notice
+from switchml.control.membership import Address, Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
+
+log = logging.getLogger("switchml.control")
+
+STATUS_OF_REASON = {
+    Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.SECRET: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.CONFLICT: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.CAPACITY: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.TIMEOUT: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+"""UNAVAILABLE is not among them: clients take it for a connection that may come back."""
+
+
+class JobsService(v2_pb2_grpc.JobsServicer):
+    """Serves v2.proto on a `JobRegistry`. `status()` makes the reply of Status."""
+
+    def __init__(self, registry: JobRegistry, status: Callable[[], v2_pb2.StatusReply], peer_timeout_s: float):
+        self.registry = registry
+        self._status = status
+        self._peer_timeout_s = peer_timeout_s
+        self._streams: dict[int, asyncio.Queue[Event | None]] = {}
+        self._ticket_of: dict[str, int] = {}
+
+    async def Join(self, request, context) -> None:
+        try:
+            ticket, notices = self.registry.join(from_wire(request), monotonic())
+        except Refused as refusal:
+            log.warning("refused %s: %s", context.peer(), refusal)
+            await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
+        # No await between joining and the try: a rank that is in has a stream, and its loss is seen.
+        stream = self._streams[ticket] = asyncio.Queue()
+        token = secrets.token_hex(16)
+        self._ticket_of[token] = ticket
+        try:
+            self.deliver(notices)
+            await context.write(v2_pb2.JobEvent(joined=v2_pb2.Joined(token=token)))
+            await self._relay(stream, request, context)
+        finally:
+            del self._streams[ticket], self._ticket_of[token]
+            # If the rank has left or its job is over, this is how its stream was meant to end.
+            if self.registry.knows(ticket):
+                self.deliver(self.registry.lost(ticket, self._how_lost(context.peer()), monotonic()))
+
+    async def _relay(self, stream: asyncio.Queue[Event | None], request, context) -> None:
+        while True:
+            event = await stream.get()
+            if event is None:
+                return
+            if isinstance(event, Refused):
+                await context.abort(STATUS_OF_REASON[event.reason], str(event))
+            await context.write(to_wire(event, request.data_address.ip))
+            if isinstance(event, (PeerLost, Ended)):
+                return
+
+    async def Leave(self, request, context):
+        ticket = self._ticket_of.get(request.token)
+        if ticket is not None:
+            self.deliver(self.registry.leave(ticket, monotonic()))
+            self._streams[ticket].put_nowait(None)
+        return v2_pb2.LeaveReply()
+
+    async def Status(self, request, context):
+        return self._status()
+
+    def deliver(self, notices: Iterable[Notice]) -> None:
+        """Hand each event to the stream of its rank; a rank whose stream is gone needs none."""
+        for ticket, event in notices:
+            stream = self._streams.get(ticket)
+            if stream is not None:
+                stream.put_nowait(event)
+
+    def _how_lost(self, peer: str) -> str:
+        if was_closed_by_us(peer):
+            return f"did not answer for {self._peer_timeout_s:g} s"
+        return "disconnected"
+
+
+def from_wire(request: v2_pb2.JoinRequest) -> JoinRequest:
+    # The host's name goes into messages to other people: nothing long or unprintable.
+    host = "".join(character for character in request.host[:64] if character.isprintable())
+    return JoinRequest(
+        job=request.job,
+        rank=request.rank,
+        world_size=request.world_size,
+        address=(request.data_address.ip, request.data_address.port),
+        secret=request.secret,
+        slots=request.slots,
+        payload_bytes=request.payload_bytes,
+        wire=request.wire,
+        protocol=request.protocol,
+        receive_buffer_bytes=request.receive_buffer_bytes,
+        timeout_s=request.timeout_s,
+        host=host,
+        pid=request.pid,
+        transport=request.transport,
+        mac=request.mac,
+    )
+
+
+def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
+    """`agent_ip` is where the event goes: it decides which of the aggregator's addresses is named if it listens on
+    all.
+    """
+    if isinstance(event, Started):
+        ip, port = reachable_address(event.data_address, agent_ip)
+        peers = [v2_pb2.Peer(rank=peer.rank, host=peer.host, pid=peer.pid) for peer in event.peers]
+        return v2_pb2.JobEvent(
+            started=v2_pb2.Started(
+                job_id=event.job_id,
+                tag=event.tag,
+                isn=event.isn,
+                slots=event.slots,
+                window=event.window,
+                payload_bytes=event.payload_bytes,
+                wire=event.wire,
+                data_address=v2_pb2.Address(ip=ip, port=port),
+                peers=peers,
+                segment=event.segment,
+                link=v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
+                padded=event.padded,
+                dense_only=event.dense_only,
+            )
+        )
+    if isinstance(event, PeerLost):
+        return v2_pb2.JobEvent(peer_lost=v2_pb2.PeerLost(ranks=event.ranks, reason=event.reason))
+    if isinstance(event, PeerLeft):
+        return v2_pb2.JobEvent(peer_left=v2_pb2.PeerLeft(ranks=event.ranks, reason=event.reason))
+    assert isinstance(event, Ended)
+    return v2_pb2.JobEvent(ended=v2_pb2.Ended(reason=event.reason))
+
+
+def reachable_address(address: Address, peer_ip: str) -> Address:
+    """`address`, with 0.0.0.0 replaced by the address of the interface that leads to `peer_ip` (no packet is sent)."""
+    ip, port = address
+    if ip != "0.0.0.0":
+        return address
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((peer_ip, 9))
+            return probe.getsockname()[0], port
+        except OSError:
+            return address

@@ -1,0 +1,204 @@
+"""v1 sessions: what p4app-switchML's controller keeps for UDP hosts, one job in the data plane each.
+
+Like jobs.py a state machine without gRPC or a clock. A host calls UdpSession once; rank 0's call starts the session,
+the others' calls add their addresses. v1 has no way to leave and no sign of life, so a session ends when
+- rank 0 opens it again (same session id),
+- a host opens another session from an address that this one uses, since v1 tells workers apart by nothing but their
+  IPv4 address,
+- nothing was heard of it for the idle timeout, neither a call nor a packet.
+Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from switchml.control.dataplane import Dataplane, JobSpec
+from switchml.control.jobs import Journal, no_journal
+from switchml.control.membership import Reason, Refused, check_address
+from switchml.errors import SwitchMLError
+from switchml.protocol.packet import SIZE_CODES, V1_MAX_WORKERS, V1_SLOTS
+
+IDLE_TIMEOUT_S = 3600.0
+SWITCH_MAC = 0x001122334455
+"""The MAC address that p4app-switchML's switch has unless told otherwise; hosts put it into their frames."""
+
+
+@dataclass
+class V1Session:
+    """One session. `addresses[rank]` and `macs[rank]` are None and 0 until that rank has called."""
+
+    session_id: int
+    job_id: int
+    workers: int
+    payload_bytes: int
+    created: float
+    last_active: float
+    addresses: list[tuple[str, int] | None]
+    macs: list[int]
+    received_packets: int = 0
+    slots: int = field(default=V1_SLOTS, init=False)
+
+    @property
+    def name(self) -> str:
+        return f"v1 session {self.session_id}"
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank, address in enumerate(self.addresses) if address is None]
+
+
+class V1Sessions:
+    """All v1 sessions of one aggregator. Not thread-safe. Times are seconds of any monotonic clock."""
+
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        *,
+        job_ids: Iterator[int] | None = None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        journal: Journal = no_journal,
+    ):
+        self.dataplane = dataplane
+        self.idle_timeout_s = idle_timeout_s
+        self.live: dict[int, V1Session] = {}
+        self.ended_totals: Counter[str] = Counter()
+        self._job_ids = job_ids if job_ids is not None else itertools.count(1)
+        self._journal = journal
+
+    def open(
+        self, session_id: int, rank: int, workers: int, size_code: int, ipv4: int, mac: int, now: float
+    ) -> V1Session:
+        """UdpSession as one rank calls it. Raises Refused."""
+        address = self._check(rank, workers, size_code, ipv4)
+        payload_bytes = SIZE_CODES[size_code]
+        try:
+            if rank == 0:
+                session = self._begin(session_id, workers, payload_bytes, address, mac, now)
+            else:
+                session = self._add(session_id, rank, workers, payload_bytes, address, mac, now)
+        except SwitchMLError as error:
+            if isinstance(error, Refused):
+                raise
+            raise Refused(Reason.CAPACITY, f"session {session_id}: {error}") from error
+        self._journal(
+            "rank_joined",
+            job=session.name,
+            rank=rank,
+            host="",
+            pid=0,
+            address=f"{address[0]}:0",
+            joined=workers - len(session.missing),
+            world_size=workers,
+        )
+        return session
+
+    def expire(self, now: float) -> None:
+        """End the sessions that have been idle for too long. Call it now and then: activity is what has changed
+        since.
+        """
+        for session in list(self.live.values()):
+            received = sum(rank["received_packets"] for rank in self.dataplane.counters(session.job_id).ranks)
+            if received != session.received_packets:
+                session.received_packets, session.last_active = received, now
+            elif now - session.last_active >= self.idle_timeout_s:
+                self._end(session, f"idle for {self.idle_timeout_s:g} s")
+
+    def fail(self, job_id: int, reason: str) -> None:
+        """The data plane lost a session's state. v1 has no way to tell its hosts."""
+        for session in [session for session in self.live.values() if session.job_id == job_id]:
+            self._end(session, reason)
+
+    def shutdown(self, reason: str) -> None:
+        for session in list(self.live.values()):
+            self._end(session, reason)
+
+    @staticmethod
+    def _check(rank: int, workers: int, size_code: int, ipv4: int) -> tuple[str, int]:
+        if not 1 <= workers <= V1_MAX_WORKERS:
+            raise Refused(Reason.INVALID, f"num_workers {workers}: expected 1 to {V1_MAX_WORKERS}")
+        if rank >= workers:
+            raise Refused(Reason.INVALID, f"rank {rank} of {workers}: expected 0 to {workers - 1}")
+        if size_code not in SIZE_CODES:
+            raise Refused(Reason.INVALID, f"packet_size {size_code}: expected MTU_256 (1) or MTU_1024 (3)")
+        ip = str(ipaddress.IPv4Address(ipv4))
+        check_address((ip, 1))
+        return ip, 0
+
+    def _begin(
+        self, session_id: int, workers: int, payload_bytes: int, address: tuple[str, int], mac: int, now: float
+    ) -> V1Session:
+        """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
+        if session_id in self.live:
+            self._end(self.live[session_id], "rank 0 opened it again")
+        self._take_over(address)
+        addresses: list[tuple[str, int] | None] = [address] + [None] * (workers - 1)
+        session = V1Session(
+            session_id, next(self._job_ids), workers, payload_bytes, now, now, addresses, [mac] + [0] * (workers - 1)
+        )
+        self.dataplane.start_job(
+            JobSpec(session.job_id, 1, workers, V1_SLOTS, payload_bytes, tuple(addresses), macs=tuple(session.macs))
+        )
+        self.live[session_id] = session
+        self._journal(
+            "job_started",
+            job=session.name,
+            job_id=session.job_id,
+            world_size=workers,
+            slots=V1_SLOTS,
+            payload_bytes=payload_bytes,
+            formed_in_s=0.0,
+        )
+        return session
+
+    def _add(
+        self,
+        session_id: int,
+        rank: int,
+        workers: int,
+        payload_bytes: int,
+        address: tuple[str, int],
+        mac: int,
+        now: float,
+    ) -> V1Session:
+        session = self.live.get(session_id)
+        if session is None:
+            raise Refused(
+                Reason.CONFLICT,
+                f"session {session_id} is not open: rank 0 calls UdpSession first, the others after a Barrier",
+            )
+        for what, theirs, ours in (
+            ("num_workers", workers, session.workers),
+            ("payload bytes", payload_bytes, session.payload_bytes),
+        ):
+            if theirs != ours:
+                raise Refused(
+                    Reason.CONFLICT,
+                    f"rank {rank} asks for {what} {theirs}, but rank 0 opened session {session_id} with {ours}",
+                )
+        if address in session.addresses and session.addresses[rank] != address:
+            raise Refused(
+                Reason.DUPLICATE,
+                f"{address[0]} is rank {session.addresses.index(address)} of session {session_id} already: "
+                "v1 needs an IPv4 address a worker",
+            )
+        self._take_over(address, but=session)
+        self.dataplane.set_address(session.job_id, rank, address, mac)
+        session.addresses[rank], session.macs[rank], session.last_active = address, mac, now
+        return session
+
+    def _take_over(self, address: tuple[str, int], but: V1Session | None = None) -> None:
+        for other in list(self.live.values()):
+            if other is not but and address in other.addresses:
+                self._end(other, f"{address[0]} opened another session")
+
+    def _end(self, session: V1Session, reason: str) -> None:
+        for rank in self.dataplane.counters(session.job_id).ranks:
+            self.ended_totals.update(rank)
+        self.dataplane.stop_job(session.job_id)
+        del self.live[session.session_id]
+        self._journal("job_ended", job=session.name, job_id=session.job_id, state="ended", reason=reason)

@@ -1,0 +1,196 @@
+"""What the aggregator tells onlookers: counters sampled once a second, rates made of them, and the reply to `Status`.
+
+`Monitor` reads the registries and the data plane, changes neither, and reports stalls and rates to the journal
+(events.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from switchml import __version__
+from switchml.control import v2_pb2
+from switchml.control.dataplane import Dataplane, JobCounters
+from switchml.control.jobs import Job, JobRegistry, Journal
+from switchml.control.sessions import V1Session, V1Sessions
+from switchml.counters import COUNTERS
+
+NO_COUNTERS = JobCounters((), 0)
+
+
+@dataclass
+class Sample:
+    """A job's counters at `at`, and what they gained a second since the sample before."""
+
+    at: float
+    counters: JobCounters
+    rates: list[dict[str, float]] = field(default_factory=list)
+
+    def gained(self, name: str) -> float:
+        """`name` a second, over all ranks."""
+        return sum(rank.get(name, 0.0) for rank in self.rates)
+
+
+class Monitor:
+    """Watches the jobs of one aggregator. Times are seconds of one monotonic clock; `started` is when the aggregator
+    began.
+    """
+
+    def __init__(
+        self, registry: JobRegistry, sessions: V1Sessions, dataplane: Dataplane, started: float, journal: Journal
+    ):
+        self.events_address = ""
+        self.tunnel_addresses: tuple[str, ...] = ()
+        self._registry = registry
+        self._sessions = sessions
+        self._dataplane = dataplane
+        self._started = started
+        self._journal = journal
+        self._samples: dict[int, Sample] = {}
+        self._stalled: dict[int, tuple[int, ...]] = {}
+
+    def sample(self, now: float) -> None:
+        """Take a sample of every job; call it about once a second."""
+        fresh: dict[int, Sample] = {}
+        for job in self._jobs():
+            counters = self._counters(job.job_id)
+            sample = fresh[job.job_id] = Sample(now, counters)
+            before = self._samples.get(job.job_id)
+            if before is not None and now > before.at:
+                sample.rates = [
+                    {name: max(count - old.get(name, 0), 0) / (now - before.at) for name, count in rank.items()}
+                    for rank, old in zip(counters.ranks, before.counters.ranks, strict=False)
+                ]
+            self._report(job, sample)
+        self._samples = fresh
+        self._stalled = {job_id: missing for job_id, missing in self._stalled.items() if job_id in fresh}
+
+    def reply(self, now: float) -> v2_pb2.StatusReply:
+        """The state at this moment, with the rates of the last sample."""
+        ip, port = self._dataplane.address
+        live = [self._registry_job(job, now) for job in self._registry.live]
+        sessions = [self._v1_session(session, now) for session in self._sessions.live.values()]
+        ended = [self._registry_job(job, now) for job in reversed(self._registry.ended)]
+        totals = self._registry.ended_totals + self._sessions.ended_totals
+        for job in live + sessions:
+            for rank in job.ranks:
+                totals.update(dict(rank.counters))
+        return v2_pb2.StatusReply(
+            version=__version__,
+            uptime_s=now - self._started,
+            events_address=self.events_address,
+            dataplane=v2_pb2.DataplaneStatus(
+                kind=getattr(self._dataplane, "kind", type(self._dataplane).__name__),
+                address=v2_pb2.Address(ip=ip, port=port),
+                slot_capacity=self._dataplane.slot_capacity,
+                slots_allocated=self._registry.slots_allocated,
+                receive_buffer_bytes=self._dataplane.receive_buffer_bytes,
+                transports=self._dataplane.transports,
+                mac=self._dataplane.mac,
+                switch=getattr(self._dataplane, "where", ""),
+            ),
+            refused=self._dataplane.refused(),
+            totals={name: totals[name] for name in COUNTERS},
+            jobs=live + sessions + ended,
+            tunnel_addresses=self.tunnel_addresses,
+        )
+
+    def _jobs(self) -> Iterator[Job | V1Session]:
+        """What the data plane holds."""
+        yield from (job for job in self._registry.live if job.job_id)
+        yield from self._sessions.live.values()
+
+    def _counters(self, job_id: int) -> JobCounters:
+        try:
+            return self._dataplane.counters(job_id)
+        except KeyError:
+            return NO_COUNTERS
+
+    def _goodput_bps(self, sample: Sample, payload_bytes: int) -> float:
+        # A round is completed by exactly one rank's packet.
+        return sample.gained("completed") * payload_bytes * 8
+
+    def _report(self, job: Job | V1Session, sample: Sample) -> None:
+        missing = sample.counters.missing
+        if missing != self._stalled.get(job.job_id, ()):
+            self._stalled[job.job_id] = missing
+            self._journal("stall", job=job.name, job_id=job.job_id, missing=list(missing))
+        payload_bytes = job.first.payload_bytes if isinstance(job, Job) else job.payload_bytes
+        self._journal(
+            "rates",
+            job=job.name,
+            job_id=job.job_id,
+            goodput_bps=self._goodput_bps(sample, payload_bytes),
+            rounds_per_s=sample.gained("completed"),
+            slots_in_use=sample.counters.slots_in_use,
+            **{
+                f"{name}_per_s": sample.gained(name)
+                for name in ("received_packets", "sent_packets", "retransmissions", "stale")
+            },
+        )
+
+    def _registry_job(self, job: Job, now: float) -> v2_pb2.JobStatus:
+        running = job.state in ("running", "ending")
+        counters = self._counters(job.job_id) if running else job.final or NO_COUNTERS
+        sample = self._samples.get(job.job_id, Sample(now, NO_COUNTERS)) if running else Sample(now, NO_COUNTERS)
+        first = job.first if job.members else None
+        status = v2_pb2.JobStatus(
+            job_id=job.job_id,
+            name=job.name,
+            state=job.state,
+            reason=job.reason,
+            protocol=2,
+            world_size=job.world_size,
+            age_s=now - job.created,
+            slots=job.slots,
+            slots_in_use=counters.slots_in_use if running else 0,
+            payload_bytes=first.payload_bytes if first else 0,
+            wire=first.wire if first else 0,
+            missing=job.missing if job.state == "forming" else counters.missing if running else (),
+            goodput_bps=self._goodput_bps(sample, first.payload_bytes) if first else 0.0,
+        )
+        for rank in sorted(job.members):
+            member = job.members[rank]
+            ip, port = member.request.address
+            status.ranks.append(
+                v2_pb2.RankStatus(
+                    rank=rank,
+                    state=member.state,
+                    address=v2_pb2.Address(ip=ip, port=port),
+                    host=member.request.host,
+                    pid=member.request.pid,
+                    counters=counters.ranks[rank] if counters.ranks else {},
+                    rates=sample.rates[rank] if sample.rates else {},
+                )
+            )
+        return status
+
+    def _v1_session(self, session: V1Session, now: float) -> v2_pb2.JobStatus:
+        counters = self._counters(session.job_id)
+        sample = self._samples.get(session.job_id, Sample(now, NO_COUNTERS))
+        status = v2_pb2.JobStatus(
+            job_id=session.job_id,
+            name=session.name,
+            state="running",
+            protocol=1,
+            world_size=session.workers,
+            age_s=now - session.created,
+            slots=session.slots,
+            slots_in_use=counters.slots_in_use,
+            payload_bytes=session.payload_bytes,
+            missing=sorted({*session.missing, *counters.missing}),
+            goodput_bps=self._goodput_bps(sample, session.payload_bytes),
+        )
+        for rank, address in enumerate(session.addresses):
+            if address is not None:
+                status.ranks.append(
+                    v2_pb2.RankStatus(
+                        rank=rank,
+                        state="joined",
+                        address=v2_pb2.Address(ip=address[0], port=address[1]),
+                        counters=counters.ranks[rank] if counters.ranks else {},
+                        rates=sample.rates[rank] if sample.rates else {},
+                    )
+                )
+        return status

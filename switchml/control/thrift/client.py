@@ -1,0 +1,92 @@
+"""A Thrift client for BMv2's services: ours and those of a real simple_switch.
+
+with Client("localhost", 9090) as switch:
+    switch.call("simple_switch", "set_all_egress_queue_depths", depth=1024)
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from switchml.control.thrift.idl import Call
+from switchml.control.thrift.protocol import (
+    APPLICATION_ERROR,
+    CALL,
+    EXCEPTION,
+    Message,
+    Reader,
+    Record,
+    read_message,
+    write_message,
+)
+from switchml.control.thrift.services import interface
+from switchml.errors import ControlError
+
+MOST_AHEAD = 128
+"""Calls under way at once: few enough that neither side's socket buffer fills up while the other one writes."""
+
+
+class Client:
+    """A connection. Raises OSError if there is no server."""
+
+    def __init__(self, address: str = "localhost", port: int = 9090, timeout_s: float = 30.0) -> None:
+        self.interface = interface()
+        self._socket = socket.create_connection((address, port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._file = self._socket.makefile("rb")
+        self._sequence = 0
+
+    def call(self, service: str, name: str, /, **arguments: Any) -> Any:
+        """Make a call; gives its result back. Structs are given and come as Records. Raises ControlError if the switch
+        refuses (its `operation` and `code` are BMv2's), EOFError if it goes away, ProtocolError if it sends nonsense.
+        """
+        return self.calls(service, name, [arguments])[0]
+
+    def calls(self, service: str, name: str, many: Sequence[dict[str, Any]]) -> list[Any]:
+        """Make the same call with different arguments, without waiting for one answer before the next question; the
+        results in order. Raises as `call` does, with the first refusal, once all answers have come."""
+        call = self.interface.services[service][name]
+        results: list[Any] = []
+        refusal: ControlError | None = None
+        for start in range(0, len(many), MOST_AHEAD):
+            part = many[start : start + MOST_AHEAD]
+            out = bytearray()
+            for arguments in part:
+                self._sequence += 1
+                out += write_message(Message(CALL, f"{service}:{name}", self._sequence))
+                call.arguments.write(out, Record(**arguments))
+            self._socket.sendall(out)
+            for _ in part:
+                try:
+                    results.append(self._answer(call, name))
+                except ControlError as error:
+                    refusal = refusal or error
+            if refusal is not None:
+                raise refusal
+        return results
+
+    def _answer(self, call: Call, name: str) -> Any:
+        reader = Reader(self._file.read)
+        if read_message(reader).kind == EXCEPTION:
+            raise ControlError("Thrift", "ERROR", APPLICATION_ERROR.read(reader).message)
+        result = call.result.read(reader)
+        refused = getattr(result, "refused", None)
+        if refused is not None:
+            numbers = self.interface.enums[f"{call.exception}Code"]
+            code = next((key for key, number in numbers.items() if number == refused.code), str(refused.code))
+            operation = call.exception.removeprefix("Invalid").removesuffix("Operation")
+            raise ControlError(operation, code, f"{name}: the switch refused: {code}")
+        return getattr(result, "success", None)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._file.close()
+        self._socket.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

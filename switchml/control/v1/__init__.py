@@ -1,0 +1,1 @@
+"""The RPCs of p4app-switchML's controller, for its unchanged hosts."""

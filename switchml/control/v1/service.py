@@ -1,0 +1,131 @@
+"""The gRPC services `switchml_proto.Session` and `switchml_proto.Sync`, for unchanged p4app-switchML hosts.
+
+A host's sequence, which this file must fit: everybody calls Broadcast (root 0 gives the session id), rank 0 calls
+UdpSession and then Barrier, the others Barrier and then UdpSession, everybody calls Barrier once more, and packets
+flow. Neither Barrier nor Broadcast names the session, so callers are grouped in the order in which they come. Two
+sessions of the same size that start at the very same moment can be mixed up; the original mixes up sessions of any
+size.
+
+Unlike the original, errors are gRPC statuses with text instead of answers full of zeros, and a host that goes away
+while it waits is taken out of its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from ipaddress import IPv4Address
+from time import monotonic
+
+import grpc
+
+from switchml.control.membership import Address, Refused
+from switchml.control.service import STATUS_OF_REASON, reachable_address
+from switchml.control.sessions import SWITCH_MAC, V1Sessions
+from switchml.control.v1 import v1_pb2, v1_pb2_grpc
+from switchml.protocol.packet import V1_MAX_WORKERS
+
+log = logging.getLogger("switchml.control.v1")
+
+
+class SessionService(v1_pb2_grpc.SessionServicer):
+    """Opens sessions. `data_address()` is the aggregator's."""
+
+    def __init__(self, sessions: V1Sessions, data_address: Callable[[], Address], mac: int = SWITCH_MAC):
+        self._sessions = sessions
+        self._data_address = data_address
+        self._mac = mac
+
+    async def UdpSession(self, request, context):
+        try:
+            self._sessions.open(
+                request.session_id,
+                request.rank,
+                request.num_workers,
+                request.packet_size,
+                request.ipv4,
+                request.mac,
+                monotonic(),
+            )
+        except Refused as refusal:
+            log.warning("refused %s: %s", context.peer(), refusal)
+            await context.abort(STATUS_OF_REASON[refusal.reason], str(refusal))
+        ip, _ = reachable_address(self._data_address(), str(IPv4Address(request.ipv4)))
+        return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=self._mac, ipv4=int(IPv4Address(ip)))
+
+    async def RdmaSession(self, request, context):
+        # The original's hosts read the answer whatever the status is: they find zeros there.
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "RDMA is not served here: use the UDP (DPDK) backend")
+
+
+class Group:
+    """Callers who wait for each other. `members` maps each to the future that its call awaits."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.members: dict[object, asyncio.Future[int]] = {}
+        self.value = 0
+
+    async def wait(self, member: object) -> int:
+        """Returns the group's value once all are here. A caller who is cancelled is taken out."""
+        future = self.members[member] = asyncio.get_running_loop().create_future()
+        if len(self.members) == self.size:
+            for waiting in self.members.values():
+                if not waiting.done():
+                    waiting.set_result(self.value)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if len(self.members) < self.size:
+                del self.members[member]
+            raise
+
+
+class SyncService(v1_pb2_grpc.SyncServicer):
+    """Barriers are grouped by num_workers, broadcasts by num_workers and root."""
+
+    def __init__(self) -> None:
+        self._barriers: dict[int, list[Group]] = defaultdict(list)
+        self._broadcasts: dict[tuple[int, int], list[Group]] = defaultdict(list)
+
+    async def Barrier(self, request, context):
+        await self._check_workers(request.num_workers, context)
+        # A caller has no name: each call is a member of its own.
+        await self._wait(self._barriers[request.num_workers], request.num_workers, object(), None)
+        return v1_pb2.BarrierResponse()
+
+    async def Broadcast(self, request, context):
+        await self._check_workers(request.num_workers, context)
+        for what, rank in (("rank", request.rank), ("root", request.root)):
+            if rank >= request.num_workers:
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    f"{what} {rank} of {request.num_workers}: expected 0 to {request.num_workers - 1}",
+                )
+        value = request.value if request.rank == request.root else None
+        groups = self._broadcasts[request.num_workers, request.root]
+        return v1_pb2.BroadcastResponse(value=await self._wait(groups, request.num_workers, request.rank, value))
+
+    @staticmethod
+    async def _check_workers(workers: int, context) -> None:
+        if not 1 <= workers <= V1_MAX_WORKERS:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"num_workers {workers}: expected 1 to {V1_MAX_WORKERS}"
+            )
+
+    @staticmethod
+    async def _wait(groups: list[Group], size: int, member: object, value: int | None) -> int:
+        """Wait in the first group that lacks this member and is not complete."""
+        group = next((group for group in groups if member not in group.members and len(group.members) < size), None)
+        if group is None:
+            group = Group(size)
+            groups.append(group)
+        if value is not None:
+            group.value = value
+        try:
+            return await group.wait(member)
+        finally:
+            if group in groups and len(group.members) in (0, size):
+                groups.remove(group)

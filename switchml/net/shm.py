@@ -1,0 +1,283 @@
+"""Packets between ranks and an aggregator on one machine, without the network: rings of addresses in memory that they
+share.
+
+A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is gone
+with its last user, however that ends). It holds every rank's packets, the pool's result rows, and two rings a rank:
+`up` names packets that the rank has written, `down` names results. Nothing is copied: the aggregator adds straight from
+a rank's packet, and all ranks decode the same result row. That is safe without locks by the protocol's own rule: a rank
+reuses a packet after its result, the aggregator a row after every rank has answered the next version.
+
+Who sleeps says so in a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both ways. Each
+ring has one writer and one reader (release on the head, acquire before the entries).
+"""
+
+import mmap
+import os
+import secrets
+from typing import NamedTuple
+
+import numpy as np
+from numba.core import types
+from numba.extending import intrinsic
+
+from switchml.errors import ConfigError
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import load_acquire, store_release, u64_at
+
+ROW_BYTES = 64 + 1024
+REPLIES = 256
+"""Rows for wait packets; a late reader may find one overwritten, which costs no more than a hint."""
+
+_HEADER = 4096
+_AGGREGATOR_SLEEPS = 64
+_LINE = 64
+_UP_HEAD, _UP_TAIL, _DOWN_HEAD, _DOWN_TAIL, _RANK_SLEEPS, _ENTRIES = (k * _LINE for k in range(6))
+_LENGTH_BITS = 16
+
+
+@intrinsic
+def _fence(typingctx):
+    def codegen(context, builder, signature, args):
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+class Segment(NamedTuple):
+    """A mapped segment: `at` int64[8]: base address (0: none), bytes, ranks, slots, ring capacity, bytes of a rank's
+    block, offsets of the ranks' packets and of the pool's rows. `memory` uint8[bytes] keeps it mapped."""
+
+    at: np.ndarray
+    memory: np.ndarray
+
+
+BASE, SIZE, RANKS, SLOTS, CAPACITY, STRIDE, PACKETS, ROWS = range(8)
+
+
+def _layout(ranks: int, slots: int) -> np.ndarray:
+    capacity = max(1024, 4 * slots)
+    stride = _ENTRIES + 2 * 8 * capacity
+    packets = -(-(_HEADER + ranks * stride) // 4096) * 4096
+    rows = packets + ranks * slots * ROW_BYTES
+    return np.array(
+        [0, rows + (2 * slots + REPLIES) * ROW_BYTES, ranks, slots, capacity, stride, packets, rows], np.int64
+    )
+
+
+def no_segment() -> Segment:
+    """Stands where there is none."""
+    return Segment(np.zeros(8, np.int64), np.zeros(1, np.uint8))
+
+
+def create(ranks: int, slots: int) -> tuple[Segment, int, str]:
+    """A new segment: (segment, file descriptor, its name for `attach`). The creator keeps the descriptor open while
+    ranks may attach.
+
+    Raises OSError where the kernel has no memfd or no memory.
+    """
+    layout = _layout(ranks, slots)
+    fd = os.memfd_create("switchml-job", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, int(layout[SIZE]))
+        segment = _map(fd, layout)
+    except OSError:
+        os.close(fd)
+        raise
+    mark = secrets.randbits(63)
+    segment.memory[:8].view(np.uint64)[0] = mark
+    return segment, fd, f"/proc/{os.getpid()}/fd/{fd}:{mark:x}:{ranks}:{slots}"
+
+
+def attach(name: str) -> Segment:
+    """Map a segment by its name. Raises ConfigError if it is not there (another machine, container or user)."""
+    try:
+        path, mark, ranks, slots = name.rsplit(":", 3)
+        expected, layout = int(mark, 16), _layout(int(ranks), int(slots))
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"shared memory {name!r}: {error}; ranks and aggregator must be on one machine and of one user"
+        ) from None
+    try:
+        if os.fstat(fd).st_size != layout[SIZE]:
+            raise ConfigError(f"shared memory {name!r}: {os.fstat(fd).st_size} bytes, expected {layout[SIZE]}")
+        segment = _map(fd, layout)
+    except OSError as error:
+        raise ConfigError(f"shared memory {name!r}: {error}") from None
+    finally:
+        os.close(fd)
+    if int(segment.memory[:8].view(np.uint64)[0]) != expected:
+        raise ConfigError(f"shared memory {name!r}: not the job's")
+    return segment
+
+
+def _map(fd: int, layout: np.ndarray) -> Segment:
+    memory = np.frombuffer(mmap.mmap(fd, int(layout[SIZE])), np.uint8)
+    layout[BASE] = memory.ctypes.data
+    return Segment(layout, memory)
+
+
+def packets_of(segment: Segment, rank: int) -> np.ndarray:
+    """A rank's packets: uint8[slots, ROW_BYTES]."""
+    first = int(segment.at[PACKETS]) + rank * int(segment.at[SLOTS]) * ROW_BYTES
+    return segment.memory[first : first + int(segment.at[SLOTS]) * ROW_BYTES].reshape(-1, ROW_BYTES)
+
+
+def pool_rows(segment: Segment) -> np.ndarray:
+    """The pool's result rows: uint8[2 * slots, ROW_BYTES]."""
+    first = int(segment.at[ROWS])
+    return segment.memory[first : first + 2 * int(segment.at[SLOTS]) * ROW_BYTES].reshape(-1, ROW_BYTES)
+
+
+@kernel(inline=True)
+def _block(at, rank):
+    return np.uint64(at[BASE] + _HEADER + rank * at[STRIDE])
+
+
+@kernel
+def _push(at, head_at, tail_at, entries_at, address, length, room):
+    """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
+    this."""
+    head = u64_at(head_at, 1)[0]
+    if head - load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
+        return 0
+    offset = np.uint64(address) - np.uint64(at[BASE])
+    u64_at(entries_at, at[CAPACITY])[np.int64(head) & (at[CAPACITY] - 1)] = (
+        offset << np.uint64(_LENGTH_BITS)
+    ) | np.uint64(length)
+    store_release(head_at, head + np.uint64(1))
+    return 1
+
+
+@kernel
+def push_up(at, rank, address, length):
+    """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer
+    will resend it)."""
+    block = _block(at, rank)
+    return _push(
+        at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), address, length, 0
+    )
+
+
+@kernel
+def ask_up(at, rank, seq):
+    """Rank's side: ask whom the round `seq` waits for; dropped if the ring is more than half full."""
+    block = _block(at, rank)
+    return _push(
+        at,
+        block + np.uint64(_UP_HEAD),
+        block + np.uint64(_UP_TAIL),
+        block + np.uint64(_ENTRIES),
+        np.uint64(at[BASE] + seq),
+        0,
+        at[CAPACITY] // 2,
+    )
+
+
+@kernel
+def push_down(at, rank, address, length, room):
+    """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more
+    for hints)."""
+    block = _block(at, rank)
+    entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
+    return _push(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, address, length, room)
+
+
+@kernel
+def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count, most):
+    head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
+    entries = u64_at(entries_at, at[CAPACITY])
+    looks = min(most, packets.address.size - count)
+    while tail != head and looks > 0:  # not "while count < most": entries that are refused take time too
+        looks -= 1
+        entry = entries[np.int64(tail) & (at[CAPACITY] - 1)]
+        offset, length = np.int64(entry >> np.uint64(_LENGTH_BITS)), np.int64(entry & np.uint64(0xFFFF))
+        tail += np.uint64(1)
+        if length == 0:  # a question: the offset is a sequence number
+            packets.address[count], packets.length[count], packets.endpoint[count] = np.uint64(offset), 0, sender
+            count += 1
+        elif lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
+            packets.address[count] = np.uint64(at[BASE] + offset)
+            packets.length[count] = length
+            packets.endpoint[count] = sender
+            count += 1
+    store_release(tail_at, tail)
+    return count
+
+
+@kernel
+def receive_up(at, rank, sender, packets, count, most):
+    """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
+    endpoint; the new count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
+    block = _block(at, rank)
+    lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
+    return _pop(
+        at,
+        block + np.uint64(_UP_HEAD),
+        block + np.uint64(_UP_TAIL),
+        block + np.uint64(_ENTRIES),
+        lowest,
+        lowest + at[SLOTS] * ROW_BYTES,
+        sender,
+        packets,
+        count,
+        most,
+    )
+
+
+@kernel
+def receive_down(at, rank, packets):
+    """Rank's side: fill `packets` with what the aggregator has named; how many."""
+    block = _block(at, rank)
+    entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
+    return _pop(
+        at,
+        block + np.uint64(_DOWN_HEAD),
+        block + np.uint64(_DOWN_TAIL),
+        entries,
+        at[ROWS],
+        at[SIZE],
+        np.uint64(0),
+        packets,
+        0,
+        at[CAPACITY],
+    )
+
+
+@kernel
+def up_waits(at, rank):
+    """Whether a rank has named packets that the aggregator has not taken."""
+    block = _block(at, rank)
+    return load_acquire(block + np.uint64(_UP_HEAD)) != u64_at(block + np.uint64(_UP_TAIL), 1)[0]
+
+
+@kernel
+def down_waits(at, rank):
+    """Whether the aggregator has named results that the rank has not taken."""
+    block = _block(at, rank)
+    return load_acquire(block + np.uint64(_DOWN_HEAD)) != u64_at(block + np.uint64(_DOWN_TAIL), 1)[0]
+
+
+@kernel
+def _sleep_flag(at, rank):
+    """Address of the flag of a rank, or of the aggregator for rank -1."""
+    return np.uint64(at[BASE] + _AGGREGATOR_SLEEPS) if rank < 0 else _block(at, rank) + np.uint64(_RANK_SLEEPS)
+
+
+@kernel
+def announce_sleep(at, rank, asleep):
+    """Set or clear the flag. Who sets it must look at its rings once more before it sleeps."""
+    store_release(_sleep_flag(at, rank), np.uint64(asleep))
+    _fence()
+
+
+@kernel
+def must_wake(at, rank):
+    """After pushing: whether the reader sleeps. The caller then wakes it; others need not."""
+    _fence()
+    flag = _sleep_flag(at, rank)
+    if load_acquire(flag) == 0:
+        return False
+    store_release(flag, np.uint64(0))
+    return True

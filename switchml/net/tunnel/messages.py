@@ -1,0 +1,80 @@
+"""The tunnel's messages (docs/protocol.md, section 7), and batches of packets as one of them."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from switchml.net import udp
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import be16, copy_bytes, put_be16, u8_at
+
+VERSION = 1
+HELLO, WELCOME, REFUSED, PACKETS, GOODBYE, STRANGER, PROBE = range(1, 8)
+"""Kinds of message, the first byte; the second is VERSION."""
+_HEAD_BYTES = 4
+_RUN_BYTES = 4
+WELCOME_BODY = struct.Struct("!BBH4sI")
+MESSAGE_BYTES = _HEAD_BYTES + _RUN_BYTES * udp.RECEIVE_PACKETS + (udp.RECEIVE_MESSAGES << 16)
+"""No message is longer: a whole batch of `udp.receive_batch`."""
+TURN = 32
+"""Messages taken before it is the UDP sockets' turn."""
+
+
+def plain(kind: int, text: str = "") -> bytes:
+    """A message that is no packets."""
+    return bytes((kind, VERSION)) + text.encode()
+
+
+@kernel
+def gather(io, packets, message):
+    """Take what has arrived at a socket and make one message of it, in uint8 `message`; its size in bytes, 0 if nothing
+    had come.
+    """
+    count = udp.receive_batch(io, packets)
+    if count == 0:
+        return 0
+    message[0], message[1] = PACKETS, VERSION
+    runs = i = 0
+    while i < count:
+        first, length = i, packets.length[i]
+        while i < count and packets.length[i] == length:
+            i += 1
+        put_be16(message, _HEAD_BYTES + _RUN_BYTES * runs, length)
+        put_be16(message, _HEAD_BYTES + _RUN_BYTES * runs + 2, i - first)
+        runs += 1
+    put_be16(message, 2, runs)
+    size = _HEAD_BYTES + _RUN_BYTES * runs
+    for i in range(count):
+        copy_bytes(message.ctypes.data + np.uint64(size), packets.address[i], np.int64(packets.length[i]))
+        size += packets.length[i]
+    return size
+
+
+@kernel
+def scatter(io, packets, address, size, to):
+    """Send the packets of the message at `address` to the endpoint `to`; how many there were, -1 if it is no such
+    message.
+    """
+    data = u8_at(address, size)
+    if size < _HEAD_BYTES or data[0] != PACKETS or data[1] != VERSION:
+        return -1
+    runs = be16(data, 2)
+    at = _HEAD_BYTES + _RUN_BYTES * runs
+    if at > size:
+        return -1
+    count = 0
+    for run in range(runs):
+        length = be16(data, _HEAD_BYTES + _RUN_BYTES * run)
+        more = be16(data, _HEAD_BYTES + _RUN_BYTES * run + 2)
+        if count + more > packets.address.size or at + more * length > size:
+            return -1
+        for i in range(count, count + more):
+            packets.address[i], packets.length[i], packets.endpoint[i] = np.uint64(address + at), length, np.uint64(to)
+            at += length
+        count += more
+    if at != size:
+        return -1
+    udp.send_batch(io, packets, count)
+    return count

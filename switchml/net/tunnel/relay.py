@@ -1,0 +1,88 @@
+"""What both ends of a tunnel have: a UDP socket whose packets become messages, and the ZeroMQ socket that carries
+them."""
+
+from __future__ import annotations
+
+import socket
+
+import numpy as np
+import zmq
+
+from switchml.net import libc, udp
+from switchml.net.tunnel.messages import MESSAGE_BYTES, gather, scatter
+from switchml.runtime.jit import compile_once
+
+QUEUE_MESSAGES = 64
+"""High-water mark of each queue, so that a peer that takes nothing costs 64 messages of memory and not more."""
+SOCKET_BUFFER_BYTES = 4 << 20
+HEARTBEAT_S = 2.0
+CONNECTION_TIMEOUT_S = 10.0
+"""A connection without an answer to heartbeats for so long is closed. libzmq's own threads answer them, whatever Python
+does."""
+LINGER_S = 0.2
+"""How long the goodbye of a client may take."""
+
+
+class Relay:
+    """A connected UDP socket that turns messages into packets and back. Relays of one thread share their `Buffers`."""
+
+    def __init__(self, peer: tuple[str, int], bind_ip: str | None, buffers: Buffers):
+        self._buffers = buffers
+        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            if bind_ip:
+                self.socket.bind((bind_ip, 0))
+            self.socket.connect(peer)  # so that the kernel refuses packets from anybody else
+            self.socket.setblocking(False)
+            self.receive_buffer_bytes = libc.grow_buffers(self.socket, SOCKET_BUFFER_BYTES)
+            self.address: tuple[str, int] = self.socket.getsockname()
+            self._to = udp.endpoint(*peer)
+            self._io = buffers.io_of(self.socket)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def turn_to(self, peer: tuple[str, int]) -> None:
+        """Exchange packets with somebody else from now on."""
+        self.socket.connect(peer)
+        self._to = udp.endpoint(*peer)
+
+    def fetch(self) -> memoryview | None:
+        """What has arrived, as a message that is good until the next call; None if nothing has."""
+        size = gather(self._io, self._buffers.packets, self._buffers.message)
+        return self._buffers.view[:size] if size else None
+
+    def deliver(self, frame: zmq.Frame) -> bool:
+        """Send the packets of a message; False if it was none."""
+        data = np.frombuffer(frame.buffer, np.uint8)
+        return scatter(self._io, self._buffers.packets, data.ctypes.data, data.size, self._to) >= 0
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Buffers:
+    """Memory for one batch, and the kernels that use it, compiled."""
+
+    def __init__(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            self._io = udp.new_udp_io(sock)
+        self.packets = udp.new_packets(udp.RECEIVE_PACKETS)
+        self.message = np.zeros(MESSAGE_BYTES, np.uint8)
+        self.view = memoryview(self.message)
+        compile_once(gather, self._io, self.packets, self.message)
+        compile_once(scatter, self._io, self.packets, 0, 0, 0)
+
+    def io_of(self, sock: socket.socket) -> udp.UdpIO:
+        segment, _ = udp.probe_offload(sock)
+        return self._io._replace(config=np.array([sock.fileno(), segment], np.int64))
+
+
+def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
+    made = context.socket(kind)
+    made.linger = int(LINGER_S * 1000)
+    made.set_hwm(QUEUE_MESSAGES)
+    made.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
+    made.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
+    return made

@@ -1,0 +1,255 @@
+"""The aggregator's side of the tunnel."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import zmq
+
+from switchml.errors import ConfigError
+from switchml.net.tunnel.messages import (
+    GOODBYE,
+    HELLO,
+    PACKETS,
+    PROBE,
+    REFUSED,
+    STRANGER,
+    TURN,
+    VERSION,
+    WELCOME,
+    WELCOME_BODY,
+    plain,
+)
+from switchml.net.tunnel.relay import HEARTBEAT_S, Buffers, Relay, new_socket
+
+log = logging.getLogger("switchml.tunnel")
+
+GRACE_S = 30.0
+"""How long a client whose connection broke may take to come back before the server forgets it."""
+_OUR_LOOPBACK = "127.1.0.1"
+"""Where the server's sockets are if the aggregator is on loopback: agents of this machine and v1 hosts have other
+addresses."""
+_FOLDER_PREFIX, _FILE = "switchml-tunnel-", "tunnel"
+_STALE_S = 60.0
+"""How old a socket file is before a server that finds it may take it for one that a killed server left."""
+
+
+class _Peer:
+    """One client: its ROUTER identity and its socket towards the aggregator. `gone_since`: when its connection was
+    missed first; `settled`: it has sent packets, so its job runs and its socket is turned to the job's address.
+    """
+
+    def __init__(self, identity: bytes, relay: Relay):
+        self.identity, self.relay = identity, relay
+        self.settled = False
+        self.gone_since: float | None = None
+
+    @property
+    def welcome(self) -> bytes:
+        ip, port = self.relay.address
+        buffer_bytes = min(self.relay.receive_buffer_bytes, 0xFFFFFFFF)
+        return WELCOME_BODY.pack(WELCOME, VERSION, port, socket.inet_aton(ip), buffer_bytes)
+
+
+class TunnelServer:
+    """Relays between ZeroMQ clients and the aggregator's `data_address`, from one thread, until `close`.
+
+    An aggregator with several data addresses says in `address_for(sender)` which one is a rank's, when its first packet
+    comes: its job has started then.
+
+    Listens on tcp://bind:port (0: any free port) and on a socket file that only this user can reach; `addresses` holds
+    both as URLs, `address` the former as (IPv4, port). A client is forgotten when it says goodbye, or `grace_s` seconds
+    after its connection broke. Raises ConfigError if the port can't be opened.
+    """
+
+    def __init__(
+        self,
+        data_address: tuple[str, int],
+        *,
+        bind: str = "127.0.0.1",
+        port: int = 0,
+        grace_s: float = GRACE_S,
+        address_for: Callable[[tuple[str, int]], tuple[str, int]] | None = None,
+    ):
+        self._data_address, self._address_for = _reachable(data_address), address_for
+        self._bind_ip = _OUR_LOOPBACK if self._data_address[0].startswith("127.") else None
+        self._grace_s, self._probe_s = grace_s, min(HEARTBEAT_S, grace_s / 4)
+        self._peers: dict[bytes, _Peer] = {}
+        self._by_fd: dict[int, _Peer] = {}
+        self._buffers: Buffers | None = None
+        self.dropped = 0
+        """Batches from the aggregator that found their client's queue full, or no connection."""
+        self._context = zmq.Context()
+        self._router = new_socket(self._context, zmq.ROUTER)
+        self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that is back before we noticed that it was gone
+        self._folder: tempfile.TemporaryDirectory | None = None
+        try:
+            self._router.bind(f"tcp://{bind}:{port or '*'}")
+        except zmq.ZMQError as error:
+            self._router.close()
+            self._context.term()
+            words = error.strerror or error
+            raise ConfigError(f"tunnel port {bind}:{port}: {words}; choose another with --tunnel-port") from error
+        url = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.address = (bind, int(url.rpartition(":")[2]))
+        self.addresses = (f"tcp://{bind}:{self.address[1]}", *self._bind_file())
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wake, zmq.POLLIN)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="switchml-tunnel", daemon=True)
+        self._thread.start()
+
+    def _bind_file(self) -> tuple[str, ...]:
+        try:
+            _sweep()
+            self._folder = tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, ignore_cleanup_errors=True)
+            url = f"ipc://{self._folder.name}/{_FILE}"
+            self._router.bind(url)
+        except (OSError, zmq.ZMQError) as error:  # the path is too long, for instance
+            log.warning("no ipc:// tunnel: %s", error)
+            self._remove_file()
+            return ()
+        return (url,)
+
+    def _remove_file(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are."""
+        return len(self._peers)
+
+    def close(self) -> None:
+        """Stop relaying; close all sockets and remove the socket file. May be called twice."""
+        if self._stopping:
+            return
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        for peer in list(self._peers.values()):
+            self._forget(peer)
+        self._router.close(linger=0)
+        self._context.term()
+        self._remove_file()
+        os.close(self._wake)
+
+    # Everything below runs in the thread.
+
+    def _run(self) -> None:
+        probe_at = 0.0
+        while not self._stopping:
+            ready = dict(self._poller.poll(int(self._probe_s * 1000) if self._peers else None))
+            if self._router in ready:
+                self._take_messages()
+            for fd in ready.keys() & self._by_fd.keys():
+                peer = self._by_fd[fd]
+                message = peer.relay.fetch()
+                if message is not None and not self._send(peer.identity, message):
+                    self.dropped += 1
+            now = time.monotonic()
+            if now >= probe_at:
+                probe_at = now + self._probe_s
+                self._probe(now)
+
+    def _take_messages(self) -> None:
+        for _ in range(TURN):
+            try:
+                identity, *frames = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
+            except zmq.Again:
+                return
+            name = identity.bytes
+            head = bytes(frames[0].buffer[:2]) if len(frames) == 1 else b""
+            peer = self._peers.get(name)
+            if head == plain(PACKETS) and peer is not None:
+                if not peer.settled and self._address_for is not None:
+                    peer.relay.turn_to(_reachable(self._address_for(peer.relay.address)))
+                peer.settled = True
+                if not peer.relay.deliver(frames[0]):
+                    log.warning("a client of the tunnel sent %d bytes that are no packets", len(frames[0]))
+            elif head[:1] == bytes((HELLO,)):
+                self._greet(name, head)
+            elif head == plain(GOODBYE) and peer is not None:
+                self._forget(peer)
+            elif head == plain(PACKETS):
+                self._send(name, plain(STRANGER))
+
+    def _greet(self, name: bytes, head: bytes) -> None:
+        if head != plain(HELLO):
+            reason = f"it speaks version {VERSION}, install the same switchml version on both"
+            self._send(name, plain(REFUSED, reason))
+            return
+        if name not in self._peers:
+            try:
+                if self._buffers is None:
+                    self._buffers = Buffers()
+                peer = _Peer(name, Relay(self._data_address, self._bind_ip, self._buffers))
+            except OSError as error:
+                log.warning("no socket for another client of the tunnel: %s", error)
+                self._send(name, plain(REFUSED, f"it has no socket for another client: {error.strerror or error}"))
+                return
+            self._peers[name] = self._by_fd[peer.relay.socket.fileno()] = peer
+            self._poller.register(peer.relay.socket.fileno(), zmq.POLLIN)
+        self._send(name, self._peers[name].welcome)
+
+    def _send(self, name: bytes, message) -> bool:
+        """False if the client's queue is full or it is not connected."""
+        peer = self._peers.get(name)
+        sent = connected = False
+        try:
+            self._router.send_multipart((name, message), zmq.DONTWAIT)
+            sent = connected = True
+        except zmq.Again:
+            connected = True
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+        if peer is not None:
+            peer.gone_since = None if connected else peer.gone_since or time.monotonic()
+        return sent
+
+    def _probe(self, now: float) -> None:
+        """Whose connection is gone shows when something is sent there."""
+        for peer in list(self._peers.values()):
+            self._send(peer.identity, plain(PROBE))
+            if peer.gone_since is not None and now - peer.gone_since >= self._grace_s:
+                log.info("forgot a client of the tunnel: its connection is gone")
+                self._forget(peer)
+
+    def _forget(self, peer: _Peer) -> None:
+        del self._peers[peer.identity], self._by_fd[peer.relay.socket.fileno()]
+        self._poller.unregister(peer.relay.socket.fileno())
+        peer.relay.close()
+
+
+def _reachable(address: tuple[str, int]) -> tuple[str, int]:
+    """Where a socket bound to `address` is reached from its own machine."""
+    ip, port = address
+    return ("127.0.0.1" if ip == "0.0.0.0" else ip, port)
+
+
+def _sweep() -> None:
+    """Remove the socket files of this user's servers that were killed: those where nobody listens."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_FILE}"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            about = path.stat()
+            if about.st_uid != os.getuid() or time.time() - about.st_mtime < _STALE_S:
+                continue
+            probe.setblocking(False)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+                path.parent.rmdir()

@@ -1,0 +1,386 @@
+"""Numbers on the wire: tensors to integer lanes with block exponents, and sums of lanes back to tensors.
+
+The rules are docs/protocol.md, sections 4 and 5. A block is one chunk. Scales are powers of two, so scaling rounds
+nothing, and a block's result depends on its values and its exponent alone: every rank gets the same bits, whatever the
+network did. Lanes are big-endian on the wire; encoding and decoding swap bytes as they go. Compared with
+SwitchML's cpu_exponent_quantizer (scale INT32_MAX / (n 2^e)) this gives up to three bits below float32's mantissa and
+defines zeros, subnormals, infinities and NaN.
+
+A format is how a tensor's elements become lanes: FLOAT32 (1 lane), FLOAT64 (3), INT32 (2), INT64 (4), all of 32 bits;
+FLOAT32_INT16 and FLOAT32_INT8 (one narrow lane, see narrow.py).
+"""
+
+import math
+
+import numpy as np
+
+from switchml.protocol.narrow import decode_int8, decode_int16, encode_int8, encode_int16, spread, steps
+from switchml.protocol.packet import (
+    CODE_BIAS,
+    CODE_INTEGER,
+    CODE_INTEGER64,
+    CODE_UNKNOWN,
+    CODE_ZERO,
+    WIRE_INT8,
+    WIRE_INT16,
+    WIRE_INT32,
+)
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import bswap32, f32_at, f64_at, float64_of_bits, i32_at, i64_at, u8_at, u32_at, u64_at
+
+FLOAT32, FLOAT64, INT32, INT64, FLOAT32_INT16, FLOAT32_INT8 = range(6)
+FORMATS = {
+    "float32": FLOAT32,
+    "float64": FLOAT64,
+    "int32": INT32,
+    "int64": INT64,
+    "float32/int16": FLOAT32_INT16,
+    "float32/int8": FLOAT32_INT8,
+}
+LANES = (1, 3, 2, 4, 1, 1)
+"""Lanes an element takes, by format."""
+ITEM_BYTES = (4, 8, 4, 8, 4, 4)
+LANE_BYTES = (4, 4, 4, 4, 2, 1)
+WIRES = (WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT32, WIRE_INT16, WIRE_INT8)
+"""What kind of lanes a format has on the wire."""
+
+LOWEST, HIGHEST = -126, 128
+"""Range of float32 block exponents: subnormals share the lowest, values from 2^127 on need the highest."""
+GRID = 4
+"""Canonical exponents of int32 lanes are this far apart."""
+_FLOAT64_LOWEST, _FLOAT64_GRID = -1074, 17
+_FLOAT64_FIRST = -127
+"""Codes of float64 are odd, -127, -125, …, 121, one for each 17 binades; those of float32 are even."""
+
+POSITIVE_INFINITY, NEGATIVE_INFINITY, NOT_A_NUMBER = 1, 1 << 10, 1 << 20
+"""What an element that is not finite adds to its lane in a CLASSIFY round: three counters of up to 1023 ranks in one
+lane."""
+
+_LANES = np.array(LANES, np.int64)
+_LANE_BYTES = np.array(LANE_BYTES, np.int64)
+
+
+def guard_bits(workers: int) -> int:
+    """L: bits to leave free so that the sum of `workers` lanes fits int32."""
+    return (workers - 1).bit_length()
+
+
+def headroom(workers: int) -> tuple[int, int, int]:
+    """What `encode` and `decode` must know of the world size, by wire: guard bits, and the steps of int16 and int8 (0:
+    too many ranks)."""
+    return guard_bits(workers), steps(16, workers), steps(8, workers)
+
+
+def spreads(workers: int) -> tuple[int, int, int]:
+    """M, by wire: by how much the code of a guessed round may exceed the canonical one."""
+    return 0, spread(steps(16, workers)), spread(steps(8, workers))
+
+
+@kernel(forceinline=True)
+def canonical(code, fmt):
+    """The exponent code that all ranks must use for a block whose values need `code` (-128..126).
+
+    No two formats share one, so that ranks whose tensors differ in dtype always differ in `used`, which the aggregator
+    flags.
+    """
+    if fmt >= FLOAT32_INT16:
+        return code  # bits are too dear for a grid; the packet's type tells these formats from the others
+    if fmt >= INT32:
+        return CODE_INTEGER if fmt == INT32 else CODE_INTEGER64
+    if fmt == FLOAT64:
+        return code | 1
+    exponent = code + CODE_BIAS
+    exponent = min(HIGHEST, LOWEST + GRID * ((exponent - LOWEST + GRID - 1) // GRID))
+    return exponent - CODE_BIAS
+
+
+@kernel(inline=True)
+def _exp2(exponent):
+    """2.0**exponent for -1022 <= exponent <= 1023, exactly."""
+    return float64_of_bits(np.int64((exponent + 1023) << 52))
+
+
+@kernel
+def _code32(bits):
+    """Exponent code of the largest magnitude, given as float32 bits without the sign."""
+    if bits >= 0x7F800000:
+        return CODE_UNKNOWN
+    if bits == 0:
+        return CODE_ZERO
+    return max(LOWEST, (bits >> 23) - 126) - CODE_BIAS
+
+
+@kernel
+def _code64(bits):
+    if bits >= 0x7FF0000000000000:
+        return CODE_UNKNOWN
+    if bits == 0:
+        return CODE_ZERO
+    exponent = (bits >> 52) - 1022
+    if bits >> 52 == 0:  # subnormal: 2^-1074 times an integer
+        exponent = -1074
+        while bits:
+            bits >>= 1
+            exponent += 1
+    return 2 * ((exponent - _FLOAT64_LOWEST + _FLOAT64_GRID - 1) // _FLOAT64_GRID) + _FLOAT64_FIRST
+
+
+@kernel
+def _exponent64(code):
+    """Q of a canonical float64 code."""
+    return (code - _FLOAT64_FIRST) // 2 * _FLOAT64_GRID + _FLOAT64_LOWEST
+
+
+@kernel
+def need_of(fmt, address, count, finite_only):
+    """Exponent code that `count` elements at `address` need; 127 if one is not finite (never with `finite_only`)."""
+    if fmt == FLOAT32 or fmt >= FLOAT32_INT16:
+        words = u32_at(address, count)
+        top = np.uint32(0)
+        for i in range(count):
+            bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
+            top = max(top, bits)
+        if finite_only and top >= 0x7F800000:
+            top = np.uint32(0)
+            for i in range(count):
+                bits = np.uint32(words[i] & np.uint32(0x7FFFFFFF))
+                if bits < 0x7F800000:
+                    top = max(top, bits)
+        return _code32(np.int64(top))
+    if fmt == FLOAT64:
+        longs = u64_at(address, count)
+        most = np.int64(0)
+        for i in range(count):
+            magnitude = np.int64(longs[i] & np.uint64(0x7FFFFFFFFFFFFFFF))
+            if not finite_only or magnitude < 0x7FF0000000000000:
+                most = max(most, magnitude)
+        return _code64(most)
+    return CODE_ZERO
+
+
+@kernel
+def _encode32(address, count, lanes, exponent, guard):
+    """Finite float32 to lanes at 2^(31 - guard - exponent).
+
+    The limit matters with 8 guard bits only: there 2^exponent's next lower float32 would round up to one more than n of
+    them may have.
+    """
+    shift = 31 - guard - exponent
+    x = f32_at(address, count)
+    limit = np.float32(_exp2(31 - guard)) - np.float32(1.0)
+    if shift <= 127:
+        scale = np.float32(_exp2(shift))
+        for i in range(count):
+            lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(x[i] * scale), limit))))
+    else:
+        wide = _exp2(shift)
+        for i in range(count):
+            lanes[i] = bswap32(np.uint32(np.int32(min(np.rint(np.float64(x[i]) * wide), np.float64(limit)))))
+
+
+@kernel
+def _encode32_finite(address, count, lanes, exponent, guard):
+    """The same with 0 where a value is not finite (the rare repeat after a CLASSIFY round)."""
+    x = f32_at(address, count)
+    scale = _exp2(31 - guard - exponent)
+    limit = np.float64(np.float32(_exp2(31 - guard)) - np.float32(1.0))
+    for i in range(count):
+        value = np.float64(x[i])
+        lanes[i] = (
+            bswap32(np.uint32(np.int32(min(np.rint(value * scale), limit)))) if np.isfinite(value) else np.uint32(0)
+        )
+
+
+@kernel
+def _encode64(address, count, lanes, code, guard):
+    """float64 to three limbs of 31 - guard bits each, most significant first; 0 where a value is not finite."""
+    x = f64_at(address, count)
+    bits = 31 - guard
+    shift = bits - _exponent64(code)
+    half = shift // 2
+    scale_a, scale_b = _exp2(half), _exp2(shift - half)
+    radix = _exp2(bits)
+    for i in range(count):
+        rest = x[i] * scale_a * scale_b if np.isfinite(x[i]) else 0.0
+        for limb in range(3):
+            whole = np.trunc(rest)
+            lanes[3 * i + limb] = bswap32(np.uint32(np.int32(whole)))
+            rest = (rest - whole) * radix
+
+
+@kernel
+def _encode_int(address, count, lanes, limbs):
+    """int32 or int64 to 16-bit limbs, most significant (signed) first."""
+    if limbs == 2:
+        x = i32_at(address, count)
+        for i in range(count):
+            value = np.int64(x[i])
+            lanes[2 * i] = bswap32(np.uint32(value >> 16))
+            lanes[2 * i + 1] = bswap32(np.uint32(value & 0xFFFF))
+    else:
+        y = i64_at(address, count)
+        for i in range(count):
+            value = y[i]
+            lanes[4 * i] = bswap32(np.uint32(value >> 48))
+            lanes[4 * i + 1] = bswap32(np.uint32((value >> 32) & 0xFFFF))
+            lanes[4 * i + 2] = bswap32(np.uint32((value >> 16) & 0xFFFF))
+            lanes[4 * i + 3] = bswap32(np.uint32(value & 0xFFFF))
+
+
+@kernel(forceinline=True)
+def encode(fmt, address, count, lanes_address, lanes, used, room, finite_only):
+    """Write `count` elements at `address` as big-endian lanes; lanes past them become 0.
+
+    `used` is a canonical exponent code, `lanes` how many the chunk has. Without `finite_only` the elements must be
+    finite and need no more than `used`. `room`: the format's `headroom`.
+    """
+    if fmt == FLOAT32_INT16:
+        encode_int16(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
+        return
+    if fmt == FLOAT32_INT8:
+        encode_int8(address, count, lanes_address, lanes, room * _exp2(-(used + CODE_BIAS)), finite_only)
+        return
+    out = u32_at(lanes_address, lanes)
+    if fmt == FLOAT32:
+        if finite_only:
+            _encode32_finite(address, count, out, used + CODE_BIAS, room)
+        else:
+            _encode32(address, count, out, used + CODE_BIAS, room)
+    elif fmt == FLOAT64:
+        _encode64(address, count, out, used, room)
+    else:
+        _encode_int(address, count, out, _LANES[fmt])
+    for i in range(count * _LANES[fmt], lanes):
+        out[i] = 0
+
+
+@kernel
+def classify(fmt, address, count, lanes_address, lanes):
+    """Lanes of a CLASSIFY round: the first lane of each element that is not finite says what it is."""
+    if fmt >= FLOAT32_INT16:
+        width = _LANE_BYTES[fmt]
+        narrow = u8_at(lanes_address, lanes * width)
+        narrow[:] = 0
+        for i in range(count):
+            narrow[(i + 1) * width - 1] = not np.isfinite(f32_at(address, count)[i])
+        return
+    out = u32_at(lanes_address, lanes)
+    for i in range(lanes):
+        out[i] = 0
+    for i in range(count):
+        value = np.float64(f32_at(address, count)[i]) if fmt == FLOAT32 else f64_at(address, count)[i]
+        if np.isnan(value):
+            out[i * _LANES[fmt]] = bswap32(np.uint32(NOT_A_NUMBER))
+        elif np.isinf(value):
+            out[i * _LANES[fmt]] = bswap32(np.uint32(POSITIVE_INFINITY if value > 0 else NEGATIVE_INFINITY))
+
+
+@kernel(forceinline=True)
+def decode(fmt, lanes_address, address, count, used, room, divisor):
+    """Sums of lanes to `count` elements at `address`, divided by `divisor` (1 for a sum; integers truncate toward
+    zero).
+
+    Returns how many integer sums did not fit their type (those elements are left wrapped).
+    """
+    if fmt == FLOAT32_INT16:
+        decode_int16(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
+        return 0
+    if fmt == FLOAT32_INT8:
+        decode_int8(lanes_address, address, count, _exp2(used + CODE_BIAS) / room, divisor)
+        return 0
+    sums = u32_at(lanes_address, count * _LANES[fmt])
+    misfits = 0
+    if fmt == FLOAT32:
+        x = f32_at(address, count)
+        shift = used + CODE_BIAS + room - 31
+        if -120 <= shift <= 96:
+            scale = np.float32(_exp2(shift))
+            for i in range(count):
+                x[i] = np.float32(np.int32(bswap32(sums[i]))) * scale
+        else:
+            wide = _exp2(shift)
+            for i in range(count):
+                x[i] = np.float32(np.float64(np.int32(bswap32(sums[i]))) * wide)
+        if divisor != 1:
+            n = np.float32(divisor)
+            for i in range(count):
+                x[i] = x[i] / n
+    elif fmt == FLOAT64:
+        y = f64_at(address, count)
+        bits = 31 - room
+        inverse = _exp2(-bits)
+        shift = _exponent64(used) - bits
+        half = shift // 2
+        scale_a, scale_b = _exp2(half), _exp2(shift - half)
+        for i in range(count):
+            high, middle, low = (
+                np.int32(bswap32(sums[3 * i])),
+                np.int32(bswap32(sums[3 * i + 1])),
+                np.int32(bswap32(sums[3 * i + 2])),
+            )
+            total = ((low * inverse + middle) * inverse + high) * scale_a * scale_b
+            y[i] = total / divisor if divisor != 1 else total
+    elif fmt == INT32:
+        z = i32_at(address, count)
+        for i in range(count):
+            whole = (np.int64(np.int32(bswap32(sums[2 * i]))) << 16) + np.int64(np.int32(bswap32(sums[2 * i + 1])))
+            misfits += whole < -0x80000000 or whole > 0x7FFFFFFF
+            z[i] = np.int32(_truncating_division(whole, divisor))
+    else:
+        w = i64_at(address, count)
+        for i in range(count):
+            carry = np.int64(0)
+            value = np.int64(0)
+            for limb in range(3):
+                part = np.int64(np.int32(bswap32(sums[4 * i + 3 - limb]))) + carry
+                value |= (part & 0xFFFF) << (16 * limb)
+                carry = part >> 16
+            top = np.int64(np.int32(bswap32(sums[4 * i]))) + carry
+            misfits += top < -0x8000 or top > 0x7FFF
+            w[i] = _truncating_division(value | (top << 48), divisor)
+    return misfits
+
+
+@kernel
+def _truncating_division(value, divisor):
+    quotient = value // divisor
+    if quotient < 0 and quotient * divisor != value:
+        quotient += 1
+    return quotient
+
+
+@kernel
+def keep_classes(fmt, lanes_address, count, classes):
+    """Copy the summed lanes of a CLASSIFY round to `classes` (uint32, native order), one for each element."""
+    if fmt >= FLOAT32_INT16:
+        width = _LANE_BYTES[fmt]
+        narrow = u8_at(lanes_address, count * width)
+        for i in range(count):
+            counted = np.uint32(0)  # up to 256: both bytes of an int16 count
+            for b in range(width):
+                counted = np.uint32(counted << np.uint32(8)) | np.uint32(narrow[i * width + b])
+            classes[i] = counted
+        return
+    sums = u32_at(lanes_address, count * _LANES[fmt])
+    for i in range(count):
+        classes[i] = bswap32(sums[i * _LANES[fmt]])
+
+
+@kernel
+def apply_classes(fmt, classes, address, count):
+    """Put NaN and infinities over the decoded elements at `address`, as the `classes` of `keep_classes` say.
+
+    Narrow lanes have no room to tell infinities from NaN: what is not finite on any rank becomes NaN.
+    """
+    for i in range(count):
+        counts = np.int64(classes[i])
+        if counts == 0:
+            continue
+        positive, negative, nan = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
+        value = (
+            math.nan if nan or (positive and negative) or fmt >= FLOAT32_INT16 else math.inf if positive else -math.inf
+        )
+        if fmt == FLOAT64:
+            f64_at(address, count)[i] = value
+        else:
+            f32_at(address, count)[i] = np.float32(value)

@@ -1,0 +1,91 @@
+"""float32 in int16 and int8 lanes: two and four times the elements in a packet, for jobs that take speed over
+precision.
+
+A block of k elements is sent as `q = round_half_even(x * m / 2^Q)` with `m = (2^(bits-1) - 1) div n`, so that n of them
+can't overflow, and `Q` the exact block exponent (no grid: bits are too dear here). The sum comes back times `2^Q / m`.
+With n ranks a value keeps about `bits - 1 - log2 n` bits below its block's maximum: 13 with int16 and 4 ranks, 5 with
+int8.
+
+With lanes so narrow a block's exponent changes from tensor to tensor, and a round whose exponent was guessed wrong goes
+again. So a guessed exponent may be larger than needed, by up to the `spread` that the lanes can afford.
+"""
+
+import numpy as np
+
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import bswap16, f32_at, u8_at, u16_at
+
+_LEAST, _MOST = 1e-30, 1e30
+"""Scales that float32 arithmetic takes without a second thought; the others are applied in float64."""
+
+
+def steps(bits: int, workers: int) -> int:
+    """m: how many steps a rank has on each side of zero; 0 if the lanes can't hold the sum of so many ranks."""
+    return ((1 << (bits - 1)) - 1) // workers
+
+
+def spread(steps: int) -> int:
+    """By how much the exponent of a guessed round may exceed what its block needs (docs/protocol.md, section 4): a
+    step is then 2^spread times as large at most. Lanes that have few steps to lose can spare less."""
+    return 4 if steps >= 1024 else 2 if steps >= 16 else 1 if steps >= 8 else 0
+
+
+@kernel
+def encode_int16(address, count, lanes_address, lanes, scale, finite_only):
+    """`count` float32 times `scale` to big-endian int16; lanes past them are 0, as are values that aren't finite with
+    `finite_only`."""
+    x, out = f32_at(address, count), u16_at(lanes_address, lanes)
+    if finite_only or not _LEAST <= scale <= _MOST:
+        for i in range(count):
+            out[i] = (
+                bswap16(np.uint16(np.int16(np.rint(np.float64(x[i]) * scale)))) if np.isfinite(x[i]) else np.uint16(0)
+            )
+    else:
+        for i in range(count):
+            out[i] = bswap16(np.uint16(np.int16(np.rint(x[i] * np.float32(scale)))))
+    for i in range(count, lanes):
+        out[i] = 0
+
+
+@kernel
+def encode_int8(address, count, lanes_address, lanes, scale, finite_only):
+    """The same for int8."""
+    x, out = f32_at(address, count), u8_at(lanes_address, lanes)
+    if finite_only or not _LEAST <= scale <= _MOST:
+        for i in range(count):
+            out[i] = np.uint8(np.int8(np.rint(np.float64(x[i]) * scale))) if np.isfinite(x[i]) else np.uint8(0)
+    else:
+        for i in range(count):
+            out[i] = np.uint8(np.int8(np.rint(x[i] * np.float32(scale))))
+    for i in range(count, lanes):
+        out[i] = 0
+
+
+@kernel
+def decode_int16(lanes_address, address, count, scale, divisor):
+    """Sums in big-endian int16 lanes, times `scale`, divided by `divisor`, to float32 at `address`."""
+    sums, x = u16_at(lanes_address, count), f32_at(address, count)
+    if _LEAST <= scale <= _MOST:
+        for i in range(count):
+            x[i] = np.float32(np.int16(bswap16(sums[i]))) * np.float32(scale)
+    else:
+        for i in range(count):
+            x[i] = np.float32(np.float64(np.int16(bswap16(sums[i]))) * scale)
+    if divisor != 1:
+        for i in range(count):
+            x[i] = x[i] / np.float32(divisor)
+
+
+@kernel
+def decode_int8(lanes_address, address, count, scale, divisor):
+    """The same for int8."""
+    sums, x = u8_at(lanes_address, count), f32_at(address, count)
+    if _LEAST <= scale <= _MOST:
+        for i in range(count):
+            x[i] = np.float32(np.int8(sums[i])) * np.float32(scale)
+    else:
+        for i in range(count):
+            x[i] = np.float32(np.float64(np.int8(sums[i])) * scale)
+    if divisor != 1:
+        for i in range(count):
+            x[i] = x[i] / np.float32(divisor)

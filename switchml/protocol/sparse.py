@@ -1,0 +1,308 @@
+"""Block-sparse streams: which blocks of a tensor a rank has to send, and what a round of them does to it
+(docs/protocol.md, section 8).
+
+Kernels over a worker's arrays, as in worker.py, which calls them; no packet is sent from here. A stream is a chunk that
+stays in its slot for as many rounds as it needs. The scan goes through the tensor from its beginning, while packets are
+under way, as far as any stream has come: an entry of all streams at a time, since those lie side by side, and memory is
+read twice as fast in order. A block that is zero on this rank is made zero in the target then; every other block is
+announced, so that its sum comes later.
+
+`Sparse` is what callers say: threshold and block size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from switchml.errors import ConfigError
+from switchml.protocol import packet as wire_format
+from switchml.protocol.fixedpoint import (
+    FLOAT32,
+    FLOAT64,
+    INT32,
+    ITEM_BYTES,
+    LANE_BYTES,
+    LANES,
+    WIRES,
+    apply_classes,
+    canonical,
+    classify,
+    decode,
+    encode,
+    keep_classes,
+    need_of,
+)
+from switchml.protocol.packet import CODE_UNKNOWN, NO_ENTRY, NO_WORD
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import bswap32, f32_at, f64_at, i32_at, i64_at, put_be16, put_be32, u8_at, u32_at, u64_at
+
+AT, CODE, MINE, NEED, CLASSED = range(5)
+"""Rows of a slot's stream state, int64[5, 8], by column: the entry that the round under way carries, and its exponent
+code; this rank's next entry that is not zero, and what that needs; whether classes are kept for AT. NO_ENTRY: none."""
+STATE_ROWS = 5
+
+MORE, DONE, DISAGREE, OVERFLOWED, MIXED, LATE = range(6)
+"""What a result comes to: another round, the stream's end, or one of the errors. LATE: an exponent is too small."""
+
+NEXT_ROUND, FIRST_ROUND = 1, 2
+"""What a stream's packet is still to be written for."""
+
+MOST_STREAMS = 256
+"""A tensor is dealt to so many streams, if there are slots and positions for them. A stream has a packet on the way all
+the time, so that fewer leave a fast path with long round trips idle; more stand in queues, and each costs a first round
+without data. (What bounds a dense tensor, the limit in flight, cannot take back a stream that has begun.)"""
+
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+_LANES = np.array(LANES, np.int64)
+_LANE_BYTES = np.array(LANE_BYTES, np.int64)
+_WIRES = np.array(WIRES, np.int64)
+_HEADER, _WORD = wire_format.HEADER_BYTES, wire_format.WORD_BYTES
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """How a tensor is cut and what counts as zero: blocks of at most `block` elements (a packet holds 1, 2, 4 or 8 of
+    them, fused), zero if no element's magnitude is above `threshold`. Every rank must name the same block.
+
+    Raises ConfigError for values that make no sense.
+    """
+
+    block: int = 256
+    threshold: float = 0.0
+
+    def __post_init__(self):
+        if not isinstance(self.block, int) or self.block < 1:
+            raise ConfigError(f"sparse block of {self.block} elements: expected a whole number of at least 1")
+        if not 0 <= self.threshold < float("inf"):
+            raise ConfigError(f"sparse threshold {self.threshold}: expected 0 or a positive number")
+
+    def columns(self, per_packet: int) -> int:
+        """How many blocks share a packet of so many elements: 1, 2, 4 or 8, the most that leaves a block its size."""
+        return max((c for c in wire_format.COLUMNS if per_packet // c >= self.block), default=1)
+
+
+def streams_of(slots: int, positions: int) -> int:
+    """K: into how many streams a tensor of so many positions is dealt."""
+    return min(slots, positions, MOST_STREAMS)
+
+
+@kernel
+def is_zero(fmt, address, count, threshold):
+    """Whether `count` elements at `address` are all of magnitude `threshold` or less; NaN is not."""
+    above = False
+    if fmt == FLOAT64:
+        x = f64_at(address, count)
+        for i in range(count):
+            above |= not (abs(x[i]) <= threshold)
+    elif fmt == FLOAT32 or fmt > INT32 + 1:
+        y = f32_at(address, count)
+        limit = np.float32(threshold)
+        if np.float64(limit) > threshold:  # rounded up: a value between the two is above
+            limit = np.nextafter(limit, np.float32(0))
+        for i in range(count):
+            above |= not (abs(y[i]) <= limit)
+    elif fmt == INT32:
+        z = i32_at(address, count)
+        most = np.int64(min(threshold, 2.0**62))
+        for i in range(count):
+            above |= (z[i] > most) | (z[i] < -most)
+    else:
+        w = i64_at(address, count)
+        most = np.int64(min(threshold, 2.0**62))
+        for i in range(count):
+            above |= (w[i] > most) | (w[i] < -most)
+    return not above
+
+
+@kernel
+def is_clear(address, size):
+    """Whether `size` bytes at `address`, a multiple of 4, are zero."""
+    longs = u64_at(address, size // 8)
+    bits = np.uint64(0)
+    for i in range(size // 8):
+        bits |= longs[i]
+    if size & 4:
+        bits |= np.uint64(u32_at(address, size // 4)[size // 4 - 1])
+    return bits == 0
+
+
+@kernel(forceinline=True)
+def block_of(task, stream, column, entry):
+    """(source address, target address, elements) of a block; no elements past the tensor's end."""
+    size = task.per_chunk // task.columns
+    start = ((stream + task.chunks * entry) * task.columns + column) * size
+    offset = np.uint64(start * _ITEM_BYTES[task.fmt])
+    return task.source + offset, task.target + offset, max(min(size, task.numel - start), 0)
+
+
+@kernel
+def _scan(task):
+    """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.found`, by the blocks'
+    order in the tensor. Those that are become zero in the target."""
+    size, item = task.per_chunk // task.columns, _ITEM_BYTES[task.fmt]
+    first = task.scanned * task.chunks * task.columns
+    last = min(first + task.chunks * task.columns, -(-task.numel // size))
+    found = u8_at(task.found, last)
+    for block in range(first, last):
+        offset = np.uint64(block * size * item)
+        count = min(size, task.numel - block * size)
+        clear = is_clear(task.source + offset, count * item)
+        found[block] = not clear and not is_zero(task.fmt, task.source + offset, count, task.threshold)
+        if not found[block] and not (clear and task.source == task.target):  # else minus zero, or below the threshold
+            u8_at(task.target + offset, count * item)[:] = 0
+    task.scanned += 1
+
+
+@kernel
+def find_next(task, stream, column, entry):
+    """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY."""
+    blocks = -(-task.numel // (task.per_chunk // task.columns))
+    found, step = u8_at(task.found, blocks), task.chunks * task.columns
+    block = stream * task.columns + column + step * entry
+    while block < blocks:
+        if entry == task.scanned:
+            _scan(task)
+        if found[block]:
+            return entry
+        entry, block = entry + 1, block + step
+    return NO_ENTRY
+
+
+@kernel
+def _look_for(task, state, stream, column, entry):
+    """Let `mine` be the next entry from `entry` on that is not zero."""
+    mine = find_next(task, stream, column, entry)
+    state[MINE, column] = mine
+    if mine != NO_ENTRY:
+        source, _, count = block_of(task, stream, column, mine)
+        state[NEED, column] = need_of(task.fmt, source, count, False)
+
+
+@kernel
+def open_stream(task, state, stream):
+    """The state of a stream before its first round."""
+    for column in range(task.columns):
+        state[AT, column] = NO_ENTRY
+        state[CLASSED, column] = 0
+        _look_for(task, state, stream, column, 0)
+
+
+@kernel
+def build(me, task, state, stream, seq, row):
+    """Write the contribution of a stream's present round at address `row`; returns its length. `mine` moves on past
+    what is sent."""
+    fmt, columns = task.fmt, task.columns
+    header = u8_at(row, _HEADER + _WORD * columns)
+    values = row + np.uint64(_HEADER + _WORD * columns)
+    wire, lane_bytes = _WIRES[fmt], _LANE_BYTES[fmt]
+    lanes = task.per_chunk // columns * _LANES[fmt]
+    has_data = False
+    for column in range(columns):
+        has_data |= state[AT, column] != NO_ENTRY and state[AT, column] == state[MINE, column]
+    size = wire_format.SPARSE
+    length = _HEADER + _WORD * columns
+    if has_data:
+        size |= 3 if me.payload == 1024 else 1
+        length += me.payload
+    elif me.padded and me.payload == 1024:
+        size = wire_format.PADDED
+        length += wire_format.PADDING_BYTES
+
+    for column in range(columns):
+        lanes_at = values + np.uint64(column * lanes * lane_bytes)
+        at = state[AT, column]
+        if at != NO_ENTRY and at == state[MINE, column]:
+            source, _, count = block_of(task, stream, column, at)
+            if state[CODE, column] == CODE_UNKNOWN:
+                classify(fmt, source, count, lanes_at, lanes)
+                state[NEED, column] = need_of(fmt, source, count, True)
+            else:
+                used = canonical(state[CODE, column], fmt)
+                encode(fmt, source, count, lanes_at, lanes, used, me.room[wire], state[CLASSED, column] != 0)
+                _look_for(task, state, stream, column, at + 1)
+        elif has_data:
+            u8_at(lanes_at, lanes * lane_bytes)[:] = 0
+        word = np.int64(NO_WORD)
+        if state[MINE, column] != NO_ENTRY:
+            word = state[MINE, column] << 8 | (CODE_UNKNOWN - state[NEED, column])
+        put_be32(header, _HEADER + _WORD * column, word)
+    if has_data:
+        used_bytes = columns * lanes * lane_bytes
+        u8_at(values + np.uint64(used_bytes), me.payload - used_bytes)[:] = 0
+
+    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size
+    header[1] = columns
+    put_be32(header, 2, seq)
+    put_be16(header, 6, me.tag)
+    header[8] = 0
+    header[9] = fmt
+    return length
+
+
+@kernel
+def is_result(data, length, payload):
+    """Whether the bytes are shaped like a sparse result of a job with this payload."""
+    if length < _HEADER + _WORD or not wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT:
+        return False
+    size, columns = data[0] & 7, np.int64(data[1])
+    if columns != 1 and columns != 2 and columns != 4 and columns != 8:
+        return False
+    rest = length - _HEADER - _WORD * columns
+    full = wire_format.SPARSE | (3 if payload == 1024 else 1)
+    return (size == wire_format.SPARSE and rest == 0) or (size == full and rest == payload)
+
+
+@kernel
+def take(me, task, state, classes, stream, address, length):
+    """The result of a stream's round, shaped like one: sums into the target, words into the state. Returns MORE if
+    another round follows, DONE, or an error.
+
+    `classes` uint32[>= elements of a packet] keeps what a CLASSIFY round has counted.
+    """
+    fmt, columns = task.fmt, task.columns
+    data = u8_at(address, _HEADER + _WORD * columns)
+    if data[1] != columns or data[9] & wire_format.FLAG_MIXED:
+        return MIXED
+    if data[9] & wire_format.FLAG_OVERFLOW:
+        return OVERFLOWED
+    has_data = length > _HEADER + _WORD * columns
+    words = u32_at(address + np.uint64(_HEADER), columns)
+    values = address + np.uint64(_HEADER + _WORD * columns)
+    block = task.per_chunk // columns
+    wire = _WIRES[fmt]
+    done = True
+    for column in range(columns):
+        at, code = state[AT, column], state[CODE, column]
+        _, target, count = block_of(task, stream, column, at if at != NO_ENTRY else 0)
+        lanes_at = values + np.uint64(column * block * _LANES[fmt] * _LANE_BYTES[fmt])
+        earliest = np.int64(0)
+        if at != NO_ENTRY:
+            if not has_data:
+                return DISAGREE
+            kept = classes[column * block : (column + 1) * block]
+            earliest = at + 1
+            if code == CODE_UNKNOWN:
+                keep_classes(fmt, lanes_at, count, kept)
+                state[CLASSED, column] = 1
+                earliest = at
+            else:
+                task.misfits += decode(fmt, lanes_at, target, count, canonical(code, fmt), me.room[wire], task.divisor)
+                if state[CLASSED, column]:
+                    apply_classes(fmt, kept, target, count)
+                    state[CLASSED, column] = 0
+        word = np.int64(bswap32(words[column]))
+        entry = word >> 8
+        state[AT, column], state[CODE, column] = entry, CODE_UNKNOWN - (word & 0xFF)
+        if entry == NO_ENTRY:
+            if state[MINE, column] != NO_ENTRY or state[CLASSED, column]:
+                return DISAGREE
+            continue
+        done = False
+        _, _, count = block_of(task, stream, column, entry)
+        if entry < earliest or entry > state[MINE, column] or count == 0 or (state[CLASSED, column] and entry != at):
+            return DISAGREE
+        if entry == state[MINE, column] and state[CODE, column] < state[NEED, column]:
+            return LATE
+    return DONE if done else MORE

@@ -1,0 +1,1 @@
+"""How kernels are compiled and cached (jit.py), and addresses and byte order inside them (memory.py)."""

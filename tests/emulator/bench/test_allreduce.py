@@ -1,0 +1,250 @@
+"""`switchml bench allreduce`: sizes, the bound, and the command as a user calls it. No test asks how long it took."""
+
+import json
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import psutil
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.bench import limits, report, sizes
+from switchml.cli.main import cli
+from switchml.errors import ConfigError
+from tests.support.ranks import environment
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "switchml", "bench", "allreduce", *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    process = start(*arguments)
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("4", 4), ("64M", 64 << 20), ("1k", 1024), ("2G", 2 << 30), ("16KiB", 16 << 10), ("8KB", 8192)]
+)
+def test_size(text, size):
+    assert sizes.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-4", "5", "1.5M", "64X", "17G", "M", "1 000"])
+def test_size_that_makes_no_sense(text):
+    with pytest.raises(ConfigError, match="size"):
+        sizes.parse_size(text)
+
+
+@given(st.integers(1, sizes.LARGEST_BYTES // 4))
+def test_size_survives_its_text(count):
+    assert sizes.parse_size(sizes.text_of(4 * count)) == 4 * count
+
+
+def test_sweep():
+    assert sizes.parse_sweep("1K:16K:4") == [1 << 10, 4 << 10, 16 << 10]
+    assert sizes.parse_sweep("1K:5K") == [1 << 10, 2 << 10, 4 << 10]
+    assert sizes.parse_sweep("4K,1M") == [4 << 10, 1 << 20]
+
+
+@pytest.mark.parametrize("text", ["1K:", "1K:4K:1", "1K:4K:x", "4K:1K:2", "1K:4K:2:2", "4K,,8K", "1:1G"])
+def test_sweep_that_makes_no_sense(text):
+    with pytest.raises(ConfigError):
+        sizes.parse_sweep(text)
+
+
+def test_small_sizes_are_called_often_and_repeated_more():
+    small, large = sizes.single(4096), sizes.single(64 << 20)
+    assert small.calls > 1 and large.calls == 1
+    assert small.repeats > large.repeats >= 3
+    assert small.size_bytes == 4096 and large.size_bytes == 64 << 20
+    assert sizes.single(4096, repeats=2, warmup=0).repeats == 2
+
+
+def test_ddp_buckets():
+    cases = sizes.ddp_buckets(60 << 20)
+    together = cases[-1]
+    assert together.overlapped and together.calls == 1 and together.size_bytes == 60 << 20
+    assert [4 * part for part in together.parts] == [1 << 20, 25 << 20, 25 << 20, 9 << 20]
+    assert [case.size_bytes >> 10 for case in cases[:5]] == [4, 8, 16, 32, 64]
+    assert {case.size_bytes >> 20 for case in cases[5:-1]} == {1, 9, 25}
+    assert [4 * part for part in sizes.ddp_buckets(8192)[-1].parts] == [8192]
+
+
+# The bound
+
+
+def test_limit_is_the_sum_of_its_terms():
+    limit = limits.Limit(4, 2, "udp", "int32", scan=1, encode=2, send=3, receive=4, add=5, decode=6, copy=9)
+    assert limit.rank_ns == 16
+    assert limit.aggregator_ns == 4 * 12
+    assert limit.elements_per_s == pytest.approx(1e9 * 2 / (4 * 16 + 48))
+    alone = limits.Limit(1, 64, "udp", "int32", scan=1, encode=2, send=3, receive=4, add=5, decode=6, copy=9)
+    assert alone.elements_per_s == pytest.approx(1e9 / 16), "one rank is one thread"
+    assert "16.000" in limit.explain()[1] and "48.000" in limit.explain()[2]
+
+
+@pytest.mark.parametrize(("transport", "wire"), [("udp", "int32"), ("shm", "int16"), ("zmq", "int8")])
+def test_limits_are_measured(transport, wire):
+    limit = limits.measure(workers=3, transport=transport, wire=wire, cores=2)
+    terms = limit.terms()
+    assert all(value > 0 for name, value in terms.items() if name not in ("send", "receive"))
+    assert (terms["send"] > 0) == (terms["receive"] > 0) == (transport != "shm")
+    assert limit.elements_per_s > 0
+
+
+def test_busbw_factor():
+    assert [report.busbw_factor(n) for n in (1, 2, 4)] == [0, 1, 1.5]
+
+
+# The command
+
+
+def test_one_size_against_gloo():
+    pytest.importorskip("torch")
+    done = run("--workers", "2", "--size", "100000", "--repeats", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["workers"], result["size_bytes"], result["elements"]) == (2, 100000, 25000)
+    assert (result["transport"], result["wire"]) == ("udp", "int32") or result["transport"] == "shm"
+    assert len(result["seconds"]["switchml"]) == len(result["seconds"]["gloo"]) == len(result["ratios"]) == 3
+    assert min(result["ratios"]) <= result["ratio"] <= max(result["ratios"])
+    assert all(rate > 0 for rate in result["elements_per_s"].values())
+    assert 0 < result["relative_error"]["switchml"] < 1e-6
+    assert result["limit_elements_per_s"] > 0
+    fraction = result["elements_per_s"]["switchml"] / result["limit_elements_per_s"]
+    assert result["fraction_of_limit"] == pytest.approx(fraction)
+    calls = 3 * result["calls_per_repeat"]
+    assert result["packets"]["sent"] - result["packets"]["retransmitted"] >= 2 * calls * 98
+    assert result["packets"]["refused"] == 0
+    assert set(result["usage_per_repeat"]) == {"switchml_rank", "gloo_rank", "aggregator"}
+
+
+def test_sweep_as_table_and_picture(tmp_path):
+    page = tmp_path / "page.html"
+    done = run("--workers", "3", "--sizes", "1K:16K:4", "--repeats", "1", "--against", "none", "--plot", str(page))
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [(row[0], row[1], row[2]) for row in rows] == [
+        ("1024", "256", "float"),
+        ("4096", "1024", "float"),
+        ("16384", "4096", "float"),
+    ]
+    for text in ("algbw", "busbw", "error", "3 ranks", "retransmitted", "limit", "aggregator"):
+        assert text in done.stdout
+    assert "gloo" not in done.stdout
+    ElementTree.fromstring(page.read_text().partition("\n")[2])  # well-formed
+    assert page.read_text().count("<circle") == 2 * 3
+
+
+def test_ddp_buckets_of_a_model():
+    done = run("--workers", "2", "--size", "2M", "--buckets", "ddp", "--repeats", "1", "--against", "none", "--json")
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [result["size_bytes"] for result in results] == [4096, 8192, 16384, 32768, 65536, 1 << 20, 2 << 20]
+    assert results[-1]["parts_bytes"] == [1 << 20, 1 << 20]
+    assert all(result["ratio"] is None and result["elements_per_s"]["gloo"] is None for result in results)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workers", "0"], "--workers"),
+        (["--size", "5"], "multiple of 4"),
+        (["--size", "64Q"], "64Q"),
+        (["--sizes", "4K:1K:2"], "larger"),
+        (["--sizes", "4K", "--size", "4K"], "--sizes"),
+        (["--transport", "pigeon"], "pigeon"),
+        (["--wire", "int4"], "int4"),
+        (["--against", "nccl"], "nccl"),
+        (["--repeats", "0"], "--repeats"),
+        (["--aggregator", "nowhere"], "HOST:PORT"),
+        (["--plot", "picture.pdf"], ".png or .html"),
+        (["--plot", "/no/such/folder/a.html"], "no such folder"),
+    ],
+)
+def test_nonsense_is_refused(arguments, complaint):
+    result = CliRunner().invoke(cli, ["bench", "allreduce", *arguments])
+    assert result.exit_code == 2
+    assert complaint in " ".join(result.stderr.split())
+    assert result.stdout == ""
+
+
+def test_too_large_for_memory():
+    result = CliRunner().invoke(cli, ["bench", "allreduce", "--size", "16G", "--workers", "256", "--against", "none"])
+    assert result.exit_code == 1
+    assert "GiB" in result.stderr and result.stderr.count("\n") == 1
+
+
+def test_unreachable_aggregator():
+    done = run("--workers", "1", "--size", "4K", "--against", "none", "--aggregator", "127.0.0.1:1")
+    assert done.returncode == 1
+    assert "127.0.0.1:1" in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+
+
+def family_in_action(process: subprocess.Popen, ranks: int) -> list[psutil.Process]:
+    """All processes below a running command, ranks last, once the table has begun."""
+    for line in process.stdout:
+        if "(elements)" in line:
+            break
+    children = psutil.Process(process.pid).children()
+    grown = sorted((one for child in children for one in child.children()), key=lambda one: one.pid)
+    assert len(grown) == ranks
+    return [*children, *grown]
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=8)
+    assert alive == []
+
+
+ENDLESS = ("--workers", "2", "--size", "64K", "--repeats", "1000000", "--against", "none")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_interrupted_command_leaves_nothing(number, code):
+    process = start(*ENDLESS)
+    try:
+        everybody = family_in_action(process, 2)
+        process.send_signal(number)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == code
+    assert_all_end(everybody)
+
+
+@pytest.mark.parametrize("victim", ["rank", "aggregator"])
+def test_killed_process_is_named(victim):
+    process = start(*ENDLESS)
+    try:
+        everybody = family_in_action(process, 2)
+        aggregator = next(one for one in everybody if "host_agent.pytorch.aggregator" in one.cmdline())
+        killed = everybody[-1] if victim == "rank" else aggregator
+        killed.kill()
+        err = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert (f"(pid {killed.pid})" in err or "rank 1 lost" in err) if victim == "rank" else "aggregator" in err
+    assert "Traceback" not in err
+    assert_all_end(everybody)

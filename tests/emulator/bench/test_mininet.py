@@ -1,0 +1,201 @@
+"""`switchml mininet`: the examples of scripts/experiments at small sizes, captures, what is refused, what is left."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scapy.utils import rdpcap
+
+from emulator.bench.mininet.experiments import FLAT, RING, TREE, Plan, cases
+from switchml.errors import ConfigError
+from switchml.scapy_layers import SwitchMLv2
+
+ROOT = Path(__file__).parents[3]
+EXAMPLES = ROOT / "scripts" / "experiments"
+SMALL = ("--size", "64K", "--repeats", "1", "--warmup", "0")
+DEADLINE_S = 280
+needs_time = pytest.mark.timeout(300)  # a first start compiles a switch
+
+
+@pytest.fixture
+def mininet(require_program):
+    require_program("mnexec")
+    if importlib.util.find_spec("mininet") is None and not Path("/usr/lib/python3/dist-packages/mininet").is_dir():
+        pytest.skip("needs Mininet (Debian: mininet)")
+    pytest.importorskip("torch")
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT), "PYTHON": sys.executable}
+
+
+def run(*command: str, cwd: Path = ROOT) -> dict:
+    """What it prints as JSON."""
+    done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def example(name: str, folder: Path, *options: str) -> dict[str, list[dict]]:
+    """Run one; its rows by series."""
+    rows = run(str(EXAMPLES / name), *SMALL, "--json", *options, cwd=folder)["rows"]
+    return {series: [row for row in rows if row["series"] == series] for series in {row["series"] for row in rows}}
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_scaling(mininet, tmp_path):
+    pytest.importorskip("matplotlib")
+    found = example("scaling", tmp_path, "--hosts", "3")
+    assert [row["hosts"] for row in found["p4"]] == [row["hosts"] for row in found[RING]] == [2, 3]
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_loss(mininet, tmp_path):
+    pytest.importorskip("matplotlib")
+    found = example("loss", tmp_path, "--hosts", "2", "--loss", "0.2", "--plot", "loss.html")
+    software = found["software"]
+    assert [row["loss"] for row in software] == [0, 0.001, 0.01, 0.02, 0.2]
+    assert len({row["checksum"] for row in software}) == 1, "a loss has changed a sum"
+    assert software[-1]["retransmitted"] > 0 and sum(software[-1]["lost"].values()) > 0
+    assert "data:image/png" in (tmp_path / "loss.html").read_text()
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_slots(mininet, tmp_path):
+    pytest.importorskip("matplotlib")
+    rows = example("slots", tmp_path, "--hosts", "2", "--delay", "5ms")["p4"]
+    assert [row["slots"] for row in rows] == [2, 4, 8, 16, 32, 64, 128]
+    # 64 packets, two at a time, take 32 round trips of 20 ms; all at once, one.
+    assert rows[0]["seconds"] > 2 * rows[-1]["seconds"]
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["0", "0.02"])
+def test_two_racks(mininet, tmp_path, loss):
+    pytest.importorskip("matplotlib")
+    found = example("two-racks", tmp_path, "--hosts", "4", "--loss", loss)
+    (tree,), (flat,) = found[TREE], found[FLAT]
+    assert tree["checksum"] == flat["checksum"], "racks that aggregate must give the same bits"
+    assert tree["racks"] == 2
+    if loss == "0" and not tree["retransmitted"] and not flat["retransmitted"]:
+        assert tree["sent_bytes"]["trunks up"] < 0.7 * flat["sent_bytes"]["trunks up"]
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_train(mininet, tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    found = run(str(EXAMPLES / "train"), "--json", "--hosts", "2", "--steps", "3", cwd=tmp_path)
+    assert found["transport"] == "udp" and found["packets"]["received"] > 0
+    assert found["max_param_diff"] < 1e-6
+    assert (tmp_path / "train.png").exists()
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+def test_simple_switch_and_a_capture(mininet, require_program, tmp_path):
+    require_program("simple_switch")
+    require_program("tcpdump")
+    found = example("simple-switch", tmp_path)
+    assert found["bmv2"][0]["seconds"] > 0
+    packets = [packet[SwitchMLv2] for packet in rdpcap(str(tmp_path / "h1.pcap")) if SwitchMLv2 in packet]
+    assert any(packet.is_result for packet in packets) and any(not packet.is_result for packet in packets)
+    assert all(len(packet.values) == 256 for packet in packets)
+
+
+@needs_time
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays(mininet, number):
+    command = [sys.executable, "-m", "switchml", "mininet", "--aggregator", "none", "--hosts", "2", "--repeats", "1000"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if "repeat 1 " in line:
+            break
+    mine = children_of(process.pid)
+    assert len(mine) > 3
+    process.send_signal(number)
+    process.stderr.close()
+    assert process.wait(60) == (130 if number == signal.SIGINT else -9)
+    give_up_at = time.monotonic() + 60
+    while alive(mine):
+        assert time.monotonic() < give_up_at, alive(mine)
+        time.sleep(0.05)
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *children_of(child)]
+    return found
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+# Plans
+
+
+def test_slots_for_the_link():
+    assert Plan(rate_bps=1e8).slots_for_the_link == 64  # 58 packets in 5 ms
+    assert Plan(rate_bps=1e8, delay_s=0.01).slots_for_the_link == 1024
+    assert Plan(rate_bps=1e5).slots_for_the_link == 2
+    assert {case.slots for case in cases(Plan(aggregator="bmv2", rate_bps=1e9))} >= {32}
+
+
+def test_cases_share_networks():
+    def networks(**about):
+        return len(Plan(**about).layouts())
+
+    assert networks(experiment="scaling", hosts=5) == 2
+    assert networks(experiment="slots") == 1
+    assert networks(experiment="loss", aggregator="software") == 4
+    assert [case.series for case in cases(Plan(aggregator="none"))] == [RING]
+
+
+@pytest.mark.parametrize(("about", "says"), [
+    ({"hosts": 33}, "33 hosts: expected 1 to 32"),
+    ({"size_bytes": 10}, "multiple of 4"),
+    ({"loss": 1.5}, "at least 0 and less than 1"),
+    ({"rate_bps": 1}, "100 kbit/s"),
+    ({"experiment": "two-racks", "aggregator": "software"}, "p4 or bmv2"),
+    ({"experiment": "two-racks", "hosts": 2, "racks": 3}, "3 racks for 2 hosts"),
+    ({"experiment": "slots", "aggregator": "none"}, "it needs one"),
+])  # fmt: skip
+def test_plans_that_make_no_sense(about, says):
+    with pytest.raises(ConfigError, match=says):
+        Plan(**about)
+
+
+def test_links_that_there_are_not(mininet):
+    from emulator.bench.mininet.experiments import check
+
+    with pytest.raises(ConfigError, match="no such link; expected one of h1-s1"):
+        check(Plan(captures=(("h9-s1", Path("x.pcap")),)))
+
+
+def test_every_example_has_a_test():
+    text = Path(__file__).read_text()
+    mininets = [path for path in EXAMPLES.iterdir() if not path.suffix]  # those in Python have tests of their own
+    assert all(f'"{path.name}"' in text for path in mininets)

@@ -1,0 +1,133 @@
+"""`switchml bench network` as a user calls it, with tiny tensors, and what is left when it ends badly."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from emulator.bench.network import measure as bench
+from emulator.cli.bench.network import network
+from emulator.testbed import namespaces
+from tests.support.ranks import environment
+
+SMALL = ("--size", "256K", "--repeats", "1", "--warmup", "0", "--rate", "100mbit")
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "switchml", "bench", "network", *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_json(*arguments: str) -> dict:
+    process = start(*arguments, "--json")
+    try:
+        out, err = process.communicate(timeout=110)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert names_of(process.pid) == []
+    return json.loads(out)
+
+
+def names_of(pid: int) -> list[str]:
+    prefix = f"{namespaces.PREFIX}-{pid}-"
+    return [name for name in os.listdir(namespaces.NETNS_DIR) if name.startswith(prefix)]
+
+
+@pytest.fixture
+def ready(require_program):
+    require_program("ip")
+    require_program("tc")
+
+
+@pytest.mark.root
+def test_beside_gloo(ready):
+    pytest.importorskip("torch")
+    found = run_json("--workers", "2", *SMALL)
+    assert (found["workers"], found["rate_bps"], found["loss"], found["size_bytes"]) == (2, 1e8, 0, 1 << 18)
+    assert set(found["seconds"]) == {"switchml", "gloo"} == set(found["goodput_bps"])
+    assert all(seconds > 0 for seconds in found["seconds"].values())
+    assert found["ratio"] == pytest.approx(found["seconds"]["gloo"] / found["seconds"]["switchml"])
+    assert found["framing_bound_bps"] == pytest.approx(1e8 * 1024 / 1076)
+    assert found["fraction_of_line_rate"] == pytest.approx(found["goodput_bps"]["switchml"] / 1e8 * 1076 / 1024)
+    assert found["ring_bound"] == 1
+    assert found["packets"] - found["retransmitted"] >= 2 * 256
+    # Every rank has sent its packets up and got as many, and nothing else of that size has used the links.
+    for way in ("up", "down"):
+        assert found["sent_bytes"]["switchml"][way] >= 2 * 256 * 1076
+        assert found["sent_bytes"]["gloo"][way] >= 2 << 18
+    assert found["error"]["switchml"] < 1e-6
+
+
+@pytest.mark.root
+def test_loss_delay_and_narrow_lanes(ready):
+    found = run_json(
+        *("--workers", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
+    )
+    assert (found["loss"], found["delay_s"], found["wire"], found["ratio"]) == (0.05, 1e-4, "int8", None)
+    assert sum(found["lost"]["switchml"].values()) > 0
+    assert found["retransmitted"] > 0
+    assert found["framing_bound_bps"] == pytest.approx(4e8 * 1024 / 1076)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_stays(ready, ending):
+    process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
+    assert any("repeat 1 of" in line for line in process.stderr)
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 5 and len(names_of(process.pid)) == 4
+    process.send_signal(ending)
+    process.communicate(timeout=30)
+    assert process.returncode == (130 if ending == signal.SIGINT else -signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if ending == signal.SIGKILL:
+        assert namespaces.sweep()
+    assert names_of(process.pid) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "fast"], "200mbit"),
+        (["--rate", "10"], "a unit"),
+        (["--delay", "3parsec"], "100us"),
+        (["--workers", "2,x"], "2,4,8"),
+        (["--workers", "0"], "1 to 256"),
+        (["--loss", "1"], "loss"),
+    ],
+)
+def test_wrong_usage(arguments, message):
+    done = CliRunner().invoke(network, arguments)
+    assert done.exit_code == 2 and message in done.output
+
+
+def test_without_root(monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    done = CliRunner().invoke(network, ["--workers", "2"])
+    assert "root" in str(done.exception)
+
+
+def test_bounds():
+    link = bench.LinkOptions(rate_bps=2e8)
+    four = bench.Experiment(workers=4, link=link, size_bytes=1 << 24)
+    assert four.framing_bound_bps == pytest.approx(190.33e6, rel=1e-4)
+    assert four.ring_bound_bps == pytest.approx(191.28e6 / 1.5, rel=1e-4)
+    assert bench.Experiment(workers=1, link=link, size_bytes=4).ring_bound_bps is None
+    narrow = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, wire="int8")
+    assert narrow.framing_bound_bps == 4 * four.framing_bound_bps

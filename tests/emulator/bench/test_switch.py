@@ -1,0 +1,63 @@
+"""`switchml bench switch`: that it measures the programs it knows, and says what it can't."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.bench.switch import start as bench_start
+from emulator.bench.switch import wire as bench_wire
+from emulator.bench.switch.engines import PROGRAMS, WORKLOADS, alone, default_programs, measure
+from emulator.cli.bench.switch import switch as command
+from emulator.p4switch.state.state import State
+from switchml.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_every_frame_of_a_workload_is_served(program, name):
+    state = State(program(name))
+    frames = WORKLOADS[name](state)
+    assert len(frames) >= 1000 and all(len(data) >= 60 for _, data in frames)
+
+
+def test_measure():
+    found = measure(PROGRAMS / "l3.json", seconds=0.05).to_json()
+    assert found["program"] == "l3" and min(found["engine_pps"], found["reference_pps"]) > 0
+    assert found["wire_pps"] is None and found["simple_switch_pps"] is None
+
+
+def test_command_prints_json_lines():
+    path = Path(__file__).parents[2] / "programs" / "exact.json"
+    done = CliRunner().invoke(command, ["--program", str(path), "--seconds", "0.1", "--json"])
+    assert done.exit_code == 0, done.output
+    wanted = {"program", "engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio"}
+    assert set(json.loads(done.stdout)) == wanted
+
+
+def test_programs_come_with_the_package():
+    assert [path.stem for path in default_programs()] == list(WORKLOADS)
+    assert all(path.is_file() and not path.is_symlink() for path in default_programs())
+    assert bench_start.largest().stem == "agg_unrolled_256"
+
+
+def test_start():
+    """Without any compiled code the first packet comes before it; with it, both are soon there."""
+    found = bench_start.measure(PROGRAMS / "agg_wide_64.json")
+    assert 0 < found.cold_first_packet_s < found.cold_full_s
+    assert 0 < found.warm_first_packet_s < found.warm_full_s < found.cold_full_s
+
+
+@pytest.mark.root
+def test_a_switch_that_is_not_there(require_program):
+    require_program("ip")
+    with pytest.raises(ConfigError, match="there is no program 'nonsense'"):
+        measure(PROGRAMS / "l3.json", seconds=0.05, against="nonsense")
+
+
+@pytest.mark.root
+def test_on_the_wire(program, require_program):
+    require_program("ip")
+    state = State(program("l3"))
+    frames = [alone("l3", data) for _, data in WORKLOADS["l3"](state)]
+    assert bench_wire.pps(bench_wire.OURS, PROGRAMS / "l3.json", bench_wire.calls(state), frames, 0.2) > 0

@@ -1,0 +1,248 @@
+"""`switchml emulate`: job files and options, results, and errors before time is spent."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.jobs import emulate
+from emulator.jobs.emulate import Hindrances, request
+from emulator.jobs.training import Run, goodput
+from switchml.cli.main import cli
+from switchml.errors import ConfigError, OutOfMemory
+
+GPT3 = ["--model", "gpt3-175b", "--cluster", "a100-dgx", "--gpus", "1024", "--tp", "8", "--pp", "8", "--batch", "1536"]
+GPT3 += ["--micro-batch", "1", "--schedule", "1f1b", "--recompute", "full"]
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["emulate", *arguments])
+
+
+def run_json(*arguments):
+    found = run(*arguments, "--json")
+    assert found.exit_code == 0, found.output
+    return json.loads(found.stdout)
+
+
+def test_gpt3_on_1024_accelerators():
+    """300 G tokens took 34 days at 140 TFLOP/s (Narayanan et al., section 5.1)."""
+    found = run_json(*GPT3, "--allreduce", "ring", "--tokens", "300e9")
+    assert found["hours"] / 24 == pytest.approx(34, rel=0.1)
+    assert sum(found["parts"].values()) == pytest.approx(found["iteration_s"])
+    assert found["samples_per_s"] == pytest.approx(1536 / found["iteration_s"])
+    assert found["gpu_hours"] == pytest.approx(1024 * found["hours"])
+    assert {
+        "iteration_s",
+        "parts",
+        "memory_bytes",
+        "samples_per_s",
+        "mfu",
+        "gpu_hours",
+        "cost",
+        "ops",
+        "events",
+        "wall_s",
+    } <= set(found)
+    assert found["memory_bytes"] == pytest.approx(sum(found["memory"].values()))
+    assert len(found["assumptions"]) > 5
+
+
+@pytest.mark.parametrize("allreduce", ["ring", "tree", "hierarchical", "halving-doubling", "switchml"])
+def test_all_reduces(allreduce):
+    assert (
+        run_json("--model", "vgg16", "--gpus", "32", "--micro-batch", "32", "--allreduce", allreduce)["iteration_s"] > 0
+    )
+
+
+def test_job_files_and_options_that_override_them(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('model = "gpt2-124m"\n[job]\ngpus = 4\nmicro_batch = 2\n[run]\nsteps = 1000\n')
+    from_file = run_json(str(path))
+    assert (from_file["gpus"], from_file["batch"], from_file["steps"]) == (4, 8, 1000)
+    assert run_json(str(path), "--gpus", "8")["gpus"] == 8
+
+
+def test_people_get_a_table():
+    found = run("--model", "gpt2-124m", "--gpus", "8", "--steps", "1000")
+    assert found.exit_code == 0
+    for text in ("iteration", "compute", "model FLOPs utilization", "cost", "Assumed:"):
+        assert text in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no model: give --model NAME or a job file"),
+        (["--model", "gpt5"], "unknown model 'gpt5'"),
+        (["--model", "gpt2-124m", "--cluster", "a100-dgy"], "did you mean a100-dgx"),
+        (["--model", "gpt3-175b", "--gpus", "64"], "out of memory"),
+        (["--model", "gpt2-124m", "--loss", "0.1"], "take allreduce switchml"),
+        (["--model", "gpt2-124m", "--codec", "zip"], "unknown codec"),
+        (["--model", "gpt2-124m", "--sweep", "gpu=1,2"], "did you mean gpus"),
+        (["--model", "torch.nn:Linear"], "give its input's shape"),
+        (["nosuch.toml"], "can't read nosuch.toml"),
+        (["list", "planets"], "unknown kind 'planets'"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, message):
+    found = run(*arguments)
+    assert found.exit_code == 1
+    assert message in found.stderr and found.stderr.count("\n") == 1
+
+
+def test_unknown_keys_in_job_files_are_refused(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('model = "gpt2-124m"\n[job]\ngpu = 4\n')
+    found = run(str(path))
+    assert found.exit_code == 1 and "did you mean gpus" in found.stderr
+
+
+def test_out_of_memory_says_what_would_help():
+    asked = request({"model": "gpt3-6.7b", "job": {"gpus": 8}})
+    with pytest.raises(
+        OutOfMemory, match="It would fit with recompute full with zero 1|It would fit with zero"
+    ) as caught:
+        emulate.emulate(asked)
+    assert sum(caught.value.parts.values()) == pytest.approx(caught.value.needed_bytes)
+    ignoring = request({"model": "gpt3-6.7b", "job": {"gpus": 8}, "ignore_memory": True})
+    assert emulate.emulate(ignoring).iteration_s > 0
+
+
+def test_torch_modules(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    (tmp_path / "mynet.py").write_text(
+        "import torch\ndef net():\n    "
+        "return torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = emulate.emulate(request({"model": "mynet:net", "input_shape": "8", "job": {"gpus": 2}}))
+    assert found.plan.model.parameters == 8 * 64 + 64 + 64 * 2 + 2
+
+
+def test_dnn_benchmark_file_takes_what_it_says(tmp_path):
+    path = tmp_path / "net.csv"
+    path.write_text(
+        "layer_index,numel,forward_pass_ns,backward_pass_ns\n0,1000,1000000,2000000\n1,1000,3000000,4000000\n"
+    )
+    found = emulate.emulate(request({"model": str(path), "job": {"gpus": 1}}))
+    assert found.parts["compute"] == pytest.approx(10e-3, rel=0.01)
+
+
+def test_a_straggler_holds_all_up():
+    table = {"model": "gpt2-355m", "job": {"gpus": 8, "micro_batch": 4}}
+    even = emulate.emulate(request(table))
+    slow = emulate.emulate(request(table | {"hindrances": {"stragglers": 0.125, "slowness": 2.0}}))
+    assert slow.fold == "tensor" and len(slow.played.graph.ranks) == 8
+    assert slow.iteration_s > 1.8 * even.iteration_s
+    assert slow.parts["waiting for peers"] > 0.3 * slow.iteration_s
+
+
+def test_goodput():
+    """Daly's first-order optimum: checkpoints of 60 s and a failure a day cost about sqrt(2 C / M)."""
+    day = 86400.0
+    assert goodput(60, 0, day) == pytest.approx(1 - (2 * 60 / day) ** 0.5)
+    assert goodput(0, 0, day) == pytest.approx(1.0, abs=1e-4)
+    with pytest.raises(ConfigError, match="no time is left"):
+        goodput(600, 300, 600)
+
+
+def test_failures_lengthen_a_training():
+    base = ("--model", "gpt2-124m", "--gpus", "64", "--steps", "1e6")
+    found = run_json(*base, "--mtbf-hours", "50")
+    assert found["goodput"] < 1
+    assert found["hours"] == pytest.approx(run_json(*base)["hours"] / found["goodput"])
+    spread = found["goodput_quantiles"]
+    assert 0 < spread["p5"] < spread["p50"] < spread["p95"] < 1
+    assert found["failures"] == pytest.approx(64 * found["hours"] / 50, rel=0.05)
+    assert found["hours_p95"] > found["hours"] and found["checkpoint_steps"] > 1
+    assert any("1,000 trainings played" in line for line in found["assumptions"])
+    rarely = run_json(*base, "--mtbf-hours", "50", "--checkpoint-steps", str(20 * found["checkpoint_steps"]))
+    assert rarely["goodput"] < found["goodput"] < 1
+    # Of unknown length, the closed form: the same on average.
+    unknown = run_json(*base[:-2], "--mtbf-hours", "50")
+    assert unknown["goodput"] == pytest.approx(found["goodput"], abs=0.01) and "failures" not in unknown
+
+
+def test_a_training_that_never_ends_is_refused():
+    found = run("--model", "gpt2-124m", "--gpus", "64", "--steps", "1e6", "--mtbf-hours", "0.1", "--json")
+    assert found.exit_code != 0 and "next to no progress" in found.output + found.stderr
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(ConfigError, match="stragglers is 2"):
+        Hindrances(stragglers=2)
+    with pytest.raises(ConfigError, match="steps or in tokens"):
+        Run(steps=1, tokens=1)
+
+
+def test_loaders():
+    """A cache that holds the data set stalls nobody from the second epoch on; without one a slow storage does."""
+    base = ("--model", "resnet50", "--gpus", "8", "--micro-batch", "64", "--samples", "4096", "--sample-bytes", "1e7")
+    without = run_json(*base)
+    plain, cached = (run_json(*base, "--loader", name, "--buffer-bytes", "4e10") for name in ("pytorch", "solar"))
+    assert plain["loading"]["hit_rate"] == 0 < cached["loading"]["hit_rate"]
+    assert plain["parts"]["loading"] > cached["parts"]["loading"] > 0
+    assert plain["iteration_s"] == pytest.approx(without["iteration_s"] + plain["loading"]["stall_s"])
+
+
+def test_savings():
+    base = ("--model", "gpt3-2.7b", "--gpus", "8", "--pp", "4", "--batch", "64", "--recompute", "selective")
+    plain = run_json(*base)
+    offloaded = run_json(*base, "--offload-bucket", "16e6")
+    pruned = run_json(*base, "--pruned", "0.9")
+    packed = run_json(*base, "--activation-ratio", "4")
+    for found in (offloaded, pruned, packed):
+        assert found["memory_bytes"] < plain["memory_bytes"]
+    parameters = plain["memory"]["weights"] / 2
+    states = [sum(found["memory"][k] for k in ("weights", "gradients", "optimizer")) for found in (offloaded, pruned)]
+    assert states == pytest.approx([4 * parameters + 16 * 16e6, 4.4 * parameters])
+    assert offloaded["iteration_s"] > plain["iteration_s"] > pruned["iteration_s"]
+    assert packed["parts"]["compression"] > 0
+
+
+def test_nccl_tables_take_the_place_of_the_formula(tmp_path):
+    rows = "\n".join(f"{i * 2**20},1,float,{i * 100_000},1,1,1" for i in range(1, 65))
+    (tmp_path / "slow_8gpu.txt").write_text(rows)
+    base = ("--model", "megatron-22b", "--gpus", "8", "--tp", "8", "--recompute", "full")
+    formula, table = run_json(*base), run_json(*base, "--nccl-tables", str(tmp_path))
+    exchanged = 48 * 2 * 3 * 2048 * 6144 * 2 / (2**20 / 1e-4)
+    assert table["parts"]["exposed_communication"] == pytest.approx(exchanged, rel=0.02)
+    assert table["iteration_s"] > formula["iteration_s"]
+
+
+def test_sweeps(tmp_path):
+    out = tmp_path / "sweep.csv"
+    arguments = (
+        "--model",
+        "gpt2-124m",
+        "--sweep",
+        "gpus=8:32:2x",
+        "--sweep",
+        "allreduce=ring,switchml",
+        "--processes",
+        "1",
+    )
+    found = run_json(*arguments, "--out", str(out))
+    assert [(row["gpus"], row["allreduce"]) for row in found["rows"]] == [
+        (gpus, name) for gpus in (8, 16, 32) for name in ("ring", "switchml")
+    ]
+    assert len(out.read_text().splitlines()) == 7
+
+
+def test_timeline_and_report(tmp_path):
+    pytest.importorskip("jinja2")
+    timeline, page = tmp_path / "t.json", tmp_path / "r.html"
+    small = ("--model", "gpt2-124m", "--gpus", "8", "--pp", "2", "--batch", "16")
+    run_json(*small, "--timeline", str(timeline), "--report", str(page))
+    events = json.loads(timeline.read_text())["traceEvents"]
+    assert any(event.get("name", "").startswith("attention") for event in events)
+    assert "GPT-2" in page.read_text()
+    found = run(*small, "--report", str(tmp_path / "none" / "r.html"))
+    assert found.exit_code == 1 and "there is no directory" in found.stderr
+
+
+@pytest.mark.parametrize("kind", ["models", "clusters", "schedules", "codecs", "constants"])
+def test_list(kind):
+    found = run_json("list", kind)
+    assert len(found[kind]) >= 2

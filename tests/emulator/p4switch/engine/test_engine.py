@@ -1,0 +1,218 @@
+"""The compiled engine beyond what test_engines_agree compares: lanes, table look-up, queues with a rate, traps,
+batches."""
+
+import dataclasses
+import random
+import struct
+
+import numpy as np
+import pytest
+
+from emulator.bench.switch.engines import WORKLOADS
+from emulator.p4switch.device import Device
+from emulator.p4switch.engine import opcodes as o
+from emulator.p4switch.engine.engine import Engine
+from emulator.p4switch.interpreter.path import Interpreter
+from emulator.p4switch.ports.files import FilePorts
+from emulator.p4switch.program import expr as e
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction
+from tests.support.bmv2_engines import both, outcome, switch_on, visible
+
+ETHERNET = bytes(12)
+
+
+def aggregate(slot: int, sender: int, everybody: int, group: int, lanes: bytes) -> bytes:
+    return ETHERNET + b"\x88\xb5" + struct.pack(">HHHH", slot, sender, everybody, group) + lanes
+
+
+@pytest.mark.parametrize(
+    "name, lanes", [("agg_unrolled_64", 64), ("agg_unrolled_256", 256), ("agg_wide_64", 64), ("agg_wide_256", 256)]
+)
+def test_aggregation_is_the_same_in_lanes(program, name, lanes):
+    """Sums, repeated packets, slots beyond the registers, packets that end early, delivery to a group."""
+    source = random.Random(3)
+    packets = [
+        (
+            source.randrange(4),
+            aggregate(
+                source.choice((0, 255, 256)),
+                1 << source.randrange(2),
+                3,
+                source.randrange(2),
+                source.randbytes(4 * lanes + source.choice((0, -1, 7))),
+            ),
+        )
+        for _ in range(40)
+    ]
+    switches = both(program(name))
+    for switch in switches:
+        switch.state.replication.create_group(1)
+        switch.state.replication.associate_node(1, switch.state.replication.create_node(5, [1, 2, 3]))
+    reference, compiled = (outcome(switch, packets) for switch in switches)
+    assert sum(len(sent) for sent in reference[0]) > 2
+    assert compiled == reference
+
+
+def test_unrolled_lanes_are_re_rolled(program):
+    engine = switch_on(Engine, program("agg_unrolled_256")).engine
+    assert len(engine.lowered.code) < 200
+    assert {o.VLD, o.VADD, o.VST, o.VREG, o.VREGW} <= set(engine.lowered.code[:, 0].tolist())
+
+
+@pytest.mark.parametrize("to_wire", [True, False])
+def test_a_run_that_nothing_reads(program, to_wire):
+    """Stores of the same value into neighbouring fields: those on the wire are sent, others may be left out."""
+    base = program("l3")
+    ethernet = next(header for header in base.headers if not header.is_metadata)
+    kind = dataclasses.replace(
+        ethernet.type, fields=tuple(ir.Field(f"lane{i}", 8, 8 * i) for i in range(14)), width=8 * 14
+    )
+    scalars = next(header for header in base.headers if header.name == "scalars")
+    target = ethernet if to_wire else scalars
+    headers = list(base.headers)
+    headers[target.index] = dataclasses.replace(target, type=dataclasses.replace(kind, id=target.type.id))
+    calls = tuple(ir.Primitive("assign", (e.FieldRef(target.index, i), e.Const(85))) for i in range(14))
+    node = ir.ActionCall("lanes", 1000, len(base.actions), ir.END)
+    changed = dataclasses.replace(
+        base,
+        headers=tuple(headers),
+        actions=(*base.actions, ir.Action("lanes", 1000, (), calls)),
+        nodes=(*base.nodes, node),
+        pipelines=tuple(dataclasses.replace(p, init_node=len(base.nodes)) for p in base.pipelines),
+        tables=(),
+        parsers=(dataclasses.replace(base.parsers[0], states=(_only(base.parsers[0].states[0]),), init_state=0),),
+        checksums=(),
+    )
+    reference, compiled = (outcome(switch, [(1, bytes(range(100)))]) for switch in both(changed))
+    assert compiled == reference and len(reference[0][0]) == 1
+
+
+def _only(state: ir.ParseState) -> ir.ParseState:
+    return dataclasses.replace(state, key=(), transitions=(), default=ir.END)
+
+
+def test_registers_of_lanes_are_read_and_written_as_ever(program):
+    switch = switch_on(Engine, program("agg_unrolled_64"))
+    registers = [register for register in switch.state.registers if register.width == 32]
+    for number, register in enumerate(registers):
+        register.write(7, number + (1 << 40))
+    assert [register.read(7) for register in registers] == list(range(64))
+    lanes = struct.pack(">64I", *range(64))
+    switch.state.registers[0].write(7, 1)  # a first sender was there
+    assert switch.receive(0, aggregate(7, 2, 3, 0, lanes))[0][1][22:] == struct.pack(
+        ">64I", *(2 * i for i in range(64))
+    )
+    registers[5].reset()
+    assert registers[5].read_all() == [0] * registers[5].size and registers[6].read(7) == 12
+
+
+@pytest.mark.parametrize("name, seed", [("ternary", 1), ("ternary", 2), ("range", 1), ("lpm", 1), ("mixed_keys", 1)])
+def test_many_entries(program, name, seed):
+    """Overlapping entries that come and go: the best one is found."""
+    source = random.Random(seed)
+    switches = both(program(name))
+    for _ in range(4):
+        number = source.getrandbits(32)
+        for switch in switches:
+            change(switch, random.Random(number))
+        packets = [(0, packet_for(switches[0], source)) for _ in range(60)]
+        reference, compiled = (outcome(switch, packets) for switch in switches)
+        assert compiled == reference
+
+
+def change(switch, source: random.Random) -> None:
+    """Remove some entries of each table, and add random ones with few bits."""
+    for table in switch.state.tables:
+        if not table.table.key or table.is_immutable:
+            continue
+        for entry in table.all_entries():
+            if source.random() < 0.3:
+                table.delete(entry.handle)
+        for _ in range(40):
+            action = source.choice(table.table.actions)
+            args = tuple(source.randrange(8) for _ in switch.program.actions[action].params)
+            match = [param(field, source) for field in table.table.key]
+            try:
+                table.add(match, RunAction(action, args), source.randrange(1, 5))
+            except Exception as error:
+                assert getattr(error, "code", "") in ("DUPLICATE_ENTRY", "TABLE_FULL"), error
+
+
+def param(field: ir.KeyField, source: random.Random) -> ir.MatchParam:
+    few = source.getrandbits(field.width) & source.getrandbits(field.width) & source.getrandbits(field.width)
+    if field.kind == "lpm":
+        length = source.randrange(field.width + 1)
+        return ir.MatchParam("lpm", few >> (field.width - length) << (field.width - length), length)
+    if field.kind == "ternary":
+        return ir.MatchParam("ternary", few, few | source.getrandbits(field.width) & source.getrandbits(field.width))
+    if field.kind == "range":
+        other = source.getrandbits(field.width)
+        return ir.MatchParam("range", min(few, other), max(few, other))
+    return ir.MatchParam(field.kind, few & (1 if field.kind == "valid" else few))
+
+
+def packet_for(switch, source: random.Random) -> bytes:
+    """A long packet of few bits with a type that the parser goes on at."""
+    types = [t.value for state in switch.program.parsers[0].states for t in state.transitions if t.value < 1 << 16]
+    few = bytes(source.getrandbits(8) & source.getrandbits(8) & source.getrandbits(8) for _ in range(120))
+    return few[:12] + struct.pack(">H", source.choice(types or [0x800])) + few
+
+
+def test_queues_with_a_rate(program):
+    """They are the interpreter's: packets wait, and the engine goes on when the last has left."""
+    switches = both(program("l3"))
+    for switch in switches:
+        frames = WORKLOADS["l3"](switch.state)[:6]
+        switch.state.queues.set_rate(100)
+        first = [switch.receive(*frame) for frame in frames]
+        assert switch.next_us() is not None
+        switch.state.queues.set_rate(0)
+        switch.now = 10_000_000
+        switch.results = first, sorted(switch.poll()), switch.next_us(), [switch.receive(*frame) for frame in frames]
+    assert switches[0].results == switches[1].results
+    assert len(switches[0].results[1]) > 0 and visible(switches[0]) == visible(switches[1])
+
+
+def test_packets_in_queues_pass_to_the_next_engine(program):
+    """What waits when one engine takes another's place leaves in its turn."""
+    staying, changing = (switch_on(Interpreter, program("l3")) for _ in range(2))
+    device = Device(changing, FilePorts(0))
+    results = []
+    for switch in (staying, changing):
+        frames = WORKLOADS["l3"](switch.state)[:40]
+        switch.state.queues.set_rate(100)
+        sent = [switch.receive(*frame) for frame in frames[:20]]
+        for engine in (Engine, Interpreter, Engine):
+            if switch is changing:
+                device.change_engine(engine)
+                assert type(switch.engine) is engine
+            switch.now += 45_000
+            sent += [switch.poll(), switch.receive(*frames.pop())]
+        switch.now += 10_000_000
+        results.append([*sent, switch.poll(), switch.next_us()])
+    assert results[0] == results[1] and visible(staying) == visible(changing)
+
+
+def test_batch_is_as_one_by_one(program):
+    one_by_one, batched = (switch_on(Engine, program("l3")) for _ in range(2))
+    frames = WORKLOADS["l3"](one_by_one.state)
+    WORKLOADS["l3"](batched.state)
+    assert batched.engine.receive_batch(frames) == [one_by_one.receive(*frame) for frame in frames]
+    assert visible(batched) == visible(one_by_one)
+
+
+def test_records_name_the_frames_that_came_in(program):
+    switch = switch_on(Engine, program("l3"))
+    frames = WORKLOADS["l3"](switch.state)[:3]
+    data = np.frombuffer(b"".join(data for _, data in frames), dtype=np.uint8)
+    lengths = np.array([len(data) for _, data in frames])
+    found = []
+    switch.engine.process(
+        np.array([port for port, _ in frames]),
+        data.ctypes.data + np.cumsum(lengths) - lengths,
+        lengths,
+        lambda records: found.extend(records[:, [0, 2, 3]].tolist()),
+    )
+    assert [source for _, _, source in found] == [0, 1, 2]
+    assert [length for _, length, _ in found] == [60] * 3

@@ -1,0 +1,49 @@
+"""A running switch with a P4Runtime server, and a primary controller for it."""
+
+import importlib.util
+
+import pytest
+
+
+def pytest_ignore_collect(collection_path):
+    """Without the package p4runtime nothing here can be imported; one test says so."""
+    is_there = importlib.util.find_spec("p4") is not None
+    return True if not is_there and collection_path.name != "test_protos.py" else None
+
+
+@pytest.fixture
+def target():
+    from tests.support.p4runtime_controller import Target
+
+    target = Target()
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def new_controller(target):
+    """The function that makes controllers, closed at the end."""
+    from tests.support.p4runtime_controller import Controller
+
+    made = []
+
+    def new(*args, **options):
+        made.append(Controller(target, *args, **options))
+        return made[-1]
+
+    yield new
+    for controller in made:
+        controller.close()
+
+
+@pytest.fixture
+def primary(new_controller):
+    """A primary controller; the function sets a program and gives the controller."""
+    controller = new_controller()
+    controller.arbitrate()
+
+    def with_program(name):
+        controller.push(name)
+        return controller
+
+    return with_program

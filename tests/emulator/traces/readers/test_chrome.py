@@ -1,0 +1,118 @@
+"""Files in pieces are the files as a whole; broken ones say where they break."""
+
+import gzip
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.traces.readers import chrome
+from emulator.traces.readers.chrome import ChromeFile
+from emulator.traces.readers.progress import WATCHER
+from switchml.errors import TraceError
+
+VALUES = st.recursive(
+    st.integers(-5, 5) | st.text('},{[]":\\ aé', max_size=6) | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab}{", max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+EVENTS = st.lists(st.dictionaries(st.text("abc},{", max_size=3), VALUES, max_size=3), max_size=12)
+HEADERS = st.dictionaries(st.sampled_from(["x", "y", "traceName"]), VALUES, max_size=2)
+
+
+def read(path, **options):
+    file = ChromeFile(path, **options)
+    return [event for batch in file.batches() for event in batch], file
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(chrome, "BLOCK_BYTES", 7)
+
+
+@given(before=HEADERS, events=EVENTS, after=HEADERS, indent=st.sampled_from([None, 1]))
+def test_blocks_of_any_size_give_what_the_whole_gives(tmp_path_factory, before, events, after, indent):
+    path = tmp_path_factory.mktemp("chrome") / "t.json"
+    parts = [json.dumps(part, indent=indent)[1:-1].strip() for part in (before, {"traceEvents": events}, after)]
+    path.write_text("{" + ",".join(part for part in parts if part) + "}")
+    original = chrome.BLOCK_BYTES
+    try:
+        for block in (1, 5, 64, original):
+            chrome.BLOCK_BYTES = block
+            found, file = read(path)
+            assert found == events
+            assert file.header == before | after
+    finally:
+        chrome.BLOCK_BYTES = original
+
+
+def test_an_array_without_an_object_and_without_its_end_is_a_trace(tmp_path, small_blocks):
+    path = tmp_path / "t.json"
+    for text in ('[{"a": 1}, {"b": 2}]', '[{"a": 1},\n{"b": 2}', '[{"a": 1},\n{"b": 2},\n'):
+        path.write_text(text)
+        assert read(path)[0] == [{"a": 1}, {"b": 2}]
+
+
+def test_numbers_and_letters_that_json_does_not_have(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_bytes(
+        b'{"traceEvents": [{"a": NaN, "b": [-Infinity, inf], "c": "NaN", "d": "\xff"}, {"e": 1}], "f": nan}'
+    )
+    found, file = read(path)
+    assert found == [{"a": 0, "b": [0, 0], "c": "NaN", "d": "?"}, {"e": 1}]
+    assert file.header == {"f": 0}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_truncated_file_says_where_and_can_be_salvaged(tmp_path, packed):
+    events = [{"name": f"event {i}", "args": {"x": [i, {"y": i}]}} for i in range(200)]
+    whole = json.dumps({"traceEvents": events, "traceName": "t"}).encode()
+    path = tmp_path / ("t.json.gz" if packed else "t.json")
+    for cut in range(40, len(whole) - 1, 97):
+        if packed:
+            data = gzip.compress(whole)
+            path.write_bytes(data[: 30 + cut * (len(data) - 40) // len(whole)])
+        else:
+            path.write_bytes(whole[:cut])
+        with pytest.raises(TraceError, match="truncated|breaks off before its events"):
+            read(path)
+        try:
+            found, file = read(path, salvage=True)
+        except TraceError:  # not even the beginning is there
+            assert packed and cut < 2000
+            continue
+        assert found == events[: len(found)]
+        assert "at byte" in file.broken
+        if not packed:
+            assert len(found) >= whole[:cut].count(b'"name"') - 1
+            assert f"at byte {cut:,}" in file.broken
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_watcher_sees_how_far_reading_has_come(tmp_path, small_blocks, packed):
+    text = json.dumps({"traceEvents": [{"name": "x" * 50, "i": i} for i in range(100)]}).encode()
+    path = tmp_path / "t.json"
+    path.write_bytes(gzip.compress(text) if packed else text)
+    said = []
+    token = WATCHER.set(lambda *told: said.append(told))
+    try:
+        read(path)
+    finally:
+        WATCHER.reset(token)
+    size = path.stat().st_size
+    done = [bytes_read for _, bytes_read, _ in said]
+    assert {(told[0], told[2]) for told in said} == {(path, size)}
+    assert done == sorted(done)
+    assert done[-1] == size
+    assert done[0] < size
+
+
+def test_what_is_no_trace_is_refused(tmp_path):
+    path = tmp_path / "t.json"
+    for text in ("", "hello", '{"a": 1}', '{"traceEvents": 3}'):
+        path.write_text(text)
+        with pytest.raises(TraceError, match=r"t\.json"):
+            read(path)
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "nowhere.json")

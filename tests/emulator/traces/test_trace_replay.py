@@ -1,0 +1,86 @@
+"""`switchml trace replay` on files: what it prints, what it refuses."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.cli.trace.replay import replay
+from emulator.traces.readers.native import write
+from switchml.errors import ConfigError
+from tests.support import ddp_traces as traces
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("traces")
+    for trace in traces.ddp(ranks=2, iterations=4, slowness=[1.0, 1.1], jitter=0.2):
+        write(trace, path / f"rank-{trace.rank}.npz")
+    return path
+
+
+def ask(folder, *arguments) -> dict:
+    result = CliRunner().invoke(replay, [str(folder), *arguments, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def test_predicted_against_traced(folder):
+    found = ask(folder)
+    assert abs(found["error"]) < 0.01
+    assert found["iterations"] == 4 and found["ranks"] == [0, 1]
+    for key in ("traced", "replayed"):
+        assert sum(found[key]["parts_s"].values()) == pytest.approx(found[key]["iteration_s"], rel=1e-6)
+        assert len(found[key]["ranks"]) == 2
+
+
+def test_everything_changed_at_once(folder):
+    found = ask(
+        folder, "--bandwidth", "x0.5", "--latency", "x2", "--allreduce", "switchml", "--ranks", "8",
+        "--bucket-cap", "1MB", "--bucket-cap", "4MB", "--accelerator", "x2", "--slow", "1=1.5",
+        "--without-straggler", "0",
+    )  # fmt: skip
+    assert len(found["changes"]) == 8
+    assert found["speedup"] == pytest.approx(found["replayed"]["iteration_s"] / found["changed"]["iteration_s"])
+    assert found["network"]["allreduce"] == "switchml"
+
+
+def test_a_slower_link_takes_longer(folder):
+    took_s = [ask(folder, "--bandwidth", rate)["changed"]["iteration_s"] for rate in ("x2", "x1", "x0.5", "10mbit")]
+    assert took_s == sorted(took_s)
+
+
+def test_a_timeline(folder, tmp_path):
+    ask(folder, "--bandwidth", "x0.5", "--timeline", str(tmp_path / "out.json"))
+    events = json.loads((tmp_path / "out.json").read_text())["traceEvents"]
+    assert {event["name"] for event in events} >= {"aten::mm", "gloo:all_reduce"}
+
+
+def test_the_table(folder):
+    shown = CliRunner().invoke(replay, [str(folder), "--allreduce", "ps"], catch_exceptions=False).output
+    assert "exposed communication" in shown and "With all-reduce ps:" in shown and "4 iterations of 2 ranks" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--allreduce", "star"], "unknown all-reduce 'star'"),
+        (["--slow", "9=2"], "rank 9 was not traced"),
+        (["--accelerator", "h100"], "say how many times as fast"),
+        (["--accelerator", "h1000"], "unknown accelerator"),
+        (["--bandwidth", "x0"], "makes no sense"),
+        (["--link", "1kbit", "--bandwidth", "x2"], "was it traced on that network"),
+    ],
+)
+def test_nonsense(folder, arguments, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        CliRunner().invoke(replay, [str(folder), *arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [(["--bandwidth", "fast"], "expected a number and a unit"), (["--slow", "one"], "expected a rank and a factor")],
+)
+def test_what_is_no_number(folder, arguments, complaint):
+    result = CliRunner().invoke(replay, [str(folder), *arguments])
+    assert result.exit_code == 2 and complaint in result.output

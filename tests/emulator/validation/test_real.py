@@ -1,0 +1,68 @@
+"""`switchml validate real`: what counts as an error, what is predicted from what, and a small run of the real thing."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from emulator.validation.real import measure as real
+from emulator.validation.real import report as real_report
+from emulator.validation.real.measure import Calibration, Plan, Row, Validation
+from switchml.cli.main import cli
+from switchml.errors import ConfigError
+
+
+def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4, rate_bps=1e7):
+    return Row(backend, workers, rate_bps, measured_s, predicted_s, is_calibration)
+
+
+def test_the_calibration_run_counts_in_no_average():
+    rows = [row(1.0, 9.0, True), row(1.0, 1.1), row(2.0, 1.92), row(1.0, 0.7)]
+    calibration = Calibration(0.001, {"gloo": 0.0, "switchml": 0.0}, {"gloo": 1.0, "switchml": 1.2}, 2)
+    found = Validation(rows, calibration, 4096)
+    assert found.mape == pytest.approx((0.1 + 0.04 + 0.3) / 3)
+    assert found.worst is rows[3] and found.within_5_percent == pytest.approx(1 / 3)
+    told = real_report.as_json(found)
+    assert {"rows", "mape", "worst", "within_5_percent"} <= set(told) and len(told["rows"]) == 4
+
+
+def test_ranks_that_share_cores_compute_in_turns():
+    assert [Calibration(0.001, {}, {}, 4).turns(workers) for workers in (2, 4, 8)] == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "switchml"])
+def test_predictions_follow_the_rate_and_the_pause(backend):
+    """Large tensors, so that the token bucket's burst is small beside them."""
+    slow, fast = (real.play(backend, 2, rate_bps, 8 << 20, 0.0) for rate_bps in (1e9, 2e9))
+    assert slow / fast == pytest.approx(2, rel=0.05)
+    assert real.play(backend, 2, 1e9, 8 << 20, 0.05) == pytest.approx(slow + 0.05, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"workers": (1, 2)}, "1 worker"),
+        ({"workers": (2, 2)}, "named twice"),
+        ({"rates_bps": (1e6, 1e6)}, "named twice"),
+        ({"steps": 2}, "expected 3 or more"),
+    ],
+)
+def test_plans_that_make_no_sense(options, message):
+    with pytest.raises(ConfigError, match=message):
+        Plan(**options)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_workers_at_two_rates(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "real.png"
+    arguments = ["validate", "real", "--workers", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
+    result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert len(found["rows"]) == 4 and sum(one["is_calibration"] for one in found["rows"]) == 2
+    assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in found["rows"])
+    assert picture.read_bytes().startswith(b"\x89PNG")

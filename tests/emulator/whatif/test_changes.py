@@ -1,0 +1,221 @@
+"""What-ifs: an unchanged thing changes nothing, a changed one what arithmetic says, and changes compose."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emulator.replay.engine import replay
+from emulator.traces.iterations import join_each
+from emulator.traces.join import join
+from emulator.whatif import changes, network
+from emulator.whatif import repeated_rounds as again
+from emulator.whatif.predict import predicted
+from emulator.whatif.transfers import all_reduces, meeting_s
+from emulator.workload.checks import check
+from emulator.workload.graph import Collective, Kind
+from switchml.errors import ConfigError
+from tests.support import ddp_traces as traces
+
+LINK_BPS = 2e9  # 1 ms for 250 kB
+
+
+def takes_s(joined) -> float:
+    check(joined.graph)
+    return replay(joined.graph, joined.costs).makespan_s
+
+
+@pytest.fixture
+def joined():
+    """Two buckets of 2 and 6 MB, whose all-reduces tell latency and rate apart."""
+    job = dataclasses.replace(traces.Job(), sizes=(1e6, 1e6, 3e6, 3e6), reduce=(10.0, 26.0))
+    return join(traces.ddp(job, ranks=4))
+
+
+NOTHING = {
+    "bandwidth": lambda one: changes.bandwidth(one, factor=1),
+    "latency": lambda one: changes.latency(one, factor=1),
+    "all-reduce": lambda one: changes.allreduce(one, "ring"),
+    "ranks": lambda one: changes.ranks(one, 4),
+    "accelerator": lambda one: changes.accelerator(one, 1),
+    "slow": lambda one: changes.slow(one, {2: 1.0}),
+    "straggler": lambda one: changes.without_straggler(one, 2),
+    "known link": lambda one: changes.bandwidth(changes.with_network(one, link_bps=LINK_BPS * 1.6), factor=1),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+def test_nothing_changed(joined, name):
+    assert takes_s(NOTHING[name](joined)) == pytest.approx(takes_s(joined), rel=1e-9)
+
+
+def test_half_the_bandwidth(joined):
+    """10 ms for 2 MB and 26 ms for 6 MB are 2 ms and 4 ms for each MB."""
+    slower = changes.bandwidth(joined, factor=0.5)
+    assert meeting_s(slower.costs) == pytest.approx([18e-3, 50e-3], rel=1e-3)
+
+
+def test_a_known_link_leaves_the_hosts_part(joined):
+    """Of 4 ms for a MB, links of 4 Gbit/s account for 3 ms (1.5 MB pass each, 95.6 % of a link are data)."""
+    known = changes.with_network(joined, link_bps=4e9)
+    slower = changes.bandwidth(known, bps=2e9)
+    wire_s = 1.5 / network.TCP_SHARE / 500
+    assert meeting_s(slower.costs) == pytest.approx([10e-3 + 2 * wire_s, 26e-3 + 6 * wire_s], rel=1e-6)
+    with pytest.raises(ConfigError, match="was it traced on that network"):
+        changes.with_network(joined, link_bps=1e9)
+
+
+def test_algorithms(joined):
+    """A ring of 4 passes 1.5 times the buffer, the switch once, a server 4 times, in 6, 2 and 2 steps."""
+    ring = network.fit(joined)
+    switched = changes.allreduce(joined, "switchml")
+    per_mb_s = 4e-3 * (1 / 1.5) * network.TCP_SHARE / network.SWITCHML_SHARE
+    guessed_mb = min(again.guessed_bytes(4) / 1e6, 2.0)  # of the first; the second waits in line
+    assert meeting_s(switched.costs) == pytest.approx(
+        [
+            (2 + again.AGAIN["int32"] * guessed_mb) * per_mb_s + 2 * ring.latency_s,
+            6 * per_mb_s + 2 * ring.latency_s,
+        ],
+        rel=1e-3,
+    )
+    assert meeting_s(changes.allreduce(joined, "ps").costs)[0] == pytest.approx(
+        2 * 4e-3 * 4 / 1.5 + 2 * ring.latency_s, rel=1e-3
+    )
+    back = changes.allreduce(switched, "ring")
+    assert takes_s(back) == pytest.approx(takes_s(joined), rel=1e-9)
+
+
+@pytest.mark.parametrize("algorithm", network.ALGORITHMS)
+def test_more_ranks_cost_no_less(joined, algorithm):
+    took_s = [takes_s(changes.ranks(changes.allreduce(joined, algorithm), count)) for count in (4, 8, 64)]
+    assert took_s == sorted(took_s)
+    more = changes.ranks(joined, 64)
+    assert more.graph.groups.size.tolist() == [64] and more.graph.ranks.weight.sum() == pytest.approx(64)
+    assert any("64 ranks in place of 4" in line for line in more.assumptions)
+
+
+def test_hierarchical_crosses_links_less():
+    flat = network.Network("ring", 1e9, 0.0, per_host=8)
+    tiers = dataclasses.replace(flat, algorithm="hierarchical")
+    assert flat.volume(Collective.ALL_REDUCE, 64) == pytest.approx(2 * 63 / 64)
+    assert tiers.volume(Collective.ALL_REDUCE, 64) == pytest.approx(2 * 7 / 8)
+    assert tiers.steps(Collective.ALL_REDUCE, 64) < flat.steps(Collective.ALL_REDUCE, 64)
+
+
+def test_one_bucket(joined):
+    """All gradients in one: as one all-reduce of 8 MB that starts after the last of them."""
+    one = changes.buckets(joined, [25 << 20])
+    assert len(one.graph.meetings) == 1
+    assert meeting_s(one.costs) == pytest.approx([2e-3 + 8 * 4e-3], rel=1e-3)
+    played = replay(one.graph, one.costs)
+    ready_s = max(played.end_s[op] for op, _, _ in one.gradients)
+    assert played.meeting_start_s[0] == pytest.approx(ready_s, abs=1e-3)
+    four = changes.buckets(joined, [1])
+    assert len(four.graph.meetings) == 4
+    assert takes_s(changes.buckets(four, [25 << 20])) == pytest.approx(takes_s(one), rel=1e-6)
+
+
+def test_the_same_buckets_cost_the_same(joined):
+    assert takes_s(changes.buckets(joined, [2e6, 6e6])) == pytest.approx(takes_s(joined), rel=5e-3)
+
+
+def test_a_codec(joined):
+    smaller = changes.codec(joined, wire_share=0.25, bytes_per_s=1e9)
+    assert meeting_s(smaller.costs) == pytest.approx([2e-3 + 0.5 * 4e-3, 2e-3 + 1.5 * 4e-3], rel=1e-3)
+    spent = smaller.graph.op_kind() == Kind.CODEC
+    assert spent.sum() == 8  # each rank, each bucket
+    assert smaller.costs.work_s[smaller.graph.ops.work[spent]].sum() == pytest.approx(4 * 8e-3)
+    check(smaller.graph)
+
+
+def test_a_slow_rank_holds_up_all(joined):
+    slowed = changes.slow(joined, {2: 2.0})
+    assert takes_s(slowed) > takes_s(joined) + 0.035  # its 42 ms until the last bucket twice
+    assert takes_s(changes.without_straggler(slowed, 2)) == pytest.approx(takes_s(joined), rel=1e-9)
+    healed = join(traces.ddp(ranks=4, slowness=[1.0, 1.0, 1.5, 1.0]))
+    healthy = join(traces.ddp(ranks=4))
+    assert takes_s(changes.without_straggler(healed, 2)) == pytest.approx(takes_s(healthy), rel=1e-3)
+
+
+def test_an_accelerator_of_twice_the_speed(joined):
+    faster = changes.accelerator(joined, 2.0)
+    compute_s = 10e-3 + 4 * 8e-3  # up to the last bucket
+    assert takes_s(joined) - takes_s(faster) > 0.4 * compute_s
+    only_memory = changes.accelerator(joined, 1.0, memory=2.0)
+    assert takes_s(faster) < takes_s(only_memory) < takes_s(joined)
+
+
+def test_overlapping_all_reduces_are_served_in_turn():
+    """Two at once, each taking twice as long, are two in turn; the last one ends when it did."""
+    recorder_traces = _overlapping()
+    joined = join(recorder_traces)
+    turned = network.one_at_a_time(joined)
+    assert takes_s(turned) == pytest.approx(takes_s(joined), rel=1e-3)
+    reduces = all_reduces(turned)
+    assert meeting_s(turned.costs)[reduces].sum() == pytest.approx(40e-3, rel=1e-2)
+    halved = changes.bandwidth(joined, factor=0.5)
+    assert takes_s(halved) - takes_s(joined) == pytest.approx(40e-3, rel=0.05)
+
+
+def _overlapping():
+    """Buckets launched together on two transports, 20 ms of work each, done 40 ms later."""
+    given_traces = []
+    for rank in range(2):
+        recorder = traces.Recorder(rank, 2)
+        recorder.add("aten::mm", traces.What.COMPUTE, 0.0, 10e-3)
+        launches = []
+        for at in (10e-3, 10.1e-3):
+            launches.append(recorder.add("c10d::allreduce_", traces.What.LAUNCH, at, at + 50e-6))
+            recorder.add(traces.NODE, traces.What.SCOPE, at - 10e-6, at + 60e-6)
+        recorder.all_reduce(launches[0], 10.02e-3, 50e-3, 1e6, lane=1)
+        recorder.all_reduce(launches[1], 10.12e-3, 50.1e-3, 1e6, lane=2)
+        recorder.add("aten::add_", traces.What.COMPUTE, 50.2e-3, 55e-3)
+        recorder.steps = [(0.0, 55e-3)]
+        given_traces.append(recorder.trace())
+    return given_traces
+
+
+CHANGES = st.sampled_from(
+    [
+        lambda one: changes.bandwidth(one, factor=0.3),
+        lambda one: changes.bandwidth(one, bps=5e9),
+        lambda one: changes.latency(one, seconds=1e-3),
+        lambda one: changes.allreduce(one, "switchml"),
+        lambda one: changes.allreduce(one, "tree"),
+        lambda one: changes.buckets(one, [1 << 20, 4 << 20]),
+        lambda one: changes.codec(one, 0.5, 1e9),
+        lambda one: changes.ranks(one, 16),
+        lambda one: changes.slow(one, {1: 1.7}),
+        lambda one: changes.accelerator(one, 3.0, 2.0),
+        lambda one: changes.without_straggler(one, 0),
+    ]
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(CHANGES, min_size=1, max_size=5))
+def test_changes_compose(several):
+    """Any of them after any others gives a sound graph, for each iteration and all in a chain."""
+    iterations = join_each(traces.ddp(ranks=2, iterations=2, slowness=[1.0, 1.1]))
+    for change in several:
+        iterations = [change(one) for one in iterations]
+    for one in iterations:
+        check(one.graph)
+    assert np.isfinite(predicted(iterations).iteration_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda one: changes.bandwidth(one, factor=0), "bandwidth: 0 makes no sense"),
+        (lambda one: changes.allreduce(one, "star"), "unknown all-reduce 'star'; there are ring"),
+        (lambda one: changes.slow(one, {7: 2.0}), "rank 7 was not traced; there are 0, 1, 2, 3"),
+        (lambda one: changes.ranks(one, 0), "0 ranks: expected at least 1"),
+        (lambda one: changes.codec(one, 0.0, 1.0), "share of bytes sent: 0.0 makes no sense"),
+    ],
+)
+def test_nonsense(joined, change, complaint):
+    with pytest.raises(ConfigError, match=complaint):
+        change(joined)

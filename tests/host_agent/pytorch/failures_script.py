@@ -1,0 +1,80 @@
+"""Run by pytorch/test_backend.py in three processes: one thing goes wrong, and each rank reports what it was told.
+
+kill RANK      that rank is killed in the middle of its all-reduces
+stall          rank 1 lives but does not call the all-reduce in time
+aggregator     the aggregator that rank 0 started is killed
+forget         nobody calls destroy_process_group
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+MODE = sys.argv[1]
+torch.set_num_threads(1)
+
+
+def error_of(action) -> dict:
+    """What `action()` raises, and after how long."""
+    begin = time.monotonic()
+    try:
+        action()
+    except Exception as error:
+        return {
+            "type": type(error).__name__,
+            "message": str(error),
+            "ranks": list(getattr(error, "ranks", ())),
+            "seconds": time.monotonic() - begin,
+        }
+    return {"type": "nothing"}
+
+
+def reduce_forever() -> None:
+    while True:
+        works = [dist.all_reduce(torch.ones(50_000), async_op=True) for _ in range(4)]
+        for work in works:
+            work.wait()
+
+
+timeout = timedelta(seconds=2 if MODE == "stall" else 60)
+dist.init_process_group("switchml", init_method=os.environ["RENDEZVOUS"], rank=RANK, world_size=SIZE, timeout=timeout)
+model = DistributedDataParallel(torch.nn.Linear(300, 300))
+child = [process.pid for process in psutil.Process().children()]
+for _ in range(5):
+    dist.all_reduce(torch.ones(1000))
+report: dict = {"rank": RANK, "aggregator_pid": child[0] if child else None}
+
+if MODE == "kill":
+    if int(sys.argv[2]) == RANK:
+        dist.all_reduce(torch.ones(50_000), async_op=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    report["wait"] = error_of(reduce_forever)
+    # Whatever comes later is told the same.
+    report["later"] = error_of(lambda: dist.all_reduce(torch.ones(3)))
+    report["future"] = error_of(lambda: dist.all_reduce(torch.ones(3), async_op=True).get_future().wait())
+    report["backward"] = error_of(lambda: model(torch.ones(300)).sum().backward())
+elif MODE == "stall":
+    if RANK == 1:
+        time.sleep(5)
+    report["wait"] = error_of(lambda: dist.all_reduce(torch.ones(50_000)))
+    time.sleep(1)  # or one would hear of another's giving up before its own time is over
+elif MODE == "aggregator":
+    if RANK == 0:
+        os.kill(child[0], signal.SIGKILL)
+    report["wait"] = error_of(reduce_forever)
+
+json.dump(report, sys.stdout, allow_nan=False)
+sys.stdout.flush()
+if MODE != "forget":
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - begin < 4, "destroy_process_group waited for ranks that are gone"

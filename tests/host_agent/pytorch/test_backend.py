@@ -1,0 +1,134 @@
+"""The torch backend in real processes: every collective, what it leaves behind, what ranks hear when it fails."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.ranks import ROOT, Rank, environment, run_ranks, start_ranks
+
+torch = pytest.importorskip("torch")
+
+# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
+pytestmark = pytest.mark.timeout(300)
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.slow
+def test_every_collective(tmp_path):
+    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path):
+        report = json.loads(rank.out[rank.out.index("{") :])
+        # Rank 0 has started the aggregator; nobody else has a child.
+        assert report["children_before"] == (1 if rank.rank == 0 else 0)
+        for left in (report["left"], report["left_again"]):
+            assert left == {"threads": [], "children": [], "sockets": []}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_cuda_tensors(tmp_path):
+    run_ranks(HERE / "cuda_script.py", 2, tmp_path)
+
+
+def failures(folder: Path, *mode: str) -> tuple[list[Rank], dict[int, dict]]:
+    """Run failures_script.py; returns the processes and the reports of those that could make one."""
+    ranks = start_ranks(HERE / "failures_script.py", 3, folder, *mode)
+    try:
+        for rank in ranks:
+            rank.finish(60)
+    finally:
+        for rank in ranks:
+            rank.process.kill()
+    return ranks, {rank.rank: json.loads(rank.out[rank.out.index("{") :]) for rank in ranks if "{" in rank.out}
+
+
+def assert_ends(pid: int) -> None:
+    """The process ends within a few seconds."""
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, f"process {pid} still runs"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_killed_rank_is_named(tmp_path, victim):
+    """Also rank 0, whose aggregator dies with it: the others hear of the rank first."""
+    ranks, reports = failures(tmp_path, "kill", str(victim))
+    assert ranks[victim].returncode == -9
+    assert set(reports) == {0, 1, 2} - {victim}
+    for rank, report in reports.items():
+        assert ranks[rank].returncode == 0, ranks[rank].err
+        for when in ("wait", "later"):
+            assert report[when]["type"] == "PeerLost", report
+            assert report[when]["ranks"] == [victim]
+        assert report["wait"]["seconds"] < 10
+        for when in ("future", "backward"):  # C++ futures know RuntimeError only
+            assert report[when]["type"] == "RuntimeError", report
+            assert "PeerLost" in report[when]["message"] and f"rank {victim}" in report[when]["message"]
+
+
+def test_rank_that_does_not_call_is_named(tmp_path):
+    ranks, reports = failures(tmp_path, "stall")
+    for rank in (0, 2):
+        assert ranks[rank].returncode == 0, ranks[rank].err
+        assert reports[rank]["wait"]["type"] == "CollectiveTimeout", reports[rank]
+        assert reports[rank]["wait"]["ranks"] == [1]
+        assert 1 < reports[rank]["wait"]["seconds"] < 5
+
+
+def test_killed_aggregator(tmp_path):
+    ranks, reports = failures(tmp_path, "aggregator")
+    for rank, report in reports.items():
+        assert ranks[rank].returncode == 0, ranks[rank].err
+        assert report["wait"]["type"] == "AggregatorLost", report
+
+
+def test_nobody_destroys_the_group(tmp_path):
+    ranks, reports = failures(tmp_path, "forget")
+    assert [rank.returncode for rank in ranks] == [0, 0, 0], [rank.err for rank in ranks]
+    assert_ends(reports[0]["aggregator_pid"])
+
+
+def test_autoload_is_quick():
+    """torch calls it at every `import torch`: it may cost 50 ms, and nothing heavy may come along."""
+    program = """
+import sys, time, torch
+begin = time.perf_counter()
+for name in [name for name in sys.modules if name.startswith("host_agent")]:
+    del sys.modules[name]
+from host_agent.pytorch.backend import autoload
+autoload()
+autoload()
+spent = time.perf_counter() - begin
+assert spent < 0.05, f"{spent} s"
+heavy = {"numba", "grpc", "google.protobuf", "zmq", "host_agent.agent", "switchml.protocol.worker"} & set(sys.modules)
+assert not heavy, heavy
+assert torch.distributed.is_backend_available("switchml")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_callbacks_may_wait_for_later_ones():
+    """A burst of callbacks needs few threads, and yet one that waits for another does not stop it."""
+    import threading
+
+    from host_agent.pytorch.work import CallbackThreads
+
+    callbacks = CallbackThreads("test")
+    done = [threading.Event() for _ in range(100)]
+    gate = threading.Event()
+    callbacks.submit(lambda: gate.wait(10))
+    for event in done:
+        callbacks.submit(event.set)
+    assert all(event.wait(10) for event in done)
+    assert len([thread for thread in threading.enumerate() if thread.name.startswith("test-")]) < 10
+    gate.set()
+    callbacks.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("test-")]
+    callbacks.submit(done[0].clear)
+    assert not done[0].is_set()

@@ -1,0 +1,261 @@
+"""`switchml train` as a user calls it, in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from switchml.cli.main import cli
+from tests.support.ranks import environment
+
+pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+# Several processes at a time that import torch, and perhaps compile kernels, on two slow cores.
+pytestmark = pytest.mark.timeout(300)
+
+
+def start(*arguments: str, start_new_session: bool = False) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "switchml", "train", *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=start_new_session,
+    )
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    process = start(*arguments)
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_json(*arguments: str) -> dict:
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict]:
+    """A run through each aggregator that needs no root; the first is what users get."""
+    return {"p4": run_json("--steps", "120"), "software": run_json("--steps", "120", "--aggregator", "software")}
+
+
+@pytest.fixture(params=["p4", "software"])
+def short_run(request, runs) -> dict:
+    return runs[request.param]
+
+
+def test_same_accuracy_as_gloo(short_run):
+    assert short_run["workers"] == 4 and short_run["steps"] == 120
+    assert short_run["transport"] == {"p4": "frames", "software": "shm"}[short_run["aggregator"]]
+    assert short_run["accuracy"]["switchml"] >= 0.97
+    assert abs(short_run["accuracy"]["switchml"] - short_run["accuracy"]["gloo"]) <= 0.005
+    assert 0 < short_run["max_param_diff"] < 1e-3
+    assert len(short_run["loss"]["switchml"]) == 120
+    assert short_run["loss"]["switchml"] == pytest.approx(short_run["loss"]["gloo"], abs=2e-3)
+    assert all(seconds > 0 for seconds in short_run["seconds"].values())
+    packets = short_run["packets"]
+    # 71,754 float32 at 256 a packet, from each of 4 workers in each of 120 steps.
+    assert packets["sent"] - packets["retransmitted"] >= 120 * 4 * 281
+    assert packets["received"] >= 120 * 4 * 281
+    assert packets["refused"] == 0
+
+
+def test_lost_and_reordered_packets_change_no_bit(short_run):
+    aggregator = short_run["aggregator"]
+    lossy = run_json("--steps", "120", "--loss-rate", "0.02", "--reorder-rate", "0.02", "--aggregator", aggregator)
+    assert lossy["packets"]["retransmitted"] > short_run["packets"]["retransmitted"]
+    assert lossy["packets"]["retransmitted"] > 1000
+    assert lossy["params_sha256"] == short_run["params_sha256"]
+    assert lossy["loss"] == short_run["loss"]
+
+
+def test_all_aggregators_give_the_same_bits(runs):
+    assert runs["p4"]["params_sha256"] == runs["software"]["params_sha256"]
+
+
+@pytest.mark.root
+def test_simple_switch_gives_the_same_bits(require_program):
+    require_program("simple_switch")
+    require_program("ip")
+    through = {
+        name: run_json("--steps", "10", "--workers", "2", "--aggregator", name, "--loss-rate", rate)
+        for name, rate in (("bmv2", "0.01"), ("software", "0"))
+    }
+    assert through["bmv2"]["params_sha256"] == through["software"]["params_sha256"]
+    assert through["bmv2"]["transport"] == "frames"
+
+
+@pytest.mark.parametrize("workers", [1, 8])
+def test_number_of_workers(workers):
+    report = run_json("--workers", str(workers), "--steps", "8", "--batch-size", "8")
+    assert report["workers"] == workers
+    assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
+
+
+def test_table_and_progress():
+    done = run("--workers", "2", "--steps", "6")
+    assert done.returncode == 0, done.stderr
+    for text in ("2 workers, 6 steps", "Gloo", "in-network", "accuracy", "packets retransmitted"):
+        assert text in done.stdout
+    assert "Gloo: step 1/6" in done.stderr and "in-network: step 6/6" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--workers", "0"], "--workers"),
+        (["--steps", "0"], "--steps"),
+        (["--loss-rate", "1.5"], "--loss-rate"),
+        (["--reorder-rate", "-0.1"], "--reorder-rate"),
+        (["--aggregator", "abacus"], "abacus"),
+        (["--workers", "64", "--batch-size", "32"], "2048 images"),
+        (["--workers", "33", "--batch-size", "1"], "a P4 switch takes 32"),
+        (["--transport", "shm"], "p4 is not reached that way"),
+        (["--transport", "frames", "--aggregator", "software"], "software is not reached that way"),
+        (["--lr", "0"], "--lr"),
+    ],
+)
+def test_nonsense_is_refused(arguments, complaint):
+    done = CliRunner().invoke(cli, ["train", *arguments])
+    assert done.exit_code in (1, 2)
+    assert complaint in done.stderr and done.stdout == ""
+    assert done.exception is None or isinstance(done.exception, SystemExit), "no traceback"
+
+
+def workers_of(process: subprocess.Popen, count: int) -> list[psutil.Process]:
+    """The worker processes of a running command by rank, once there are `count`."""
+    deadline = time.monotonic() + 60
+    while True:
+        # The command's children are the aggregator, whose child may be a switch, and the process that forks workers.
+        forkers = [one for one in psutil.Process(process.pid).children() if "forkserver" in " ".join(one.cmdline())]
+        found = [child for one in forkers for child in one.children()]
+        if len(found) >= count:
+            return sorted(found, key=lambda worker: worker.pid)
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
+def family(process: subprocess.Popen) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_all_end(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=8)
+    assert alive == []
+
+
+def wait_for_line(process: subprocess.Popen, text: str) -> None:
+    """Read stderr up to a line that contains `text`."""
+    for line in process.stderr:
+        if text in line:
+            return
+    raise AssertionError(f"the command ended before it said {text!r}")
+
+
+@pytest.mark.parametrize("phase", ["Gloo", "in-network"])
+def test_killed_worker_is_named(phase):
+    process = start("--steps", "800", "--workers", "3", "--batch-size", "4")
+    try:
+        workers = workers_of(process, 3)
+        wait_for_line(process, f"{phase}: step 1/")
+        everybody = family(process)
+        workers[2].kill()
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert f"rank 2 (pid {workers[2].pid})" in err and "SIGKILL" in err
+    assert "Traceback" not in err and out == ""
+    assert_all_end(everybody)
+
+
+def test_killed_aggregator_is_named():
+    process = start("--steps", "800", "--workers", "3", "--batch-size", "4")
+    try:
+        workers_of(process, 3)
+        everybody = family(process)
+        aggregator = next(child for child in everybody if "host_agent.pytorch.aggregator" in child.cmdline())
+        wait_for_line(process, "in-network: step 1/")
+        aggregator.kill()
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert f"the aggregator (pid {aggregator.pid}) was killed by SIGKILL" in err
+    assert "Traceback" not in err and out == ""
+    assert_all_end(everybody)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_interrupted_command_leaves_nothing(number, code):
+    process = start("--steps", "100000", "--workers", "2")
+    try:
+        workers_of(process, 2)
+        wait_for_line(process, "Gloo: step")
+        everybody = family(process)
+        process.send_signal(number)
+        process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == code
+    assert_all_end(everybody)
+
+
+def test_ctrl_c_before_anything_runs():
+    """A terminal sends it to all processes at once; none of them has anything to say about it."""
+    process = start("--workers", "2", start_new_session=True)
+    try:
+        while len(family(process)) < 2:
+            time.sleep(0.01)
+        everybody = family(process)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "")
+    assert_all_end(everybody)
+
+
+def test_settings_files_are_obeyed(tmp_path):
+    (tmp_path / "settings.toml").write_text(
+        '[environment]\nSWITCHML_WIRE = "int16"\n'
+        "[ddp]\nbucket_cap_mb_list = [0.01, 1.0]\n"
+        '[compression]\ncodec = ["none", "fp16"]\n'
+    )
+    options = ("--workers", "2", "--steps", "6", "--aggregator", "software", "--trace", str(tmp_path))
+    told = run_json(*options, "--settings", str(tmp_path / "settings.toml"))
+    assert (told["wire"], told["codec"]) == ("int16", "none, fp16")
+    assert told["codec_totals"]["bytes_sent"] < told["codec_totals"]["bytes_dense"]
+    for backend, hook in (("gloo", ""), ("switchml", "codec_hook")):
+        (ddp,) = json.loads((tmp_path / backend / "rank-0.about.json").read_text())["ddp"]
+        assert ddp["comm_hook"] == hook
+        assert [len(bucket) for bucket in ddp["buckets"]] == [4, 4], "without settings all eight gradients go together"
+
+
+def test_settings_and_codec_exclude_each_other(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text('[compression]\ncodec = ["fp16"]\n')
+    refused = run("--settings", str(path), "--codec", "bf16")
+    assert refused.returncode == 2 and "names codecs, too; expected one of the two" in refused.stderr
+
+
+def test_settings_that_are_none(tmp_path):
+    path = tmp_path / "settings.toml"
+    path.write_text("[ddp]\nbucket_cap = 1\n")
+    refused = run("--settings", str(path))
+    assert refused.returncode == 1 and str(path) in refused.stderr and "bucket_cap" in refused.stderr

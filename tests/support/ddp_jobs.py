@@ -1,0 +1,99 @@
+"""Data-parallel iterations as a trace's join would make them, with durations that a test chooses."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from emulator.replay.engine import replay
+from emulator.traces.events import Events, RankTrace
+from emulator.traces.joined import Joined
+from emulator.whatif.buckets import DDP_CAPS, assign
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.checks import check
+from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.graph import Collective, Kind
+
+
+def ddp(
+    sizes: Sequence[float],
+    backward_s: Sequence[float],
+    *,
+    ranks: int = 2,
+    forward_s: float = 0.010,
+    optimizer_s: Sequence[float] = (0.001, 0.002),
+    fixed_s: float = 0.001,
+    bytes_per_s: float = 1e8,
+    caps: Sequence[float] = DDP_CAPS,
+    slowness: Sequence[float] = (),
+    waits_for_own: bool = False,
+) -> Joined:
+    """Forward, one backward op for each gradient, all-reduces of buckets on a stream of their own, then the optimizer.
+    `waits_for_own`: each gradient's update waits for its own bucket only, as in graph-mode frameworks, and comes in
+    the order in which the next forward pass needs it."""
+    builder = GraphBuilder()
+    bucket = assign(sizes, caps)
+    held = np.bincount(bucket, weights=sizes)
+    for _ in range(ranks):
+        builder.add_rank()
+    group = builder.add_group(range(ranks), name="world")
+    meetings = []
+    for i, size in enumerate(held):
+        work = builder.add_work(f"all-reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=size)
+        meetings.append(builder.add_meetings(work, group))
+    listed = []
+    for rank in range(ranks):
+        slow = slowness[rank] if slowness else 1.0
+        compute, comm = builder.add_stream(rank, "compute"), builder.add_stream(rank, "comm")
+        builder.add_op(compute, builder.add_work("forward", seconds=forward_s * slow))
+        reduced = {}
+        for i, seconds in enumerate(backward_s):
+            made = builder.add_op(compute, builder.add_work(f"backward {i}", seconds=seconds * slow))
+            listed.append((made, meetings[bucket[i]], float(sizes[i])))
+            if i + 1 == len(sizes) or bucket[i + 1] != bucket[i]:
+                work = builder.add_work(
+                    f"all-reduce {bucket[i]}",
+                    Kind.COLLECTIVE,
+                    collective=Collective.ALL_REDUCE,
+                    bytes=held[bucket[i]],
+                )
+                reduced[bucket[i]] = builder.add_op(comm, work, after=[made], meeting=meetings[bucket[i]])
+        if waits_for_own:
+            for i in reversed(range(len(sizes))):
+                step = builder.add_work(f"optimizer {i}", seconds=optimizer_s[0])
+                builder.add_op(compute, step, after=[reduced[bucket[i]]])
+        else:
+            for i, seconds in enumerate(optimizer_s):
+                step = builder.add_work(f"optimizer {i}", seconds=seconds)
+                builder.add_op(compute, step, after=list(reduced.values()) if i == 0 else [])
+    graph = builder.build()
+    check(graph)
+    count = len(graph.meetings)
+    costs = Costs(
+        work_s=graph.works.seconds,
+        meeting_fixed_s=np.full(count, fixed_s),
+        meeting_bytes=graph.works.bytes[graph.meetings.work],
+        meeting_bytes_per_s=np.full(count, bytes_per_s),
+        meeting_route=np.full(count, NO_ROUTE, np.int32),
+    )
+    played = replay(graph, costs)
+    return Joined(
+        graph=graph,
+        costs=costs,
+        traces=[_trace(rank, ranks) for rank in range(ranks)],
+        event=np.arange(len(graph.ops)),
+        start_s=played.start_s,
+        end_s=played.end_s,
+        offset_s=np.zeros(ranks),
+        iteration=0,
+        iteration_s=played.makespan_s,
+        gradients=listed,
+    )
+
+
+def _trace(rank: int, ranks: int) -> RankTrace:
+    columns = {name: np.empty(0) for name in Events.__dataclass_fields__}
+    return RankTrace(
+        rank, ranks, "", Path("synthetic"), "switchml", 0.0, [], [], [], Events(**columns),
+        np.empty((0, 2), np.int32), np.empty((0, 2)), "gloo",
+    )  # fmt: skip

@@ -1,0 +1,173 @@
+"""What one rank says and makes of the answers, written to be read: docs/protocol.md sections 4 to 6 without the timers.
+
+Chunking, rounds, the three modes of a chunk, the window, and every byte of a packet. Tensors are Python lists, packets
+`struct` and lists of ints; nothing here comes from `switchml/`. A rank whose network loses nothing and keeps the order
+sends exactly these packets in this order.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from tests.support import reference_fixedpoint as numbers
+
+SPECULATE, EXACT, CLASSIFY = "speculate", "exact", "classify"
+HEADER = ">BbIHbb"
+STRUCT = "ihb"
+OVERFLOW, MIXED = 1, 2
+
+
+class RanksDisagree(Exception):
+    """A result says that the ranks' contributions can't be added."""
+
+
+@dataclass
+class Task:
+    """One all-reduce; `history` the codes that the last equal tensor's first chunks needed."""
+
+    dtype: str
+    divisor: int
+    result: list
+    per_chunk: int
+    history: list[int] | None
+    chunks: int = 0
+    done: int = 0
+    misfits: int = 0
+
+
+@dataclass
+class Chunk:
+    """Chunk `position` of a task, and how far it has come."""
+
+    task: Task
+    position: int
+    values: list
+    mode: str = ""
+    used: int = 0
+    need: int = 0
+    classes: list[int] = field(default_factory=list)
+    done: bool = False
+
+
+class ReferenceWorker:
+    """One rank: `start` queues tensors, `receive` takes results and returns the packets that follow."""
+
+    def __init__(self, workers: int, slots: int, tag: int, isn: int, window: int, payload_bytes: int):
+        self.workers, self.slots, self.tag, self.isn, self.window = workers, slots, tag, isn, window
+        self.payload_bytes = payload_bytes
+        self.size = {256: 1, 1024: 3}[payload_bytes]
+        self.chunks: list[Chunk] = []
+        self.base = self.next = self.in_flight = 0
+        self.round = [0] * slots
+        self.agreed = [numbers.UNKNOWN] * slots
+        self.repeats = 0
+
+    def lanes(self, dtype: str) -> int:
+        """How many lanes a packet of this dtype has."""
+        return self.payload_bytes // numbers.lane_bytes(dtype)
+
+    def start(self, values: list, dtype: str, divisor: int = 1, history: list[int] | None = None) -> Task:
+        """Queue an all-reduce; its chunks are numbered on from those of earlier ones."""
+        per_chunk = numbers.per_chunk(dtype, self.payload_bytes)
+        task = Task(dtype, divisor, list(values), per_chunk, history)
+        for position, first in enumerate(range(0, len(values), per_chunk)):
+            self.chunks.append(Chunk(task, position, values[first : first + per_chunk]))
+            task.chunks += 1
+        return task
+
+    def receive(self, results: list[bytes]) -> list[bytes]:
+        """The packets to send: repeats in the order of the results, then the chunks that the window now allows."""
+        packets = []
+        for data in results:
+            packets += self._result(data)
+        self.in_flight += len(packets) - len(results)
+        while self.next < min(len(self.chunks), self.base + self.slots) and self.in_flight < self.window:
+            packets.append(self._first_round(self.next))
+            self.next += 1
+            self.in_flight += 1
+        return packets
+
+    def _first_round(self, number: int) -> bytes:
+        chunk, slot = self.chunks[number], number % self.slots
+        dtype = chunk.task.dtype
+        chunk.need = numbers.need(dtype, chunk.values)
+        if self.agreed[slot] != numbers.UNKNOWN:
+            assert chunk.need <= self.agreed[slot]
+            chunk.mode, chunk.used = EXACT, numbers.canonical(dtype, self.agreed[slot])
+        else:
+            guess = numbers.ZERO if chunk.need == numbers.UNKNOWN else chunk.need
+            if chunk.task.history is not None and chunk.position < len(chunk.task.history):
+                slack = numbers.spread(dtype, self.workers) // 2
+                guess = max(guess, min(chunk.task.history[chunk.position] + slack, 126))
+            chunk.mode, chunk.used = SPECULATE, numbers.canonical(dtype, guess)
+        return self._packet(number)
+
+    def _packet(self, number: int) -> bytes:
+        """A contribution in its present mode; `ahead` is what the chunk that uses this slot next needs, if known."""
+        chunk, slot = self.chunks[number], number % self.slots
+        dtype, ahead = chunk.task.dtype, numbers.UNKNOWN
+        if number + self.slots < len(self.chunks):
+            after = self.chunks[number + self.slots]
+            ahead = numbers.need(after.task.dtype, after.values)
+        if chunk.mode == CLASSIFY:
+            lanes = numbers.classify(dtype, chunk.values)
+        elif chunk.mode == SPECULATE and chunk.need == numbers.UNKNOWN:
+            lanes = []
+        else:
+            lanes = numbers.encode(dtype, chunk.values, chunk.used, self.workers, classed=bool(chunk.classes))
+        lanes += [0] * (self.lanes(dtype) - len(lanes))
+        seq = (self.isn + self.round[slot] * self.slots + slot) % 2**32
+        wire = numbers.wire(dtype)
+        first = 8 + wire << 4 | self.size
+        header = struct.pack(HEADER, first, ahead, seq, self.tag, chunk.need, chunk.used)
+        return header + struct.pack(f">{len(lanes)}{STRUCT[wire]}", *lanes)
+
+    def _result(self, data: bytes) -> list[bytes]:
+        """Section 4's table; returns the packet of the chunk's next round, if there is one."""
+        first, ahead, seq, tag, need, flags = struct.unpack(HEADER, data[:10])
+        slot = seq % self.slots
+        assert tag == self.tag and first & 15 == self.size
+        assert seq == (self.isn + self.round[slot] * self.slots + slot) % 2**32
+        number = next(n for n in range(self.base, self.next) if n % self.slots == slot)
+        chunk = self.chunks[number]
+        dtype = chunk.task.dtype
+        assert flags & MIXED or first >> 4 == 12 + numbers.wire(dtype)
+        lanes = list(struct.unpack(f">{self.lanes(dtype)}{STRUCT[numbers.wire(dtype)]}", data[10:]))
+        self.round[slot] += 1
+        self.agreed[slot] = ahead
+
+        if chunk.mode == SPECULATE and need == numbers.UNKNOWN and dtype not in numbers.BITS:
+            chunk.need = numbers.need(dtype, chunk.values, finite_only=True)
+            return [self._again(number, CLASSIFY, numbers.UNKNOWN)]
+        if chunk.mode == SPECULATE and (flags or chunk.used not in numbers.allowed(dtype, need, self.workers)):
+            return [self._again(number, EXACT, numbers.canonical(dtype, need))]
+        if flags:
+            raise RanksDisagree("MIXED" if flags & MIXED else "OVERFLOW")
+        if chunk.mode == CLASSIFY:
+            chunk.classes = lanes
+            return [self._again(number, EXACT, numbers.canonical(dtype, need))]
+        self._finish(chunk, lanes, need)
+        return []
+
+    def _again(self, number: int, mode: str, used: int) -> bytes:
+        self.repeats += 1
+        self.chunks[number].mode, self.chunks[number].used = mode, used
+        return self._packet(number)
+
+    def _finish(self, chunk: Chunk, lanes: list[int], need: int) -> None:
+        task = chunk.task
+        per = numbers.LANES[task.dtype]
+        lanes = lanes[: per * len(chunk.values)]
+        values, misfits = numbers.decode(task.dtype, lanes, chunk.used, self.workers, task.divisor)
+        if chunk.classes:
+            values = numbers.apply_classes(task.dtype, chunk.classes[: len(lanes)], values)
+        first = chunk.position * task.per_chunk
+        task.result[first : first + len(values)] = values
+        task.misfits += misfits
+        task.done += 1
+        if task.history is not None and chunk.position < len(task.history):
+            task.history[chunk.position] = need
+        chunk.done = True
+        while self.base < self.next and self.chunks[self.base].done:
+            self.base += 1

@@ -1,0 +1,282 @@
+"""Jobs with a known trouble, and traces of them: a data-parallel training is played on the replay engine, and what it
+did is written down as a profiler would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from emulator.replay.engine import Replayed, replay
+from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What, Wire, WireWhat
+from emulator.traces.joined import GAP, Joined
+from emulator.workload.builder import GraphBuilder
+from emulator.workload.costs import Costs
+from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+
+WHAT_OF_KIND = {
+    Kind.COMPUTE: What.COMPUTE,
+    Kind.COLLECTIVE: What.COLLECTIVE,
+    Kind.SEND: What.SEND,
+    Kind.RECV: What.RECV,
+    Kind.LOAD: What.LOAD,
+    Kind.CODEC: What.CODEC,
+    Kind.COPY: What.COPY,
+    Kind.CHECKPOINT: What.CHECKPOINT,
+}
+WHAT_OF_NAME = {"cudaLaunchKernel": What.LAUNCH, "cudaMalloc": What.LAUNCH, "cudaStreamSynchronize": What.SYNC}
+LANES = (("thread 1", LaneKind.HOST), ("stream 7", LaneKind.DEVICE), ("comm", LaneKind.TRANSPORT))
+
+
+def normal(rank: int, name: str, iteration: int) -> float:
+    return 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A data-parallel job. Layer i's gradient is final when `backward i` ends, the last layer's first."""
+
+    ranks: int = 4
+    layers: int = 8
+    forward_s: float = 0.002
+    backward_s: float = 0.004
+    optimizer_s: float = 0.001
+    load_s: float = 0.0
+    gradient_bytes: float = 2e6
+    """Of each layer."""
+    buckets: Sequence[int] = (2, 2, 2, 2)
+    """How many layers' gradients are reduced together, in the order in which they become final."""
+    latency_s: float = 50e-6
+    bytes_per_s: float = 2e9
+    """What a bucket takes is latency plus bytes over this."""
+    serialized: bool = False
+    """All-reduces wait for the end of the backward pass."""
+    gap_s: float = 0.0
+    """The host loses before each layer."""
+    launch_s: float = 0.0
+    """Before each kernel, where kernels run on a device."""
+    allocate_s: float = 0.0
+    """The host allocates memory before it launches anything."""
+    waits: bool = False
+    """The host waits for its device before and after the backward pass."""
+    codec_s: float = 0.0
+    """Of each bucket, before it is reduced."""
+    ratio: float = 1.0
+    """How many times fewer bytes are sent than the gradients have."""
+    slowness: Callable[[int, str, int], float] = normal
+    """(rank, op's name, iteration) → how many times longer it takes."""
+    hosts: Sequence[str] = ()
+    about: dict[str, str] = field(default_factory=dict)
+    metrics: int = 0
+    """So many all-reduces of 1 kB after the optimizer."""
+    metric_s: float = 0.001
+    pipeline_bytes: float = 0.0
+    """Each rank sends so much to the next after its forward pass."""
+    links: Callable[[int, int], float] = lambda source, to: 1e9
+    """Bytes per second of these sends."""
+
+
+def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, int, float]]]:
+    """One iteration: its graph, its costs, and the gradients as `Joined` has them."""
+    builder = GraphBuilder()
+    for _ in range(job.ranks):
+        builder.add_rank()
+    world = builder.add_group(range(job.ranks), name="world")
+    works, meetings, sizes = [], [], []
+    for number, layers in enumerate(job.buckets):
+        sizes.append(layers * job.gradient_bytes / job.ratio)
+        seconds = job.latency_s + sizes[-1] / job.bytes_per_s
+        work = builder.add_work(
+            f"all-reduce {number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes[-1], seconds=seconds
+        )
+        works.append(work)
+        meetings.append(builder.add_meetings(work, world))
+    metric = builder.add_work(
+        "metric", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=1000.0, seconds=job.metric_s
+    )
+    metrics = [builder.add_meetings(metric, world) for _ in range(job.metrics)]
+    sends = {}
+    if job.pipeline_bytes:
+        for rank in range(job.ranks - 1):
+            pair = builder.add_group([rank, rank + 1], name=f"{rank} to {rank + 1}")
+            about = {"bytes": job.pipeline_bytes, "seconds": job.pipeline_bytes / job.links(rank, rank + 1)}
+            work = builder.add_work(f"send {rank}", Kind.SEND, collective=Collective.P2P, **about)
+            receive = builder.add_work(f"receive {rank}", Kind.RECV, collective=Collective.P2P, **about)
+            sends[rank] = work, receive, builder.add_meetings(work, pair)
+    gradients = []
+    for rank in range(job.ranks):
+        host, device, comm = (builder.add_stream(rank, name) for name, _ in LANES)
+
+        def work(name: str, seconds: float, kind: Kind = Kind.COMPUTE, rank: int = rank) -> int:
+            return builder.add_work(name, kind, seconds=seconds * job.slowness(rank, name, iteration))
+
+        def layer(name: str, seconds: float, host: int = host, device: int = device, work=work) -> int:
+            if job.gap_s:
+                builder.add_op(host, work(f"gap before {name}", job.gap_s, Kind.DELAY))
+            if not job.launch_s:
+                return builder.add_op(host, work(name, seconds))
+            launch = builder.add_op(host, work("cudaLaunchKernel", job.launch_s))
+            return builder.add_op(device, work(name, seconds), after=[launch])
+
+        if job.load_s:
+            builder.add_op(host, work("DataLoader.__next__", job.load_s, Kind.LOAD))
+        if job.allocate_s:
+            builder.add_op(host, work("cudaMalloc", job.allocate_s))
+        last = NONE
+        for number in range(job.layers):
+            last = layer(f"forward {number}", job.forward_s)
+        if rank in sends:
+            builder.add_op(comm, sends[rank][0], meeting=sends[rank][2], after=[last])
+        if rank - 1 in sends:
+            builder.add_op(comm, sends[rank - 1][1], meeting=sends[rank - 1][2], after=[last])
+        if job.waits:
+            builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
+        finals = [layer(f"backward {number}", job.backward_s) for number in reversed(range(job.layers))]
+        reduced, at = [], 0
+        for number, layers in enumerate(job.buckets):
+            ready = finals[-1] if job.serialized else finals[at + layers - 1]
+            gradients += [(final, meetings[number], job.gradient_bytes) for final in finals[at : at + layers]]
+            at += layers
+            if job.codec_s:
+                ready = builder.add_op(comm, work(f"quantize {number}", job.codec_s, Kind.CODEC), after=[ready])
+            reduced.append(builder.add_op(comm, works[number], meeting=meetings[number], after=[ready]))
+        stream = device if job.launch_s else host
+        last = builder.add_op(stream, work("optimizer", job.optimizer_s), after=reduced)
+        if job.waits:
+            builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
+        for meeting in metrics:
+            builder.add_op(comm, metric, meeting=meeting, after=[last])
+    graph = builder.build()
+    return graph, Costs.of(graph, graph.works.seconds), gradients
+
+
+def traced(job: Job, iterations: int = 1, shown: int = 0, wire: dict[int, Wire] | None = None) -> Joined:
+    """`iterations` of `job`, of which the join took number `shown`."""
+    played = []
+    for number in range(iterations):
+        graph, costs, gradients = build(job, number)
+        played.append((replay(graph, costs), gradients))
+    traces, index = [], np.full(len(played[shown][0].graph.ops), GAP, np.int64)
+    for rank in range(job.ranks):
+        trace, place = _trace(job, rank, [each for each, _ in played], shown)
+        traces.append(replace(trace, wire=(wire or {}).get(rank)))
+        for op, event in place.items():
+            index[op] = event
+    chosen, gradients = played[shown]
+    return Joined(
+        graph=chosen.graph,
+        costs=chosen.costs,
+        traces=traces,
+        event=index,
+        start_s=chosen.start_s,
+        end_s=chosen.end_s,
+        offset_s=np.zeros(job.ranks),
+        iteration=shown,
+        iteration_s=chosen.makespan_s,
+        gradients=gradients,
+    )
+
+
+def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[RankTrace, dict[int, int]]:
+    """The trace of `rank`, and the event of each op of iteration `shown`."""
+    rows, steps, at_s = [], [], 0.0
+    names: dict[str, int] = {}
+    for number, run in enumerate(played):
+        graph = run.graph
+        sequence = 0
+        for op in np.flatnonzero(graph.op_rank() == rank).tolist():
+            work = graph.ops.work[op]
+            kind, meeting = Kind(graph.works.kind[work]), graph.ops.meeting[op]
+            if kind == Kind.DELAY:
+                continue
+            name = graph.works.name[work]
+            what = WHAT_OF_NAME.get(name, WHAT_OF_KIND[kind])
+            lane = [name for name, _ in LANES].index(graph.streams.name[graph.ops.stream[op]])
+            is_reduce = kind == Kind.COLLECTIVE
+            rows.append(
+                {
+                    "name": names.setdefault(name, len(names)),
+                    "what": what,
+                    "lane": lane,
+                    "start_s": at_s + run.start_s[op],
+                    "duration_s": run.end_s[op] - run.start_s[op],
+                    "collective": graph.works.collective[work],
+                    "group": 0 if meeting != NO_MEETING else NONE,
+                    "sequence": number * (len(job.buckets) + job.metrics) + sequence if is_reduce else NONE,
+                    "peer": NONE,
+                    "bytes": graph.works.bytes[work],
+                    "gradient": name.startswith("backward"),
+                    "op": (number, op),
+                }
+            )
+            sequence += is_reduce
+        steps.append((at_s, at_s + run.makespan_s))
+        at_s += run.makespan_s
+    rows.sort(key=lambda row: (row["lane"], row["start_s"]))
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    types = {"name": np.int32, "what": np.int8, "lane": np.int32, "collective": np.int8, "group": np.int32}
+    types |= {"sequence": np.int64, "peer": np.int32, "gradient": np.bool_}
+    ops = columns.pop("op")
+    columns["parent"] = [NONE] * len(rows)
+    arrays = {name: np.array(values, types.get(name, np.float64)) for name, values in columns.items()}
+    arrays["parent"] = arrays["parent"].astype(np.int32)
+    event_of = {place: event for event, place in enumerate(ops)}
+    causes = [
+        (event_of[number, before], event)
+        for (number, op), event in event_of.items()
+        for before in played[number].graph.ops.before(op).tolist()
+        if (number, before) in event_of
+    ]
+    trace = RankTrace(
+        rank=rank,
+        world_size=job.ranks,
+        host=job.hosts[rank] if job.hosts else f"node {rank}",
+        source=Path(f"rank-{rank}.json"),
+        format="switchml",
+        epoch_s=0.0,
+        names=list(names),
+        lanes=[Lane(*lane) for lane in LANES],
+        groups=[Group("world", tuple(range(job.ranks)))],
+        events=Events(**arrays),
+        causes=np.array(causes, np.int32).reshape(-1, 2),
+        steps=np.array(steps),
+        about=dict(job.about),
+    )
+    return trace, {op: event for event, (number, op) in enumerate(ops) if number == shown}
+
+
+def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 1000) -> Wire:
+    """Packets of each all-reduce of `rank` in the joined iteration, evenly spread; a share `loss` is sent again, after
+    nothing was heard for `timeout_s`."""
+    events = joined.traces[rank].events
+    records = []
+    for op in np.flatnonzero((joined.graph.op_kind() == Kind.COLLECTIVE) & (joined.graph.op_rank() == rank)):
+        start_s, end_s = joined.start_s[op], joined.end_s[op]
+        tensor = int(events.sequence[joined.event[op]])
+        lost = np.zeros(chunks, bool)
+        lost[:: max(int(1 / loss), 1) if loss else chunks + 1] = loss > 0
+        stalls_s = timeout_s * lost.sum()
+        step_s = (end_s - start_s - stalls_s) / chunks
+        assert step_s > 0, "more stalls than the all-reduce has time"
+        at_s = start_s
+        for chunk in range(chunks):
+            records.append((at_s, WireWhat.SENT, tensor, chunk))
+            if lost[chunk]:
+                at_s += timeout_s
+                records.append((at_s, WireWhat.RESENT, tensor, chunk))
+            at_s += step_s
+            records.append((at_s, WireWhat.RECEIVED, tensor, chunk))
+    records.sort(key=lambda record: record[0])
+    at_s, what, tensor, chunk = (np.array(column) for column in zip(*records, strict=True))
+    zeros = np.zeros(len(at_s), np.int32)
+    return Wire(
+        at_s=at_s,
+        what=what.astype(np.int8),
+        job=zeros,
+        tensor=tensor,
+        chunk=chunk,
+        version=zeros.astype(np.int8),
+        bytes=zeros + 1064,
+    )

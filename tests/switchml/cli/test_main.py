@@ -1,0 +1,128 @@
+"""The command line itself: help, version, how errors are shown, and that subcommands load only when called."""
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from switchml import __version__
+from switchml.cli import main as command_line
+
+SUBCOMMANDS = """
+import click
+from switchml.errors import ConfigError
+
+@click.command()
+@click.option("--count", type=int, default=1)
+def fine(count):
+    click.echo(f"count {count}")
+
+@click.command()
+def wrong():
+    raise ConfigError("pool size 3 is odd:\\n  it must be even")
+
+@click.command()
+def interrupted():
+    raise KeyboardInterrupt
+
+@click.command()
+def needs_torch():
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+@click.command()
+def broken():
+    raise ModuleNotFoundError("No module named 'no_such_thing'", name="no_such_thing")
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the command line with SUBCOMMANDS registered; returns click's result."""
+    (tmp_path / "fake_subcommands.py").write_text(SUBCOMMANDS)
+    (tmp_path / "fake_without_sklearn.py").write_text("import sklearn.nowhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("fine", "wrong", "interrupted", "needs_torch", "broken"):
+        monkeypatch.setitem(command_line.COMMANDS, name, (f"fake_subcommands:{name}", "For a test."))
+    monkeypatch.setitem(command_line.COMMANDS, "unimportable", ("fake_without_sklearn:nothing", "For a test."))
+    return lambda *args: CliRunner().invoke(command_line.cli, args)
+
+
+def test_help_lists_every_subcommand(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    for name, (_, help_line) in command_line.COMMANDS.items():
+        assert f"  {name} " in result.stdout
+        assert help_line in result.stdout
+
+
+def test_version(run):
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"switchml, version {__version__}\n")
+
+
+def test_subcommand_gets_its_options(run):
+    assert run("fine", "--count", "3").stdout == "count 3\n"
+
+
+@pytest.mark.parametrize("args", [("no-such-subcommand",), ("--no-such-option",), ("fine", "--count", "many")])
+def test_wrong_usage_exits_2(run, args):
+    result = run(*args)
+    assert result.exit_code == 2
+    assert args[-1] in result.stderr
+    assert result.stdout == ""
+
+
+def test_our_error_is_one_line(run):
+    result = run("wrong")
+    assert result.exit_code == 1
+    assert result.stderr == "switchml: error: pool size 3 is odd: it must be even\n"
+    assert result.stdout == ""
+
+
+def test_interrupt_exits_130_quietly(run):
+    result = run("interrupted")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+@pytest.mark.parametrize(("name", "module"), [("needs_torch", "torch"), ("unimportable", "sklearn")])
+def test_missing_optional_package_names_the_extra(run, name, module):
+    result = run(name)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"switchml: error: this needs {module} ")
+    assert result.stderr.endswith("pip install 'switchml[train]'\n")
+    assert result.stderr.count("\n") == 1
+
+
+def test_other_import_errors_keep_their_traceback(run):
+    assert isinstance(run("broken").exception, ModuleNotFoundError)
+
+
+def test_python_dash_m(tmp_path):
+    result = subprocess.run([sys.executable, "-m", "switchml", "--version"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, f"switchml, version {__version__}\n")
+
+
+def test_help_imports_nothing_heavy():
+    # What is imported is what --help costs: a duration would depend on the machine.
+    program = """
+import sys
+from switchml.__main__ import main
+try:
+    main(["--help"])
+except SystemExit as end:
+    assert end.code == 0, end.code
+print(*sorted(name for name in sys.modules if name.startswith("switchml.")), file=sys.stderr)
+heavy = {"torch", "numba", "numpy", "grpc", "scapy", "zmq", "rich", "sklearn", "host_agent", "emulator"}
+print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "switchml.__main__ switchml.errors\n\n"
+
+
+@pytest.mark.parametrize("name", sorted(command_line.COMMANDS))
+def test_every_subcommand_explains_itself(name):
+    result = CliRunner().invoke(command_line.cli, [name, "--help"])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"Usage: cli {name}")

@@ -1,0 +1,99 @@
+"""A control plane on loopback ports of the kernel's choice, around a data plane that adds nothing up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from switchml.control import client
+from switchml.control.server import Controller
+from tests.support.fake_dataplane import FakeDataplane
+
+DEADLINE_S = 20.0
+"""How long a test waits for something that should happen at once, or within a peer timeout of 2 s."""
+
+
+class Aggregator:
+    """A running controller: `plane` is its fake data plane, `address` the control port's HOST:PORT."""
+
+    def __init__(self, **options):
+        self.plane = FakeDataplane()
+        self.controller = Controller(self.plane, **{"control_port": 0, "peer_timeout_s": 2.0, **options})
+        self.addresses = self.controller.start()
+        self.address = "{}:{}".format(*self.addresses.control)
+
+    def join(self, rank: int = 0, world_size: int = 1, **options) -> client.Session:
+        options = {
+            "job": "x",
+            "data_address": ("127.0.0.1", 4000 + rank),
+            "timeout_s": DEADLINE_S,
+            "peer_timeout_s": 2.0,
+        } | options
+        return client.join(self.address, rank=rank, world_size=world_size, **options)
+
+    def fill(self, world_size: int, **options) -> list[client.Session]:
+        """All ranks of a job, joined side by side."""
+        sessions: dict[int, client.Session] = {}
+
+        def join(rank: int) -> None:
+            sessions[rank] = self.join(rank, world_size, **options)
+
+        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return [sessions[rank] for rank in range(world_size)]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Aggregator]]:
+    """`start(**options of Controller)`; stopped at the end of the test."""
+    running: list[Aggregator] = []
+
+    def begin(**options) -> Aggregator:
+        running.append(Aggregator(**options))
+        return running[-1]
+
+    yield begin
+    for aggregator in running:
+        aggregator.controller.stop()
+
+
+@pytest.fixture
+def aggregator(start) -> Aggregator:
+    return start()
+
+
+class Heard:
+    """Collects a session's events; `next()` waits for one."""
+
+    def __init__(self, session: client.Session):
+        self.events: list[client.SessionEvent] = []
+        self.threads: set[str] = set()
+        self._taken = 0
+        self._news = threading.Condition()
+        session.events(self._add)
+
+    def _add(self, event: client.SessionEvent) -> None:
+        with self._news:
+            self.threads.add(threading.current_thread().name)
+            self.events.append(event)
+            self._news.notify_all()
+
+    def next(self, timeout_s: float = DEADLINE_S) -> client.SessionEvent:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.events) > self._taken, timeout_s), "no event came"
+            self._taken += 1
+            return self.events[self._taken - 1]
+
+
+def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:
+    """Wait for `condition()` to hold."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,383 @@
+"""int16 and int8 lanes: what they promise about sums, errors and odd values, whatever the network does.
+
+tests/switchml/protocol/test_fixedpoint.py holds the compiled code against the specification bit by bit; here are the
+promises that a user may build on, and the rules of worker and aggregator with narrow packets, in virtual time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from switchml.protocol import fixedpoint, pool, worker
+from switchml.protocol.narrow import steps
+from switchml.protocol.pool import Pool
+from switchml.protocol.retransmission import MILLISECOND, SECOND
+from switchml.protocol.worker import Worker
+from tests.support import reference_fixedpoint as reference
+from tests.switchml.protocol.test_rules_together import (
+    CLEAR,
+    PAYLOAD,
+    TAG,
+    Call,
+    Network,
+    Weather,
+    again,
+    check,
+    results,
+    values,
+)
+
+BITS = {"float32/int16": 16, "float32/int8": 8}
+NARROW = list(BITS)
+ADD = {"float32/int16": pool.add_int16, "float32/int8": pool.add_int8}
+LANE = {"float32/int16": np.dtype(">i2"), "float32/int8": np.dtype(">i1")}
+LARGEST = float(np.finfo("float32").max)
+SMALLEST = 2.0**-149
+
+
+def most_workers(dtype: str) -> int:
+    """How many ranks the lanes can hold (at most 256)."""
+    return max(n for n in range(1, 257) if steps(BITS[dtype], n))
+
+
+class Summed:
+    """One chunk all-reduced: `need` is the agreed code, `lanes` the sums, `overflow` if one did, `got` the result."""
+
+    def __init__(self, dtype: str, blocks: list[list[float]], divisor: int = 1):
+        workers, fmt = len(blocks), fixedpoint.FORMATS[dtype]
+        room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
+        arrays = [np.array(block, np.float32) for block in blocks]
+        count = arrays[0].size
+        self.need = max(fixedpoint.need_of(fmt, x.ctypes.data, count, False) for x in arrays)
+        assert self.need != reference.UNKNOWN
+        lanes = -(-count // 8) * 8  # a packet has a multiple of 256 bytes
+        self.lanes = np.zeros(lanes, LANE[dtype])
+        self.overflow = False
+        for x in arrays:
+            mine = np.zeros(lanes, LANE[dtype])
+            fixedpoint.encode(fmt, x.ctypes.data, count, mine.ctypes.data, lanes, self.need, room, False)
+            assert np.abs(mine.astype(int)).max() <= room
+            self.overflow |= bool(ADD[dtype](self.lanes.ctypes.data, mine.ctypes.data, lanes))
+        self.got = np.zeros(count, np.float32)
+        at, to = self.lanes.ctypes.data, self.got.ctypes.data
+        fixedpoint.decode(fmt, at, to, count, self.need, room, divisor)
+        self.step = Fraction(2) ** (self.need + 2) / room
+        """What one step of a lane is worth: 2^Q / m."""
+
+
+# Numbers
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_how_many_ranks_fit(dtype):
+    """m steps each on both sides of zero; int8 has none left beyond 127 ranks."""
+    top = 2 ** (BITS[dtype] - 1) - 1
+    for n in range(1, 257):
+        assert n * steps(BITS[dtype], n) <= top < n * (steps(BITS[dtype], n) + 1)
+    assert most_workers(dtype) == {16: 256, 8: 127}[BITS[dtype]]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_no_sum_overflows_its_lane(dtype, sign):
+    """All ranks at the very top of a block's range, for every number of them, as the aggregator adds."""
+    for n in range(1, most_workers(dtype) + 1):
+        for q in (-126, -125, 1, 128) if n in (1, 2, 100, most_workers(dtype)) else (0,):
+            top = LARGEST if q == 128 else float(np.nextafter(np.float32(2.0**q), np.float32(0)))
+            done = Summed(dtype, [[sign * top, 0.0]] * n)
+            assert not done.overflow and done.lanes[0] == sign * n * steps(BITS[dtype], n), (n, q)
+
+
+@given(
+    st.sampled_from(NARROW),
+    st.sampled_from([1, 2, 3, 4, 8, 16, 63, 100, 127]),
+    st.integers(-149, 127),
+    st.integers(0, 40),
+    st.integers(0, 2**32),
+)
+@settings(max_examples=250)
+@example("float32/int8", 127, 127, 0, 0)
+@example("float32/int16", 127, 127, 0, 0)
+@example("float32/int8", 1, -149, 0, 0)
+def test_sums_are_within_the_bound(dtype, workers, scale, spread, seed):
+    """|error| <= n s (1/2 + m 2^-22) + 2^-149, with s = 2^Q / m: half a step for each rank, and float32's own rounding.
+
+    A rank's product x m / 2^Q is rounded to float32 (m 2^-24 steps at most) and then to an integer (half a step); lanes
+    are added exactly. 2^Q / m and its product with a sum of up to n m steps are float32 again: 2^-24 each, n m steps at
+    most, or half the smallest subnormal number. Q is the exponent of the largest value of all, so s is at most twice
+    that value divided by m.
+    """
+    chooser = random.Random(seed)
+    blocks = [
+        [
+            float(np.float32(chooser.uniform(-1, 1) * 2.0 ** max(scale - chooser.randint(0, spread), -149)))
+            for _ in range(5)
+        ]
+        for _ in range(workers)
+    ]
+    done = Summed(dtype, blocks)
+    m = steps(BITS[dtype], workers)
+    largest = max(abs(Fraction(x)) for block in blocks for x in block)
+    assert largest < done.step * m and (done.need == -128 or done.step * m <= 2 * largest)
+    bound = workers * done.step * (Fraction(1, 2) + Fraction(m, 2**22)) + Fraction(2) ** -149
+    for i, got in enumerate(done.got.tolist()):
+        exact = sum(Fraction(block[i]) for block in blocks)
+        if math.isinf(got):
+            assert abs(exact) + bound >= Fraction(LARGEST)
+        else:
+            assert abs(Fraction(got) - exact) <= bound
+
+
+@given(st.sampled_from(NARROW), st.sampled_from([1, 2, 5, 100]), st.integers(0, 2**32))
+@settings(max_examples=100)
+def test_a_mean_is_the_sum_divided_once(dtype, workers, seed):
+    blocks = np.random.default_rng(seed).standard_normal((workers, 4)).astype(np.float32).tolist()
+    expected = Summed(dtype, blocks).got / np.float32(workers)
+    np.testing.assert_array_equal(Summed(dtype, blocks, workers).got, expected)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_zeros_are_exact(dtype):
+    """A block of zeros, zeros of either sign, and zeros beside the largest number of all: always +0."""
+    for blocks in ([[0.0, -0.0]] * 3, [[0.0, -0.0, LARGEST]] * 2, [[-0.0, 0.0, SMALLEST]] * 2):
+        got = Summed(dtype, blocks).got[:2]
+        assert got.tobytes() == bytes(8)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("q", range(-126, 129))
+def test_every_exponent_has_the_same_precision(dtype, q):
+    """From subnormal to the largest: the top value of a block comes back within half a step, with its sign."""
+    for x in (2.0 ** (q - 1), 1.5 * 2.0 ** (q - 1), -1.25 * 2.0 ** (q - 1)):
+        done = Summed(dtype, [[x, 0.0]])
+        assert done.step * steps(BITS[dtype], 1) == Fraction(2) ** q
+        assert abs(Fraction(done.got[0].item()) - Fraction(x)) <= done.step * Fraction(51, 100)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_sums_beyond_float32_are_infinite(dtype):
+    done = Summed(dtype, [[LARGEST, -LARGEST, 1.0]] * 3)
+    assert done.got.tolist() == [math.inf, -math.inf, 0.0] and not done.overflow
+    mean = Summed(dtype, [[LARGEST / 4, -LARGEST / 4]] * 3, 3).got
+    np.testing.assert_allclose(mean, [LARGEST / 4, -LARGEST / 4], rtol=0.03)
+
+
+def test_a_wire_that_is_too_narrow_is_refused():
+    x = np.zeros(1, np.float32)
+    rank = Worker(rank=0, workers=128, slots=1, tag=TAG, isn=0)
+    with pytest.raises(ValueError, match="can't hold the sum of 128 ranks; use a wider wire"):
+        rank.start(x.ctypes.data, x.ctypes.data, 1, "float32/int8")
+    rank.start(x.ctypes.data, x.ctypes.data, 1, "float32/int16")
+
+
+# Worker and aggregator in virtual time
+
+STORM = Weather(loss=0.15, double=0.1, late=0.2, junk=0.05)
+
+
+def columns(workers: int, dtypes: list[tuple[str, int]], seed: int) -> list[list[Call]]:
+    """For each rank the same list of all-reduces, with finite values of its own."""
+    chooser = random.Random(seed)
+    ranks: list[list[Call]] = [[] for _ in range(workers)]
+    for k, (dtype, numel) in enumerate(dtypes):
+        for calls in ranks:
+            x = values(dtype, numel, chooser, False)
+            calls.append(Call(dtype, 1 + k % 2 * (workers - 1), x, np.full_like(x, 9)))
+    return ranks
+
+
+def storm_and_calm(ranks: list[list[Call]], seed: int, at_once: bool = True) -> Network:
+    """Run through a storm and through clear weather: the same bits, those of exact arithmetic, on every rank.
+
+    (Not if some ranks queue calls and others do not: then it is the weather which chunks are announced ahead.)
+    """
+    workers = len(ranks)
+    job = {"slots": 16, "windows": [16] * workers, "at_once": [at_once] * workers}
+    stormy = Network(ranks, isn=2**32 - 32, weather=STORM, seed=seed, **job)
+    stormy.run(limit=60 * SECOND)
+    calm = again(ranks)
+    Network(calm, weather=CLEAR, **job).run(limit=SECOND)
+    assert results(calm) == results(ranks)
+    check(ranks)
+    assert sum(int(rank.me["retransmitted"]) for rank in stormy.ranks) > 0
+    return stormy
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_the_network_changes_no_bit(dtype, workers):
+    for seed in range(2):
+        storm_and_calm(columns(workers, [(dtype, 2500), (dtype, 3), (dtype, 2500)], seed), seed, at_once=seed == 0)
+
+
+# Guessed exponents
+
+
+def scaled(dtype: str, workers: int, scales: list[float], numel: int = 20) -> list[list[Call]]:
+    """All-reduces of one shape, each of values a little below its scale, which no rank but the first reaches."""
+    ranks = []
+    for r in range(workers):
+        shape = np.linspace(0.5, 0.9, numel, dtype=np.float32) / np.float32(1 + r)
+        sources = [shape * np.float32(scale) for scale in scales]
+        ranks.append([Call(dtype, 1, x, np.full_like(x, 9)) for x in sources])
+    return ranks
+
+
+def repeats(ranks: list[list[Call]]) -> int:
+    """Rounds that went again, of the first rank, one call after the other."""
+    network = Network(ranks, slots=16, windows=[16] * len(ranks), at_once=[False] * len(ranks)).run(limit=SECOND)
+    check(ranks)
+    return int(network.ranks[0].me["repeats"])
+
+
+@given(st.sampled_from([1, 2, 9, 35]), st.integers(-140, 120), st.integers(-6, 6))
+@settings(max_examples=40)
+def test_how_far_a_block_may_move_before_its_round_goes_again(workers, scale, moved):
+    """By half of what the lanes can spare to either side of where it was, and never further than that."""
+    for dtype in NARROW:
+        calls = scaled(dtype, workers, [2.0**scale, 2.0 ** (scale + moved)])
+        first, both = repeats([each[:1] for each in calls]), repeats(calls)
+        spread = reference.spread(dtype, workers)
+        codes = [min(max(scale + k, -126), 128) - 2 for k in (0, moved)]
+        guess = min(codes[0] + spread // 2, 126)
+        raised = guess < codes[1] and workers == 1  # nobody is there to disagree
+        assert (both > first) == (not raised and not codes[1] <= guess <= codes[1] + spread), (first, both)
+        assert both - first in (0, 1)
+
+
+@pytest.mark.parametrize(("dtype", "workers", "spread"), [("int16", 31, 4), ("int16", 32, 2), ("int8", 1, 2),
+                         ("int8", 7, 2), ("int8", 8, 1), ("int8", 15, 1), ("int8", 16, 0)])  # fmt: skip
+def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
+    assert reference.spread(f"float32/{dtype}", workers) == spread
+    rank = Worker(rank=0, workers=workers, slots=1, tag=TAG, isn=0)
+    assert rank.me["spread"].tolist()[reference.wire(f"float32/{dtype}")] == spread and rank.me["spread"][0] == 0
+    room = steps(BITS[f"float32/{dtype}"], workers)
+    assert room >> spread >= 4
+
+
+@given(st.sampled_from(NARROW), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
+@settings(max_examples=30)
+def test_one_after_the_other_the_network_changes_no_bit(dtype, workers, seed, zeros):
+    """Magnitudes that walk about, another shape in between, blocks of zeros, NaN: results depend on the values and on
+    the tensor before, and the error stays within its bound."""
+    chooser = random.Random(seed)
+    exponent, shapes = chooser.randint(-100, 90), [chooser.randint(1, 400), chooser.randint(1, 400)]
+    ranks: list[list[Call]] = [[] for _ in range(workers)]
+    for _ in range(4):
+        exponent += chooser.choice([-5, -2, -1, 0, 0, 1, 2, 5])
+        numel = chooser.choice([shapes[0], shapes[0], shapes[1]])
+        for calls in ranks:
+            x = np.random.default_rng(chooser.getrandbits(32)).standard_normal(numel).astype(np.float32)
+            x *= np.float32(2.0 ** (exponent + chooser.randint(-1, 1)))
+            if zeros and chooser.random() < 0.3:
+                x[: chooser.choice([numel, numel // 2])] = 0
+            if chooser.random() < 0.1:
+                x[chooser.randrange(numel)] = chooser.choice([math.nan, math.inf])
+            calls.append(Call(dtype, 1, x, np.full_like(x, 9)))
+    job = {"slots": 16, "windows": [chooser.choice([3, 16]) for _ in ranks], "at_once": [False] * workers}
+    Network(ranks, weather=STORM, seed=seed, **job).run(limit=60 * SECOND)
+    check(ranks)
+    calm = again(ranks)
+    Network(calm, weather=CLEAR, **job).run(limit=SECOND)
+    assert results(calm) == results(ranks)
+    per, most = reference.per_chunk(dtype, PAYLOAD), 2.0 ** reference.spread(dtype, workers)
+    for column in zip(*ranks, strict=True):
+        with np.errstate(invalid="ignore"):
+            exact = np.add.reduce([call.source.astype(float) for call in column])
+        finite = np.isfinite(exact)
+        assert np.isnan(column[0].target[~finite]).all()
+        for first in range(0, exact.size, per):
+            block = slice(first, first + per)
+            sources = [call.source[block] for call in column]
+            largest = max(np.abs(x[np.isfinite(x)]).max(initial=0.0) for x in sources)
+            step = 2 * float(largest) / steps(BITS[dtype], workers) * most
+            off = np.abs(column[0].target[block] - exact[block])[finite[block]]
+            assert (off <= workers * step * 0.51).all()
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_integers_and_float64_travel_wide_beside_them(dtype):
+    """One job, all dtypes, in packets of two kinds: only float32 loses precision."""
+    shapes = [
+        (dtype, 900),
+        ("int64", 300),
+        ("float64", 200),
+        (dtype, 900),
+        ("int32", 500),
+        ("float32", 700),
+        (dtype, 1),
+    ]
+    ranks = columns(3, shapes, seed=7)
+    network = storm_and_calm(ranks, seed=3)
+    kinds = {data[0] >> 4 for sent in network.first_sending for data in sent.values()}
+    assert kinds == {8, 8 + reference.wire(dtype)}
+    for k, (kind, _) in enumerate(shapes):
+        if kind.startswith("int"):
+            exact = sum(calls[k].source.astype(object) for calls in ranks)
+            divisor = ranks[0][k].divisor
+            assert ranks[0][k].target.tolist() == [math.trunc(Fraction(x, divisor)) for x in exact.tolist()]
+
+
+@pytest.mark.parametrize("weather", [CLEAR, STORM], ids=["clear", "storm"])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_what_is_not_finite_becomes_nan_where_it_was(dtype, weather):
+    """On whichever rank; everything else is as if those elements had been zero there."""
+    ranks = columns(3, [(dtype, 2000)] * 2, seed=11)
+    odd = {
+        (0, 0, 5): math.inf,
+        (1, 0, 700): math.nan,
+        (2, 0, 1999): -math.inf,
+        (0, 1, 0): math.inf,
+        (1, 1, 0): -math.inf,
+    }
+    for (rank, call, i), value in odd.items():
+        ranks[rank][call].source[i] = value
+    Network(ranks, slots=8, windows=[8] * 3, weather=weather, seed=4).run(limit=60 * SECOND)
+    check(ranks)
+    for call in range(2):
+        places = sorted({i for _, which, i in odd if which == call})
+        for calls in ranks:
+            assert np.flatnonzero(np.isnan(calls[call].target)).tolist() == places
+            assert not np.isinf(calls[call].target).any()
+
+
+def test_many_ranks_count_what_is_not_finite():
+    """256 ranks with NaN at the same place: the count needs more than a byte of an int16 lane, and int8 takes 127."""
+    for dtype in NARROW:
+        n = most_workers(dtype)
+        ranks = [[Call(dtype, 1, np.array([math.nan, 1.0], np.float32), np.zeros(2, np.float32))] for _ in range(n)]
+        Network(ranks, slots=2, windows=[2] * n).run(limit=SECOND)
+        for [call] in ranks:
+            assert math.isnan(call.target[0])
+        check(ranks)
+
+
+@pytest.mark.parametrize("weather", [CLEAR, Weather(loss=0.2)], ids=["clear", "loss"])
+@pytest.mark.parametrize("odd_one", [0, 2])
+@pytest.mark.parametrize("dtype", NARROW)
+def test_ranks_that_disagree_on_the_wire(dtype, odd_one, weather):
+    """One sends float32 in wide lanes: an error on all ranks, whoever it is, and no wrong number."""
+    ranks = [[Call(dtype, 1, np.ones(3000, np.float32), np.zeros(3000, np.float32))] for _ in range(3)]
+    ranks[odd_one][0].dtype = "float32"
+    network = Network(ranks, slots=4, windows=[4] * 3, weather=weather, seed=2, start_spread=MILLISECOND)
+    network.run(limit=10 * SECOND)
+    assert [int(rank.me["error"]) for rank in network.ranks] == [worker.ERROR_MIXED] * 3
+    assert not any(call.target.any() for [call] in ranks)
+
+
+@pytest.mark.parametrize("wire", [0, 1, 2])
+def test_an_aggregator_takes_its_jobs_wire_and_int32(wire):
+    slots = Pool(workers=2, slots=2, payload_bytes=PAYLOAD, wire=wire, tag=TAG, isn=0)
+    for kind in range(3):
+        rank = Worker(rank=0, workers=2, slots=2, tag=TAG, isn=0, payload_bytes=PAYLOAD)
+        x = np.ones(1, np.float32)
+        rank.start(x.ctypes.data, x.ctypes.data, 1, ["float32", "float32/int16", "float32/int8"][kind])
+        [data] = rank.receive([], 0)
+        assert (slots.receive(0, data).counter == "refused_format") == (kind not in (0, wire))

@@ -1,0 +1,86 @@
+"""Where compiled kernels are kept: what a module's directory is named by, and who shares it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(code: str, checkout: Path, cache: Path, **environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout), "SWITCHML_CACHE_DIR": str(cache), **environment},
+    ).stdout
+
+
+def directories(checkout: Path, cache: Path, *modules: str, **environment: str) -> list[str]:
+    code = f"from switchml.runtime.jit import _directory; print(*map(_directory, {modules!r}))"
+    return run(code, checkout, cache, **environment).split()
+
+
+@pytest.fixture
+def checkout(tmp_path) -> Path:
+    """A copy of switchml elsewhere, its files with other times."""
+    shutil.copytree(
+        ROOT / "switchml",
+        tmp_path / "checkout" / "switchml",
+        ignore=shutil.ignore_patterns("__pycache__"),
+        copy_function=shutil.copyfile,
+    )
+    return tmp_path / "checkout"
+
+
+def test_every_process_and_checkout_has_the_same_directories(checkout, tmp_path):
+    """Whatever the seed of Python's hashes: else a second start would compile again."""
+    modules = ("switchml.protocol.worker", "switchml.protocol.pool", "switchml.net.udp")
+    here = directories(ROOT, tmp_path, *modules, PYTHONHASHSEED="1")
+    assert len(set(here)) == 3
+    assert here == directories(checkout, tmp_path, *modules, PYTHONHASHSEED="2")
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("protocol/packet.py", {"protocol.pool", "protocol.worker", "aggregator.loop"}),  # its constants are in compiled code
+        ("protocol/fixedpoint.py", {"protocol.worker"}),
+        ("net/libc.py", {"net.udp", "aggregator.loop"}),  # by net/udp.py
+        ("net/__init__.py", set()),
+        ("control/jobs.py", set()),
+        ("errors.py", set()),
+    ],
+)
+def test_a_change_concerns_those_who_import_the_module(checkout, tmp_path, file, changed):
+    names = ("protocol.pool", "protocol.worker", "net.udp", "aggregator.loop")
+    modules = [f"switchml.{name}" for name in names]
+    before = directories(checkout, tmp_path, *modules)
+    with (checkout / "switchml" / file).open("a") as source:
+        source.write("# changed\n")
+    after = directories(checkout, tmp_path, *modules)
+    assert {name for name, old, new in zip(names, before, after, strict=True) if old != new} == changed
+
+
+COMPILE = (
+    "from switchml.runtime.jit import compile_once; from switchml.protocol.sparse import is_clear\n"
+    "compile_once(is_clear, 0, 4)\n"
+    "print(sum(is_clear.stats.cache_hits.values()), sum(is_clear.stats.cache_misses.values()))"
+)
+
+
+def test_another_checkout_loads_what_was_compiled(checkout, tmp_path):
+    assert run(COMPILE, ROOT, tmp_path).split() == ["0", "1"]
+    assert run(COMPILE, checkout, tmp_path).split() == ["1", "0"]
+
+
+def test_where_nothing_can_be_kept_each_process_compiles(tmp_path):
+    (tmp_path / "file").touch()
+    for _ in range(2):
+        assert run(COMPILE, ROOT, tmp_path / "file" / "no folder").split() == ["0", "1"]
