@@ -1,1 +1,8 @@
-"""The subcommands of `switchml`, one file each; `switchml/cli/main.py` names them and imports one when it is called."""
+"""The command line (main.py), and the subcommands that need neither an agent nor the emulator, one a file."""
+
+COMMANDS = {
+    "aggregate": ("switchml.cli.aggregate:aggregate", "Run the software aggregator."),
+    "control": ("switchml.cli.control:control", "Run the control plane of a P4 switch."),
+    "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
+}
+"""As main.py's `Commands`; pyproject.toml registers it."""

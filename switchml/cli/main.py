@@ -1,13 +1,17 @@
-"""The command line: `switchml SUBCOMMAND …`. Each subcommand lives in its own module, imported only when it is called,
-so that `switchml --help` answers at once and a missing optional package disturbs only the subcommand that needs it.
+"""The command line: `switchml SUBCOMMAND …`. Each package of ours, and anybody else's, registers a table of its
+subcommands as an entry point of the group `switchml.commands` (pyproject.toml). A subcommand's module is imported only
+when it is called, so that `switchml --help` answers at once and a missing optional package disturbs only the subcommand
+that needs it.
 
 Exit codes: 0 done, 1 the subcommand failed (one line on stderr says why), 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 import click
@@ -15,23 +19,8 @@ import click
 from switchml import __version__
 from switchml.errors import SwitchMLError
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("emulator.cli.train:train", "Train a model whose gradients are summed in-network."),
-    "aggregate": ("switchml.cli.aggregate:aggregate", "Run the software aggregator."),
-    "control": ("switchml.cli.control:control", "Run the control plane of a P4 switch."),
-    "status": ("switchml.cli.status:status", "Show a running aggregator's jobs, pools and counters."),
-    "bench": ("emulator.cli.bench.bench:bench", "Measure all-reduces beside Gloo's."),
-    "simulate": ("emulator.cli.simulate:simulate", "Run jobs through faults in virtual time; check every sum."),
-    "trace": ("emulator.cli.trace.trace:trace", "Capture, read, replay, diagnose and optimize a real job."),
-    "validate": ("emulator.cli.validate.validate:validate", "Compare the emulator's predictions with measurements."),
-    "switch": ("emulator.cli.switch:switch", "Run a P4 program as simple_switch does."),
-    "mininet": ("emulator.cli.mininet:mininet", "Run experiments on networks that Mininet builds."),
-    "stf": ("emulator.cli.stf:stf", "Run a P4 test (STF) on the P4 switch, in process."),
-    "emulate": ("emulator.cli.emulate:emulate", "Emulate a training job on machines one does not have."),
-    "peers": ("emulator.cli.peers:peers", "Run a script as one rank of an emulated cluster."),
-    "doctor": ("host_agent.cli.doctor:doctor", "Check what this machine can do and what it lacks."),
-}
-"""Subcommand name → ("module:attribute" of its click command, the line that `switchml --help` shows for it)."""
+Commands = Mapping[str, tuple[str, str]]
+"""Subcommand, or "group subcommand" → ("module:attribute" of its click command, the line that `--help` shows)."""
 
 EXTRA_OF_MODULE: dict[str, str] = {
     "torch": "train",
@@ -46,12 +35,25 @@ EXTRA_OF_MODULE: dict[str, str] = {
 """Optional top-level module → the extra that installs it."""
 
 
-class LazyGroup(click.Group):
-    """A click group over a table like `COMMANDS`, importing a subcommand's module only to run it or show its help."""
+@functools.cache
+def commands() -> dict[str, tuple[str, str]]:
+    """All tables of the installed packages in one, by name."""
+    tables: list[Commands] = [entry.load() for entry in entry_points(group="switchml.commands")]
+    return dict(sorted(row for table in tables for row in table.items()))
 
-    def __init__(self, *args: Any, table: dict[str, tuple[str, str]], **kwargs: Any) -> None:
+
+class LazyGroup(click.Group):
+    """A click group whose subcommands are the rows of `commands()` under its own name; those of the command line itself
+    are the rows of one word. A subcommand's module is imported to run it or to show its own help."""
+
+    def __init__(self, *args: Any, within: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.table = table
+        self.within = f"{within} " if within else ""
+
+    @property
+    def table(self) -> dict[str, tuple[str, str]]:
+        rows = {name.removeprefix(self.within): row for name, row in commands().items() if name.startswith(self.within)}
+        return {name: row for name, row in rows.items() if " " not in name}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.table)
@@ -87,7 +89,7 @@ def _fail(ctx: click.Context, message: str) -> NoReturn:
     ctx.exit(1)
 
 
-@click.group(cls=LazyGroup, table=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="switchml")
 def cli() -> None:
     """In-network aggregation for machine learning.
@@ -100,7 +102,3 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line with `args` (default: the process's own) and exit."""
     cli.main(args=args, prog_name="switchml")
     raise SystemExit(0)  # not reached: click exits by itself
-
-
-if __name__ == "__main__":
-    main()

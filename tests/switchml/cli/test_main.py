@@ -43,17 +43,17 @@ def run(tmp_path, monkeypatch):
     (tmp_path / "fake_without_sklearn.py").write_text("import sklearn.nowhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     for name in ("fine", "wrong", "interrupted", "needs_torch", "broken"):
-        monkeypatch.setitem(command_line.COMMANDS, name, (f"fake_subcommands:{name}", "For a test."))
-    monkeypatch.setitem(command_line.COMMANDS, "unimportable", ("fake_without_sklearn:nothing", "For a test."))
+        monkeypatch.setitem(command_line.commands(), name, (f"fake_subcommands:{name}", "For a test."))
+    monkeypatch.setitem(command_line.commands(), "unimportable", ("fake_without_sklearn:nothing", "For a test."))
     return lambda *args: CliRunner().invoke(command_line.cli, args)
 
 
 def test_help_lists_every_subcommand(run):
     result = run("--help")
     assert result.exit_code == 0
-    for name, (_, help_line) in command_line.COMMANDS.items():
-        assert f"  {name} " in result.stdout
-        assert help_line in result.stdout
+    for name, (_, help_line) in command_line.commands().items():
+        assert (f"  {name} " in result.stdout) == (" " not in name)
+        assert (help_line in result.stdout) == (" " not in name)
 
 
 def test_version(run):
@@ -112,17 +112,20 @@ try:
     main(["--help"])
 except SystemExit as end:
     assert end.code == 0, end.code
-print(*sorted(name for name in sys.modules if name.startswith("switchml.")), file=sys.stderr)
-heavy = {"torch", "numba", "numpy", "grpc", "scapy", "zmq", "rich", "sklearn", "host_agent", "emulator"}
+ours = ("switchml.", "host_agent.", "emulator.")
+print(*sorted(name for name in sys.modules if name.startswith(ours)), file=sys.stderr)
+heavy = {"torch", "numba", "numpy", "grpc", "scapy", "zmq", "rich", "sklearn"}
 print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stderr == "switchml.__main__ switchml.errors\n\n"
+    assert result.stderr == (
+        "emulator.cli host_agent.cli switchml.__main__ switchml.cli switchml.cli.main switchml.errors\n\n"
+    )
 
 
-@pytest.mark.parametrize("name", sorted(command_line.COMMANDS))
+@pytest.mark.parametrize("name", command_line.commands())
 def test_every_subcommand_explains_itself(name):
-    result = CliRunner().invoke(command_line.cli, [name, "--help"])
+    result = CliRunner().invoke(command_line.cli, [*name.split(), "--help"])
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"Usage: cli {name}")

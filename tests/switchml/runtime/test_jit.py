@@ -50,7 +50,10 @@ def test_every_process_and_checkout_has_the_same_directories(checkout, tmp_path)
 @pytest.mark.parametrize(
     ("file", "changed"),
     [
-        ("protocol/packet.py", {"protocol.pool", "protocol.worker", "aggregator.loop"}),  # its constants are in compiled code
+        (
+            "protocol/packet.py",
+            {"protocol.pool", "protocol.worker", "aggregator.loop"},
+        ),  # its constants are in compiled code
         ("protocol/fixedpoint.py", {"protocol.worker"}),
         ("net/libc.py", {"net.udp", "aggregator.loop"}),  # by net/udp.py
         ("net/__init__.py", set()),
