@@ -1,6 +1,5 @@
 """The project as a whole: its metadata, which module may import which (CONTRIBUTING.md), and scripts/run, test."""
 
-import ast
 import os
 import shutil
 import subprocess
@@ -44,7 +43,7 @@ def test_core_needs_no_optional_package():
 
 def test_entry_points():
     ours = {(entry.group, entry.name, entry.value) for entry in metadata.distribution("switchml").entry_points}
-    assert ("console_scripts", "switchml", "switchml.__main__:main") in ours
+    assert ("console_scripts", "switchml", "switchml.cli.main:main") in ours
     assert ("torch.backends", "switchml", "host_agent.pytorch.backend:autoload") in ours
     assert ("torch.backends", "switchml-emulated", "emulator.peers.backend:autoload") in ours
 
@@ -72,171 +71,16 @@ def test_packages_import_without_torch(package):
 
 # Imports
 
-FLOOR = "switchml.errors switchml.counters"
-KERNELS = "switchml.runtime.jit switchml.protocol.packet switchml.runtime.memory"
-WIRE = (
-    f"{KERNELS} switchml.protocol.fixedpoint switchml.protocol.pool switchml.protocol.worker switchml.protocol.sparse"
-)
-DATAPLANE = "switchml.control.dataplane"  # what the controller asks of whatever sums: nothing but data
-SWITCH = "switchml.runtime.jit switchml.runtime.memory switchml.net switchml.control.thrift switchml.control.p4runtime_protos"
-PLAYED = "switchml.runtime.jit switchml.runtime.memory emulator.workload emulator.cluster"
-TRACED = "emulator.workload emulator.replay emulator.report emulator.traces"
-SLOTS = "switchml.control.allocation"
-ANY = "*"
-ANY_BUT_TORCH = "* but torch"
 
-ROOMS: list[tuple[str, str, str]] = [
-    # who                        our own modules it may import                       packages of others it may import
-    ("switchml",                 "",                                                 ""),
-    ("switchml.__main__",        "",                                                 "click"),
-    ("switchml.errors",          "",                                                 ""),
-    ("switchml.counters",        "",                                                 ""),
-    ("switchml.runtime.jit",             "",                                                 "numba filelock"),
-    ("switchml.runtime.memory",          "switchml.runtime.jit",                                     "numpy numba llvmlite"),
-    ("switchml.protocol.bfloat16",        KERNELS,                                            "numpy numba"),
-    ("switchml.protocol.narrow",          KERNELS,                                            "numpy numba"),
-    ("switchml.protocol.packet",          "",                                                 "numpy"),
-    ("switchml.protocol.fixedpoint",      f"{KERNELS} switchml.protocol.narrow",                       "numpy numba"),
-    ("switchml.protocol.pool",            KERNELS,                                            "numpy numba"),
-    ("switchml.protocol.retransmission",  KERNELS,                                            "numpy numba"),
-    ("switchml.protocol.worker", f"{KERNELS} switchml.protocol.fixedpoint switchml.protocol.retransmission switchml.protocol.sparse", "numpy numba"),
-    ("switchml.protocol.sparse",          f"{KERNELS} switchml.protocol.fixedpoint",                   "numpy numba"),
-    ("switchml.codecs.*",        "switchml.codecs switchml.protocol.bfloat16 switchml.runtime.memory switchml.runtime.jit", "numpy numba"),
-    ("switchml.net.tunnel.*",     "switchml.net switchml.runtime.memory switchml.runtime.jit",         "numpy zmq"),
-    ("switchml.net.*",            "switchml.net switchml.runtime.memory switchml.runtime.jit",         "numpy numba llvmlite"),
-    ("switchml.control.thrift.*",        "switchml.control.thrift",                                  ""),
-    ("switchml.control.dataplane", "",                                            ""),
-    ("switchml.aggregator.loop", f"{WIRE} switchml.net",                              "numpy numba"),
-    ("switchml.aggregator.software", f"{WIRE} switchml.codecs switchml.net switchml.aggregator.loop {DATAPLANE}", ANY_BUT_TORCH),
-    ("switchml.*",               "switchml",                                         ANY_BUT_TORCH),
-    ("host_agent.training.*",    "switchml host_agent",                              ANY),
-    ("host_agent.profile.*",     "switchml host_agent",                              ANY),
-    ("emulator.bench.*",       "switchml host_agent emulator",                     ANY),
-    ("host_agent.torch_*",       "switchml host_agent",                              ANY),
-    ("host_agent.pytorch.comm_hooks",    "switchml host_agent",                              ANY),
-    ("host_agent.pytorch.settings*",     "switchml host_agent",                              ANY),
-    ("host_agent.pytorch.all_to_all",    "switchml host_agent",                              ANY),
-    ("host_agent.*",             "switchml host_agent",                              ANY_BUT_TORCH),
-    ("emulator.p4switch.*",          f"{SWITCH} emulator.p4switch",                          ANY_BUT_TORCH),
-    ("emulator.netsim.*",       "switchml emulator.netsim",                        ANY_BUT_TORCH),
-    ("emulator.faults.*",        "switchml host_agent emulator.netsim emulator.faults", ANY_BUT_TORCH),
-    ("emulator.datafile",        "",                                                 "tomli"),
-    ("emulator.workload.*",      "switchml.runtime.jit emulator.workload emulator.datafile", ANY_BUT_TORCH),
-    ("emulator.cluster.*",       "emulator.cluster emulator.datafile",               ANY_BUT_TORCH),
-    ("emulator.replay.*",        f"{PLAYED} emulator.replay",                        ANY_BUT_TORCH),
-    ("emulator.report.*",        "emulator.workload emulator.replay emulator.report", ANY_BUT_TORCH),
-    ("emulator.traces.*",         f"{PLAYED} emulator.replay emulator.traces {SLOTS}", ANY_BUT_TORCH),
-    ("emulator.diagnosis.*",     f"{TRACED} emulator.diagnosis",                     ANY_BUT_TORCH),
-    ("emulator.optimizer.*",     "switchml emulator",                                ANY_BUT_TORCH),
-    ("emulator.peers.*",         "switchml host_agent emulator",                     ANY),
-    ("emulator.*",               "switchml emulator",                                ANY_BUT_TORCH),
-]  # fmt: skip
-"""The first row that matches a module decides; `a.*` matches `a` and all below it. Naming a package allows
-all below it. Everyone may import the standard library, `switchml` itself and FLOOR."""
-
-DEFERRED: list[tuple[str, str]] = [
-    ("switchml.cli.*", "host_agent emulator torch"),
-    ("emulator.workload.*", "torch"),
-]
-"""Who may import what besides, inside functions only: there it costs those who call them, and nobody else."""
-
-
-def is_within(module: str, names: str) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in names.split())
-
-
-def matches(module: str, pattern: str) -> bool:
-    return is_within(module, pattern[:-2]) if pattern.endswith(".*") else fnmatch(module, pattern)
-
-
-def imports_of(tree: ast.AST, module: str, is_package: bool):
-    """Yield (line, imported module, is it inside a function or for type checkers alone) for each import in `tree`, the
-    source of `module`."""
-
-    def is_for_types(node: ast.AST) -> bool:
-        return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-    def walk(node: ast.AST, inside: bool):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name, inside
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = module.split(".")
-                parents = parents[: len(parents) - node.level + is_package]
-                base = ".".join([*parents, base] if base else parents)
-            for alias in node.names:
-                full = ROOT.joinpath(*base.split("."), alias.name)
-                is_module = base.split(".")[0] in PACKAGES and (full.is_dir() or full.with_suffix(".py").is_file())
-                yield node.lineno, f"{base}.{alias.name}" if is_module else base, inside
-        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or is_for_types(node)
-        for child in ast.iter_child_nodes(node):
-            yield from walk(child, inside)
-
-    yield from walk(tree, False)
-
-
-def forbidden_imports(source: str, module: str, is_package: bool = False) -> list[str]:
-    """One "line N imports X" for each import in `source` that the tables above do not allow to `module`."""
-    own, others = next((own, others) for pattern, own, others in ROOMS if matches(module, pattern))
-    deferred = " ".join(names for pattern, names in DEFERRED if matches(module, pattern))
-    wrong = {}  # a dictionary for its order: a line that imports several names from one module is named once
-    for line, imported, inside in imports_of(ast.parse(source), module, is_package):
-        top = imported.partition(".")[0]
-        if top in PACKAGES:
-            allowed = imported == "switchml" or is_within(imported, f"{FLOOR} {module} {own}")
-        elif top in sys.stdlib_module_names:
-            allowed = True
-        elif others in (ANY, ANY_BUT_TORCH):
-            allowed = others == ANY or top != "torch"
-        else:
-            allowed = top in others.split()
-        if not allowed and not (inside and is_within(imported, deferred)):
-            wrong[f"line {line} imports {imported}"] = True
-    return list(wrong)
-
-
-def test_every_module_imports_only_what_its_room_may():
-    wrong = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            is_package = parts[-1] == "__init__"
-            module = ".".join(parts[:-1] if is_package else parts)
-            if found := forbidden_imports(path.read_text(), module, is_package):
-                wrong[str(path.relative_to(ROOT))] = found
-    assert wrong == {}, "the rooms and what they may import are in CONTRIBUTING.md"
-
-
-@pytest.mark.parametrize(
-    ("module", "source", "is_allowed"),
-    [
-        ("switchml.protocol.packet", "import struct, numpy as np", True),
-        ("switchml.protocol.packet", "from numba import njit", False),
-        ("switchml.protocol.pool", "from switchml import packet", True),
-        ("switchml.protocol.pool", "from . import errors", True),
-        ("switchml.protocol.pool", "from .worker import window", False),
-        ("switchml.errors", "from . import packet", False),
-        ("switchml.protocol.pool", "from .errors import PacketError", True),
-        ("switchml.codecs.top_k", "from ..errors import ConfigError", True),
-        ("switchml.codecs.top_k", "from ..packet import MAGIC", False),
-        ("switchml.somewhere", "import host_agent", False),
-        ("switchml.somewhere", "def f():\n    import torch", False),
-        ("emulator.cli.train", "def f():\n    import torch.nn, host_agent.agent", True),
-        ("emulator.cli.train", "import torch", False),
-        ("emulator.cli.train", "import emulator", False),
-        ("emulator.cli.train", "if TYPE_CHECKING:\n    import emulator", True),
-        ("host_agent.pytorch.backend", "import torch.distributed", True),
-        ("host_agent.agent", "import torch", False),
-        ("host_agent.agent", "import emulator.netsim", False),
-        ("emulator.netsim.link", "import simpy\nfrom switchml import worker", True),
-        ("emulator.netsim.link", "from emulator.replay import engine", False),
-        ("emulator.p4switch.engine", "from switchml import pool", False),
-    ],
-)
-def test_the_import_rules_themselves(module, source, is_allowed):
-    assert (forbidden_imports(source, module) == []) == is_allowed
+def test_imports_run_down():
+    """The contracts stand in pyproject.toml, under [tool.importlinter]."""
+    result = subprocess.run(
+        [shutil.which("lint-imports", path=Path(sys.executable).parent), "--no-cache"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stdout
 
 
 # scripts/run and scripts/test, with a stand-in for Python that installs nothing
