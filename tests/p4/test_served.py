@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,12 +32,12 @@ from tests.support.launch import (
     total,
     until,
 )
+from tests.support.p4_programs import PATHS
 from tests.support.p4_served import Served
 
 pytestmark = pytest.mark.timeout(300)
 NUMEL = 30_000
 BMV2 = (pytest.mark.root, pytest.mark.needs("simple_switch", "ip"))
-OTHER_PROGRAM = Path(__file__).parents[1] / "programs" / "l3.json"
 
 
 @pytest.fixture(scope="module", params=["p4", pytest.param("bmv2", marks=BMV2)])
@@ -307,7 +306,7 @@ def test_a_switch_that_is_not_there():
 
 
 def test_a_switch_that_runs_another_program():
-    process = SwitchProcess([sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"], OTHER_PROGRAM)
+    process = SwitchProcess([sys.executable, "-m", "switchml", "switch", "--thrift-ip", "127.0.0.1"], PATHS["l3"])
     try:
         with pytest.raises(ConfigError, match="runs another program: expected p4/switchml.p4"):
             process.connect()

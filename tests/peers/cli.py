@@ -1,6 +1,6 @@
 """Transcripts of simple_switch_CLI: files with its commands, each behind the prompt, and what it answered.
 
-`python -m peers.cli NAME…` (in tests/) writes the answers of the real simple_switch into the named files of
+`python -m tests.peers.cli NAME…` writes the answers of the real simple_switch into the named files of
 emulator/p4switch/thrift/transcripts; `simple_switch` and `simple_switch_CLI` must be on PATH.
 """
 
@@ -11,9 +11,10 @@ import sys
 import time
 from pathlib import Path
 
+from tests.support.p4_programs import PATHS
+
 TESTS = Path(__file__).parents[1]
 TRANSCRIPTS = TESTS / "emulator" / "p4switch" / "thrift" / "transcripts"
-PROGRAMS = TESTS / "programs"
 PROMPT = "RuntimeCmd: "
 
 
@@ -49,7 +50,7 @@ def real(switch: str, cli: str, name: str) -> list[tuple[str, str]]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        [switch, "--thrift-port", str(port), "--device-id", str(port), str(PROGRAMS / f"{name}.json")],
+        [switch, "--thrift-port", str(port), "--device-id", str(port), str(PATHS[name])],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

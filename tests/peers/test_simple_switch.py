@@ -1,29 +1,25 @@
 """Our switch against the real simple_switch: random entries and packets for every program of tests/programs, and the
 same bytes on the same ports, the same registers and counters.
 
-    python tests/peers/test_simple_switch.py [NAME ...]      # writes tests/programs/recorded/ anew
+    python -m tests.peers.test_simple_switch [NAME ...]      # writes tests/programs/recorded/ anew
 """
 
+import json
 import re
 import shutil
 import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-
-import json
 
 import pytest
 
 from emulator.p4switch.program.loader.loader import load
 from tests.peers import simple_switch
 from tests.peers.bmv2_random import PORTS, Generator
-from tests.support.bmv2_replay import RECORDED, Outcome, Recording, replay
+from tests.support.bmv2_replay import Outcome, Recording, replay
+from tests.support.p4_programs import PATHS, RECORDED
 
-PROGRAMS = Path(__file__).parents[1] / "programs"
 ABORTS = {"assert"}  # simple_switch ends when an assertion fails
-NAMES = sorted(path.stem for path in PROGRAMS.glob("*.json") if path.stem not in ABORTS)
+NAMES = sorted(set(PATHS) - ABORTS)
 N_PACKETS = 40
 
 # simple_switch_CLI under Python 3 sends the value of pvs_add with a byte too many (parse_pvs_value divides by `/`), so
@@ -107,9 +103,8 @@ def _worked(reply: str) -> bool:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in WRONG_BY_CLI])
 def test_same_as_simple_switch(name, require_program):
     switch, cli = require_program("simple_switch"), require_program("simple_switch_CLI")
-    path = PROGRAMS / f"{name}.json"
-    recording = run_real(path, 1, N_PACKETS, switch, cli)
-    ours = replay(load(path), recording.commands, recording.packets)
+    recording = run_real(PATHS[name], 1, N_PACKETS, switch, cli)
+    ours = replay(load(PATHS[name]), recording.commands, recording.packets)
     assert ours.stable(name) == recording.outcome.stable(name)
 
 
@@ -120,7 +115,7 @@ def main(names: list[str]) -> None:
     RECORDED.mkdir(exist_ok=True)
     for name in names or NAMES:
         n_packets = 16 if name.startswith("agg") or name == "wide" else N_PACKETS  # kilobytes each
-        run_real(PROGRAMS / f"{name}.json", 2, n_packets, switch, cli).save(RECORDED / f"{name}.json")
+        run_real(PATHS[name], 2, n_packets, switch, cli).save(RECORDED / f"{name}.json")
 
 
 if __name__ == "__main__":

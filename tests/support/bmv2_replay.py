@@ -15,7 +15,6 @@ from emulator.p4switch.state.action_profiles import RunAction, UseGroup, UseMemb
 from emulator.p4switch.switch import Switch
 from switchml.errors import ControlError
 
-RECORDED = Path(__file__).parents[1] / "programs" / "recorded"
 GAP_US = 15_000
 
 UNSTABLE = {"queues": ((18, 44),), "random": ((18, 20),)}

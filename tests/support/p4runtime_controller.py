@@ -7,7 +7,6 @@ import functools
 import queue
 import threading
 import time
-from pathlib import Path
 
 import grpc
 from google.protobuf import text_format
@@ -20,8 +19,8 @@ from emulator.p4switch.program.loader.loader import load
 from emulator.p4switch.switch import Switch
 from switchml.control import p4runtime_protos as protos
 from switchml.control.p4runtime_protos import info, v1
+from tests.support.p4_programs import PATHS, SOURCES
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 CPU_PORT = 510
 PATIENCE_S = 20
 
@@ -29,13 +28,13 @@ PATIENCE_S = 20
 @functools.cache
 def p4info(name: str) -> info.P4Info:
     """The P4Info of a program of tests/programs."""
-    return text_format.Parse((PROGRAMS / f"{name}.p4info.txtpb").read_text(), info.P4Info())
+    return text_format.Parse((SOURCES / f"{name}.p4info.txtpb").read_text(), info.P4Info())
 
 
 def config(name: str, cookie: int = 0) -> v1.ForwardingPipelineConfig:
     """What SetForwardingPipelineConfig takes for a program."""
     found = v1.ForwardingPipelineConfig(p4info=p4info(name))
-    found.p4_device_config = (PROGRAMS / f"{name}.json").read_bytes()
+    found.p4_device_config = PATHS[name].read_bytes()
     found.cookie.cookie = cookie
     return found
 

@@ -2,7 +2,6 @@
 written short."""
 
 import functools
-from pathlib import Path
 
 import pytest
 
@@ -10,10 +9,9 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.action_profiles import RunAction
 from emulator.p4switch.switch import Switch
+from tests.support.p4_programs import NAMES, PATHS
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "programs"
-
-load_program = functools.cache(lambda name: loader.load(PROGRAMS / f"{name}.json"))
+load_program = functools.cache(lambda name: loader.load(PATHS[name]))
 
 
 class Clocked(Switch):
@@ -48,4 +46,4 @@ def switch():
 @pytest.fixture
 def names() -> list[str]:
     """All programs of tests/programs."""
-    return sorted(path.stem for path in PROGRAMS.glob("*.json"))
+    return NAMES

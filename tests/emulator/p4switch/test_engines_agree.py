@@ -13,16 +13,14 @@ from emulator.p4switch.engine.engine import Engine
 from emulator.p4switch.program.loader.loader import load
 from switchml.errors import ProgramAbort
 from tests.peers.bmv2_random import Generator
-from tests.support.bmv2_replay import RECORDED, replay
-
-PROGRAMS = RECORDED.parent
-NAMES = sorted(path.stem for path in PROGRAMS.glob("*.json"))
+from tests.support.bmv2_replay import replay
+from tests.support.p4_programs import NAMES, PATHS
 
 
 @pytest.mark.parametrize("seed", [11, 12])
 @pytest.mark.parametrize("name", NAMES)
 def test_same_outcome(name, seed):
-    path = PROGRAMS / f"{name}.json"
+    path = PATHS[name]
     generator = Generator(json.loads(path.read_text()), seed, cut=True)
     commands, packets = generator.commands(), generator.packets(60)
     program = load(path)

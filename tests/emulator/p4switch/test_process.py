@@ -13,9 +13,9 @@ import pytest
 
 from emulator.p4switch.ports.pcap import PcapReader
 from switchml.control.thrift.client import Client
+from tests.support.p4_programs import PATHS
 
 ROOT = Path(__file__).parents[3]
-PROGRAMS = ROOT / "tests" / "programs"
 SWITCH = [sys.executable, "-m", "switchml", "switch"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -89,7 +89,7 @@ def test_versions():
     ],
 )
 def test_what_it_refuses(args, code, message):
-    done = run(*args, "--thrift-port", "0", cwd=PROGRAMS)
+    done = run(*args, "--thrift-port", "0", cwd=PATHS["l3"].parent)
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -102,7 +102,7 @@ def test_files_in_and_out(start, tmp_path):
     os.mkfifo(tmp_path / "p2_in.pcap")
     process = subprocess.Popen(
         [*SWITCH, "--log-file", "log", "--log-flush", "--use-files", "0", "--dump-packet-data", "10240", "-i 1@p1",
-         "-i 2@p2", "--thrift-port", str(free_port()), str(PROGRAMS / "l3.json"), "--", "--drop-port", "500"],
+         "-i 2@p2", "--thrift-port", str(free_port()), str(PATHS["l3"]), "--", "--drop-port", "500"],
         cwd=tmp_path, env=ENVIRONMENT,
     )  # fmt: skip
     try:
@@ -123,7 +123,7 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
     frame = bytes(12) + b"\xde\xad" + bytes(46)
     (tmp_path / "p0_in.pcap").write_bytes(capture(frame))
     process = subprocess.Popen(
-        [*SWITCH, "--use-files", "0", "-i", "0@p0", "--thrift-port", "0", str(PROGRAMS / "assert.json")],
+        [*SWITCH, "--use-files", "0", "-i", "0@p0", "--thrift-port", "0", str(PATHS["assert"])],
         cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -134,9 +134,9 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
 
 def test_options_that_mean_nothing_are_told_once(start):
     odd = ["--nanolog", "ipc:///tmp/x", "--debugger", "--what"]
-    process, client = start(*odd, str(PROGRAMS / "l3.json"), "--use-files", "0")
+    process, client = start(*odd, str(PATHS["l3"]), "--use-files", "0")
     with client:
-        assert client.call("standard", "bm_get_config") == (PROGRAMS / "l3.json").read_text()
+        assert client.call("standard", "bm_get_config") == PATHS["l3"].read_text()
     process.terminate()
     said = process.communicate(timeout=10)[0]
     assert said.splitlines() == ["switchml: warning: ignored: --nanolog ipc:///tmp/x --debugger --what"]
@@ -145,26 +145,26 @@ def test_options_that_mean_nothing_are_told_once(start):
 def test_a_program_later(start):
     _, client = start("--no-p4", "--use-files", "0")
     with client:
-        client.call("standard", "bm_load_new_config", config=(PROGRAMS / "l3.json").read_text())
+        client.call("standard", "bm_load_new_config", config=PATHS["l3"].read_text())
         client.call("standard", "bm_swap_configs")
         assert client.call("standard", "bm_mt_get_num_entries", table="MyIngress.routes") == 0
 
 
 def test_state_is_restored(start, tmp_path):
-    _, client = start("--use-files", "0", str(PROGRAMS / "registers.json"))
+    _, client = start("--use-files", "0", str(PATHS["registers"]))
     with client:
         client.call("standard", "bm_register_write", register="MyIngress.sums", index=2, value=77)
         (tmp_path / "state").write_text(client.call("standard", "bm_serialize_state"))
-    _, client = start("--use-files", "0", "--restore-state", "state", str(PROGRAMS / "registers.json"))
+    _, client = start("--use-files", "0", "--restore-state", "state", str(PATHS["registers"]))
     with client:
         assert client.call("standard", "bm_register_read", register="MyIngress.sums", index=2) == 77
 
 
 def test_pcap_with_and_without_a_directory(start, tmp_path):
     udp = f"0@udp:127.0.0.1:{free_port()}"
-    start("-i", udp, "--pcap", str(PROGRAMS / "l3.json"), "--engine", "reference")
+    start("-i", udp, "--pcap", str(PATHS["l3"]), "--engine", "reference")
     assert [path.name.rpartition("_")[2] for path in sorted(tmp_path.glob("udp*.pcap"))] == ["in.pcap", "out.pcap"]
     (tmp_path / "dumps").mkdir()
     udp = f"0@udp:127.0.0.1:{free_port()}"
-    start("-i", udp, "--pcap", "dumps", str(PROGRAMS / "l3.json"), "--engine", "reference")
+    start("-i", udp, "--pcap", "dumps", str(PATHS["l3"]), "--engine", "reference")
     assert len(list((tmp_path / "dumps").glob("*.pcap"))) == 2

@@ -3,39 +3,38 @@
 import importlib.util
 import json
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from emulator.p4switch.program.loader.loader import load
+from tests.support.p4_programs import PATHS, SOURCES
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 INCLUDED = {"ethernet", "plain"}
-NAMES = sorted(path.stem for path in PROGRAMS.glob("*.p4") if path.stem not in INCLUDED)
+NAMES = sorted(path.stem for path in SOURCES.glob("*.p4") if path.stem not in INCLUDED)
 COMPILER_VERSION = "1.2.5.16"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_program_is_documented_and_loads(name):
-    text = (PROGRAMS / f"{name}.p4").read_text().splitlines()
+    text = (SOURCES / f"{name}.p4").read_text().splitlines()
     assert text[0] == "// SPDX-License-Identifier: Apache-2.0"
     assert text[1].startswith("// ") and len(text[1]) > 20, "the second line says what the program shows"
-    assert f"`{name}.p4`" in (PROGRAMS / "README.md").read_text()
-    program = load(PROGRAMS / f"{name}.json")
+    assert f"`{name}.p4`" in (SOURCES / "README.md").read_text()
+    program = load(PATHS[name])
     assert {p.name for p in program.pipelines} == {"ingress", "egress"}
 
 
 def test_every_json_has_its_program():
-    assert sorted(path.stem for path in PROGRAMS.glob("*.json")) == NAMES
+    assert sorted(PATHS) == NAMES
 
 
 def test_generated_programs_are_what_the_generator_writes():
-    spec = importlib.util.spec_from_file_location("generate_agg", PROGRAMS / "generate_agg.py")
+    spec = importlib.util.spec_from_file_location("generate_agg", SOURCES / "generate_agg.py")
     generator = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(generator)
     for style in ("unrolled", "wide"):
         for lanes in (64, 256):
-            assert (PROGRAMS / f"agg_{style}_{lanes}.p4").read_text() == generator.program(style, lanes)
+            assert (SOURCES / f"agg_{style}_{lanes}.p4").read_text() == generator.program(style, lanes)
 
 
 @pytest.mark.needs("p4c-bm2-ss")
@@ -47,8 +46,8 @@ def test_json_is_what_p4c_writes(name, tmp_path, require_program):
     version = done.stdout + done.stderr
     if COMPILER_VERSION not in version:
         pytest.skip(f"the JSON is from p4c-bm2-ss {COMPILER_VERSION}; this one says {version.strip()!r}")
-    subprocess.run([compiler, f"{name}.p4", "-o", tmp_path / "out.json"], cwd=PROGRAMS, check=True, capture_output=True)
-    assert _portable(tmp_path / "out.json") == _portable(PROGRAMS / f"{name}.json")
+    subprocess.run([compiler, f"{name}.p4", "-o", tmp_path / "out.json"], cwd=SOURCES, check=True, capture_output=True)
+    assert _portable(tmp_path / "out.json") == _portable(PATHS[name])
 
 
 def _portable(path):

@@ -6,21 +6,21 @@ import pytest
 from emulator.p4switch.engine.engine import Engine
 from emulator.p4switch.interpreter.path import Interpreter
 from emulator.p4switch.program.loader.loader import load
-from tests.support.bmv2_replay import RECORDED, Recording, replay
+from tests.support.bmv2_replay import Recording, replay
+from tests.support.p4_programs import PATHS, RECORDED
 
 NAMES = sorted(path.stem for path in RECORDED.glob("*.json"))
 
 
 def test_every_program_has_a_recording():
-    programs = {path.stem for path in RECORDED.parent.glob("*.json")}
-    assert programs - set(NAMES) == {"assert"}  # simple_switch ends when an assertion fails
+    assert set(PATHS) - set(NAMES) == {"assert"}  # simple_switch ends when an assertion fails
 
 
 @pytest.mark.parametrize("engine", [Interpreter, Engine])
 @pytest.mark.parametrize("name", NAMES)
 def test_same_as_recorded(name, engine):
     recording = Recording.load(RECORDED / f"{name}.json")
-    ours = replay(load(RECORDED.parent / f"{name}.json"), recording.commands, recording.packets, engine)
+    ours = replay(load(PATHS[name]), recording.commands, recording.packets, engine)
     theirs = recording.outcome.stable(name)
     assert any(theirs.sent.values()), "a recording in which nothing was sent shows nothing"
     assert ours.stable(name) == theirs

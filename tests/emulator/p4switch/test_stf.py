@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.stf import stf
 from emulator.p4switch.stf.keys import match_key, prefix, ternary
 from switchml.errors import ConfigError
+from tests.support.p4_programs import PATHS
 
-PROGRAMS = Path(__file__).resolve().parents[2] / "programs"
 FRAME = "010203040506 0708090a0b0c 0d0e"
 
 
@@ -172,7 +171,7 @@ def test_keys_of_validity_have_several_names(program):
 
 
 def test_the_command(tmp_path):
-    program, test = PROGRAMS / "value_set.json", tmp_path / "x.stf"
+    program, test = PATHS["value_set"], tmp_path / "x.stf"
     test.write_text(f"packet 1 {FRAME}\nexpect 1 {FRAME} $\n")
     done = subprocess.run([sys.executable, "-m", "switchml", "stf", program, test], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "passed\n")

@@ -42,7 +42,7 @@ NETWORK = '''
 
     class TwoHosts(Topo):
         def build(self):
-            self.addSwitch("s1", json_path="tests/programs/l3.json", **OPTIONS)
+            self.addSwitch("s1", json_path="emulator/bench/switch/programs/l3.json", **OPTIONS)
             for n in (1, 2):
                 self.addHost(f"h{n}", ip=f"10.0.{n}.1/24", mac=f"02:00:00:00:00:0{n}")
                 self.addLink(f"h{n}", "s1", port2=n)

@@ -7,7 +7,7 @@ import pytest
 
 from emulator.p4switch.p4runtime.server import P4RuntimeServer
 from switchml.errors import ConfigError
-from tests.support.p4runtime_controller import PROGRAMS, config, exact, refused, v1
+from tests.support.p4runtime_controller import PATHS, config, exact, refused, v1
 
 Set = v1.SetForwardingPipelineConfigRequest
 Get = v1.GetForwardingPipelineConfigRequest
@@ -124,7 +124,7 @@ def test_bad_configs(primary, target):
         with refused("INVALID_ARGUMENT", "p4_device_config"):
             set_config(controller, Set.VERIFY_AND_COMMIT, broken)
     other = config("exact")
-    other.p4_device_config = (PROGRAMS / "lpm.json").read_bytes()
+    other.p4_device_config = PATHS["lpm"].read_bytes()
     with refused("INVALID_ARGUMENT", "not that of the BMv2 JSON"):
         set_config(controller, Set.VERIFY, other)
     wide = config("exact")

@@ -8,7 +8,7 @@ from emulator.p4switch.p4runtime.entities import Entities
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.state.state import State
 from switchml.errors import SwitchMLError
-from tests.support.p4runtime_controller import PROGRAMS, Stub, config, exact, load, v1
+from tests.support.p4runtime_controller import PATHS, Stub, config, exact, load, v1
 
 NUMBERS = (0, 1, 2, 3, 7, 15, 16, 63, 64, 255, 256, 511, 512, 2**31 - 1)
 ONE, PORTS = {"value": b"\1"}, [{"port": b"\1", "instance": 3}, {"egress_port": 4}]
@@ -125,7 +125,7 @@ def everything(entities: Entities) -> list[bytes]:
 @pytest.mark.parametrize("name", SEEDS)
 def test_done_or_refused(name):
     dice = random.Random(name)
-    entities = Entities(Pipeline(config(name), State(load(PROGRAMS / f"{name}.json"))))
+    entities = Entities(Pipeline(config(name), State(load(PATHS[name]))))
     seeds = [v1.Entity(**seed) for seed in SEEDS[name](Stub(config(name).p4info))]
     n_done = 0
     for _ in range(150):

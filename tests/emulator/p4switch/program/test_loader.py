@@ -1,7 +1,6 @@
 """The loader: every program loads, and whatever is wrong with one ends in a ProgramError that says where."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,11 +11,10 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from switchml.errors import ProgramError
+from tests.support.p4_programs import PATHS
 
-PROGRAMS = sorted((Path(__file__).resolve().parents[3] / "programs").glob("*.json"))
 
-
-@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PATHS.values(), ids=PATHS)
 def test_every_program_loads_and_runs(path):
     program = loader.load(path)
     loader.check_runnable(program)
@@ -43,7 +41,7 @@ def test_names_and_sources_survive(program):
 
 def small() -> dict:
     """A program as small as they get, for tests that break it."""
-    return json.loads((PROGRAMS[0].parent / "lookahead.json").read_text())
+    return json.loads(PATHS["lookahead"].read_text())
 
 
 def broken(change) -> str:
@@ -117,7 +115,7 @@ VALUES = st.sampled_from(
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from(PROGRAMS), st.data())
+@given(st.sampled_from(sorted(PATHS.values())), st.data())
 def test_any_damage_is_a_program_error(path, data):
     """Take one value out of a program, or put another in its place: it loads, or it is refused, and no more."""
     if path.stat().st_size > 200_000:

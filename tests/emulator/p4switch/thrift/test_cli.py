@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers import cli
+from tests.support.p4_programs import PATHS
 
 
 @pytest.mark.parametrize("name", cli.names())
@@ -34,7 +35,7 @@ def test_parse_value_set(serve, require_program):
 
 def test_another_program_while_running(serve, require_program, tmp_path):
     device, server = serve("exact", can_swap=True)
-    commands = [f"load_new_config_file {cli.PROGRAMS / 'l3.json'}", "swap_configs", "show_tables", "swap_configs"]
+    commands = [f"load_new_config_file {PATHS['l3']}", "swap_configs", "show_tables", "swap_configs"]
     answers = cli.ask(require_program("simple_switch_CLI"), server.port, commands)
     assert "MyIngress.routes" in answers[2][1]
     assert "NO_ONGOING_SWAP" in answers[3][1]
