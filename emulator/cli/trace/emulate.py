@@ -37,14 +37,14 @@ def emulate(
     from emulator.jobs import imported as priced
     from emulator.replay.engine import replay
     from emulator.replay.parts import parts
-    from emulator.traces.readers import workloads
+    from emulator.traces.readers.read import read_workload
     from emulator.workload.checks import check
     from switchml.errors import ConfigError
 
     if precision not in ELEMENT_BYTES:
         raise ConfigError(unknown("precision", precision, ELEMENT_BYTES))
     cluster = clusters.load(cluster_name)
-    workload = workloads.read(path)
+    workload = read_workload(path)
     graph = workload.graph
     check(graph)
     prices = priced.costs(graph, cluster, workload.strides, precision=precision, allreduce=allreduce)

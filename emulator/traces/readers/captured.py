@@ -23,6 +23,7 @@ import numpy as np
 
 from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.traces.readers import sizes
+from emulator.traces.readers.kineto import kineto
 from emulator.traces.readers.nesting import parents
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
@@ -48,8 +49,6 @@ def about_of(path: Path) -> Path | None:
 
 def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankTrace:
     """The trace that rank-N.about.json, `path`, belongs to. Raises TraceError for files that are missing or broken."""
-    from emulator.traces.readers.kineto import kineto
-
     about = _read_about(path)
     if rank is not None and rank != about["rank"]:
         raise TraceError(f"{path} is of rank {about['rank']}, not {rank}")

@@ -6,7 +6,10 @@ import re
 from pathlib import Path
 
 from emulator.traces.events import RankTrace
-from emulator.traces.readers import captured, formats
+from emulator.traces.readers import captured, dpro, formats, native, simai
+from emulator.traces.readers.chakra import chakra, graph
+from emulator.traces.readers.kineto import kineto
+from emulator.traces.workload import Workload
 from switchml.errors import TraceError
 
 
@@ -48,6 +51,23 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     return traces
 
 
+def read_workload(path: Path | str) -> Workload:
+    """The workload in `path`: a file, or a directory with one a rank. TraceError where there is none."""
+    path = Path(path)
+    present = files(path)
+    texts = [file for file, kind in present if kind == formats.SIMAI]
+    execution_traces = [file for file, kind in present if kind == formats.CHAKRA]
+    if texts and len(present) > 1:
+        raise TraceError(
+            f"{path} has {len(present)} traces; SimAI's workload is one file, expected {texts[0].name} alone"
+        )
+    if texts:
+        return simai.read_simai(texts[0])
+    if not execution_traces:
+        raise TraceError(f"{path} says what a job did, not what there is to do: `switchml trace replay` replays it")
+    return graph.read_chakra(execution_traces)
+
+
 def files(path: Path) -> list[tuple[Path, str]]:
     """The traces at `path`, each with its format; TraceError where there is none."""
     if not path.exists():
@@ -67,10 +87,6 @@ def files(path: Path) -> list[tuple[Path, str]]:
 
 
 def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
-    from emulator.traces.readers import dpro, native
-    from emulator.traces.readers.chakra import chakra
-    from emulator.traces.readers.kineto import kineto
-
     if kind == formats.DPRO:
         return dpro.read(path, salvage=salvage)
     if kind == formats.KINETO:

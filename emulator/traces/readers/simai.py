@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emulator.traces.communication import collective_of
-from emulator.traces.readers.workloads import Workload
+from emulator.traces.workload import Workload
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError

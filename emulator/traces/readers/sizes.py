@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from emulator.traces.communication import item_bytes
-from emulator.traces.readers.kineto.events import Args
 from switchml.errors import TraceError
 
 _SLACK_NS = 50_000
@@ -32,6 +31,10 @@ class Call(msgspec.Struct):
     output_types: list[str] = msgspec.field(name="out_types", default_factory=list)
     peer: int | None = None
 
+    def bytes(self) -> tuple[int, int]:
+        """What goes in, and what comes out."""
+        return _bytes(self.inputs, self.input_types), _bytes(self.outputs, self.output_types)
+
 
 class Parameter(msgspec.Struct):
     """`name` is "" where it is not known."""
@@ -49,17 +52,9 @@ class Sizes(msgspec.Struct):
     parameters: list[Parameter]
     gradients: list[int]
 
-    def args(self, call: Call) -> Args:
-        """`call` in the words of the profiler."""
-        sent, received = _bytes(call.inputs, call.input_types), _bytes(call.outputs, call.output_types)
-        ranks = self.groups.get(call.group)
-        told = {"sent": sent, "received": received, "dtype": "byte", "group": call.group}
-        told |= {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
-        return Args(**told, source=call.peer, destination=call.peer)  # type: ignore[arg-type]
 
-
-class Asked(NamedTuple):
-    """An event of communication, its name, and the Unix times between which it was asked for."""
+class Request(NamedTuple):
+    """An event of communication, its name, and the Unix times between which it was requested."""
 
     event: int
     name: str
@@ -77,14 +72,14 @@ def read(path: Path) -> Sizes | None:
         raise TraceError(f"{path} can't be read: {error}") from None
 
 
-def match(calls: Iterable[Call], asked: Iterable[Asked]) -> dict[int, Call]:
+def match(calls: Iterable[Call], requests: Iterable[Request]) -> dict[int, Call]:
     """Event → its call. Both of a name are in the same order, but either may lack some: calls of threads that the
     profiler didn't watch, and those that were forgotten."""
     waiting: dict[str, list[Call]] = {}
     for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
         waiting.setdefault(call.name, []).append(call)
     found = {}
-    for one in sorted(asked, key=lambda one: one.until_ns):
+    for one in sorted(requests, key=lambda one: one.until_ns):
         left = waiting.get(one.name, [])
         while left and left[-1].at_ns < one.from_ns - _SLACK_NS:
             left.pop()

@@ -20,20 +20,16 @@ from emulator.traces.events import NONE, LaneKind, RankTrace, What
 from emulator.traces.pieces import pieces
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
-from emulator.traces.readers.chakra.file import VERSION, attribute, write_messages
+from emulator.traces.readers.chakra.file import (
+    COLLECTIVE_TYPES,
+    FLOATS,
+    GROUPS,
+    INTEGERS,
+    VERSION,
+    attribute,
+    write_messages,
+)
 from emulator.workload.graph import Collective
-
-COLLECTIVE_TYPES = {
-    Collective.ALL_REDUCE: pb.ALL_REDUCE,
-    Collective.REDUCE_SCATTER: pb.REDUCE_SCATTER,
-    Collective.ALL_GATHER: pb.ALL_GATHER,
-    Collective.ALL_TO_ALL: pb.ALL_TO_ALL,
-    Collective.BROADCAST: pb.BROADCAST,
-    Collective.REDUCE: pb.REDUCE,
-    Collective.BARRIER: pb.BARRIER,
-}
-GROUPS = "## process_group:init ##"
-"""The node that names the communicators, as torch's execution traces have it and ASTRA-sim reads it."""
 
 
 def write(traces: list[RankTrace], out: Path) -> list[Path]:
@@ -116,9 +112,6 @@ def _attributes(trace: RankTrace, event: int) -> Iterator[Any]:
 
 
 _TYPES = {What.COLLECTIVE: pb.COMM_COLL_NODE, What.SEND: pb.COMM_SEND_NODE, What.RECV: pb.COMM_RECV_NODE}
-INTEGERS = ("what", "lane", "parent", "collective", "group", "sequence", "peer", "gradient")
-FLOATS = ("start_s", "duration_s", "bytes")
-"""Columns of Events, in the order of `switchml.event` and `switchml.times`."""
 
 
 def _communication(trace: RankTrace, event: int, what: What) -> Iterator[Any]:

@@ -1,5 +1,5 @@
 """Chakra execution traces read. One that we have written is a RankTrace again, as it was; one with start times becomes
-a RankTrace as far as it goes; one without is a workload (`workloads.py`), which has to be priced first.
+a RankTrace as far as it goes; one without is a workload (`emulator/traces/workload.py`), which has to be priced first.
 """
 
 from __future__ import annotations
@@ -17,10 +17,16 @@ from emulator.traces.communication import collective_of, message_bytes
 from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
-from emulator.traces.readers.chakra.file import attributes, read_messages
+from emulator.traces.readers.chakra.file import (
+    COLLECTIVE_TYPES,
+    FLOATS,
+    GROUPS,
+    INTEGERS,
+    attributes,
+    read_messages,
+)
 from emulator.traces.readers.chrome import ChromeFile, open_plain
 from emulator.traces.readers.nesting import parents
-from emulator.traces.writers.chakra import COLLECTIVE_TYPES, FLOATS, GROUPS, INTEGERS
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 

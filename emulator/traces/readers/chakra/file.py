@@ -10,9 +10,25 @@ from typing import Any, BinaryIO
 
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chrome import open_plain
+from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 VERSION = "1.0.0"
+
+COLLECTIVE_TYPES = {
+    Collective.ALL_REDUCE: pb.ALL_REDUCE,
+    Collective.REDUCE_SCATTER: pb.REDUCE_SCATTER,
+    Collective.ALL_GATHER: pb.ALL_GATHER,
+    Collective.ALL_TO_ALL: pb.ALL_TO_ALL,
+    Collective.BROADCAST: pb.BROADCAST,
+    Collective.REDUCE: pb.REDUCE,
+    Collective.BARRIER: pb.BARRIER,
+}
+GROUPS = "## process_group:init ##"
+"""The node that names the communicators, as torch's execution traces have it and ASTRA-sim reads it."""
+INTEGERS = ("what", "lane", "parent", "collective", "group", "sequence", "peer", "gradient")
+FLOATS = ("start_s", "duration_s", "bytes")
+"""Columns of Events, in the order of `switchml.event` and `switchml.times`."""
 
 _LARGEST_BYTES = 1 << 28
 """Of one message; a longer one is no message."""

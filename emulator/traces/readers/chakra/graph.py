@@ -14,8 +14,8 @@ from pathlib import Path
 
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import COMMUNICATION, ChakraTrace, Node, communication, load
-from emulator.traces.readers.workloads import Workload
-from emulator.traces.writers.chakra import INTEGERS
+from emulator.traces.readers.chakra.file import INTEGERS
+from emulator.traces.workload import Workload
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import TraceError

@@ -5,16 +5,12 @@ what streams and threads of an accelerator wait for (`kineto/waits.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind
+from emulator.traces.readers.kineto.communication import Communication
+from emulator.traces.readers.kineto.reading import Reading
 from emulator.traces.readers.kineto.waits import Waits
-
-if TYPE_CHECKING:
-    from emulator.traces.readers.kineto.communication import Communication
-    from emulator.traces.readers.kineto.kineto import Reading
 
 
 def find(reading: Reading, communication: Communication, more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:

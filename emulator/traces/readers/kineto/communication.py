@@ -14,25 +14,20 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from emulator.traces.communication import collective_of, count, item_bytes, message_bytes, whole
 from emulator.traces.events import NONE, Group, LaneKind, What
-from emulator.traces.readers.kineto.events import Args
-from emulator.traces.readers.sizes import Asked, match
+from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
+from emulator.traces.readers.kineto.reading import Reading
+from emulator.traces.readers.sizes import Call, Request, Sizes, match
 from emulator.workload.graph import Collective
 
-if TYPE_CHECKING:
-    from emulator.traces.readers.kineto.kineto import Reading
-
-_BY_HOST = re.compile(r"^(gloo|mpi|ucc|switchml):(\w+)")
-_BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
 THREADS = 4
 """Of a host backend, which may begin so many waiting communications in any order (Gloo has two)."""
 _KERNEL = re.compile(r"ccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)", re.IGNORECASE)
-_C10D = re.compile(r"^c10d::(\w+)")
 
 
 @dataclass
@@ -50,12 +45,6 @@ class Communication:
     backend: str = ""
     unnamed: int = 0
     """How many do not say in which of several groups they are; they count as of the widest."""
-
-
-def is_distributed(reading: Reading) -> bool:
-    """Whether there is communication at all."""
-    names = (str(name) for _, name in reading.kinds)
-    return any(_BY_HOST.match(name) or _BY_DEVICE.match(name) or _C10D.match(name) for name in names)
 
 
 def find(reading: Reading) -> Communication:
@@ -98,7 +87,7 @@ class _Said:
         self.name = name
         told = str(self.args.collective) if self.args.collective is not None else ""
         if not told:
-            match = _BY_HOST.match(name) or _BY_DEVICE.match(name) or _C10D.match(name) or _KERNEL.search(name)
+            match = BY_HOST.match(name) or BY_DEVICE.match(name) or C10D.match(name) or _KERNEL.search(name)
             told = match[match.lastindex] if match else ""
         self.collective = collective_of(told)
         if "sendrecv" in told.lower():
@@ -154,12 +143,12 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
     """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
     own number is drawn first, then, while it runs, its work's. While no execution trace is observed all numbers are
     0: then the first call of a kind is the cause of its first work, and so on."""
-    works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := _BY_HOST.match(str(name)))}
+    works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := BY_HOST.match(str(name)))}
     events = np.flatnonzero(np.isin(reading.kind, list(works)))
     if not len(events):
         return []
     found.backend = found.backend or next(iter(works.values()))[1]
-    operators = [kind for kind, (_, name) in enumerate(reading.kinds) if _C10D.match(str(name))]
+    operators = [kind for kind, (_, name) in enumerate(reading.kinds) if C10D.match(str(name))]
     callers = np.flatnonzero(np.isin(reading.kind, operators))
     callers = callers[np.argsort(reading.record[callers], kind="stable")]
     before = np.searchsorted(reading.record[callers], reading.record[events]) - 1
@@ -193,12 +182,22 @@ def _with_sizes(
         call = found.launch.get(event)
         from_s = reading.start_s[call] if call is not None else 0.0
         until_s = from_s + reading.duration_s[call] if call is not None else reading.start_s[event]
-        asked.append(Asked(event, said[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
+        asked.append(Request(event, said[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
     calls = match(reading.sizes.calls, asked)
     return [
-        (event, [_Said(said[0].name, reading.sizes.args(calls[event])), *said] if event in calls else said)
+        (event, [_Said(said[0].name, profiler_args(reading.sizes, calls[event])), *said] if event in calls else said)
         for event, said in works
     ]
+
+
+def profiler_args(sizes: Sizes, call: Call) -> Args:
+    """`call` in the words of the profiler."""
+    sent, received = call.bytes()
+    ranks = sizes.groups.get(call.group)
+    group = {"group_ranks": ranks, "group_size": len(ranks)} if ranks else {}
+    return Args(  # type: ignore[arg-type]
+        sent=sent, received=received, dtype="byte", group=call.group, source=call.peer, destination=call.peer, **group
+    )
 
 
 def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict[int, int]:

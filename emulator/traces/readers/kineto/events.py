@@ -4,6 +4,7 @@ event, and the tables that a whole file is collected in. Nothing is interpreted 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ _CATEGORIES = {
 """Names that other versions use."""
 
 DEVICE_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+
+BY_HOST = re.compile(r"^(gloo|mpi|ucc|switchml):(\w+)")
+BY_DEVICE = re.compile(r"^(nccl|rccl|xccl|hccl):(\w+)")
+C10D = re.compile(r"^c10d::(\w+)")
+"""Annotations and operators around communication: a host backend's, a device's, and c10d's calls."""
 
 
 _NOTHING = msgspec.Raw()

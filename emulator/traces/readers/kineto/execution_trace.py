@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.readers.chrome import ChromeFile
-
-if TYPE_CHECKING:
-    from emulator.traces.readers.kineto.kineto import Reading
+from emulator.traces.readers.kineto.reading import Reading
 
 _SLACK_S = 2e-6
 _LATE_S = 2e-3

@@ -4,28 +4,18 @@ and device streams become lanes; launches, forward-backward arrows and CUDA's sy
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from emulator.traces.communication import count, item_bytes, whole
-from emulator.traces.events import NONE, Events, Lane, LaneKind, RankTrace, What
-from emulator.traces.readers.chrome import ChromeFile
-from emulator.traces.readers.columns import Columns
+from emulator.traces.events import Events, LaneKind, RankTrace, What
 from emulator.traces.readers.kineto import causes as kineto_causes
 from emulator.traces.readers.kineto import communication as kineto_communication
-from emulator.traces.readers.kineto.events import Args, Table
+from emulator.traces.readers.kineto.events import Table
 from emulator.traces.readers.kineto.execution_trace import writes_before_reads
-from emulator.traces.readers.nesting import parents
+from emulator.traces.readers.kineto.reading import STEP, Reading
 from emulator.traces.readers.sizes import Sizes
-from switchml.errors import TraceError
-
-_STEP = re.compile(r"ProfilerStep#(\d+)")
-_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
-_LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
-_COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
 
 
 def read(
@@ -42,229 +32,98 @@ def read(
     table = Table()
     file = table.fill(path, salvage=salvage)
     reading = Reading(path, table, file, rank, sizes)
-    return reading.trace(writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
+    return _trace(reading, writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
 
 
-class Reading:
-    """A filled table on its way to a `RankTrace`. All arrays here are sorted as `Events` are."""
-
-    def __init__(
-        self, path: Path, table: Table, file: ChromeFile, rank: int | None, sizes: Sizes | None = None
-    ) -> None:
-        self.sizes = sizes
-        self.path, self.table, self.file, self.header = path, table, file, file.header
-        columns = table.columns.arrays()
-        if not len(columns["kind"]):
-            others = ", ".join(sorted(category or "none" for category in table.skipped))
-            raise TraceError(
-                f"{path} is no trace of PyTorch's profiler: its events' categories are {others}"
-                if others
-                else f"{path} has no events: was the profiler's schedule ever active?"
-            )
-        distributed = self.header.get("distributedInfo") or {}
-        self.distributed: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
-        self.kinds = list(table.kinds)
-        self.what_of_kind = np.array([_what(category, name) for category, name in self.kinds], np.int8)
-        self.first_ts = float(columns["ts"].min())
-
-        self._sort(columns)
-        table.columns = Columns()  # sorted copies are all that is needed from here on
-        self.row_to_event = np.empty(len(self.order), np.int64)
-        self.row_to_event[self.order] = np.arange(len(self.order))
-        self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
-        self.parent = parents(self.lane, self.start_s, self.start_s + self.duration_s)
-        self.what = self.what_of_kind[self.kind]
-        self.rank, self.world_size = self._whose(rank)
-        self._launch_of: np.ndarray | None = None
-
-    def _sort(self, columns: dict[str, np.ndarray]) -> None:
-        kind, record = columns["kind"], columns["record"]
-        self.lane_of_table = self._lanes(columns)
-        """int32: a lane of the table → its place in `lanes`."""
-        lane = self.lane_of_table[columns["lane"]]
-        # Rounded to whole microseconds, an operator and what it calls may begin and end together.
-        depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[kind]
-        self.order = np.lexsort((record, depth, -columns["dur"], columns["ts"], lane))
-        self.kind, self.lane, self.record = kind[self.order], lane[self.order], record[self.order]
-        self.correlation = columns["correlation"][self.order]
-        self.start_s = (columns["ts"][self.order] - self.first_ts) * 1e-6
-        self.duration_s = np.maximum(columns["dur"][self.order], 0) * 1e-6
-
-    def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
-        """Make `lanes`, and return the number in it of each of the table's: hosts, then transports, then devices, the
-        one with the profiler's steps first."""
-        names = self.table.lane_names
-        keys = list(self.table.lanes)
-        communicators = np.array([bool(_COMMUNICATOR.match(str(name))) for _, name in self.kinds])
-        others = np.bincount(columns["lane"], ~communicators[columns["kind"]], len(keys))
-        steps = np.array([bool(_STEP.match(str(name))) for _, name in self.kinds])
-        stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
-        lanes = []
-        for number, (pid, tid, on_device) in enumerate(keys):
-            name = names.get((pid, tid), "")
-            if on_device:
-                kind, name = LaneKind.DEVICE, f"device {pid} stream {tid}"
-            elif not others[number] or "gloo_runloop" in name:
-                kind, name = LaneKind.TRANSPORT, f"transport {tid}"
-            else:
-                kind, name = LaneKind.HOST, name or f"thread {tid}"
-            lanes.append((_LANE_ORDER[kind], -stepped[number], number, Lane(name.strip(), kind)))
-        lanes.sort(key=lambda lane: lane[:3])
-        self.lanes = [lane for *_, lane in lanes]
-        self.lane_keys = [keys[number] for _, _, number, _ in lanes]
-        place = np.empty(len(keys), np.int32)
-        place[[number for _, _, number, _ in lanes]] = np.arange(len(keys))
-        return place
-
-    def _whose(self, rank: int | None) -> tuple[int, int]:
-        """Rank and world size, from the caller, the file, or its name."""
-        told = self.distributed.get("rank")
-        world = self.distributed.get("world_size")
-        named = re.search(r"rank[-_]?(\d+)", self.path.name)
-        if rank is not None and told is not None and rank != told:
-            raise TraceError(f"{self.path} is of rank {told} by its own account, not of rank {rank}")
-        if rank is None:
-            rank = told if told is not None else int(named[1]) if named else None
-        if rank is None:
-            if kineto_communication.is_distributed(self):
-                raise TraceError(
-                    f"{self.path} does not say which rank it is (no distributedInfo.rank); "
-                    "name it rank-N.json, or give --rank N"
-                )
-            rank = 0
-        return whole(rank), whole(world)
-
-    def unix_ns(self, at_s: float) -> float:
-        """Unix time of a moment of the trace."""
-        return whole(self.header.get("baseTimeNanoseconds")) + self.first_ts * 1e3 + at_s * 1e9
-
-    def launch_of(self) -> np.ndarray:
-        """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
-        if self._launch_of is None:
-            self._launch_of = np.full(len(self.kind), NONE, np.int64)
-            depth = np.array([_DEPTH[category] for category, _ in self.kinds])[self.kind]
-            linked = self.correlation >= 0
-            calls = np.flatnonzero(linked & (depth == _DEPTH["runtime"]))
-            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-            events = np.flatnonzero(linked & (depth == _DEPTH["kernel"]))
-            if len(calls):
-                place = np.searchsorted(self.correlation[calls], self.correlation[events])
-                place = np.minimum(place, len(calls) - 1)
-                same = self.correlation[calls][place] == self.correlation[events]
-                self._launch_of[events[same]] = calls[place[same]]
-        return self._launch_of
-
-    def trace(self, more_causes: list[tuple[int, int]]) -> RankTrace:
-        """All of it."""
-        communication = kineto_communication.find(self)
-        names = list(dict.fromkeys(str(name) for _, name in self.kinds))
-        number = {name: at for at, name in enumerate(names)}
-        name = np.array([number[str(name)] for _, name in self.kinds], np.int32)[self.kind]
-        size, gradient = self._sizes()
-        size = np.where(communication.collective > 0, communication.bytes, size)
-        groups = communication.groups
-        world_size = self.world_size or max((len(group.ranks) for group in groups), default=1)
-        base_ns = whole(self.header.get("baseTimeNanoseconds"))
-        causes, inferred = kineto_causes.find(self, communication, more_causes)
-        events = Events(
-            name=name,
-            what=self.what,
-            lane=self.lane,
-            start_s=self.start_s,
-            duration_s=self.duration_s,
-            parent=self.parent,
-            collective=communication.collective,
-            group=communication.group,
-            sequence=communication.sequence,
-            peer=communication.peer,
-            bytes=size,
-            gradient=gradient,
-        )
-        return RankTrace(
-            rank=self.rank,
-            world_size=world_size,
-            host=str(self.header.get("host_name") or ""),
-            source=self.path,
-            format="kineto",
-            epoch_s=base_ns * 1e-9 + self.first_ts * 1e-6,
-            names=names,
-            lanes=self.lanes,
-            groups=groups,
-            events=events,
-            causes=causes,
-            steps=self._steps(),
-            backend=str(self.distributed.get("backend") or communication.backend),
-            about=self._about(inferred, communication.unnamed),
-        )
-
-    def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bytes of copies and gradients, and which events are gradients."""
-        size = np.zeros(len(self.kind))
-        is_gradient = np.array([name == "torch::autograd::AccumulateGrad" for _, name in self.kinds])[self.kind]
-        for event, args in self.details.items():
-            if self.what[event] == What.COPY:
-                size[event] = whole(args.bytes)
-            elif is_gradient[event] and args.dims and args.types:
-                size[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
-        return size, is_gradient
-
-    def _steps(self) -> np.ndarray:
-        """The profiler's steps, or one for everything. The last one counts only where something was done in it: the
-        profiler's end opens one more."""
-        steps = [kind for kind, (_, name) in enumerate(self.kinds) if _STEP.match(str(name))]
-        steps.sort(key=lambda kind: int(_STEP.match(self.kinds[kind][1])[1]))
-        host = np.array([lane.kind == LaneKind.HOST for lane in self.lanes])[self.lane]
-        found = [np.flatnonzero((self.kind == kind) & host)[:1] for kind in steps]
-        found = [int(at[0]) for at in found if len(at)]
-        if len(found) > 1 and not np.any((self.start_s > self.start_s[found[-1]]) & (self.what == What.COMPUTE)):
-            del found[-1]
-        if not found:
-            return np.array([[0.0, float((self.start_s + self.duration_s).max())]])
-        return np.array([[self.start_s[at], self.start_s[at] + self.duration_s[at]] for at in found])
-
-    def _about(self, inferred: int, unnamed: int) -> dict[str, str]:
-        about = {}
-        devices = self.header.get("deviceProperties")
-        if isinstance(devices, list) and devices and isinstance(devices[0], dict):
-            used = {pid for pid, _, on_device in self.lane_keys if on_device}
-            names = [device.get("name") for device in devices if device.get("id") in used] or [devices[0].get("name")]
-            about["device"] = str(names[0])
-        for key in ("cuda_runtime_version", "cuda_driver_version", "hip_runtime_version"):
-            if key in self.header:
-                about[key] = str(self.header[key])
-        if "nccl_version" in self.distributed:
-            about["nccl"] = str(self.distributed["nccl_version"])
-        if self.table.skipped:
-            about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(self.table.skipped.items()))
-        if inferred:
-            about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
-        if unnamed:
-            about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
-        if self.file.broken:
-            about["broken"] = self.file.broken
-        return about
+def _trace(reading: Reading, more_causes: list[tuple[int, int]]) -> RankTrace:
+    """All of it."""
+    communication = kineto_communication.find(reading)
+    names = list(dict.fromkeys(str(name) for _, name in reading.kinds))
+    number = {name: at for at, name in enumerate(names)}
+    name = np.array([number[str(name)] for _, name in reading.kinds], np.int32)[reading.kind]
+    size, gradient = _sizes(reading)
+    size = np.where(communication.collective > 0, communication.bytes, size)
+    groups = communication.groups
+    world_size = reading.world_size or max((len(group.ranks) for group in groups), default=1)
+    base_ns = whole(reading.header.get("baseTimeNanoseconds"))
+    causes, inferred = kineto_causes.find(reading, communication, more_causes)
+    events = Events(
+        name=name,
+        what=reading.what,
+        lane=reading.lane,
+        start_s=reading.start_s,
+        duration_s=reading.duration_s,
+        parent=reading.parent,
+        collective=communication.collective,
+        group=communication.group,
+        sequence=communication.sequence,
+        peer=communication.peer,
+        bytes=size,
+        gradient=gradient,
+    )
+    return RankTrace(
+        rank=reading.rank,
+        world_size=world_size,
+        host=str(reading.header.get("host_name") or ""),
+        source=reading.path,
+        format="kineto",
+        epoch_s=base_ns * 1e-9 + reading.first_ts * 1e-6,
+        names=names,
+        lanes=reading.lanes,
+        groups=groups,
+        events=events,
+        causes=causes,
+        steps=_steps(reading),
+        backend=str(reading.distributed.get("backend") or communication.backend),
+        about=_about(reading, inferred, communication.unnamed),
+    )
 
 
-_LANE_ORDER = {LaneKind.HOST: 0, LaneKind.TRANSPORT: 1, LaneKind.DEVICE: 2}
-_DEPTH = {"user_annotation": 0, "python_function": 1, "cpu_op": 2, "runtime": 3}
-_DEPTH |= {"kernel": 4, "gpu_memcpy": 4, "gpu_memset": 4}
+def _sizes(reading: Reading) -> tuple[np.ndarray, np.ndarray]:
+    """Bytes of copies and gradients, and which events are gradients."""
+    size = np.zeros(len(reading.kind))
+    is_gradient = np.array([name == "torch::autograd::AccumulateGrad" for _, name in reading.kinds])[reading.kind]
+    for event, args in reading.details.items():
+        if reading.what[event] == What.COPY:
+            size[event] = whole(args.bytes)
+        elif is_gradient[event] and args.dims and args.types:
+            size[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
+    return size, is_gradient
 
 
-def _what(category: str, name: str) -> int:
-    """By category and name alone; communication is found later."""
-    name = str(name)
-    if category == "gpu_memcpy":
-        return What.COMPUTE if "DtoD" in name else What.COPY
-    if category in ("kernel", "gpu_memset"):
-        return What.COMPUTE
-    if category == "runtime":
-        if "Synchronize" in name:
-            return What.SYNC
-        return What.LAUNCH if _LAUNCHES.search(name) else What.COMPUTE
-    if category == "python_function":
-        return What.SCOPE
-    if category == "user_annotation":
-        return What.LOAD if "DataLoader" in name and "__next__" in name else What.SCOPE
-    if name == "record_param_comms" or name.startswith("c10d::") or _BACKWARD.search(name):
-        return What.SCOPE
-    return What.COMPUTE
+def _steps(reading: Reading) -> np.ndarray:
+    """The profiler's steps, or one for everything. The last one counts only where something was done in it: the
+    profiler's end opens one more."""
+    steps = [kind for kind, (_, name) in enumerate(reading.kinds) if STEP.match(str(name))]
+    steps.sort(key=lambda kind: int(STEP.match(reading.kinds[kind][1])[1]))
+    host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[reading.lane]
+    found = [np.flatnonzero((reading.kind == kind) & host)[:1] for kind in steps]
+    found = [int(at[0]) for at in found if len(at)]
+    if len(found) > 1 and not np.any((reading.start_s > reading.start_s[found[-1]]) & (reading.what == What.COMPUTE)):
+        del found[-1]
+    if not found:
+        return np.array([[0.0, float((reading.start_s + reading.duration_s).max())]])
+    return np.array([[reading.start_s[at], reading.start_s[at] + reading.duration_s[at]] for at in found])
+
+
+def _about(reading: Reading, inferred: int, unnamed: int) -> dict[str, str]:
+    about = {}
+    devices = reading.header.get("deviceProperties")
+    if isinstance(devices, list) and devices and isinstance(devices[0], dict):
+        used = {pid for pid, _, on_device in reading.lane_keys if on_device}
+        names = [device.get("name") for device in devices if device.get("id") in used] or [devices[0].get("name")]
+        about["device"] = str(names[0])
+    for key in ("cuda_runtime_version", "cuda_driver_version", "hip_runtime_version"):
+        if key in reading.header:
+            about[key] = str(reading.header[key])
+    if "nccl_version" in reading.distributed:
+        about["nccl"] = str(reading.distributed["nccl_version"])
+    if reading.table.skipped:
+        about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(reading.table.skipped.items()))
+    if inferred:
+        about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
+    if unnamed:
+        about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
+    if reading.file.broken:
+        about["broken"] = reading.file.broken
+    return about

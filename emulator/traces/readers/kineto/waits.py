@@ -5,15 +5,11 @@ only where the times of the trace agree.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind
-
-if TYPE_CHECKING:
-    from emulator.traces.readers.kineto.communication import Communication
-    from emulator.traces.readers.kineto.kineto import Reading
+from emulator.traces.readers.kineto.communication import Communication
+from emulator.traces.readers.kineto.reading import Reading
 
 _SLACK_S = 2e-6
 """Old traces round to whole microseconds."""

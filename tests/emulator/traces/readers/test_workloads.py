@@ -13,10 +13,9 @@ from emulator.cluster.collectives import price
 from emulator.cluster.topology import Place, place
 from emulator.jobs import imported as priced
 from emulator.replay.engine import replay
-from emulator.traces.readers import workloads
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.file import attribute, write_messages
-from emulator.traces.readers.read import read
+from emulator.traces.readers.read import read, read_workload
 from emulator.traces.writers import chakra as chakra_write
 from emulator.traces.writers.chakra import groups_node
 from emulator.workload.checks import check
@@ -43,7 +42,7 @@ def played_s(workload):
 
 def test_simais_loop_is_forward_then_input_then_weight_gradients(tmp_path):
     (tmp_path / "w.txt").write_text(SIMAI)
-    workload = workloads.read(tmp_path / "w.txt")
+    workload = read_workload(tmp_path / "w.txt")
     cluster = clusters.load(CLUSTER)
     tensor = price(cluster, "all_reduce", 50e6, place(8, 1, 8)).seconds
     experts = price(cluster, "all_to_all", 70e6, place(2, 8, 8)).seconds
@@ -69,7 +68,7 @@ def test_simais_loop_is_forward_then_input_then_weight_gradients(tmp_path):
 def test_simais_text_that_makes_no_sense(tmp_path, change, complaint):
     (tmp_path / "w.txt").write_text(SIMAI.replace(*change) if change[0] != "2\n" else SIMAI.replace("\n2\n", "\n3\n"))
     with pytest.raises(TraceError, match=complaint):
-        workloads.read(tmp_path / "w.txt")
+        read_workload(tmp_path / "w.txt")
 
 
 def node(number, name, kind, deps=(), micros=0, **attributes):
@@ -81,7 +80,7 @@ def node(number, name, kind, deps=(), micros=0, **attributes):
 def write_job(folder, nodes_of_rank):
     for rank, nodes in nodes_of_rank.items():
         write_messages(folder / f"job.{rank}.et", [pb.GlobalMetadata(version="0.0.4"), *nodes])
-    return workloads.read(folder)
+    return read_workload(folder)
 
 
 @pytest.mark.parametrize("ranks", [4, 8, 16])
@@ -116,7 +115,7 @@ def test_chakras_json_is_the_same_work(tmp_path):
     for rank in range(4):
         (tmp_path / f"chakra.{rank}.json").write_text(json.dumps({"workload_graph": nodes}, indent=1))
     expected = 250e-6 + price(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 1, 8)).seconds
-    assert played_s(workloads.read(tmp_path)) == pytest.approx(expected, rel=1e-9)
+    assert played_s(read_workload(tmp_path)) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_ring_of_sends_and_receives_does_not_wait_for_itself(tmp_path):
@@ -183,7 +182,7 @@ def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_pat
         write(tmp_path / f"rank-{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
     (tmp_path / "et").mkdir()
     chakra_write.write(read(tmp_path), tmp_path / "et")
-    workload = workloads.read(tmp_path / "et")
+    workload = read_workload(tmp_path / "et")
     assert (workload.graph.ops.meeting >= 0).sum() == 8
     assert len(workload.graph.meetings) == 4
     step = price(clusters.load(CLUSTER), "all_reduce", 4 << 20, place(2, 1, 8)).seconds
@@ -201,7 +200,7 @@ def test_the_command_prints_what_it_found_and_assumed(tmp_path):
     arguments = ["trace", "emulate", str(tmp_path / "w.txt"), "--cluster", CLUSTER]
     told = json.loads(CliRunner().invoke(cli, [*arguments, "--json"]).stdout)
     assert told["ranks"] == 64
-    assert told["iteration_s"] == pytest.approx(played_s(workloads.read(tmp_path / "w.txt")))
+    assert told["iteration_s"] == pytest.approx(played_s(read_workload(tmp_path / "w.txt")))
     assert "one accelerator stands for all 64" in CliRunner().invoke(cli, arguments).stdout
     ran = CliRunner().invoke(cli, [*arguments, "--precision", "fp17"])
     assert (ran.exit_code, "did you mean fp16" in ran.stderr) == (1, True)

@@ -1,0 +1,156 @@
+"""A Kineto file's events as sorted arrays, on lanes, with their launches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from emulator.traces.communication import whole
+from emulator.traces.events import NONE, Lane, LaneKind, What
+from emulator.traces.readers.chrome import ChromeFile
+from emulator.traces.readers.columns import Columns
+from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args, Table
+from emulator.traces.readers.nesting import parents
+from emulator.traces.readers.sizes import Sizes
+from switchml.errors import TraceError
+
+STEP = re.compile(r"ProfilerStep#(\d+)")
+_BACKWARD = re.compile(r"^autograd::engine::evaluate_function|Backward\d*$")
+_LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
+_COMMUNICATOR = re.compile(r"^(gloo|nccl|rccl|mpi|ucc|xccl|hccl|switchml):")
+_LANE_ORDER = {LaneKind.HOST: 0, LaneKind.TRANSPORT: 1, LaneKind.DEVICE: 2}
+_DEPTH = {"user_annotation": 0, "python_function": 1, "cpu_op": 2, "runtime": 3}
+_DEPTH |= {"kernel": 4, "gpu_memcpy": 4, "gpu_memset": 4}
+
+
+class Reading:
+    """A filled table on its way to a `RankTrace`. All arrays here are sorted as `Events` are."""
+
+    def __init__(
+        self, path: Path, table: Table, file: ChromeFile, rank: int | None, sizes: Sizes | None = None
+    ) -> None:
+        self.sizes = sizes
+        self.path, self.table, self.file, self.header = path, table, file, file.header
+        columns = table.columns.arrays()
+        if not len(columns["kind"]):
+            others = ", ".join(sorted(category or "none" for category in table.skipped))
+            raise TraceError(
+                f"{path} is no trace of PyTorch's profiler: its events' categories are {others}"
+                if others
+                else f"{path} has no events: was the profiler's schedule ever active?"
+            )
+        distributed = self.header.get("distributedInfo") or {}
+        self.distributed: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
+        self.kinds = list(table.kinds)
+        self.what_of_kind = np.array([_what(category, name) for category, name in self.kinds], np.int8)
+        self.first_ts = float(columns["ts"].min())
+
+        self._sort(columns)
+        table.columns = Columns()  # sorted copies are all that is needed from here on
+        self.row_to_event = np.empty(len(self.order), np.int64)
+        self.row_to_event[self.order] = np.arange(len(self.order))
+        self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
+        self.parent = parents(self.lane, self.start_s, self.start_s + self.duration_s)
+        self.what = self.what_of_kind[self.kind]
+        self.rank, self.world_size = self._whose(rank)
+        self._launch_of: np.ndarray | None = None
+
+    def _sort(self, columns: dict[str, np.ndarray]) -> None:
+        kind, record = columns["kind"], columns["record"]
+        self.lane_of_table = self._lanes(columns)
+        """int32: a lane of the table → its place in `lanes`."""
+        lane = self.lane_of_table[columns["lane"]]
+        # Rounded to whole microseconds, an operator and what it calls may begin and end together.
+        depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[kind]
+        self.order = np.lexsort((record, depth, -columns["dur"], columns["ts"], lane))
+        self.kind, self.lane, self.record = kind[self.order], lane[self.order], record[self.order]
+        self.correlation = columns["correlation"][self.order]
+        self.start_s = (columns["ts"][self.order] - self.first_ts) * 1e-6
+        self.duration_s = np.maximum(columns["dur"][self.order], 0) * 1e-6
+
+    def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
+        """Make `lanes`, and return the number in it of each of the table's: hosts, then transports, then devices, the
+        one with the profiler's steps first."""
+        names = self.table.lane_names
+        keys = list(self.table.lanes)
+        communicators = np.array([bool(_COMMUNICATOR.match(str(name))) for _, name in self.kinds])
+        others = np.bincount(columns["lane"], ~communicators[columns["kind"]], len(keys))
+        steps = np.array([bool(STEP.match(str(name))) for _, name in self.kinds])
+        stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
+        lanes = []
+        for number, (pid, tid, on_device) in enumerate(keys):
+            name = names.get((pid, tid), "")
+            if on_device:
+                kind, name = LaneKind.DEVICE, f"device {pid} stream {tid}"
+            elif not others[number] or "gloo_runloop" in name:
+                kind, name = LaneKind.TRANSPORT, f"transport {tid}"
+            else:
+                kind, name = LaneKind.HOST, name or f"thread {tid}"
+            lanes.append((_LANE_ORDER[kind], -stepped[number], number, Lane(name.strip(), kind)))
+        lanes.sort(key=lambda lane: lane[:3])
+        self.lanes = [lane for *_, lane in lanes]
+        self.lane_keys = [keys[number] for _, _, number, _ in lanes]
+        place = np.empty(len(keys), np.int32)
+        place[[number for _, _, number, _ in lanes]] = np.arange(len(keys))
+        return place
+
+    def _whose(self, rank: int | None) -> tuple[int, int]:
+        """Rank and world size, from the caller, the file, or its name."""
+        told = self.distributed.get("rank")
+        world = self.distributed.get("world_size")
+        named = re.search(r"rank[-_]?(\d+)", self.path.name)
+        if rank is not None and told is not None and rank != told:
+            raise TraceError(f"{self.path} is of rank {told} by its own account, not of rank {rank}")
+        if rank is None:
+            rank = told if told is not None else int(named[1]) if named else None
+        if rank is None:
+            if any(pattern.match(str(name)) for _, name in self.kinds for pattern in (BY_HOST, BY_DEVICE, C10D)):
+                raise TraceError(
+                    f"{self.path} does not say which rank it is (no distributedInfo.rank); "
+                    "name it rank-N.json, or give --rank N"
+                )
+            rank = 0
+        return whole(rank), whole(world)
+
+    def unix_ns(self, at_s: float) -> float:
+        """Unix time of a moment of the trace."""
+        return whole(self.header.get("baseTimeNanoseconds")) + self.first_ts * 1e3 + at_s * 1e9
+
+    def launch_of(self) -> np.ndarray:
+        """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
+        if self._launch_of is None:
+            self._launch_of = np.full(len(self.kind), NONE, np.int64)
+            depth = np.array([_DEPTH[category] for category, _ in self.kinds])[self.kind]
+            linked = self.correlation >= 0
+            calls = np.flatnonzero(linked & (depth == _DEPTH["runtime"]))
+            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+            events = np.flatnonzero(linked & (depth == _DEPTH["kernel"]))
+            if len(calls):
+                place = np.searchsorted(self.correlation[calls], self.correlation[events])
+                place = np.minimum(place, len(calls) - 1)
+                same = self.correlation[calls][place] == self.correlation[events]
+                self._launch_of[events[same]] = calls[place[same]]
+        return self._launch_of
+
+
+def _what(category: str, name: str) -> int:
+    """By category and name alone; communication is found later."""
+    name = str(name)
+    if category == "gpu_memcpy":
+        return What.COMPUTE if "DtoD" in name else What.COPY
+    if category in ("kernel", "gpu_memset"):
+        return What.COMPUTE
+    if category == "runtime":
+        if "Synchronize" in name:
+            return What.SYNC
+        return What.LAUNCH if _LAUNCHES.search(name) else What.COMPUTE
+    if category == "python_function":
+        return What.SCOPE
+    if category == "user_annotation":
+        return What.LOAD if "DataLoader" in name and "__next__" in name else What.SCOPE
+    if name == "record_param_comms" or name.startswith("c10d::") or _BACKWARD.search(name):
+        return What.SCOPE
+    return What.COMPUTE
