@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
@@ -57,10 +58,33 @@ def test_every_data_file_is_packaged():
         for path in (ROOT / package).rglob("*")
         if path.is_file()
         and "__pycache__" not in path.parts
-        and path.suffix not in (".py", ".md")
+        and path.suffix not in (".py", ".pyi", ".md")
         and not any(fnmatch(path.name, pattern) for pattern in patterns)
     ]
     assert left_out == []
+
+
+def test_wheel_holds_data_and_type_markers(tmp_path):
+    """What stands in the packages is in a wheel, too: code, data, what a link leads to, `py.typed`."""
+    source, wheels = tmp_path / "source", tmp_path / "wheels"
+    for folder in (*PACKAGES, "p4"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignore)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    here = {
+        str(path.relative_to(source))
+        for package in PACKAGES
+        for pattern in (f"{package}/**/*", "switchml/control/p4/compiled/*")  # ** passes over links
+        for path in source.glob(pattern)
+        if path.is_file() and path.suffix != ".md"
+    }
+    build = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, wheels], cwd=source, check=True, capture_output=True)
+    [wheel] = wheels.glob("*.whl")
+    packaged = set(zipfile.ZipFile(wheel).namelist())
+    assert here - packaged == set()
+    assert {f"{package}/py.typed" for package in PACKAGES} <= packaged
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -81,6 +105,15 @@ def test_imports_run_down():
         text=True,
     )
     assert result.returncode == 0, result.stdout
+
+
+# Types
+
+
+def test_types():
+    """mypy's settings, and which modules are strict, stand in pyproject.toml, under [tool.mypy]."""
+    result = subprocess.run([sys.executable, "-m", "mypy"], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 # scripts/run and scripts/test, with a stand-in for Python that installs nothing

@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from google.protobuf import any_pb2, descriptor_pool, message_factory
 
@@ -53,7 +54,11 @@ def _classes(*files) -> SimpleNamespace:
 
 
 _pool, _files = _read()
-info, v1 = _classes(*_files[:2]), _classes(*_files[2:])
+if TYPE_CHECKING:
+    from p4.config.v1 import p4info_pb2 as info
+    from p4.v1 import p4runtime_pb2 as v1
+else:
+    info, v1 = _classes(*_files[:2]), _classes(*_files[2:])
 Status = message_factory.GetMessageClass(_pool.FindMessageTypeByName("google.rpc.Status"))
 
 METHODS = _pool.FindServiceByName(SERVICE).methods

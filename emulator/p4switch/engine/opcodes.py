@@ -8,6 +8,8 @@ are run by vm, vm_wide, vm_headers and vm_hash.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 _VM = """
 END    status                 stop
 JMP    pc
@@ -148,6 +150,11 @@ NAMES: list[str] = [line.split()[0] for part in (_VM, _WIDE, _HEADERS, _HASH) fo
 
 for _number, _name in enumerate(NAMES):
     globals()[_name] = _number
+
+if TYPE_CHECKING:
+
+    def __getattr__(name: str) -> int: ...  # the mnemonics above
+
 
 FIRST_WIDE = NAMES.index("WLD")
 FIRST_HEADER = NAMES.index("HIDX")
