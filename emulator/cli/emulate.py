@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from emulator.cluster.algorithms import ALGORITHMS, ALGORITHMS_HELP, HIERARCHY_HELP
 from switchml.errors import ConfigError
 
 # option, (section, key) in a job file, type, help
@@ -38,7 +39,8 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--optimizer", ("job", "optimizer"), str, "adam or sgd."),
     ("--attention", ("job", "attention"), str, "unfused or flash."),
     ("--gradient-bytes", ("job", "gradient_bytes"), int, "Of a gradient on the wire."),
-    ("--allreduce", ("job", "allreduce"), str, "auto, ring, tree, halving-doubling, hierarchical or switchml."),
+    ("--allreduce", ("job", "allreduce"), str, ALGORITHMS_HELP),
+    ("--hierarchy", ("job", "hierarchy"), str, HIERARCHY_HELP),
     ("--bucket-bytes", ("job", "bucket_bytes"), float, "Of gradients reduced together."),
     ("--overlap/--no-overlap", ("job", "overlap"), bool, "Reduce gradients during the backward pass."),
     ("--codec", ("codec",), str, "Compress gradients (switchml emulate list codecs)."),
@@ -406,7 +408,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         "accelerators": {name: one.title for name, one in accelerators().items()},
         "schedules": dict.fromkeys(job.SCHEDULES, ""),
         "loaders": dict.fromkeys(LOADERS, ""),
-        "allreduces": dict.fromkeys(job.ALL_REDUCES, ""),
+        "allreduces": ALGORITHMS,
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
         "constants": {
             name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}"

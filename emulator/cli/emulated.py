@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
+
 CLOCKS = ["wall", "virtual"]
 VALUES = ["own", "noise", "zeros", "recorded"]
-NAMES = ("real_ranks", "cluster", "network", "clock", "values", "slow")
+NAMES = ("real_ranks", "cluster", "network", "hierarchy", "clock", "values", "slow")
 
 
 def options(
@@ -35,8 +37,9 @@ def options(
             "--network",
             default=network,
             show_default=True,
-            help=told("How all-reduces go: auto, ring, tree, halving-doubling, hierarchical or switchml."),
+            help=told(ALGORITHMS_HELP),
         ),
+        click.option("--hierarchy", default="auto", show_default=True, help=told(HIERARCHY_HELP)),
         click.option(
             "--clock",
             type=click.Choice(CLOCKS),

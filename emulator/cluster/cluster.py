@@ -5,6 +5,7 @@ Read from `data/clusters/NAME.toml` or a user's file, which may start from anoth
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from emulator.cluster.accelerator import DATA, Accelerator, accelerators
 from emulator.cluster.constants import Constants, constants
 from emulator.cluster.topology import Fabric
 from switchml.errors import ConfigError
+from switchml.protocol import sizes
 
 FOLDER = DATA / "clusters"
 
@@ -51,9 +53,9 @@ class Switch:
     public code): 512 slots for each version, 1024-byte payloads."""
 
     slots: int = 512
-    payload_bytes: int = 1024
-    framing_bytes: int = 76
-    """Ethernet with preamble and gap, IPv4, UDP and the 12-byte header of a packet that carries the payload."""
+    payload_bytes: int = sizes.PAYLOAD_BYTES
+    framing_bytes: int = sizes.LINE_OVERHEAD_BYTES
+    """Ethernet with preamble and gap, IPv4, UDP and our header around each payload."""
     packets_per_s: float = 1e9
     """What one port handles."""
     latency_s: float = 1e-6
@@ -64,20 +66,66 @@ class Switch:
     timeout_s: float = 1e-3
     convert_bytes_per_s: float = 200e9
     """To fixed point and back on the sender, as one stream over the buffer."""
+    efficiency: float = 0.0
+    """What its packets, framing included, sustain of the ports' rate; 0: as much as the fabric's collectives."""
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Everything that a price needs."""
+@dataclass(frozen=True, kw_only=True)
+class Interconnect:
+    """What the cost of a collective depends on."""
+
+    accelerators_per_node: int
+    inside: Inside
+    between: Fabric
+    switch: Switch = field(default_factory=Switch)
+    folder: str = ""
+    """Of its file: `Inside.tables` is relative to it."""
+
+    def __post_init__(self) -> None:
+        if self.accelerators_per_node < 1:
+            raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
+
+
+def measured(
+    link_bytes_per_s: float, latency_s: float, host_s_per_byte: float = 0.0, per_host: int = 1
+) -> Interconnect:
+    """The network of few numbers that measurements tell: every host's link carries `link_bytes_per_s` each way, a
+    message takes `latency_s` besides its bytes, and hosts take `host_s_per_byte` for copies and sums. What moves
+    between the `per_host` ranks of one host takes no other time, and switches have slots enough."""
+    packet_s = (sizes.PAYLOAD_BYTES + sizes.FRAME_OVERHEAD_BYTES) / link_bytes_per_s
+    inside = Inside("one host", "measured", math.inf, math.inf, 0.0, 0.0)
+    fabric = Fabric(
+        kind="single-switch",
+        title="links of one rate",
+        source="measured",
+        ports_per_node=1,
+        port_bps=8 * link_bytes_per_s,
+        efficiency=sizes.TCP_SHARE,
+        hop_s=latency_s,
+        nodes_per_leaf=1 << 30,
+        host_s_per_byte=host_s_per_byte,
+    )
+    switch = Switch(
+        slots=1 << 40,
+        framing_bytes=sizes.FRAME_OVERHEAD_BYTES,
+        latency_s=0.0,
+        link_s=max(0.0, latency_s - packet_s),
+        host_latency_s=0.0,
+        convert_bytes_per_s=math.inf,
+        packets_per_s=math.inf,
+        efficiency=1.0,
+    )
+    return Interconnect(accelerators_per_node=per_host, inside=inside, between=fabric, switch=switch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster(Interconnect):
+    """Accelerators, what joins them, and what they cost."""
 
     name: str
     title: str
     accelerator: str
-    accelerators_per_node: int
-    inside: Inside
-    between: Fabric
     storage: Storage = field(default_factory=Storage)
-    switch: Switch = field(default_factory=Switch)
     constants: dict[str, float] = field(default_factory=dict)
     host_watts: float = 0.0
     """Of a node, besides its accelerators."""
@@ -88,11 +136,9 @@ class Cluster:
     """Dollars for one accelerator with its share of the node; None: as its accelerator's file says."""
     max_nodes: int = 0
     """0: as many as the job asks for."""
-    folder: str = ""
 
     def __post_init__(self) -> None:
-        if self.accelerators_per_node < 1:
-            raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
+        super().__post_init__()
         if self.accelerator not in accelerators():
             raise ConfigError(datafile.unknown("accelerator", self.accelerator, accelerators()))
         for name in self.constants:

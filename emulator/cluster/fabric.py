@@ -1,5 +1,5 @@
 """Several jobs on one cluster: which nodes each gets, and which links they then share: ports of nodes that two jobs are
-on, uplinks of leaves that two jobs send through. What a job takes of links that it has to itself is in its prices
+on, uplinks of leaves that two jobs send through. What a job takes of links that it has to itself is in its costs
 already.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from emulator import datafile
 from emulator.cluster.cluster import Cluster
-from emulator.cluster.collectives import Price
+from emulator.cluster.cost import Cost
 from switchml.errors import ConfigError
 
 PLACEMENTS = ("spread", "packed")
@@ -63,19 +63,19 @@ class Floor:
         uplinks = between.nodes_per_leaf * between.node_bytes_per_s / between.oversubscription
         return np.concatenate([np.full(self.nodes, between.node_bytes_per_s), np.full(self.leaves, uplinks)])
 
-    def load(self, nodes: np.ndarray, price: Price, groups: float) -> np.ndarray:
+    def load(self, nodes: np.ndarray, cost: Cost, groups: float) -> np.ndarray:
         """float64 (links,): bytes on each link for each byte of a meeting that stands for `groups` equal ones, whose
         members sit on `nodes` (one entry an accelerator)."""
         found = np.zeros(self.nodes + self.leaves)
-        if not price.leaving_bytes or not price.bytes:
+        if not cost.leaving_bytes or not cost.bytes:
             return found
         here = np.bincount(nodes, minlength=self.nodes)
-        found[: self.nodes] = groups * price.leaving_bytes / price.bytes * here / here.sum()
+        found[: self.nodes] = groups * cost.leaving_bytes / cost.bytes * here / here.sum()
         if not self.leaves:
             return found
         leaf = np.arange(self.nodes) // self.cluster.between.nodes_per_leaf
         used = np.bincount(leaf[here > 0], minlength=self.leaves)
         if np.count_nonzero(used) > 1:  # else it never leaves its leaf
             crossing = np.bincount(leaf, weights=found[: self.nodes], minlength=self.leaves)
-            found[self.nodes :] = crossing / np.maximum(used, 1) if price.once_a_leaf else crossing
+            found[self.nodes :] = crossing / np.maximum(used, 1) if cost.once_a_leaf else crossing
         return found

@@ -3,8 +3,7 @@ up (SwitchML, NSDI 2021; what a slot does is `switchml/protocol/pool.py`, and `e
 packet).
 
 A closed form, in the order of its terms: line rate, window, switch, conversion to fixed point; then the racks' tree,
-loss, sparse blocks and compression. Nodes with several accelerators reduce inside first, and each accelerator streams
-its shard.
+loss, sparse blocks and compression. What several accelerators of a node do first is in `collectives.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from emulator.cluster.cluster import Cluster
-from emulator.cluster.collectives import Price, node_rate
+from emulator.cluster.cluster import Interconnect
+from emulator.cluster.cost import FREE, Cost, node_rate
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
 
@@ -61,31 +60,24 @@ def union_density(density: float, overlap: float, workers: int) -> float:
     return common + (1.0 - common) * (1.0 - (1.0 - min(1.0, rest / max(1e-12, 1.0 - common))) ** workers)
 
 
-def aggregate(cluster: Cluster, size_bytes: float, where: Place, how: Streaming = DENSE) -> Price:
-    """An all-reduce of `size_bytes` among the ranks of `where` through the cluster's switches. Ranks of one node only
-    never leave it: they use the ring inside."""
-    from emulator.cluster.collectives import price
-
-    if where.nodes == 1:
-        return price(cluster, "all_reduce", size_bytes, where, "ring")
-    shard = size_bytes / where.per_node
-    rail = Place(where.nodes, where.nodes, 1, where.span)
-    link = node_rate(cluster, rail, "tree")
-    streamed = stream_s(cluster, shard, where.nodes, link, how)
-    if not streamed:
-        return Price(0.0)
+def aggregate(links: Interconnect, size_bytes: float, where: Place, how: Streaming = DENSE) -> Cost:
+    """An all-reduce of `size_bytes` among the ranks of `where`, each of which streams its whole buffer through the
+    switches with its share of its node's ports."""
+    each = Place(where.ranks, where.nodes, 1, where.span)
+    efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
+    rate = node_rate(links, each, "tree") * efficiency
+    streamed_s = stream_s(links, size_bytes, where.ranks, rate, how, where.nodes)
+    if not streamed_s:
+        return FREE
     # A leaf's switch adds up what comes from below, so that one sum leaves it.
-    between = Price(0.0, shard, shard / streamed).leaves(wire_bytes(cluster, size_bytes, where.nodes, how), True)
-    if where.per_node == 1:
-        return Price(cluster.inside.latency_s).plus(between)
-    inside = Place(where.per_node, 1, where.per_node, 1)
-    return price(cluster, "all_reduce", size_bytes, inside, "ring").plus(between)
+    leaving = wire_bytes(links, size_bytes, where.ranks, how)
+    return Cost(0.0, size_bytes, size_bytes / streamed_s).leaves(leaving, once_a_leaf=True)
 
 
-def wire_bytes(cluster: Cluster, size_bytes: float, workers: int, how: Streaming = DENSE) -> float:
-    """What `workers` nodes that stream `size_bytes` each put on their links, in the busier direction, all of them
+def wire_bytes(links: Interconnect, size_bytes: float, workers: int, how: Streaming = DENSE) -> float:
+    """What `workers` that stream `size_bytes` each put on their links, in the busier direction, all of them
     together."""
-    switch = cluster.switch
+    switch = links.switch
     up = how.density if how.sparse else 1.0
     carried = max(up, union_density(up, how.overlap, workers))
     framing = 1.0 + switch.framing_bytes / switch.payload_bytes
@@ -93,10 +85,16 @@ def wire_bytes(cluster: Cluster, size_bytes: float, workers: int, how: Streaming
 
 
 def stream_s(
-    cluster: Cluster, size_bytes: float, workers: int, link_bytes_per_s: float, how: Streaming = DENSE
+    links: Interconnect,
+    size_bytes: float,
+    workers: int,
+    link_bytes_per_s: float,
+    how: Streaming = DENSE,
+    nodes: int = 0,
 ) -> float:
-    """Seconds for `workers` to stream `size_bytes` each through slots over links of this rate each way."""
-    switch = cluster.switch
+    """Seconds for `workers`, on so many `nodes` (0: one each), to stream `size_bytes` each through slots over links of
+    this rate each way."""
+    switch = links.switch
     elements = size_bytes / 4.0
     per_packet = switch.payload_bytes / how.wire_bytes
     chunks = math.ceil(elements / per_packet)
@@ -106,7 +104,7 @@ def stream_s(
     down = union_density(up, how.overlap, workers)
     line = switch.payload_bytes + switch.framing_bytes
     packet_s = max(line / link_bytes_per_s, 1.0 / switch.packets_per_s)
-    levels = how.levels or (1 if workers <= cluster.between.nodes_per_leaf else 2)
+    levels = how.levels or (1 if (nodes or workers) <= links.between.nodes_per_leaf else 2)
     round_trip = 2 * packet_s + levels * (2 * switch.link_s + switch.latency_s) + switch.host_latency_s
     slots = max(1, switch.slots // how.jobs)
     # Up and down use different directions of the link; each direction carries its own share of the blocks.

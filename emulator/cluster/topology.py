@@ -59,6 +59,9 @@ class Fabric:
     """fat-tree; dragonfly: leaves of a group."""
     dimensions: int = 3
     """torus."""
+    host_s_per_byte: float = 0.0
+    """What a byte of a collective's buffer takes on the hosts, besides and not hidden by its way over ports: copies,
+    sums. 0 where `efficiency` has it."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

@@ -13,8 +13,9 @@ import numpy as np
 from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.codecs import Codec
-from emulator.cluster.collectives import FREE, Price, price
-from emulator.cluster.innetwork import DENSE, Streaming, aggregate
+from emulator.cluster.collectives import cost
+from emulator.cluster.cost import FREE, Cost
+from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place, place
 from emulator.workload import transformer
 from emulator.workload.job import Job
@@ -39,10 +40,10 @@ class Step:
     backward_flops: float
     parameters: float
     """Of this rank."""
-    reduce: Price = FREE
+    reduce: Cost = FREE
     """Among tensor-parallel ranks: after forward, after recomputing all of it, after backward."""
     reduce_bytes: float = 0.0
-    exchange: Price = FREE
+    exchange: Cost = FREE
     """Among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
     reduces_again: bool = False
@@ -82,11 +83,11 @@ class Plan:
     model: Model
     cluster: Cluster
     stages: tuple[Stage, ...]
-    hand_over: Price
+    hand_over: Cost
     """Activations to the next stage."""
     hand_over_bytes: float
     data_parallel: Place
-    tied: Price
+    tied: Cost
     """Gradients of the tied embedding, between first and last stage."""
     optimizer_s: tuple[float, ...]
     """For each stage."""
@@ -103,13 +104,13 @@ class Plan:
     """Of gradients, where weights are pruned: the others are not exchanged."""
     assumptions: tuple[str, ...] = field(default=())
 
-    def gradients(self, stage: Stage) -> Price:
+    def gradients(self, stage: Stage) -> Cost:
         """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
         found = self.reduce(stage.parameters)
         if self.codec is not None:
-            found = found.plus(Price(self.coding_s(stage.parameters)))
+            found = found.plus(Cost(self.coding_s(stage.parameters)))
         if self.job.zero:
-            found = found.plus(price(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+            found = found.plus(cost(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
         return found
 
     def coding_s(self, elements: float) -> float:
@@ -118,22 +119,27 @@ class Plan:
         back = self.data_parallel.ranks if self.codec.gathers else 1
         return (1 + back) * self.codec.seconds(self.cluster, elements)
 
-    def reduce(self, elements: float, density: float = 1.0) -> Price:
+    def reduce(self, elements: float, density: float = 1.0) -> Cost:
         """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
         job = self.job
         elements *= self.kept_share
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
         if self.codec is not None and self.codec.gathers:
-            return price(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
+            return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
         if job.zero:
-            return price(self.cluster, "reduce_scatter", size, self.data_parallel)
+            return cost(self.cluster, "reduce_scatter", size, self.data_parallel)
         if job.allreduce == "switchml":
             # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md).
             wire = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
             least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
             how = dataclasses.replace(self.streaming, density=least, wire_bytes=_lane(wire))
-            return aggregate(self.cluster, elements * 4.0, self.data_parallel, how)
-        return price(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce)
+            return self._all_reduce(elements * 4.0, how)
+        return self._all_reduce(size)
+
+    def _all_reduce(self, size_bytes: float, streaming: Streaming = DENSE) -> Cost:
+        """Among data-parallel ranks, as the job says."""
+        job = self.job
+        return cost(self.cluster, "all_reduce", size_bytes, self.data_parallel, job.allreduce, job.hierarchy, streaming)
 
 
 def _lane(bytes: float) -> float:
@@ -142,7 +148,7 @@ def _lane(bytes: float) -> float:
 
 
 def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:
-    """Price `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
+    """Cost `job` on `cluster`. Raises ConfigError for what can't be split, placed or combined."""
     job.fit(model)
     cluster.nodes(job.gpus)
     if job.allreduce == "switchml" and job.zero:
@@ -206,10 +212,10 @@ def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
         model=model,
         cluster=cluster,
         stages=tuple(stages),
-        hand_over=price(cluster, "p2p", sent, boundary) if job.pp > 1 else FREE,
+        hand_over=cost(cluster, "p2p", sent, boundary) if job.pp > 1 else FREE,
         hand_over_bytes=sent if job.pp > 1 else 0.0,
         data_parallel=data,
-        tied=price(cluster, "all_reduce", copy_bytes, ends) if tied else FREE,
+        tied=cost(cluster, "all_reduce", copy_bytes, ends) if tied else FREE,
         optimizer_s=tuple(_optimizer_s(stage.parameters, job, cluster) for stage in stages),
         iteration_s=constants.iteration_s,
         assumptions=tuple(_assumptions(model, job, cluster)),
@@ -246,7 +252,7 @@ def _step(
         parameters=parameters,
         reduce=_reduce(part.reduce_bytes, job, cluster, tensor),
         reduce_bytes=part.reduce_bytes,
-        exchange=price(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
+        exchange=cost(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
         reduces_again=full,
         forward_kernels=len(part.forward)
@@ -255,13 +261,13 @@ def _step(
     )
 
 
-def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Price:
+def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Cost:
     if not size_bytes:
         return FREE
     if not job.sequence_parallel:
-        return price(cluster, "all_reduce", size_bytes, tensor)
-    scatter = price(cluster, "reduce_scatter", size_bytes, tensor)
-    return scatter.plus(price(cluster, "all_gather", size_bytes, tensor))
+        return cost(cluster, "all_reduce", size_bytes, tensor)
+    scatter = cost(cluster, "reduce_scatter", size_bytes, tensor)
+    return scatter.plus(cost(cluster, "all_gather", size_bytes, tensor))
 
 
 def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:

@@ -1,4 +1,4 @@
-"""Prices for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its meetings on the
+"""Costs for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its meetings on the
 cluster's links. Works that say how long they last keep that.
 """
 
@@ -8,38 +8,34 @@ import numpy as np
 
 from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
-from emulator.cluster.collectives import Price, price
+from emulator.cluster.collectives import cost
+from emulator.cluster.cost import Cost
 from emulator.cluster.topology import Place, place
 from emulator.workload.costs import NO_ROUTE, Costs
 from emulator.workload.graph import Collective, Graph
 
-OPERATIONS = {
-    Collective.ALL_REDUCE: "all_reduce",
-    Collective.REDUCE_SCATTER: "reduce_scatter",
-    Collective.ALL_GATHER: "all_gather",
-    Collective.ALL_TO_ALL: "all_to_all",
-    Collective.BROADCAST: "broadcast",
-    Collective.REDUCE: "reduce",
-    Collective.BARRIER: "barrier",
-    Collective.P2P: "p2p",
-}
-
 
 def costs(
-    graph: Graph, cluster: Cluster, strides: dict[int, int], *, precision: str = "fp16", allreduce: str = "auto"
+    graph: Graph,
+    cluster: Cluster,
+    strides: dict[int, int],
+    *,
+    precision: str = "fp16",
+    allreduce: str = "auto",
+    hierarchy: str = "auto",
 ) -> Costs:
-    """Prices of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
+    """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
     FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
-    known: dict[tuple[int, int], Price] = {}
+    known: dict[tuple[int, int], Cost] = {}
     for key in set(zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)):
-        known[key] = _exchange(graph, cluster, strides, *key, allreduce)
-    prices = [known[key] for key in zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)]
+        known[key] = _exchange(graph, cluster, strides, *key, allreduce, hierarchy)
+    by_meeting = [known[key] for key in zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)]
     return Costs(
         work_s=_works_s(graph, cluster, precision),
-        meeting_fixed_s=np.array([one.fixed_s for one in prices]),
-        meeting_bytes=np.array([one.bytes for one in prices]),
-        meeting_bytes_per_s=np.array([one.bytes_per_s for one in prices]),
-        meeting_route=np.full(len(prices), NO_ROUTE, np.int32),
+        meeting_fixed_s=np.array([one.fixed_s for one in by_meeting]),
+        meeting_bytes=np.array([one.bytes for one in by_meeting]),
+        meeting_bytes_per_s=np.array([one.bytes_per_s for one in by_meeting]),
+        meeting_route=np.full(len(by_meeting), NO_ROUTE, np.int32),
     )
 
 
@@ -55,11 +51,12 @@ def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     return found_s
 
 
-def _exchange(graph: Graph, cluster: Cluster, strides: dict[int, int], work: int, group: int, allreduce: str) -> Price:
+def _exchange(
+    graph: Graph, cluster: Cluster, strides: dict[int, int], work: int, group: int, allreduce: str, hierarchy: str
+) -> Cost:
     collective = Collective(graph.works.collective[work])
     where = _place(graph, cluster, strides, group)
-    algorithm = allreduce if collective == Collective.ALL_REDUCE else "auto"
-    return price(cluster, OPERATIONS[collective], float(graph.works.bytes[work]), where, algorithm)
+    return cost(cluster, collective.name.lower(), float(graph.works.bytes[work]), where, allreduce, hierarchy)
 
 
 def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> Place:

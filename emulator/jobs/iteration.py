@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.cluster.collectives import Price
+from emulator.cluster.cost import Cost
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
 from emulator.jobs.rank_program import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Rank, Works
@@ -43,12 +43,12 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
     return graph, _costs(graph, works)
 
 
-def prices(plan: Plan) -> dict[int, Price]:
+def costs(plan: Plan) -> dict[int, Cost]:
     """Work → what a meeting about it costs, numbered as in the graph of `build`."""
     works = Works(GraphBuilder())
     for number in range(plan.job.pp):
         Rank(plan, number, works)
-    return works.prices
+    return works.costs
 
 
 # Ranks, groups and meetings
@@ -145,7 +145,7 @@ def _placed(
 
 def _costs(graph: Graph, works: Works) -> Costs:
     fixed, moved, rate = np.zeros(len(graph.works)), np.zeros(len(graph.works)), np.full(len(graph.works), np.inf)
-    for work, one in works.prices.items():
+    for work, one in works.costs.items():
         fixed[work], moved[work], rate[work] = one.fixed_s, one.bytes, one.bytes_per_s
     of = graph.meetings.work
     return Costs(

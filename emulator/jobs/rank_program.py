@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.cluster.collectives import FREE, Price, price
+from emulator.cluster.collectives import cost
+from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
 from emulator.jobs.costing import Plan, Stage, Step
 from emulator.workload.builder import GraphBuilder
@@ -27,14 +28,14 @@ UNDIVIDED = 2
 
 
 class Works:
-    """The builder's works, and the price of each that is a meeting."""
+    """The builder's op table, and the cost of each entry that is a collective."""
 
     def __init__(self, builder: GraphBuilder) -> None:
         self.builder = builder
-        self.prices: dict[int, Price] = {}
-        self._cache: dict[tuple[float, float], Price] = {}
+        self.costs: dict[int, Cost] = {}
+        self._cache: dict[tuple[float, float], Cost] = {}
 
-    def reduce_price(self, plan: Plan, elements: float, density: float) -> Price:
+    def reduce_cost(self, plan: Plan, elements: float, density: float) -> Cost:
         """Of reducing so many gradients: the same for every bucket of a size."""
         key = elements, density
         if key not in self._cache:
@@ -51,7 +52,7 @@ class Works:
         name: str,
         collective: Collective,
         bytes: float,
-        price: Price,
+        cost: Cost,
         kind: Kind = Kind.COLLECTIVE,
         is_source: bool = False,
         priority: int = 0,
@@ -59,7 +60,7 @@ class Works:
         work = self.builder.add_work(
             name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
         )
-        self.prices[work] = price
+        self.costs[work] = cost
         return work
 
 
@@ -182,11 +183,11 @@ class Rank:
             ("expert all-to-alls", Collective.ALL_TO_ALL, EXPERT, 2, "exchange"),
         )
         for name, what, kind, each, field in exchanges:
-            prices = [(n * each, getattr(s, field)) for n, s in zip(times, steps, strict=True)]
+            costs = [(n * each, getattr(s, field)) for n, s in zip(times, steps, strict=True)]
             size = sum(n * each * getattr(s, f"{field}_bytes") for n, s in zip(times, steps, strict=True))
             if not size:
                 continue
-            whole = Price(sum(n * price.seconds for n, price in prices))
+            whole = Cost(sum(n * each.seconds for n, each in costs))
             work = self.works.meet(f"{name} of a {way} pass", what, size, whole, priority=UNDIVIDED)
             last = self.block.add(work, COMPUTE, kind, self._number(kind), micro_batch, (last,))
         return last
@@ -271,7 +272,7 @@ class Rank:
         if self.job.dp == 1 or not step.parameters:
             return after
         size = 2.0 * step.parameters
-        one = price(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
+        one = cost(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
         work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
         before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
         return (*after, self.block.add(work, GRADIENTS, DATA, self._number(DATA), micro_batch, before))
@@ -298,7 +299,7 @@ class Rank:
         last = self.block.add(optimizer, COMPUTE, after=tuple(waits))
         if job.zero in (1, 2) and job.dp > 1:
             size = 2.0 * self.stage.parameters
-            one = price(plan.cluster, "all_gather", size, plan.data_parallel)
+            one = cost(plan.cluster, "all_gather", size, plan.data_parallel)
             work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one)
             self.block.add(work, COMPUTE, DATA, self._number(DATA), after=(last,))
 
@@ -325,7 +326,7 @@ class Rank:
             Collective.ALL_GATHER if gathers else Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
         )
         size = elements * self.job.gradient_bytes if plan.codec is None else plan.codec.wire_bytes(elements)
-        work = self.works.meet(name, what, size, self.works.reduce_price(plan, elements, density))
+        work = self.works.meet(name, what, size, self.works.reduce_cost(plan, elements, density))
         last = self.block.add(work, stream, DATA, self._number(DATA), after=waits)
         if plan.codec is not None:
             back = self.works.compute(f"decompress {name}", plan.coding_s(elements) - one_way, kind=Kind.CODEC)

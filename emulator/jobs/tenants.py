@@ -97,7 +97,7 @@ def together(
     _check(requests, share)
     cluster = load_cluster(requests[0])
     if share != "slots":
-        # Uplinks are links of their own here: a job's prices need not take them for full.
+        # Uplinks are links of their own here: a job's costs need not take them for full.
         cluster = dataclasses.replace(cluster, between=dataclasses.replace(cluster.between, oversubscription=1.0))
     alone = [emulate(request, cluster=cluster, time_budget_s=time_budget_s) for request in requests]
     crowded = _crowded(requests, alone, cluster) if share != "fabric" else alone
@@ -180,7 +180,7 @@ def _ends(played: Replayed, job: int, times: int) -> np.ndarray:
 
 def _used(jobs: list[Emulation], nodes: list[np.ndarray], floor: Floor) -> np.ndarray:
     """int (links,): how many jobs load each link, as far as that is of interest: ports that one job has to itself are
-    in its prices."""
+    in its costs."""
     users = np.zeros(len(floor.names()), int)
     for one, own in zip(jobs, nodes, strict=True):
         users += _loads(one, own, floor)[0].any(axis=0)
@@ -208,18 +208,18 @@ def _loads(one: Emulation, nodes: np.ndarray, floor: Floor) -> tuple[np.ndarray,
     """float64 (kinds, links): bytes on each link for each byte of a meeting of that kind; and the kind of each meeting.
     Meetings of a group about a work are of one kind."""
     graph: Graph = one.played.graph
-    prices = iteration.prices(one.plan)
+    costs = iteration.costs(one.plan)
     pairs = np.stack([graph.meetings.work, graph.meetings.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     load = np.zeros((len(kinds), len(floor.names())))
     for number, (work, group) in enumerate(kinds.tolist()):
-        if work not in prices:
+        if work not in costs:
             continue
         # A rank stands for `weight` accelerators that follow each other (emulator/jobs/iteration.py).
         members = graph.groups.members(group)
         weight = graph.ranks.weight[members].astype(int)
         device = np.concatenate([np.arange(n) + at for n, at in zip(weight, graph.ranks.device[members], strict=True)])
-        load[number] = floor.load(nodes[device], prices[work], weight.sum() / graph.groups.size[group])
+        load[number] = floor.load(nodes[device], costs[work], weight.sum() / graph.groups.size[group])
     return load, kind.ravel()
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from emulator import datafile
 from emulator.cluster import codecs
+from emulator.cluster.algorithms import ALGORITHMS
 from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster, load_model
-from emulator.workload.job import ALL_REDUCES, RECOMPUTE
+from emulator.workload.job import RECOMPUTE
 from emulator.workload.models import Transformer
 from switchml.errors import ConfigError, EmulationError
 
@@ -83,7 +84,7 @@ def axes(asked: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
         "micro-batch": [{"micro_batch": size} for size in POWERS if size <= job.global_batch],
         "recompute": [{"recompute": how} for how in RECOMPUTE],
         "zero": [{"zero": stage} for stage in range(4)],
-        "allreduce": [{"allreduce": how} for how in ALL_REDUCES],
+        "allreduce": [{"allreduce": how} for how in ALGORITHMS if how != "ps"],
         "bucket": [{"bucket_bytes": cap} for cap in CAPS],
         "codec": [{"codec": name} for name in ("", *codecs.codecs())],
     }

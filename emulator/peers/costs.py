@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from emulator.cluster.collectives import price
-from emulator.cluster.innetwork import Streaming, aggregate
+from emulator.cluster.collectives import cost
+from emulator.cluster.innetwork import Streaming
 from emulator.cluster.topology import Place
 from emulator.peers.settings import Settings
 
 
-class Prices:
-    """Of one world; each price is worked out once."""
+class Costs:
+    """Of one world; each cost is worked out once."""
 
     def __init__(self, settings: Settings):
         self._settings = settings
@@ -23,7 +23,7 @@ class Prices:
         """`operation` is one of `emulator.cluster.collectives.OPERATIONS`, its size counted as there."""
         key = (operation, size_bytes, ranks)
         if key not in self._known:
-            self._known[key] = self._price(operation, size_bytes, self.place(ranks))
+            self._known[key] = self._cost_s(operation, size_bytes, self.place(ranks))
         return self._known[key]
 
     def place(self, ranks: tuple[int, ...]) -> Place:
@@ -31,9 +31,9 @@ class Prices:
         nodes = Counter(rank // self._cluster.accelerators_per_node for rank in ranks)
         return Place(len(ranks), len(nodes), max(nodes.values()), max(nodes) - min(nodes) + 1)
 
-    def _price(self, operation: str, size_bytes: float, where: Place) -> float:
+    def _cost_s(self, operation: str, size_bytes: float, where: Place) -> float:
         settings = self._settings
-        if operation == "all_reduce" and settings.network == "switchml" and where.ranks > 1:
-            how = Streaming(loss=settings.loss, jobs=settings.jobs)
-            return aggregate(self._cluster, size_bytes, where, how).seconds
-        return price(self._cluster, operation, size_bytes, where, settings.network).seconds
+        streaming = Streaming(loss=settings.loss, jobs=settings.jobs)
+        return cost(
+            self._cluster, operation, size_bytes, where, settings.network, settings.hierarchy, streaming
+        ).seconds

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from emulator import datafile
 from emulator.cluster import cluster as clusters
-from emulator.cluster.collectives import ALGORITHMS
+from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
 from emulator.cluster.innetwork import Streaming
 from switchml.errors import ConfigError
 
@@ -32,7 +32,9 @@ class Settings:
     cluster: str = "cpu-10g"
     """A built-in cluster or a TOML file of one's own; ranks fill its nodes in their order."""
     network: str = "auto"
-    """How all-reduces go: an algorithm of `emulator.cluster.collectives`, "switchml" for the aggregating switch."""
+    """How all-reduces go: one of `emulator.cluster.algorithms.ALGORITHMS`."""
+    hierarchy: str = "auto"
+    """Who speaks to the network in them: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     clock: str = "wall"
     """ "wall": a collective takes as long as on the cluster. "virtual": it takes no longer than it must, and a clock of
     the rank's own says what it would have taken."""
@@ -71,7 +73,13 @@ class Settings:
     def __post_init__(self) -> None:
         if self.world < 1:
             raise ConfigError(f"a world of {self.world} ranks; expected at least 1")
-        for name, known in (("network", ALGORITHMS), ("clock", CLOCKS), ("values", VALUES), ("measure", MEASURES)):
+        for name, known in (
+            ("network", ALGORITHMS),
+            ("hierarchy", HIERARCHIES),
+            ("clock", CLOCKS),
+            ("values", VALUES),
+            ("measure", MEASURES),
+        ):
             if getattr(self, name) not in known:
                 raise ConfigError(datafile.unknown(f"{name} of emulated peers", getattr(self, name), known))
         for rank, factor in self.slow.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from emulator.peers.clock import Clock
-from emulator.peers.costs import Prices
+from emulator.peers.costs import Costs
 from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
@@ -69,7 +69,7 @@ class World:
 
     def __init__(self, settings: Settings, rank: int, real: tuple[int, ...], origin_s: float | None = None):
         self.settings, self.rank, self.real = settings, rank, real
-        self.prices = Prices(settings)
+        self.costs = Costs(settings)
         scale = settings.scale_of(rank)
         self.clock = Clock(
             is_virtual=settings.clock == "virtual", scale=scale, measure=settings.measure, origin_s=origin_s
@@ -104,9 +104,9 @@ class World:
                     self.clock.skip()
 
     def submit(self, line: Communicator, name: str, operation: str, size_bytes: float, work, act) -> None:
-        """A collective of `line`'s ranks: `operation` and `size_bytes` as `Prices.seconds` takes them."""
+        """A collective of `line`'s ranks: `operation` and `size_bytes` as `Costs.seconds` takes them."""
         with self.called():
-            seconds = self.prices.seconds(operation, size_bytes, line.ranks)
+            seconds = self.costs.seconds(operation, size_bytes, line.ranks)
             call = Call(name, seconds, act, work, self.progress.at_s.copy())
             call.step = self.program.call(line.number, line.ranks, operation, size_bytes, seconds)
             work.call = call

@@ -8,12 +8,12 @@ import dataclasses
 from dataclasses import dataclass
 
 from emulator import datafile
+from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "axonn")
 RECOMPUTE = ("none", "selective", "full")
-ALL_REDUCES = ("auto", "ring", "tree", "halving-doubling", "hierarchical", "switchml")
 PRECISIONS = ("fp16", "bf16", "fp32", "tf32", "fp8")
 OPTIMIZERS = ("adam", "sgd")
 
@@ -47,6 +47,8 @@ class Job:
     gradient_bytes: int = 2
     """Of one gradient on the wire and in memory."""
     allreduce: str = "auto"
+    hierarchy: str = "auto"
+    """Who speaks to the network in all-reduces of gradients: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     bucket_bytes: float = 25 * 2**20
     """Gradients are reduced in buckets of about this size (DDP's bucket_cap_mb)."""
     overlap: bool = True
@@ -67,7 +69,8 @@ class Job:
         for key, known in (
             ("schedule", SCHEDULES),
             ("recompute", RECOMPUTE),
-            ("allreduce", ALL_REDUCES),
+            ("allreduce", ALGORITHMS),
+            ("hierarchy", HIERARCHIES),
             ("precision", PRECISIONS),
             ("optimizer", OPTIMIZERS),
             ("attention", ("", "unfused", "flash")),

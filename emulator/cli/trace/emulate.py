@@ -7,13 +7,15 @@ from pathlib import Path
 
 import click
 
+from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
+
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--cluster", "cluster_name", required=True, help="Built-in cluster or .toml file.")
 @click.option("--precision", default="fp16", show_default=True, help="Of what is priced by its FLOPs.")
-@click.option("--allreduce", default="auto", show_default=True,
-              help="auto, ring, tree, halving-doubling, hierarchical or switchml.")  # fmt: skip
+@click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
+@click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
 @click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write a timeline for Perfetto (.json or .json.gz).")  # fmt: skip
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
@@ -24,6 +26,7 @@ def emulate(
     cluster_name: str,
     precision: str,
     allreduce: str,
+    hierarchy: str,
     timeline: Path | None,
     time_budget_s: float,
     as_json: bool,
@@ -34,7 +37,7 @@ def emulate(
     from emulator.cluster import cluster as clusters
     from emulator.cluster.kernels import ELEMENT_BYTES
     from emulator.datafile import unknown
-    from emulator.jobs import imported as priced
+    from emulator.jobs import imported
     from emulator.replay.engine import replay
     from emulator.replay.parts import parts
     from emulator.traces.readers.read import read_workload
@@ -47,8 +50,8 @@ def emulate(
     workload = read_workload(path)
     graph = workload.graph
     check(graph)
-    prices = priced.costs(graph, cluster, workload.strides, precision=precision, allreduce=allreduce)
-    played = replay(graph, prices, time_budget_s=time_budget_s)
+    options = {"precision": precision, "allreduce": allreduce, "hierarchy": hierarchy}
+    played = replay(graph, imported.costs(graph, cluster, workload.strides, **options), time_budget_s=time_budget_s)
     found = parts(played)
     if timeline is not None:
         from emulator.report.perfetto import write_timeline

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.cluster import cluster as clusters
-from emulator.cluster.collectives import ALGORITHMS, OPERATIONS, price
+from emulator.cluster.algorithms import ALGORITHMS
+from emulator.cluster.collectives import OPERATIONS, cost
 from emulator.cluster.topology import KINDS, Place, place
 from switchml.errors import ConfigError
 
@@ -24,21 +25,21 @@ def bare(**between):
 
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_ring_inside_a_node(n):
-    took = price(bare(), "all_reduce", 1e9, Place(n, 1, n), "ring").seconds
+    took = cost(bare(), "all_reduce", 1e9, Place(n, 1, n), "ring").seconds
     assert took == pytest.approx(2 * (n - 1) / n * 1e9 / DGX.inside.bytes_per_s)
 
 
 def test_ring_between_nodes_is_bound_by_the_ports():
     node = 8 * 200e9 / 8
-    took = price(bare(), "all_reduce", 1e9, place(64, 1, 8), "ring").seconds
+    took = cost(bare(), "all_reduce", 1e9, place(64, 1, 8), "ring").seconds
     assert took == pytest.approx(2 * 63 / 64 * 1e9 / node)
-    one_rail = price(bare(), "all_reduce", 1e9, place(8, 8, 8), "ring").seconds
+    one_rail = cost(bare(), "all_reduce", 1e9, place(8, 8, 8), "ring").seconds
     assert one_rail == pytest.approx(2 * 7 / 8 * 1e9 / (node / 8))
 
 
 def test_tree_of_two_nodes_moves_the_buffer_once():
     ring, tree = (
-        price(bare(port_bps=100e9), "all_reduce", 1e9, place(16, 1, 8), name).seconds for name in ("ring", "tree")
+        cost(bare(port_bps=100e9), "all_reduce", 1e9, place(16, 1, 8), name).seconds for name in ("ring", "tree")
     )
     assert tree / ring == pytest.approx(1 / (2 * 15 / 16))
 
@@ -46,27 +47,27 @@ def test_tree_of_two_nodes_moves_the_buffer_once():
 @given(SIZES, st.sampled_from([(2, 1), (8, 1), (16, 1), (64, 8), (512, 1)]), st.sampled_from(OPERATIONS))
 def test_more_bytes_never_take_less(size, where, operation):
     at = place(*where, 8)
-    assert price(DGX, operation, size * 1.1, at).seconds >= price(DGX, operation, size, at).seconds > 0
+    assert cost(DGX, operation, size * 1.1, at).seconds >= cost(DGX, operation, size, at).seconds > 0
 
 
 @given(SIZES, st.sampled_from([(16, 1), (64, 8), (512, 1)]))
 def test_auto_is_the_faster_of_ring_and_tree(size, where):
     at = place(*where, 8)
-    each = [price(DGX, "all_reduce", size, at, name).seconds for name in ("ring", "tree")]
-    assert price(DGX, "all_reduce", size, at, "auto").seconds == min(each)
+    each = [cost(DGX, "all_reduce", size, at, name).seconds for name in ("ring", "tree")]
+    assert cost(DGX, "all_reduce", size, at, "auto").seconds == min(each)
 
 
 @given(SIZES)
 def test_reduce_scatter_and_all_gather_are_an_all_reduce(size):
     at = place(64, 1, 8)
-    whole = price(bare(), "all_reduce", size, at, "ring").seconds
-    halves = price(bare(), "reduce_scatter", size, at).seconds + price(bare(), "all_gather", size, at).seconds
+    whole = cost(bare(), "all_reduce", size, at, "ring").seconds
+    halves = cost(bare(), "reduce_scatter", size, at).seconds + cost(bare(), "all_gather", size, at).seconds
     assert halves == pytest.approx(whole)
 
 
 def test_a_rank_alone_pays_nothing():
     for operation in OPERATIONS:
-        assert price(DGX, operation, 1e9, place(1, 1, 8)).seconds == 0
+        assert cost(DGX, operation, 1e9, place(1, 1, 8)).seconds == 0
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_oversubscription_halves_what_crosses_leaves():
 
 def test_unknown_names_are_refused_with_the_nearest():
     with pytest.raises(ConfigError, match="did you mean hierarchical"):
-        price(DGX, "all_reduce", 1.0, place(8, 1, 8), "hierachical")
+        cost(DGX, "all_reduce", 1.0, place(8, 1, 8), "hierachical")
     with pytest.raises(ConfigError, match="unknown collective"):
-        price(DGX, "sum", 1.0, place(8, 1, 8))
+        cost(DGX, "sum", 1.0, place(8, 1, 8))
     assert "switchml" in ALGORITHMS

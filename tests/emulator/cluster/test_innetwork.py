@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.cluster import cluster as clusters
-from emulator.cluster.collectives import price
-from emulator.cluster.innetwork import DENSE, Streaming, aggregate, stream_s, union_density
+from emulator.cluster.collectives import cost
+from emulator.cluster.innetwork import DENSE, Streaming, stream_s, union_density
 from emulator.cluster.topology import place
 from switchml.errors import ConfigError
 
@@ -70,13 +70,13 @@ def test_union_of_independent_blocks():
 
 def test_all_reduce_takes_as_long_with_any_number_of_workers():
     cluster = dataclasses.replace(star(), accelerators_per_node=1)
-    times = [aggregate(cluster, 1e8, place(n, 1, 1)).seconds for n in (2, 8, 16)]
+    times = [cost(cluster, "all_reduce", 1e8, place(n, 1, 1), "switchml").seconds for n in (2, 8, 16)]
     assert max(times) / min(times) < 1.001
 
 
 def test_inside_a_node_the_switch_is_not_used():
     at = place(8, 1, 8)
-    assert aggregate(DGX, 1e8, at) == price(DGX, "all_reduce", 1e8, at, "ring")
+    assert cost(DGX, "all_reduce", 1e8, at, "switchml") == cost(DGX, "all_reduce", 1e8, at, "ring")
 
 
 def test_sparse_streams_take_less_and_dense_is_the_default():

@@ -8,7 +8,8 @@ from click.testing import CliRunner
 
 from emulator.bench.replay import Shape, job
 from emulator.cluster import cluster as clusters
-from emulator.cluster.collectives import Price, price
+from emulator.cluster.collectives import cost
+from emulator.cluster.cost import Cost
 from emulator.cluster.fabric import Floor, place
 from emulator.cluster.topology import Place
 from emulator.jobs.emulate import emulate, request
@@ -47,7 +48,7 @@ def test_loads_of_ports_and_uplinks():
     floor = Floor(cluster, 16)
     assert floor.names()[0] == "node 0" and floor.names()[-1] == "leaf 1"
     nodes = np.repeat([4, 5, 8, 9], 8)
-    ring = Price(0.0, 1e9, 1e9).leaves(8e9, once_a_leaf=True)
+    ring = Cost(0.0, 1e9, 1e9).leaves(8e9, once_a_leaf=True)
     load = floor.load(nodes, ring, groups=1.0)
     assert load[[4, 5, 8, 9]].tolist() == [2.0] * 4 and load[:16].sum() == 8.0
     assert load[16:].tolist() == [2.0, 2.0]  # out of each leaf with what leaves one of its nodes
@@ -59,7 +60,7 @@ def test_loads_of_ports_and_uplinks():
 def test_a_job_alone_never_asks_more_of_a_port_than_it_has(algorithm):
     cluster = clusters.load("h100-ethernet")
     where = Place(ranks=32, nodes=4, per_node=8)
-    one = price(cluster, "all_reduce", 1e9, where, algorithm)
+    one = cost(cluster, "all_reduce", 1e9, where, algorithm)
     through_a_port = one.leaving_bytes / 4 / one.bytes * one.bytes_per_s
     assert 0.5 < through_a_port / cluster.between.node_bytes_per_s < 1.0001
 

@@ -1,12 +1,12 @@
-"""What is emulated, from the environment; prices."""
+"""What is emulated, from the environment; costs."""
 
 import pytest
 
 from emulator.cluster import cluster as clusters
-from emulator.cluster.collectives import price
+from emulator.cluster.collectives import cost
 from emulator.cluster.topology import Place
 from emulator.peers.clock import Clock
-from emulator.peers.costs import Prices
+from emulator.peers.costs import Costs
 from emulator.peers.settings import Settings, from_environment
 from switchml.errors import ConfigError
 
@@ -48,19 +48,19 @@ def test_nobody_is_faster_than_the_machine_in_wall_clock_time():
 
 
 def test_prices_are_the_cluster_s():
-    prices = Prices(Settings(world=64, cluster="h100-dgx", network="ring"))
+    costs = Costs(Settings(world=64, cluster="h100-dgx", network="ring"))
     machine = clusters.load("h100-dgx")
-    inside = price(machine, "all_reduce", 1e6, Place(8, 1, 8, 1), "ring").seconds
-    assert prices.seconds("all_reduce", 1e6, tuple(range(8))) == inside
-    rail = price(machine, "all_gather", 1e6, Place(8, 8, 1, 8)).seconds
-    assert prices.seconds("all_gather", 1e6, tuple(range(0, 64, 8))) == rail
-    assert prices.seconds("p2p", 1e6, (3,)) == 0.0
+    inside = cost(machine, "all_reduce", 1e6, Place(8, 1, 8, 1), "ring").seconds
+    assert costs.seconds("all_reduce", 1e6, tuple(range(8))) == inside
+    rail = cost(machine, "all_gather", 1e6, Place(8, 8, 1, 8)).seconds
+    assert costs.seconds("all_gather", 1e6, tuple(range(0, 64, 8))) == rail
+    assert costs.seconds("p2p", 1e6, (3,)) == 0.0
 
 
 def test_loss_and_few_slots_cost_time():
     def seconds(**kwargs):
         settings = Settings(world=16, cluster="p100-100g", network="switchml", **kwargs)
-        return Prices(settings).seconds("all_reduce", 1e8, tuple(range(16)))
+        return Costs(settings).seconds("all_reduce", 1e8, tuple(range(16)))
 
     assert seconds() < seconds(slots=8) < seconds(slots=4)
     assert seconds() < seconds(loss=1e-4) < seconds(loss=1e-3)

@@ -12,7 +12,7 @@ from switchml.cli.main import cli
 
 pytest.importorskip("torch")
 
-from emulator.peers.costs import Prices
+from emulator.peers.costs import Costs
 from emulator.peers.settings import Settings
 from emulator.validation.peers.measure import BACKENDS, Plan, star_cluster
 from switchml.errors import ConfigError
@@ -24,9 +24,9 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
     path = tmp_path / "star.toml"
     path.write_text(star_cluster(100e6, 1e-3, 0.9))
-    prices = Prices(Settings(world=4, cluster=str(path), network=BACKENDS[backend]))
+    costs = Costs(Settings(world=4, cluster=str(path), network=BACKENDS[backend]))
     expected_s = 1e-3 + moved * 4e6 * 8 / (0.9 * 100e6)
-    assert prices.seconds("all_reduce", 4e6, (0, 1, 2, 3)) == pytest.approx(expected_s, rel=2e-3)
+    assert costs.seconds("all_reduce", 4e6, (0, 1, 2, 3)) == pytest.approx(expected_s, rel=2e-3)
 
 
 def test_plans_that_make_no_sense():

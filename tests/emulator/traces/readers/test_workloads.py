@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from emulator.cluster import cluster as clusters
 from emulator.cluster import kernels
-from emulator.cluster.collectives import price
+from emulator.cluster.collectives import cost
 from emulator.cluster.topology import Place, place
 from emulator.jobs import imported as priced
 from emulator.replay.engine import replay
@@ -44,10 +44,10 @@ def test_simais_loop_is_forward_then_input_then_weight_gradients(tmp_path):
     (tmp_path / "w.txt").write_text(SIMAI)
     workload = read_workload(tmp_path / "w.txt")
     cluster = clusters.load(CLUSTER)
-    tensor = price(cluster, "all_reduce", 50e6, place(8, 1, 8)).seconds
-    experts = price(cluster, "all_to_all", 70e6, place(2, 8, 8)).seconds
-    scatter = price(cluster, "reduce_scatter", 80e6, place(8, 8, 8)).seconds
-    gather = price(cluster, "all_gather", 90e6, place(4, 16, 8)).seconds
+    tensor = cost(cluster, "all_reduce", 50e6, place(8, 1, 8)).seconds
+    experts = cost(cluster, "all_to_all", 70e6, place(2, 8, 8)).seconds
+    scatter = cost(cluster, "reduce_scatter", 80e6, place(8, 8, 8)).seconds
+    gather = cost(cluster, "all_gather", 90e6, place(4, 16, 8)).seconds
     # Backward begins with the last layer; its gradients' scatter does not hold up the first layer's compute.
     backward_s = 4e-3 + experts + 0.6e-3
     end_of_compute_s = 1e-3 + tensor + 3e-3 + backward_s + 2e-3 + 0.5e-3
@@ -94,7 +94,7 @@ def test_one_collective_takes_what_it_costs(tmp_path, ranks, kind, operation, sh
     one = {"is_cpu_op": False, "comm_type": int(kind), "comm_size": 1 << 20}
     workload = write_job(tmp_path, {rank: [node(0, operation, pb.COMM_COLL_NODE, **one)] for rank in range(ranks)})
     size = (share or ranks) * (1 << 20)
-    expected = price(clusters.load(CLUSTER), operation, size, place(ranks, 1, 8)).seconds
+    expected = cost(clusters.load(CLUSTER), operation, size, place(ranks, 1, 8)).seconds
     assert played_s(workload) == pytest.approx(expected, rel=1e-9)
     assert f"{ranks} communication nodes wait for nothing" in workload.assumptions[0]
 
@@ -114,7 +114,7 @@ def test_chakras_json_is_the_same_work(tmp_path):
     ]
     for rank in range(4):
         (tmp_path / f"chakra.{rank}.json").write_text(json.dumps({"workload_graph": nodes}, indent=1))
-    expected = 250e-6 + price(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 1, 8)).seconds
+    expected = 250e-6 + cost(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 1, 8)).seconds
     assert played_s(read_workload(tmp_path)) == pytest.approx(expected, rel=1e-9)
 
 
@@ -132,7 +132,7 @@ def test_a_ring_of_sends_and_receives_does_not_wait_for_itself(tmp_path):
                               comm_tag=turn))  # fmt: skip
         jobs[rank] = nodes
     workload = write_job(tmp_path, jobs)
-    step = price(clusters.load(CLUSTER), "p2p", size, Place(2, 1, 2, 1)).seconds
+    step = cost(clusters.load(CLUSTER), "p2p", size, Place(2, 1, 2, 1)).seconds
     assert played_s(workload) == pytest.approx(rounds * step, rel=1e-6)
 
 
@@ -163,7 +163,7 @@ def test_groups_come_from_the_files_and_absent_ranks_do_what_others_do(tmp_path)
     assert workload.world_size == 32
     assert workload.graph.groups.size.tolist() == [4]
     assert "30 of 32 ranks have no file" in workload.assumptions[0]
-    expected = 10e-6 + price(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 8, 8)).seconds
+    expected = 10e-6 + cost(clusters.load(CLUSTER), "all_reduce", 1 << 24, place(4, 8, 8)).seconds
     assert played_s(workload) == pytest.approx(expected, rel=1e-6)
     assert workload.graph.works.collective.max() == Collective.ALL_REDUCE
 
@@ -185,7 +185,7 @@ def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_pat
     workload = read_workload(tmp_path / "et")
     assert (workload.graph.ops.meeting >= 0).sum() == 8
     assert len(workload.graph.meetings) == 4
-    step = price(clusters.load(CLUSTER), "all_reduce", 4 << 20, place(2, 1, 8)).seconds
+    step = cost(clusters.load(CLUSTER), "all_reduce", 4 << 20, place(2, 1, 8)).seconds
     assert 1e-3 <= played_s(workload) <= 1e-3 + 4 * step
 
 

@@ -1,0 +1,25 @@
+"""Names of all-reduces and of who takes part in them, as options, job files and environment variables have them. What
+each costs is in `collectives.py`."""
+
+from __future__ import annotations
+
+ALGORITHMS = {
+    "auto": "the faster of ring and tree",
+    "ring": "along all ranks in turn",
+    "tree": "two binary trees over nodes",
+    "halving-doubling": "recursive halving, then doubling",
+    "hierarchical": "a ring inside nodes first, then rings between them",
+    "ps": "one parameter server",
+    "switchml": "added up by switches",
+}
+"""Of all-reduces."""
+HIERARCHIES = {
+    "auto": "as the algorithm goes by itself: node for hierarchical and switchml, none for the others",
+    "node": "the ranks of a node reduce among themselves first, and the node speaks to the network",
+    "none": "every rank sends for itself",
+}
+"""Who speaks to the network in an all-reduce."""
+NODE_FIRST = ("hierarchical", "switchml")
+"""Algorithms whose hierarchy "auto" is "node"."""
+ALGORITHMS_HELP = f"How all-reduces go: {', '.join(ALGORITHMS)}."
+HIERARCHY_HELP = "Who speaks to the network in all-reduces: node (its ranks reduce inside first), none (every rank)."
