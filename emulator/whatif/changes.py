@@ -14,6 +14,7 @@ import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
+from emulator.traces.kernels import on_matrix_units
 from emulator.whatif import contention as competition
 from emulator.whatif import network as networks
 from emulator.whatif import transfers
@@ -22,10 +23,6 @@ from emulator.whatif.editing import in_front, op_seconds, with_meeting_seconds, 
 from emulator.whatif.network import Network
 from emulator.workload.graph import NO_MEETING, Kind
 from switchml.errors import ConfigError
-
-MATRIX = ("gemm", "cutlass", "conv", "addmm", "::mm", "::bmm", "matmul", "linear", "wgrad", "dgrad", "flash", "fmha")
-"""Parts of the names of operators and kernels that matrix units do; memory bounds the others."""
-
 
 # The network
 
@@ -122,8 +119,7 @@ def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> J
     memory = matrix if memory is None else memory
     joined = networks.one_at_a_time(joined)
     which = computes(joined)
-    names = [joined.graph.works.name[work].lower() for work in joined.graph.ops.work[which]]
-    is_matrix = np.array([any(part in name for part in MATRIX) for name in names], bool)
+    is_matrix = on_matrix_units(joined.graph.works.name)[joined.graph.ops.work[which]]
     factor = np.where(is_matrix, _positive(matrix, "accelerator"), _positive(memory, "accelerator"))
     return with_seconds(joined, which, op_seconds(joined)[which] / factor)
 

@@ -5,17 +5,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import numpy as np
 
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.setting import Setting
 from emulator.traces.joined import Joined
+from emulator.traces.kernels import on_matrix_units
 from emulator.whatif import edits as edit
 from emulator.whatif.buckets import gradients
 
-MATRIX = re.compile(r"gemm|conv|cudnn|cutlass|matmul|linear|bmm|attention", re.IGNORECASE)
 MATRIX_TIMES, OTHER_TIMES = 3.0, 2.0
 
 
@@ -26,7 +25,7 @@ def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
     graph = joined.graph
     own = np.flatnonzero(edit.computes(joined))
     if edit.is_on_device(joined).any():
-        is_matrix = np.array([bool(MATRIX.search(name)) for name in graph.works.name])[graph.ops.work[own]]
+        is_matrix = on_matrix_units(graph.works.name)[graph.ops.work[own]]
         times = np.where(is_matrix, MATRIX_TIMES, OTHER_TIMES)
     else:
         times = np.full(len(own), machine.half_speed or 1.0)

@@ -1,0 +1,65 @@
+"""What a kernel or operator computes, by its name: PyTorch's operators and kernels, cuBLAS, cuDNN, CUTLASS, NCCL, and
+rocBLAS, MIOpen, RCCL. `tests/emulator/traces/kernel_names.csv` holds the rules to names of real traces.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+
+import numpy as np
+
+
+class KernelClass(Enum):
+    """Classes that take their time for different reasons."""
+
+    COMMUNICATION = "communication"
+    COPY = "copy"
+    """Copies, fills, changes of layout."""
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    """Fused attention."""
+    NORMALIZATION = "normalization"
+    """Layer, batch, group and RMS norm, and softmax."""
+    OPTIMIZER = "optimizer"
+    CONVOLUTION = "convolution"
+    GEMM = "GEMM"
+    """Products of matrices, and of matrices with vectors."""
+    OTHER = "other"
+    """Element by element, reductions, pooling, sorting, …"""
+
+
+ON_MATRIX_UNITS = frozenset({KernelClass.ATTENTION, KernelClass.CONVOLUTION, KernelClass.GEMM})
+"""Classes that matrix units compute, bound by FLOP/s; memory bounds the others."""
+
+_RULES = {
+    KernelClass.COMMUNICATION: r"[nrxh]ccl|^(gloo|mpi|ucc|switchml)[:.]|^c10d::|record_param_comms|nvshmem"
+    r"|all_?reduce|cross_device_reduce",
+    KernelClass.COPY: r"^mem(cpy|set)|copybuffer|fillbuffer|batchedcopy|direct_copy|^copy(host|device)"
+    r"|nchwtonhwc|nhwctonchw|^aten::(copy_|_to_copy|to|clone|contiguous|cat|zero_|fill_)$",
+    KernelClass.EMBEDDING: r"embedding|index_?select",
+    KernelClass.ATTENTION: r"flash|fmha|attention|(?<![a-z])attn(?![a-z])|sdpa",
+    KernelClass.NORMALIZATION: r"(layer|batch|group|instance|rms)_?norm|softmax|(?<![a-z])bn_|(?<![a-z])ln_(fwd|bwd)"
+    r"|gammabeta|rowwisemoments",
+    KernelClass.OPTIMIZER: r"multi_tensor_apply|_foreach_|optimizer|adam|adagrad|(?<![a-z])(sgd|lamb)(?![a-z])",
+    KernelClass.CONVOLUTION: r"conv(?!e)|fprop|dgrad|wgrad|implicit_?gemm|winograd|igemm|cudnn|fft2d",
+    KernelClass.GEMM: r"(?<!fb)gemm(?!::)|gemv|cutlass|cijk_|nvjet|matmul|splitkreduce|einsum|tensordot"
+    r"|(?<![a-z])(linear|((add|baddb|b|scaled_)?m[mv]))(backward|(?![a-z]))",
+}
+"""First match counts. Names are compared in lower case."""
+_COMPILED = {kernel: re.compile(rule) for kernel, rule in _RULES.items()}
+
+
+@lru_cache(maxsize=1 << 14)
+def kernel_class(name: str) -> KernelClass:
+    """The class of a kernel (its name may be mangled), an operator such as `aten::addmm`, or an annotation such as
+    `gloo:all_reduce`."""
+    plain = name.lower()
+    return next((kernel for kernel, rule in _COMPILED.items() if rule.search(plain)), KernelClass.OTHER)
+
+
+def on_matrix_units(names: Sequence[str]) -> np.ndarray:
+    """bool (names,): whether matrix units compute each."""
+    return np.array([kernel_class(name) in ON_MATRIX_UNITS for name in names], bool)

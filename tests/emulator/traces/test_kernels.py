@@ -1,0 +1,29 @@
+"""What kernels and operators are, told from names of real traces, one by one."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from emulator.traces.kernels import ON_MATRIX_UNITS, KernelClass, kernel_class, on_matrix_units
+
+NAMES = list(csv.DictReader((Path(__file__).parent / "kernel_names.csv").open()))
+
+
+@pytest.mark.parametrize("row", NAMES, ids=[f"{row['name'][:40]}-{number}" for number, row in enumerate(NAMES)])
+def test_the_class_of_a_real_name(row):
+    assert kernel_class(row["name"]).value == row["class"], row["source"]
+
+
+def test_every_class_has_several_names_and_every_name_a_source():
+    for kernel in KernelClass:
+        assert sum(row["class"] == kernel.value for row in NAMES) >= 3, kernel
+    assert all(row["source"] for row in NAMES)
+
+
+def test_products_of_matrices_run_on_matrix_units():
+    """Names about which two classifiers used to disagree."""
+    names = ["aten::mm", "aten::addmm", "flash_fwd", "fmha", "wgrad", "aten::bmm", "aten::conv2d", "aten::linear"]
+    assert on_matrix_units(names).all()
+    assert not on_matrix_units(["aten::add_", "aten::cudnn_batch_norm", "Memcpy DtoD (Device -> Device)"]).any()
+    assert KernelClass.COMMUNICATION not in ON_MATRIX_UNITS
