@@ -34,7 +34,7 @@ local LANE_BYTES = { [1] = 4, [8] = 4, [9] = 2, [10] = 1, [12] = 4, [13] = 2, [1
 local f = {
     version = ProtoField.uint8("switchml.version", "Protocol version"),
     type = ProtoField.uint8("switchml.type", "Type", base.DEC, TYPES, 0xF0),
-    retransmission = ProtoField.bool("switchml.protocol.retransmission", "R: retransmission, or answer to one", 8, nil, 0x08),
+    retransmission = ProtoField.bool("switchml.retransmission", "R: retransmission, or answer to one", 8, nil, 0x08),
     size = ProtoField.uint8("switchml.size", "Payload size", base.DEC, SIZES, 0x07),
     job = ProtoField.uint8("switchml.job", "Job number"),
     tsi = ProtoField.uint32("switchml.tsi", "TSI (big-endian)", base.DEC_HEX),

@@ -27,7 +27,7 @@ from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
 from switchml.runtime.jit import compile_once
 
-log = logging.getLogger("switchml.aggregator.software")
+log = logging.getLogger("switchml.aggregator")
 
 SOCKET_BUFFER_BYTES = 16 << 20
 

@@ -227,7 +227,7 @@ def test_slots_preference(tshark):
 
 @pytest.mark.parametrize("wanted, count", [
     ("switchml", 5), ("switchml.version == 1", 1), ("switchml.flags.overflow == 1", 1), ("switchml.missing == 9", 1),
-    ("switchml.values == -42", 2), ("switchml.type >= 12", 2), ("switchml.protocol.retransmission == 1", 1),
+    ("switchml.values == -42", 2), ("switchml.type >= 12", 2), ("switchml.retransmission == 1", 1),
     ("switchml.need > 3", 1), ("switchml.again", 1), ("switchml.overflowed", 1), ("switchml.malformed", 0),
     ("switchml.tag == 0x5eed && switchml.used == 8", 2),
 ])  # fmt: skip

@@ -10,13 +10,14 @@ from emulator.bench.switch import start as bench_start
 from emulator.bench.switch import wire as bench_wire
 from emulator.bench.switch.engines import PROGRAMS, WORKLOADS, alone, default_programs, measure
 from emulator.cli.bench.switch import switch as command
+from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
 from switchml.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", sorted(WORKLOADS))
-def test_every_frame_of_a_workload_is_served(program, name):
-    state = State(program(name))
+def test_every_frame_of_a_workload_is_served(name):
+    state = State(loader.load(PROGRAMS / f"{name}.json"))
     frames = WORKLOADS[name](state)
     assert len(frames) >= 1000 and all(len(data) >= 60 for _, data in frames)
 
@@ -56,8 +57,8 @@ def test_a_switch_that_is_not_there(require_program):
 
 
 @pytest.mark.root
-def test_on_the_wire(program, require_program):
+def test_on_the_wire(require_program):
     require_program("ip")
-    state = State(program("l3"))
+    state = State(loader.load(PROGRAMS / "l3.json"))
     frames = [alone("l3", data) for _, data in WORKLOADS["l3"](state)]
     assert bench_wire.pps(bench_wire.OURS, PROGRAMS / "l3.json", bench_wire.calls(state), frames, 0.2) > 0

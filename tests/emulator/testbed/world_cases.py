@@ -74,7 +74,7 @@ def test_the_caller_can_still_start_processes():
 
 LASTING = """
 import os, subprocess, sys, time
-from emulator import world
+from emulator.testbed import world
 
 def work():
     subprocess.Popen(["sleep", sys.argv[1]], start_new_session=True)
