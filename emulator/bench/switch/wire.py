@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from emulator.p4switch.ports import packet_io
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
 from switchml.control.thrift.client import Client
-from switchml.control.thrift.protocol import Record
-from switchml.control.thrift.services import interface
+from switchml.control.thrift.idl import interface
 from switchml.errors import ConfigError
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
@@ -58,11 +58,11 @@ def _bytes(value: int, width: int) -> bytes:
     return value.to_bytes((width + 7) // 8, "big")
 
 
-def _match(param: ir.MatchParam, width: int) -> Record:
+def _match(param: ir.MatchParam, width: int) -> SimpleNamespace:
     key = _bytes(param.value, width)
     if param.kind == "lpm":
-        return Record(type=MATCH_KINDS["LPM"], lpm=Record(key=key, prefix_length=param.extra))
-    return Record(type=MATCH_KINDS["EXACT"], exact=Record(key=key))
+        return SimpleNamespace(type=MATCH_KINDS["LPM"], lpm=SimpleNamespace(key=key, prefix_length=param.extra))
+    return SimpleNamespace(type=MATCH_KINDS["EXACT"], exact=SimpleNamespace(key=key))
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> No
     """Add what `calls` gave to a switch that starts, and serves Thrift on a port soon. Raises ConfigError if not."""
     with _client(port, process) as client:
         for entry in entries:
-            client.call("standard", "bm_mt_add_entry", cxt=0, options=Record(priority=0), **entry)
+            client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
 
 
 def _client(port: int, process: subprocess.Popen) -> Client:

@@ -9,12 +9,14 @@ import logging
 import socket
 import socketserver
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.thrift.multicast import SimplePreLag
 from emulator.p4switch.thrift.simple_switch import SimpleSwitch
 from emulator.p4switch.thrift.standard import Standard
+from switchml.control.thrift.idl import interface
 from switchml.control.thrift.protocol import (
     APPLICATION_ERROR,
     BAD_MESSAGE_KIND,
@@ -28,11 +30,9 @@ from switchml.control.thrift.protocol import (
     Message,
     ProtocolError,
     Reader,
-    Record,
     read_message,
     write_message,
 )
-from switchml.control.thrift.services import interface
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
@@ -58,17 +58,18 @@ class Dispatcher:
             reader.skip(STRUCT)
             return self._error(message, UNKNOWN_METHOD, f"there is no call {message.name!r}")
         arguments = call.arguments.read(reader)
-        for field in call.arguments.fields:  # what did not come has its default, as in Thrift's C++
-            if getattr(arguments, field.name) is None:
-                setattr(arguments, field.name, field.type.default)
+        values = [
+            field.type.default if (value := getattr(arguments, field.name)) is None else value  # as in Thrift's C++
+            for field in call.arguments.fields
+        ]
         try:
-            result = Record(success=getattr(handler, name)(**vars(arguments)))
+            result = SimpleNamespace(success=getattr(handler, name)(*values))
         except ControlError as error:
             refusal = f"Invalid{error.operation}" + ("" if error.operation == "IdLookup" else "Operation")
             log.error("%s: %s", name, error)
             if refusal != call.exception:
                 return self._error(message, INTERNAL_ERROR, str(error))
-            result = Record(refused=self.interface.refusal(refusal, error.code))
+            result = SimpleNamespace(refused=self.interface.refusal(refusal, error.code))
         except SwitchMLError as error:
             log.error("%s: %s", name, error)
             return self._error(message, INTERNAL_ERROR, str(error))
@@ -83,7 +84,7 @@ class Dispatcher:
 
     def _error(self, message: Message, kind: int, text: str) -> bytes:
         out = write_message(Message(EXCEPTION, message.name.rpartition(":")[2], message.sequence))
-        APPLICATION_ERROR.write(out, Record(message=text, type=kind))
+        APPLICATION_ERROR.write(out, SimpleNamespace(message=text, type=kind))
         return bytes(out)
 
 

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from types import SimpleNamespace
 
 from emulator.p4switch.device import Device
-from switchml.control.thrift.protocol import Record
+from emulator.p4switch.state.state import Queues
+from emulator.p4switch.thrift.handlers import Answer
 from switchml.errors import ControlError
 
 log = logging.getLogger("switchml.bmv2")
+
+
+def _queue_setting(set_value: Callable[..., None]) -> Answer:
+    """The answer to a call that sets the depth or rate of all egress queues, of a port's or of one: the port and the
+    priority come first, the value last."""
+
+    def answer(self, *arguments: int) -> int:
+        *queue, value = arguments
+        set_value(self.device.state.queues, value, *queue)
+        return 0
+
+    return answer
 
 
 class SimpleSwitch:
@@ -31,14 +46,14 @@ class SimpleSwitch:
         return 0
 
     def mirroring_mapping_get_egress_port(self, session):
-        found = self.device.state.mirroring.sessions.get(session)
-        return -1 if found is None or found.port is None else found.port
+        target = self.device.state.mirroring.sessions.get(session)
+        return -1 if target is None or target.port is None else target.port
 
     def mirroring_session_add(self, session, config):
         self._add_session(session, port=config.port, mgid=config.mgid)
 
     def _add_session(self, session: int, **target: int | None) -> None:
-        """As in BMv2, a number out of range is told to the log only."""
+        """As in BMv2, only the log reports a number out of range."""
         try:
             self.device.state.mirroring.add(session, **target)
         except ControlError as error:
@@ -48,34 +63,17 @@ class SimpleSwitch:
         self.device.state.mirroring.delete(session)
 
     def mirroring_session_get(self, session):
-        found = self.device.state.mirroring.get(session)
-        return Record(port=found.port, mgid=found.mgid)
+        target = self.device.state.mirroring.get(session)
+        return SimpleNamespace(port=target.port, mgid=target.mgid)
 
     # Queues
 
-    def set_egress_priority_queue_depth(self, port, priority, depth):
-        self.device.state.queues.set_depth(depth, port, priority)
-        return 0
-
-    def set_egress_queue_depth(self, port, depth):
-        self.device.state.queues.set_depth(depth, port)
-        return 0
-
-    def set_all_egress_queue_depths(self, depth):
-        self.device.state.queues.set_depth(depth)
-        return 0
-
-    def set_egress_priority_queue_rate(self, port, priority, rate_pps):
-        self.device.state.queues.set_rate(rate_pps, port, priority)
-        return 0
-
-    def set_egress_queue_rate(self, port, rate_pps):
-        self.device.state.queues.set_rate(rate_pps, port)
-        return 0
-
-    def set_all_egress_queue_rates(self, rate_pps):
-        self.device.state.queues.set_rate(rate_pps)
-        return 0
+    set_egress_priority_queue_depth = _queue_setting(Queues.set_depth)
+    set_egress_queue_depth = _queue_setting(Queues.set_depth)
+    set_all_egress_queue_depths = _queue_setting(Queues.set_depth)
+    set_egress_priority_queue_rate = _queue_setting(Queues.set_rate)
+    set_egress_queue_rate = _queue_setting(Queues.set_rate)
+    set_all_egress_queue_rates = _queue_setting(Queues.set_rate)
 
     # Time
 

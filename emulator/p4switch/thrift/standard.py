@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+from types import SimpleNamespace
 
 from emulator.p4switch.device import Device
+from emulator.p4switch.digests import DigestList
+from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.state import ParseVSet, State
+from emulator.p4switch.thrift.handlers import passed_to
 from emulator.p4switch.thrift.tables import TableCalls, counter_to_wire, rates_from_wire, rates_to_wire
 from emulator.p4switch.values import n_bytes
-from switchml.control.thrift.protocol import Record
 from switchml.errors import ControlError
 
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
 """Where the program keeps what each ResourceType names."""
 
 LARGEST = (1 << 63) - 1
-"""The largest value of a register that can be told."""
+"""The largest register value that the interface can carry."""
 
 
 class Standard(TableCalls):
@@ -28,8 +32,7 @@ class Standard(TableCalls):
     def bm_counter_read(self, cxt, counter, index):
         return counter_to_wire(*self.device.state.counter(counter).read(index))
 
-    def bm_counter_reset_all(self, cxt, counter):
-        self.device.state.counter(counter).reset()
+    bm_counter_reset_all = passed_to(State.counter, CounterArray.reset)
 
     def bm_counter_write(self, cxt, counter, index, value):
         self.device.state.counter(counter).write(index, value.packets or 0, value.bytes or 0)
@@ -43,22 +46,17 @@ class Standard(TableCalls):
     def bm_meter_get_rates(self, cxt, meter, index):
         return rates_to_wire(self.device.state.meter(meter).get_rates(index))
 
-    # Registers: the interface has signed 64 bits for a value; what does not fit reads as the largest that does
+    # Registers: the interface has signed 64 bits for a value; a larger one reads as LARGEST
 
-    def bm_register_read(self, cxt, register, index):
-        return min(self.device.state.register(register).read(index), LARGEST)
+    def bm_register_read(self, cxt, array, index):
+        return min(self.device.state.register(array).read(index), LARGEST)
 
-    def bm_register_read_all(self, cxt, register):
-        return [min(value, LARGEST) for value in self.device.state.register(register).read_all()]
+    def bm_register_read_all(self, cxt, array):
+        return [min(value, LARGEST) for value in self.device.state.register(array).read_all()]
 
-    def bm_register_write(self, cxt, register, index, value):
-        self.device.state.register(register).write(index, value)
-
-    def bm_register_write_range(self, cxt, register, start, end, value):
-        self.device.state.register(register).write_range(start, end, value)
-
-    def bm_register_reset(self, cxt, register):
-        self.device.state.register(register).reset()
+    bm_register_write = passed_to(State.register, RegisterArray.write)
+    bm_register_write_range = passed_to(State.register, RegisterArray.write_range)
+    bm_register_reset = passed_to(State.register, RegisterArray.reset)
 
     # Parse value sets: simple_switch_CLI sends values of whole bytes with a byte too many, on which BMv2 dies
 
@@ -69,37 +67,29 @@ class Standard(TableCalls):
         self.device.state.parse_vset(vset).remove(int.from_bytes(value, "big"))
 
     def bm_parse_vset_get(self, cxt, vset):
-        found = self.device.state.parse_vset(vset)
-        return [value.to_bytes(n_bytes(found.width), "big") for value in found.get()]
+        value_set = self.device.state.parse_vset(vset)
+        return [value.to_bytes(n_bytes(value_set.width), "big") for value in value_set.get()]
 
-    def bm_parse_vset_clear(self, cxt, vset):
-        self.device.state.parse_vset(vset).clear()
+    bm_parse_vset_clear = passed_to(State.parse_vset, ParseVSet.clear)
 
     # Digests
 
-    def bm_learning_ack(self, cxt, list_id, buffer_id, samples):
-        self.device.state.digest(list_id).acknowledge(buffer_id, samples or [])
-
-    def bm_learning_ack_buffer(self, cxt, list_id, buffer_id):
-        self.device.state.digest(list_id).acknowledge(buffer_id)
-
-    def bm_learning_set_timeout(self, cxt, list_id, timeout_ms):
-        self.device.state.digest(list_id).set_timeout(timeout_ms)
-
-    def bm_learning_set_buffer_size(self, cxt, list_id, n_samples):
-        self.device.state.digest(list_id).set_max_samples(n_samples)
+    bm_learning_ack = passed_to(State.digest, DigestList.acknowledge)
+    bm_learning_ack_buffer = passed_to(State.digest, DigestList.acknowledge)
+    bm_learning_set_timeout = passed_to(State.digest, DigestList.set_timeout)
+    bm_learning_set_buffer_size = passed_to(State.digest, DigestList.set_max_samples)
 
     # Ports
 
-    def bm_dev_mgr_add_port(self, interface, port, pcap):
-        self.device.add_port(port, interface, pcap or None)
+    def bm_dev_mgr_add_port(self, iface_name, port, pcap):
+        self.device.add_port(port, iface_name, pcap or None)
 
     def bm_dev_mgr_remove_port(self, port):
         self.device.remove_port(port)
 
     def bm_dev_mgr_show_ports(self):
         return [
-            Record(port_num=port.number, iface_name=port.interface, is_up=port.is_up, extra=port.extra)
+            SimpleNamespace(port_num=port.number, iface_name=port.interface, is_up=port.is_up, extra=port.extra)
             for port in self.device.show_ports()
         ]
 
@@ -131,7 +121,7 @@ class Standard(TableCalls):
     def bm_set_crc32_custom_parameters(self, cxt, calculation, parameters):
         self._set_crc(calculation, 32, parameters)
 
-    def _set_crc(self, calculation: str, width: int, parameters: Record) -> None:
+    def _set_crc(self, calculation: str, width: int, parameters: SimpleNamespace) -> None:
         limit = (1 << width) - 1
         numbers = parameters.polynomial, parameters.initial_remainder, parameters.final_xor_value
         self.device.state.set_crc(
@@ -149,7 +139,7 @@ class Standard(TableCalls):
 
     def bm_mgmt_get_info(self):
         device = self.device
-        return Record(
+        return SimpleNamespace(
             device_id=device.device_id,
             thrift_port=device.thrift_port,
             notifications_socket=device.notifications_address,

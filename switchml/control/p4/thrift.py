@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from switchml.control.p4.driver import AttachedPort, Layout, Unreachable
 from switchml.control.p4.tables import Changes, Entry, Group
 from switchml.control.thrift.client import Client
-from switchml.control.thrift.protocol import ProtocolError, Record
+from switchml.control.thrift.protocol import ProtocolError
 from switchml.errors import ConfigError, ControlError
 
 TIMEOUT_S = 60.0
@@ -68,7 +69,7 @@ class ThriftSwitch:
     def apply(self, changes: Changes) -> None:
         """Zero the cells, make the groups, add the entries. Raises Unreachable; ControlError if the switch refuses,
         and then nothing of `changes` stays."""
-        zero = Record(bytes=0, packets=0)
+        zero = SimpleNamespace(bytes=0, packets=0)
         try:
             for cells in changes.counters:
                 one = {"cxt": 0, "counter": cells.name, "value": zero}
@@ -106,7 +107,7 @@ class ThriftSwitch:
 
     def read_register(self, name: str, start: int, end: int) -> list[int]:
         """Cells `start` to `end - 1`, as signed numbers of 64 bits. Raises Unreachable."""
-        cells = [{"cxt": 0, "register": name, "index": index} for index in range(start, end)]
+        cells = [{"cxt": 0, "array": name, "index": index} for index in range(start, end)]
         return self._calls("standard", "bm_register_read", cells)
 
     # Ports
@@ -118,7 +119,7 @@ class ThriftSwitch:
 
     def add_port(self, number: int, interface: str) -> None:
         """Attach an interface, or for our switch `udp:ADDRESS:PORT…`. Raises Unreachable; ControlError."""
-        self._call("standard", "bm_dev_mgr_add_port", interface=interface, port=number, pcap="")
+        self._call("standard", "bm_dev_mgr_add_port", iface_name=interface, port=number, pcap="")
         self._added_ports.add(number)
 
     def remove_port(self, number: int) -> None:
@@ -153,10 +154,10 @@ class ThriftSwitch:
         return {
             "cxt": 0,
             "table": entry.table,
-            "match": [Record(type=_EXACT, exact=Record(key=key)) for key in keys],
+            "match": [SimpleNamespace(type=_EXACT, exact=SimpleNamespace(key=key)) for key in keys],
             "action": entry.action,
             "data": params,
-            "options": Record(),
+            "options": SimpleNamespace(),
         }
 
     def _make_group(self, group: Group) -> None:

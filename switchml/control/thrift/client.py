@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from switchml.control.thrift.idl import Call
+from switchml.control.thrift.idl import Call, interface
 from switchml.control.thrift.protocol import (
     APPLICATION_ERROR,
     CALL,
     EXCEPTION,
     Message,
     Reader,
-    Record,
     read_message,
     write_message,
 )
-from switchml.control.thrift.services import interface
 from switchml.errors import ControlError
 
 MOST_AHEAD = 128
@@ -56,7 +55,7 @@ class Client:
             for arguments in part:
                 self._sequence += 1
                 out += write_message(Message(CALL, f"{service}:{name}", self._sequence))
-                call.arguments.write(out, Record(**arguments))
+                call.arguments.write(out, SimpleNamespace(**arguments))
             self._socket.sendall(out)
             for _ in part:
                 try:

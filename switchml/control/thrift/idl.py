@@ -1,31 +1,31 @@
-"""Reads the description of a Thrift interface from text, at run time.
-
-One definition a line, which goes on in lines that are indented, and `#` comments:
-
-    enum Colour RED GREEN=5 BLUE           numbers count on from 1
-    type Handle i32                        another name for a type
-    struct Point i32 x, i32 y              fields are numbered from 1
-    exception Refused                      has one field, `code`, of the enum RefusedCode
-    service paint                          the calls below belong to it
-    draw(Point at, list<Colour> with, map<string,i32> how) -> i64 ! Refused
-
-A call that gives nothing back has no `->`, one that raises nothing no `!`.
-"""
+"""Reads Thrift IDL at run time, as far as bmv2.thrift, the interface of BMv2's switches, uses it: typedefs, enums whose
+values are written out, structs, exceptions, and services of calls that throw at most one exception."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from switchml.control.thrift.protocol import BASE_TYPES, Field, ListOf, MapOf, Record, Struct
+from switchml.control.thrift.protocol import BASE_TYPES, Field, ListOf, MapOf, Struct
 
-_CALL = re.compile(r"(\w+)\((.*)\)(?: -> (\S+))?(?: ! (\w+))?$")
+_COMMENT = re.compile(r"#.*")
+_DEFINITION = re.compile(
+    r"typedef\s+(?P<type>\S+)\s+(?P<alias>\w+)"
+    r"|(?P<kind>enum|struct|exception|service)\s+(?P<name>\w+)(\s+extends\s+(?P<base>\w+))?\s*\{(?P<body>[^}]*)\}"
+)
+_VALUE = re.compile(r"(\w+)\s*=\s*(\d+)")
+_FIELD = re.compile(r"(\d+):\s*(\S+)\s+(\w+)")
+_CALL = re.compile(r"(\S+)\s+(\w+)\s*\(([^)]*)\)(?:\s*throws\s*\(\s*1:\s*(\w+)\s+\w+\s*\))?")
 
 
 @dataclass(frozen=True)
 class Call:
-    """`result` has field 0, "success", unless the call gives nothing back, and field 1, "refused", if it can raise."""
+    """A call of a service. `result` has field 0, "success", unless the call returns nothing, and field 1, "refused", if
+    it throws `exception`."""
 
     name: str
     arguments: Struct
@@ -33,73 +33,54 @@ class Call:
     exception: str | None
 
 
-@dataclass
 class Interface:
-    """`services`: name → calls by name; `enums`: name → numbers by name."""
+    """The definitions in `text`. `services`: name → calls by name, but for services that others extend; `enums`: name →
+    numbers by name; `types` by name. Raises KeyError for a type that is not defined before it is used."""
 
-    services: dict[str, dict[str, Call]] = field(default_factory=dict)
-    enums: dict[str, dict[str, int]] = field(default_factory=dict)
-    types: dict[str, Any] = field(default_factory=lambda: dict(BASE_TYPES))
+    def __init__(self, text: str) -> None:
+        services: dict[str | None, dict[str, Call]] = {}
+        bases: set[str | None] = set()
+        self.enums: dict[str, dict[str, int]] = {}
+        self.types: dict[str, Any] = dict(BASE_TYPES)
+        for definition in _DEFINITION.finditer(_COMMENT.sub("", text)):
+            name, body = definition["name"], definition["body"]
+            if definition["alias"]:
+                self.types[definition["alias"]] = self._type(definition["type"])
+            elif definition["kind"] == "enum":
+                self.enums[name] = {key: int(number) for key, number in _VALUE.findall(body)}
+                self.types[name] = BASE_TYPES["i32"]
+            elif definition["kind"] == "service":
+                calls = {call[1]: self._call(*call) for call in _CALL.findall(body)}
+                services[name] = services.get(definition["base"], {}) | calls
+                bases.add(definition["base"])
+            else:
+                self.types[name] = Struct(name, self._fields(body))
+        self.services = {name: calls for name, calls in services.items() if name is not None and name not in bases}
 
-    def refusal(self, exception: str, code: str) -> Record:
+    def refusal(self, exception: str, code: str) -> SimpleNamespace:
         """The value of an exception. Raises KeyError if it has no such code."""
-        return Record(code=self.enums[f"{exception}Code"][code])
+        return SimpleNamespace(code=self.enums[f"{exception}Code"][code])
 
-    def type(self, text: str) -> Any:
-        """A type by how it is written."""
+    def _type(self, text: str) -> Any:
         if text.startswith("list<"):
-            return ListOf(self.type(text[5:-1]))
+            return ListOf(self._type(text[5:-1]))
         if text.startswith("map<"):
             key, _, value = text[4:-1].partition(",")
-            return MapOf(self.type(key), self.type(value))
+            return MapOf(self._type(key), self._type(value))
         return self.types[text]
 
-    def fields(self, text: str) -> list[Field]:
-        """`i32 x, i32 y`."""
-        named = [item.split() for item in text.split(", ") if item]
-        return [Field(number, name, self.type(written)) for number, (written, name) in enumerate(named, start=1)]
+    def _fields(self, text: str) -> list[Field]:
+        return [Field(int(number), name, self._type(kind)) for number, kind, name in _FIELD.findall(text)]
 
-    def add(self, text: str) -> Interface:
-        """Take in more definitions; returns self."""
-        calls: dict[str, Call] = {}
-        for line in re.sub(r"\n +", " ", text).splitlines():
-            line = line.partition("#")[0].strip()
-            if not line:
-                continue
-            keyword, _, rest = line.partition(" ")
-            if keyword == "service":
-                calls = self.services.setdefault(rest, {})
-            elif keyword in ("enum", "type", "struct", "exception"):
-                name, _, body = rest.partition(" ")
-                getattr(self, f"_add_{keyword}")(name, body)
-            else:
-                call = self._call(line)
-                calls[call.name] = call
-        return self
-
-    def _add_enum(self, name: str, body: str) -> None:
-        numbers: dict[str, int] = {}
-        for item in body.split():
-            key, _, number = item.partition("=")
-            numbers[key] = int(number) if number else max(numbers.values(), default=0) + 1
-        self.enums[name] = numbers
-        self.types[name] = BASE_TYPES["i32"]
-
-    def _add_type(self, name: str, body: str) -> None:
-        self.types[name] = self.type(body)
-
-    def _add_struct(self, name: str, body: str) -> None:
-        self.types[name] = Struct(name, self.fields(body))
-
-    def _add_exception(self, name: str, body: str) -> None:
-        self.types[name] = Struct(name, [Field(1, "code", BASE_TYPES["i32"])])
-
-    def _call(self, line: str) -> Call:
-        parts = _CALL.match(line)
-        if parts is None:
-            raise ValueError(f"{line!r} is not `name(type name, …) -> type ! exception`")
-        name, arguments, result, exception = parts.groups()
-        fields = [Field(0, "success", self.type(result))] if result else []
+    def _call(self, result: str, name: str, arguments: str, exception: str) -> Call:
+        fields = [] if result == "void" else [Field(0, "success", self._type(result))]
         if exception:
-            fields.append(Field(1, "refused", self.type(exception)))
-        return Call(name, Struct(f"{name}_args", self.fields(arguments)), Struct(f"{name}_result", fields), exception)
+            fields.append(Field(1, "refused", self.types[exception]))
+        parameters = Struct(f"{name}_args", self._fields(arguments))
+        return Call(name, parameters, Struct(f"{name}_result", fields), exception or None)
+
+
+@cache
+def interface() -> Interface:
+    """BMv2's four services."""
+    return Interface(Path(__file__).with_name("bmv2.thrift").read_text())

@@ -1,15 +1,16 @@
 """Thrift's binary protocol (strict, version 1), driven by descriptions of types in place of generated code.
 
 A type has a `code` (the byte that names it on the wire), a `default`, `read` and `write`. Values are plain: bool, int,
-float, str, bytes, list, dict, and for structs a `Record`. Fields that are not known are skipped, fields that did not
-come are None. Bytes that can't be read raise ProtocolError; lengths are believed only up to what has arrived."""
+float, str, bytes, list, dict, and a SimpleNamespace for a struct. Unknown fields are skipped, missing ones are None.
+Bytes that can't be read raise ProtocolError. No length above MAX_BYTES is accepted, and memory is only reserved for
+bytes that have arrived."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 VERSION_1 = 0x80010000
@@ -26,19 +27,6 @@ MAX_DEPTH = 32
 
 class ProtocolError(Exception):
     """Bytes that are not the binary protocol. The connection can't be used any more."""
-
-
-class Record:
-    """A struct's value: one attribute a field, None if it did not come."""
-
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Record) and vars(self) == vars(other)
-
-    def __repr__(self) -> str:
-        return f"Record({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
 class Reader:
@@ -115,30 +103,24 @@ class Number:
         out += self._layout.pack(value)
 
 
-class Text:
-    """string: str, as UTF-8; what is not UTF-8 is replaced."""
+@dataclass(frozen=True)
+class String:
+    """binary: bytes; with `is_text` string: str, as UTF-8, where bytes that are not UTF-8 are replaced."""
 
+    is_text: bool
     code = STRING
-    default = ""
 
-    def read(self, reader: Reader) -> str:
-        return reader.take(reader.length()).decode(errors="replace")
+    @property
+    def default(self) -> str | bytes:
+        return "" if self.is_text else b""
 
-    def write(self, out: bytearray, value: str) -> None:
-        Binary().write(out, value.encode())
+    def read(self, reader: Reader) -> str | bytes:
+        data = reader.take(reader.length())
+        return data.decode(errors="replace") if self.is_text else data
 
-
-class Binary:
-    """binary: bytes."""
-
-    code = STRING
-    default = b""
-
-    def read(self, reader: Reader) -> bytes:
-        return reader.take(reader.length())
-
-    def write(self, out: bytearray, value: bytes) -> None:
-        out += _U32.pack(len(value)) + value
+    def write(self, out: bytearray, value: str | bytes) -> None:
+        data = value.encode() if isinstance(value, str) else value
+        out += _U32.pack(len(data)) + data
 
 
 @dataclass(frozen=True)
@@ -199,23 +181,23 @@ class Struct:
     def __init__(self, name: str, fields: list[Field]) -> None:
         self.name = name
         self.fields = fields
+        self._by_id = {field.id: field for field in fields}
 
     @property
-    def default(self) -> Record:
-        return Record(**{field.name: None for field in self.fields})
+    def default(self) -> SimpleNamespace:
+        return SimpleNamespace(**{field.name: None for field in self.fields})
 
-    def read(self, reader: Reader) -> Record:
-        record = self.default
-        known = {field.id: field for field in self.fields}
+    def read(self, reader: Reader) -> SimpleNamespace:
+        value = self.default
         while (code := reader.number(_U8)) != STOP:
-            field = known.get(reader.number(_I16))
+            field = self._by_id.get(reader.number(_I16))
             if field is None or field.type.code != code:
                 reader.skip(code)
             else:
-                setattr(record, field.name, field.type.read(reader))
-        return record
+                setattr(value, field.name, field.type.read(reader))
+        return value
 
-    def write(self, out: bytearray, value: Record) -> None:
+    def write(self, out: bytearray, value: SimpleNamespace) -> None:
         for field in self.fields:
             item = getattr(value, field.name, None)
             if item is not None:
@@ -231,8 +213,8 @@ BASE_TYPES: dict[str, Any] = {
     "i32": Number(I32, "i"),
     "i64": Number(I64, "q"),
     "double": Number(DOUBLE, "d"),
-    "string": Text(),
-    "binary": Binary(),
+    "string": String(is_text=True),
+    "binary": String(is_text=False),
 }
 
 

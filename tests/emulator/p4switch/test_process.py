@@ -153,11 +153,11 @@ def test_a_program_later(start):
 def test_state_is_restored(start, tmp_path):
     _, client = start("--use-files", "0", str(PATHS["registers"]))
     with client:
-        client.call("standard", "bm_register_write", register="MyIngress.sums", index=2, value=77)
+        client.call("standard", "bm_register_write", array="MyIngress.sums", index=2, value=77)
         (tmp_path / "state").write_text(client.call("standard", "bm_serialize_state"))
     _, client = start("--use-files", "0", "--restore-state", "state", str(PATHS["registers"]))
     with client:
-        assert client.call("standard", "bm_register_read", register="MyIngress.sums", index=2) == 77
+        assert client.call("standard", "bm_register_read", array="MyIngress.sums", index=2) == 77
 
 
 def test_pcap_with_and_without_a_directory(start, tmp_path):

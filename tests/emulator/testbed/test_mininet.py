@@ -52,13 +52,13 @@ NETWORK = '''
         net.start()
         switch, h1, h2 = net.get("s1", "h1", "h2")
         from switchml.control.thrift.client import Client
-        from switchml.control.thrift.protocol import Record
+        from types import SimpleNamespace
         with Client("127.0.0.1", switch.thrift_port) as control:
             for n, host in ((1, h1), (2, h2)):
-                key = [Record(type=1, lpm=Record(key=bytes([10, 0, n, 0]), prefix_length=24))]
+                key = [SimpleNamespace(type=1, lpm=SimpleNamespace(key=bytes([10, 0, n, 0]), prefix_length=24))]
                 data = [bytes.fromhex(host.MAC().replace(":", "")), bytes([0, n])]
                 control.call("standard", "bm_mt_add_entry", table="MyIngress.routes", match=key,
-                             action="MyIngress.route", data=data, options=Record())
+                             action="MyIngress.route", data=data, options=SimpleNamespace())
         for host, other in ((h1, 2), (h2, 1)):
             host.cmd(f"ip route add default dev eth0")
             host.cmd(f"ip neigh add 10.0.{other}.1 lladdr 02:00:00:00:00:ff dev eth0")

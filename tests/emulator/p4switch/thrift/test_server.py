@@ -4,18 +4,19 @@ import hashlib
 import random
 import socket
 import struct
+from types import SimpleNamespace
 
 import pytest
 
 from emulator.p4switch import snapshot
 from switchml.control.thrift.client import Client
-from switchml.control.thrift.protocol import MAX_BYTES, VERSION_1, Record
-from switchml.control.thrift.services import interface
+from switchml.control.thrift.idl import interface
+from switchml.control.thrift.protocol import MAX_BYTES, VERSION_1
 from switchml.errors import ConfigError, ControlError
 
 
-def exact(*values: bytes) -> list[Record]:
-    return [Record(type=0, exact=Record(key=value)) for value in values]
+def exact(*values: bytes) -> list[SimpleNamespace]:
+    return [SimpleNamespace(type=0, exact=SimpleNamespace(key=value)) for value in values]
 
 
 def test_calls_change_the_state(serve):
@@ -23,7 +24,7 @@ def test_calls_change_the_state(serve):
     client = serve.client()
     handle = client.call(
         "standard", "bm_mt_add_entry", cxt=0, table="MyIngress.forward", match=exact(bytes(5) + b"\1", b"\1\x23"),
-        action="MyIngress.send", data=[b"\0\3"], options=Record(),
+        action="MyIngress.send", data=[b"\0\3"], options=SimpleNamespace(),
     )  # fmt: skip
     (entry,) = device.state.table("MyIngress.forward").all_entries()
     assert (entry.handle, [param.value for param in entry.match], entry.target.args) == (handle, [1, 0x123], (3,))
@@ -52,8 +53,8 @@ def test_registers_beyond_63_bits_read_as_the_largest_number(serve):
         wides.write(index, value)
     wanted = [2**63 - 1, 2**63 - 1, 2**63 - 1, 12]
     name = "MyIngress.wides"
-    assert [client.call("standard", "bm_register_read", cxt=0, register=name, index=i) for i in values] == wanted
-    assert client.call("standard", "bm_register_read_all", cxt=0, register=name)[:4] == wanted
+    assert [client.call("standard", "bm_register_read", cxt=0, array=name, index=i) for i in values] == wanted
+    assert client.call("standard", "bm_register_read_all", cxt=0, array=name)[:4] == wanted
 
 
 OF_SIMPLE_TABLES = (
@@ -94,7 +95,7 @@ def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
 def test_a_mirroring_session_out_of_range_is_told_to_the_log_only(serve, caplog):
     device, _ = serve("exact")
     client = serve.client()
-    client.call("simple_switch", "mirroring_session_add", session=40000, config=Record(port=1))
+    client.call("simple_switch", "mirroring_session_add", session=40000, config=SimpleNamespace(port=1))
     assert client.call("simple_switch", "mirroring_mapping_add", session=32768, port=1) == 0
     assert not device.state.mirroring.sessions
     assert "40000" in caplog.text and "32768" in caplog.text
@@ -197,5 +198,5 @@ def test_a_port_in_use(serve):
 def test_two_clients(serve):
     _, server = serve("registers")
     with Client("127.0.0.1", server.port) as one, Client("127.0.0.1", server.port) as two:
-        one.call("standard", "bm_register_write", cxt=0, register="MyIngress.sums", index=1, value=5)
-        assert two.call("standard", "bm_register_read", cxt=0, register="MyIngress.sums", index=1) == 5
+        one.call("standard", "bm_register_write", cxt=0, array="MyIngress.sums", index=1, value=5)
+        assert two.call("standard", "bm_register_read", cxt=0, array="MyIngress.sums", index=1) == 5

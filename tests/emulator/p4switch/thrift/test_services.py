@@ -1,10 +1,13 @@
-"""Our description of the interface agrees with the stubs that Thrift's compiler made of BMv2's."""
+"""Our description of the interface agrees with the stubs that Thrift's compiler made of BMv2's, and with how
+thriftpy2 reads it."""
 
 import importlib
+from pathlib import Path
 
 import pytest
 
-from switchml.control.thrift.services import interface
+from switchml.control.thrift import idl
+from switchml.control.thrift.idl import interface
 
 STUBS = {
     "standard": "bm_runtime.standard.Standard",
@@ -52,3 +55,28 @@ def test_calls_are_those_of_the_stubs(service):
         if stub is not None:
             assert numbers.items() - stub._NAMES_TO_VALUES.items() <= {("NO_TABLE_KEY", 27)}  # newer than the stubs
             assert not stub._NAMES_TO_VALUES.items() - numbers.items()
+
+
+def thriftpy2_shape(code, spec=None) -> tuple:
+    """The same of thriftpy2's types."""
+    if code == 12:
+        return 12, {number: thriftpy2_shape(item[0], *item[2:-1]) for number, item in spec.thrift_spec.items()}
+    if code == 15:
+        return 15, thriftpy2_shape(*spec) if isinstance(spec, tuple) else thriftpy2_shape(spec)
+    return (11,) if code == 18 else (code,)  # its code for binary is 18 until it is sent
+
+
+def test_thriftpy2_reads_the_same_interface():
+    thriftpy2 = pytest.importorskip("thriftpy2")
+    module = thriftpy2.load(Path(idl.__file__).with_name("bmv2.thrift"))
+    for service, calls in interface().services.items():
+        theirs = getattr(module, service)
+        assert sorted(theirs.thrift_services) == sorted(calls)
+        for name, call in calls.items():
+            for part, ours in (("args", call.arguments), ("result", call.result)):
+                assert shape(ours) == thriftpy2_shape(12, getattr(theirs, f"{name}_{part}")), (name, part)
+                assert [field.name for field in sorted(ours.fields)] == [
+                    item[1] for _, item in sorted(getattr(theirs, f"{name}_{part}").thrift_spec.items())
+                ]
+    for name, numbers in interface().enums.items():
+        assert numbers == getattr(module, name)._NAMES_TO_VALUES
