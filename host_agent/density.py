@@ -30,14 +30,17 @@ _KINDS = 4096
 
 @dataclass(frozen=True)
 class Choice:
-    """What a caller wants: `mode` of MODES, and how blocks are made."""
+    """A caller's choice: `mode` of MODES, and how a tensor is cut into blocks."""
 
     mode: str = "off"
     blocks: Sparse = Sparse()
 
 
+OFF = Choice()
+
+
 def choice(value: Choice | Sparse | bool | str | None) -> Choice:
-    """A caller's word as a Choice: True, False, Sparse(…), or "off", "on", "auto", "auto:block=64,threshold=1e-6".
+    """What a caller passed as a Choice: True, False, Sparse(…), or "off", "on", "auto", "auto:block=64,threshold=1e-6".
 
     Raises ConfigError if it is none of these.
     """
@@ -50,14 +53,14 @@ def choice(value: Choice | Sparse | bool | str | None) -> Choice:
     mode, _, options = str(value).strip().partition(":")
     if mode not in MODES:
         raise ConfigError(f"sparse {value!r}: expected off, on or auto, as in on:block=256,threshold=0")
-    given: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for option in filter(None, options.split(",")):
         name, _, text = (part.strip() for part in option.partition("="))
-        given[name] = text
+        settings[name] = text
     try:
-        if set(given) - {"block", "threshold"}:
+        if set(settings) - {"block", "threshold"}:
             raise ValueError
-        blocks = Sparse(int(given.get("block", Sparse.block)), float(given.get("threshold", Sparse.threshold)))
+        blocks = Sparse(int(settings.get("block", Sparse.block)), float(settings.get("threshold", Sparse.threshold)))
     except ValueError:
         raise ConfigError(f"sparse {value!r}: expected block=ELEMENTS and threshold=NUMBER after the colon") from None
     return Choice(mode, blocks)
@@ -65,12 +68,12 @@ def choice(value: Choice | Sparse | bool | str | None) -> Choice:
 
 @kernel
 def _non_zero(fmt, address, numel, block, size, stride):
-    """(blocks that are not zero, blocks looked at) of every `stride`-th block."""
-    found = looked = 0
+    """(blocks that are not zero, blocks examined) of every `stride`-th block."""
+    non_zero = examined = 0
     for first in range(0, numel, block * stride):
-        looked += 1
-        found += not is_zero(fmt, address + first * size, min(block, numel - first), 0.0)
-    return found, looked
+        examined += 1
+        non_zero += not is_zero(fmt, address + first * size, min(block, numel - first), 0.0)
+    return non_zero, examined
 
 
 def warm_up() -> None:
@@ -82,8 +85,8 @@ def union_density(address: int, numel: int, dtype: str, block: int) -> float:
     """Share of blocks that are not zero, from a sample, in `numel` elements of `dtype` (of FORMATS) at `address`."""
     fmt = FORMATS[dtype]
     stride = max(1, -(-numel // block) // _SAMPLES)
-    found, looked = _non_zero(fmt, address, numel, block, ITEM_BYTES[fmt], stride)
-    return found / looked
+    non_zero, examined = _non_zero(fmt, address, numel, block, ITEM_BYTES[fmt], stride)
+    return non_zero / examined
 
 
 @dataclass

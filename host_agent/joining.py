@@ -1,5 +1,5 @@
-"""How an agent comes into its job: what was asked for is checked, a way to the aggregator is chosen, the session
-begun, and memory shared where that can be.
+"""How an agent joins its job: options are checked, a transport to the aggregator is chosen, the session begun, and
+memory shared where possible.
 """
 
 from __future__ import annotations
@@ -9,33 +9,27 @@ import logging
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any
 
-from host_agent import density, reach
-from host_agent import loop as compiled
+from host_agent import density, loop, reach
+from host_agent.core import DENSE_ONLY, WIRES
+from host_agent.warmup import warm_up
+from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
 from switchml.net.tunnel import TunnelClient, choose_address
 from switchml.protocol import worker as rules
 from switchml.protocol.sparse import Sparse
 
-if TYPE_CHECKING:
-    from host_agent.agent import HostAgent
-
 log = logging.getLogger("host_agent")
 
-WIRES = {"int32": 0, "int16": 1, "int8": 2}
-"""Lanes that floats may travel in (packet.py's codes)."""
-DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 _FEW_LEVELS = 8
-"""A warning tells of lanes in which a rank has fewer steps than this on each side of zero: int8 from 16 ranks on."""
-
-Agent = TypeVar("Agent", bound="HostAgent")
+"""Lanes in which a rank has fewer steps than this on each side of zero are worth a warning: int8 from 16 ranks on."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `HostAgent.join` was asked for; its docstring says what each means. None: what the environment says."""
+class Options:
+    """The options of `HostAgent.join`, whose docstring explains each. None: the environment's, or the default."""
 
     job: str
     rank: int
@@ -52,91 +46,113 @@ class Asked:
     sparse: density.Choice | Sparse | bool | str | None
 
 
-def join(make: type[Agent], address: str, asked: Asked) -> Agent:
-    """An agent of class `make` in its job, at one aggregator. Raises JoinError, ConfigError."""
-    from host_agent.warmup import warm_up
-    from switchml.control import client
+@dataclass(frozen=True)
+class Joined:
+    """What joining opened: everything an agent needs to begin. `segment`: memory shared with the aggregator, if any;
+    `tunnel`: of transport zmq; `impaired`: loss and reordering for tests."""
 
-    asked, sparse = _settled(asked)
-    impaired = _impaired(asked.rank)
-    if impaired is not None and asked.transport == "shm":
+    options: Options
+    session: client.Session
+    transport: reach.Transport
+    segment: shm.Segment | None
+    tunnel: TunnelClient | None
+    impaired: loop.Impaired | None
+    sparse: density.Choice
+
+    @property
+    def transport_name(self) -> str:
+        if self.segment is not None:
+            return "shm"
+        return "udp" if self.transport.name == "auto" else self.transport.name
+
+    @property
+    def aggregator(self) -> tuple[str, int]:
+        """Where datagrams go."""
+        return self.transport.aggregator if self.tunnel is None else self.tunnel.address
+
+    def packet_memory(self) -> dict[str, Any]:
+        """Where the worker builds its packets, as arguments of rules.Worker."""
+        info = self.session.info
+        if self.segment is not None:
+            return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
+        return {
+            "packets": self.transport.packet_rows(info.slots, info.payload_bytes),
+            "wide": self.transport.sparse_rows(info.slots),
+        }
+
+
+def join(address: str, options: Options) -> Joined:
+    """Join a job at one aggregator. Raises JoinError, ConfigError."""
+    options, sparse = _resolved(options)
+    impaired = _impaired(options.rank)
+    if impaired is not None and options.transport == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
     warm_up()  # before joining: nobody should wait for a rank that compiles
     host = address.rpartition(":")[0].strip("[]")
-    deadline = time.monotonic() + asked.timeout_s
+    deadline = time.monotonic() + options.timeout_s
     try:
-        status = client.wait_for(address, tls_ca=asked.tls_ca, timeout_s=asked.timeout_s)
+        status = client.wait_for(address, tls_ca=options.tls_ca, timeout_s=options.timeout_s)
     except JoinError:
-        if asked.transport == "zmq":
+        if options.transport == "zmq":
             raise
-        status = None  # joining says better what is wrong
+        status = None  # joining explains better what is wrong
     with contextlib.ExitStack() as undo:
-        way = reach.choose(asked.transport, status, host, asked.job, asked.rank, asked.bind_ip)
-        undo.callback(way.close)
-        data_address, buffer_bytes = way.data_address, reach.buffer_bytes(way)
+        transport = reach.choose(options.transport, status, host, options.job, options.rank, options.bind_ip)
+        undo.callback(transport.close)
+        data_address, buffer_bytes = transport.data_address, reach.buffer_bytes(transport)
         tunnel = None
-        if asked.transport == "zmq":
+        if options.transport == "zmq":
             url = choose_address(status.tunnel_addresses, host)
             tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
             undo.callback(tunnel.close)
             data_address, buffer_bytes = tunnel.data_address, min(buffer_bytes, tunnel.receive_buffer_bytes)
         session = client.join(
             address,
-            job=asked.job,
-            rank=asked.rank,
-            world_size=asked.world_size,
+            job=options.job,
+            rank=options.rank,
+            world_size=options.world_size,
             data_address=data_address,
-            slots=asked.slots,
-            payload_bytes=asked.payload_bytes,
-            wire=WIRES[asked.wire],
+            slots=options.slots,
+            payload_bytes=options.payload_bytes,
+            wire=WIRES[options.wire],
             receive_buffer_bytes=buffer_bytes,
-            transport="udp" if way.name == "auto" else way.name,
-            mac=way.mac,
+            transport="udp" if transport.name == "auto" else transport.name,
+            mac=transport.mac,
             timeout_s=max(deadline - time.monotonic(), 1.0),
-            peer_timeout_s=asked.peer_timeout_s,
-            tls_ca=asked.tls_ca,
-            **({} if asked.secret is None else {"secret": asked.secret}),
+            peer_timeout_s=options.peer_timeout_s,
+            tls_ca=options.tls_ca,
+            **({} if options.secret is None else {"secret": options.secret}),
         )
         undo.callback(session.leave)
-        way.follow(session.info)
+        transport.follow(session.info)
         if session.info.dense_only and sparse.mode == "on":
             raise ConfigError(DENSE_ONLY)
-        segment, why_not = _shared_memory(session.info.segment, way.name if impaired is None else "udp")
+        segment, why_not = _shared_memory(session.info.segment, transport.name if impaired is None else "udp")
         undo.pop_all()
-    agent = make(
-        session,
-        way,
-        rank=asked.rank,
-        world_size=asked.world_size,
-        job=asked.job,
-        segment=segment,
-        tunnel=tunnel,
-        impaired=impaired,
-        sparse=sparse,
-    )
+    joined = Joined(options, session, transport, segment, tunnel, impaired, sparse)
     log.info(
         "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s:%d",
-        asked.job,
-        asked.rank,
-        asked.world_size,
-        agent.transport,
+        options.job,
+        options.rank,
+        options.world_size,
+        joined.transport_name,
         why_not,
-        asked.wire,
+        options.wire,
         session.info.slots,
-        agent.stats()["window"],
-        asked.payload_bytes,
+        session.info.window,
+        options.payload_bytes,
         *session.info.data_address,
     )
-    _warn_of_few_levels(asked)
-    return agent
+    _warn_of_few_levels(options)
+    return joined
 
 
-def _settled(asked: Asked) -> tuple[Asked, density.Choice]:
-    """With what the environment says of what was left open. Raises ConfigError for what makes no sense."""
-    sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if asked.sparse is None else asked.sparse)
-    transport = asked.transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
-    wire = asked.wire or os.environ.get("SWITCHML_WIRE") or "int32"
-    rank, world_size = asked.rank, asked.world_size
+def _resolved(options: Options) -> tuple[Options, density.Choice]:
+    """With open options filled from the environment. Raises ConfigError for invalid ones."""
+    sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
+    transport = options.transport or os.environ.get("SWITCHML_TRANSPORT") or "auto"
+    wire = options.wire or os.environ.get("SWITCHML_WIRE") or "int32"
+    rank, world_size = options.rank, options.world_size
     if transport not in reach.TRANSPORTS:
         raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")
     if wire not in WIRES:
@@ -145,31 +161,31 @@ def _settled(asked: Asked) -> tuple[Asked, density.Choice]:
         raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
-    return replace(asked, transport=transport, wire=wire), sparse
+    return replace(options, transport=transport, wire=wire), sparse
 
 
-def _warn_of_few_levels(asked: Asked) -> None:
-    levels = rules.headroom(asked.world_size)[WIRES[asked.wire]]
-    if WIRES[asked.wire] and levels < _FEW_LEVELS:
+def _warn_of_few_levels(options: Options) -> None:
+    levels = rules.headroom(options.world_size)[WIRES[options.wire]]
+    if WIRES[options.wire] and levels < _FEW_LEVELS:
         log.warning(
             "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 "
             "lanes are more exact",
-            asked.job,
-            asked.world_size,
-            asked.wire,
+            options.job,
+            options.world_size,
+            options.wire,
             levels,
         )
 
 
 def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
     """The memory to share with the aggregator, None for UDP and the tunnel, and for the log why not. Raises ConfigError
-    if `transport` insists and it can't be had."""
+    if `transport` insists on what is not available."""
     if transport not in ("auto", "shm"):
         return None, ""
     if not name and transport == "shm":
         raise ConfigError(
-            "transport shm: the aggregator offers no shared memory (it is told to lose packets, or is no software "
-            "aggregator)"
+            "transport shm: the aggregator offers no shared memory (it loses packets on purpose, or is no "
+            "software aggregator)"
         )
     if not name:
         return None, " (the aggregator offers no shared memory)"
@@ -181,9 +197,9 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
         return None, f" ({error})"
 
 
-def _impaired(rank: int) -> compiled.Impaired | None:
-    """What SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED ask for, for tests. Raises
-    ConfigError."""
+def _impaired(rank: int) -> loop.Impaired | None:
+    """The impairment that SWITCHML_LOSS_RATE and SWITCHML_REORDER_RATE (probabilities) and SWITCHML_SEED describe, for
+    tests. Raises ConfigError."""
     rates = []
     for name in ("SWITCHML_LOSS_RATE", "SWITCHML_REORDER_RATE"):
         text = os.environ.get(name) or "0"
@@ -196,4 +212,4 @@ def _impaired(rank: int) -> compiled.Impaired | None:
     seed = os.environ.get("SWITCHML_SEED") or "0"
     if not seed.isdecimal():
         raise ConfigError(f"SWITCHML_SEED={seed}: expected a number")
-    return compiled.Impaired(*rates, seed=257 * int(seed) + rank) if any(rates) else None
+    return loop.Impaired(*rates, seed=257 * int(seed) + rank) if any(rates) else None

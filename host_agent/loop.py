@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from host_agent import tape as tapes
+from host_agent import packet_log
 from switchml.net import frames, impair, libc, shm, udp
 from switchml.protocol import worker as rules
 from switchml.runtime.jit import kernel
@@ -33,8 +33,8 @@ class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
     uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `way`
     int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
-    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `tape`:
-    where packets are noted, if it has any room."""
+    socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `log`:
+    where packets are recorded, if it has any room."""
 
     worker: rules.State
     io: udp.UdpIO
@@ -50,7 +50,7 @@ class Loop(NamedTuple):
     uplink: impair.Impairment
     delayed: udp.Packets
     impaired: udp.Packets
-    tape: tapes.Tape
+    log: packet_log.PacketLog
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def new_loop(
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
         udp.new_packets(2 * most_in + held if impaired else 1),
         udp.new_packets(2 * most_out + held if impaired else 1),
-        tapes.new_tape(0, slots),
+        packet_log.new_packet_log(0, slots),
     )
 
 
@@ -112,7 +112,7 @@ def run(loop, reported, tick_ns):
     near = loop.shared[shm.BASE] != 0
     socket_fd = loop.raw.config[0] if loop.way[0] == RAW else loop.io.config[0]
     bad = impair.active(loop.downlink) or impair.active(loop.uplink)
-    noting = len(loop.tape.packets) > 0
+    recording = len(loop.log.packets) > 0
     quiet = 0
     while True:
         count = shm.receive_down(loop.shared, me.rank, loop.incoming) if near else _receive(loop)
@@ -122,14 +122,14 @@ def run(loop, reported, tick_ns):
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
         n = np.int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
-            results, awaited = me.received, noting and tapes.is_awaited(loop.worker, incoming.address[i])
+            results, awaited = me.received, recording and packet_log.is_awaited(loop.worker, incoming.address[i])
             n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
-            if noting and me.received > results:
-                tapes.note_received(loop.tape, loop.worker, incoming.address[i], incoming.length[i], awaited, now)
+            if recording and me.received > results:
+                packet_log.log_received(loop.log, loop.worker, incoming.address[i], incoming.length[i], awaited, now)
             if n + 1 >= me.slots:
                 rules.build_streams(loop.worker, loop.out, n)
-                if noting:
-                    tapes.note_sent(loop.tape, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
+                if recording:
+                    packet_log.log_sent(loop.log, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
                 if near:
                     _hand_over(loop, n, n)
                 else:
@@ -143,8 +143,8 @@ def run(loop, reported, tick_ns):
         rules.build_streams(loop.worker, loop.out, n)
         fresh = n
         n = rules.timeouts(loop.worker, now, loop.out, n)
-        if noting and n:  # before they leave: what they bring about must not be noted earlier
-            tapes.note_sent(loop.tape, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
+        if recording and n:  # before they leave: what they bring about must not be noted earlier
+            packet_log.log_sent(loop.log, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
         if near:
             _hand_over(loop, fresh, n)
         elif n or bad:

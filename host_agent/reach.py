@@ -1,9 +1,9 @@
-"""How an agent's packets get to what sums them: which transport, from which address, and for a P4 switch what it has to
-know of this rank.
+"""How an agent's packets reach the aggregator: by which transport, from which address, and what a P4 switch has to know
+of this rank.
 
-    way = choose("auto", client.wait_for(address), host)     # how, and the socket that decides this rank's address
-    session = client.join(…, data_address=way.data_address, transport=way.name, mac=way.mac)
-    way.follow(session.info)                                 # where packets go from here
+    transport = choose("auto", client.wait_for(address), host)   # and the socket that decides this rank's address
+    session = client.join(…, data_address=transport.data_address, transport=transport.name, mac=transport.mac)
+    transport.follow(session.info)                               # where packets go from here
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _DISCARD = 9
 
 
 @dataclass
-class Way:
-    """A rank's way. `name`: one of TRANSPORTS but auto. `kind`: loop.PLAIN, FRAMED or RAW. `aggregator`: where UDP
-    datagrams go. `socket` is bound; with an interface of its own it only keeps the port."""
+class Transport:
+    """How a rank's packets travel. `name`: one of TRANSPORTS. `kind`: loop.PLAIN, FRAMED or RAW. `aggregator`: where
+    UDP datagrams go. `socket` is bound; with an interface of its own it only keeps the port."""
 
     name: str
     socket: socket.socket
@@ -50,7 +50,7 @@ class Way:
         return self.socket.getsockname()
 
     def announce(self) -> None:
-        """Let the switch see where this rank is: it learns from whom frames come at which port. Raises ConfigError."""
+        """Send a frame, from which the switch learns at which port this rank is. Raises ConfigError."""
         if self.name == "raw":
             self.raw = frames.open_interface(self.interface, self.data_address[1])
             hello = b"\xff" * 6 + self.mac.to_bytes(6, "big") + struct.pack(">H", _EXPERIMENTAL) + bytes(46)
@@ -60,7 +60,7 @@ class Way:
             self.socket.sendto(b"", (_address_of(self.interface, _SIOCGIFBRDADDR), _DISCARD))
 
     def follow(self, info) -> None:
-        """The job has started: take from its `info` (client.JobInfo) where packets go. Raises ConfigError."""
+        """The job has started: its `info` (client.JobInfo) says where packets go. Raises ConfigError."""
         self.aggregator = info.data_address
         if info.link is None or self.name == "udp":
             return
@@ -76,7 +76,7 @@ class Way:
             self.raw = frames.open_interface(where, self.data_address[1])
 
     def packet_rows(self, slots: int, payload_bytes: int) -> np.ndarray | None:
-        """Where a worker is to build its packets if they need headers in front: uint8[slots, …]."""
+        """Rows in which a worker builds its packets, if they need headers in front: uint8[slots, …]."""
         if self.ends is None:
             return None
         packet_bytes = HEADER_BYTES + payload_bytes
@@ -94,37 +94,43 @@ class Way:
             self.raw.close()
 
 
-def choose(transport: str, status, host: str, job: str, rank: int, bind_ip: str | None) -> Way:
-    """The way to the aggregator whose `status` (StatusReply, None if it did not answer) is given and whose control port
+def choose(transport: str, status, host: str, job: str, rank: int, bind_ip: str | None) -> Transport:
+    """The transport to the aggregator with this `status` (StatusReply, None if it did not answer), whose control port
     is at `host`. Raises ConfigError if it can't be reached that way."""
     plane = status.dataplane if status is not None else None
     if plane is None or not plane.mac:
         if transport in ("frames", "raw"):
             raise ConfigError(f"transport {transport} leads to a P4 switch; the aggregator at {host} is none")
-        return Way(transport, bound(bind_ip or own_address("127.0.0.1" if transport == "zmq" else host, job, rank)))
+        return Transport(
+            transport, bound(bind_ip or own_address("127.0.0.1" if transport == "zmq" else host, job, rank))
+        )
     offered = tuple(plane.transports)
     switch = plane.address.ip
-    found = os.environ.get("SWITCHML_INTERFACE") or interface_to(switch)
+    interface = os.environ.get("SWITCHML_INTERFACE") or interface_to(switch)
     if transport == "auto":
-        transport = next((name for name in offered if name == "frames" or found), "")
+        transport = next((name for name in offered if name == "frames" or interface), "")
     if transport not in offered:
-        ways = " or ".join(name for name in offered if name == "frames" or found) or (
+        usable = " or ".join(name for name in offered if name == "frames" or interface) or (
             f"an interface that leads to {switch}: none does here"
         )
-        raise ConfigError(f"the P4 switch at {plane.switch} is reached by {ways}, not by {transport or 'another way'}")
+        raise ConfigError(
+            f"the P4 switch at {plane.switch} is reached by {usable}, not by {transport or 'another way'}"
+        )
     if transport == "frames":
-        return Way(transport, bound(bind_ip or own_address(host, job, rank)))
-    if not found:
+        return Transport(transport, bound(bind_ip or own_address(host, job, rank)))
+    if not interface:
         raise ConfigError(f"transport {transport}: no interface leads to the switch {switch}; set SWITCHML_INTERFACE")
-    way = Way(transport, bound(bind_ip or _address_of(found, _SIOCGIFADDR)), mac=_mac_of(found), interface=found)
+    chosen = Transport(
+        transport, bound(bind_ip or _address_of(interface, _SIOCGIFADDR)), mac=_mac_of(interface), interface=interface
+    )
     try:
-        way.announce()
+        chosen.announce()
     except BaseException as error:
-        way.close()
+        chosen.close()
         if isinstance(error, OSError):
-            raise ConfigError(f"interface {found}: {error.strerror or error}") from None
+            raise ConfigError(f"interface {interface}: {error.strerror or error}") from None
         raise
-    return way
+    return chosen
 
 
 def bound(ip: str) -> socket.socket:
@@ -140,9 +146,9 @@ def bound(ip: str) -> socket.socket:
     return sock
 
 
-def buffer_bytes(way: Way) -> int:
+def buffer_bytes(transport: Transport) -> int:
     """Grow the receive buffer as far as it goes, and return its size."""
-    return libc.grow_buffers(way.raw if way.raw is not None else way.socket, 4 << 20)
+    return libc.grow_buffers(transport.raw if transport.raw is not None else transport.socket, 4 << 20)
 
 
 def own_address(host: str, job: str, rank: int) -> str:
@@ -160,7 +166,7 @@ def own_address(host: str, job: str, rank: int) -> str:
 
 def interface_to(ip: str) -> str:
     """The interface on whose link an IPv4 address is, as the kernel's routes have it; "" if there is none."""
-    wanted, best, name = int(ipaddress.IPv4Address(ip)), -1, ""
+    target, best, name = int(ipaddress.IPv4Address(ip)), -1, ""
     try:
         lines = Path("/proc/net/route").read_text().splitlines()[1:]
     except OSError:
@@ -169,13 +175,13 @@ def interface_to(ip: str) -> str:
         destination, gateway, mask = (
             int.from_bytes(bytes.fromhex(columns[i])[::-1], "big") for i in (0, 1, 6)
         )  # printed as the machine's words, of addresses in network order
-        if not gateway and mask > best and mask and wanted & mask == destination:
+        if not gateway and mask > best and mask and target & mask == destination:
             best, name = mask, interface
     return name
 
 
-def _ask(interface: str, request: int) -> bytes:
-    """What the kernel says of an interface: a struct sockaddr."""
+def _ioctl(interface: str, request: int) -> bytes:
+    """A property of an interface from the kernel: a struct sockaddr."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             return fcntl.ioctl(any_socket, request, struct.pack("256s", interface.encode()[:15]))[16:32]
@@ -184,8 +190,8 @@ def _ask(interface: str, request: int) -> bytes:
 
 
 def _address_of(interface: str, request: int) -> str:
-    return socket.inet_ntoa(_ask(interface, request)[4:8])
+    return socket.inet_ntoa(_ioctl(interface, request)[4:8])
 
 
 def _mac_of(interface: str) -> int:
-    return int.from_bytes(_ask(interface, _SIOCGIFHWADDR)[2:8], "big")
+    return int.from_bytes(_ioctl(interface, _SIOCGIFHWADDR)[2:8], "big")

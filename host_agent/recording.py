@@ -1,8 +1,8 @@
-"""What the agents of this process did, call by call and packet by packet, noted while somebody wants to know it
+"""A recording of what the agents of this process did, call by call and packet by packet, for profiles
 (host_agent/profile).
 
-`start` makes every agent take notes, those that join later too, and `stop` ends that. Times are nanoseconds of
-CLOCK_MONOTONIC. Nothing here takes long to import: a job over Gloo is profiled too.
+`start` makes every agent keep a log, those that join later too, and `stop` ends that. Times are nanoseconds of
+CLOCK_MONOTONIC. This module imports quickly, since jobs over Gloo are profiled too.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from host_agent.agent import HostAgent
-    from host_agent.tape import Tape
+    from host_agent.packet_log import PacketLog  # compiled code takes a while to import
 
 CALL = np.dtype(
     {
@@ -30,10 +29,10 @@ CALL = np.dtype(
     }
 )
 """One all-reduce, the fields of `Call`. `bytes` of the tensor; `launch`: the number of the span that submitted it
-(`launching`), -1 if none did; `failed`: whether it came to nothing, or was still under way at the end of the notes."""
+(`launching`), -1 if none did; `failed`: it ended with an error, or was still under way when the recording ended."""
 
 MOST_PACKETS = 1 << 20
-"""What a tape holds if nobody says otherwise (32 MiB, of which what is not used is never touched)."""
+"""Default capacity of a packet log (32 MiB of memory, which is only used as records are written)."""
 
 
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
@@ -56,8 +55,9 @@ class Call:
 
 
 @dataclass(eq=False)
-class Notes:
-    """One agent's. `before` and `after`: its `stats()` at either end; `ranks`: its ranks in the job's default group."""
+class AgentLog:
+    """One agent's call log and packet log. `before` and `after`: its `stats()` at either end; `ranks`: its ranks in the
+    job's default group."""
 
     job: str
     tag: int
@@ -65,14 +65,14 @@ class Notes:
     ranks: tuple[int, ...]
     transport: str
     wire: str
-    tape: Tape
-    before: dict
-    after: dict = field(default_factory=dict)
+    packet_log: PacketLog
+    before: dict[str, Any]
+    after: dict[str, Any] = field(default_factory=dict)
     calls: dict[int, Call] = field(default_factory=dict)
     ended: int = 0
 
     def submitted(self, tensor: int, nbytes: int) -> None:
-        self.calls[tensor] = Call(tensor, time.monotonic_ns(), 0, 0, nbytes, _here.launch)
+        self.calls[tensor] = Call(tensor, time.monotonic_ns(), 0, 0, nbytes, _thread.launch)
 
     def started(self, tensor: int) -> None:
         if tensor in self.calls:
@@ -86,55 +86,73 @@ class Notes:
     @property
     def packets(self) -> np.ndarray:
         """PACKET[records] so far."""
-        return self.tape.packets[: self.tape.counts[0]]
+        return self.packet_log.packets[: self.packet_log.counts[0]]
 
     @property
     def lost(self) -> int:
-        """Records that had no room."""
-        return int(self.tape.counts[1])
+        """Packets that did not fit into the log."""
+        return int(self.packet_log.counts[1])
 
     def calls_array(self) -> np.ndarray:
-        """CALL[calls] in the order of their submission. What was still under way ends with the notes."""
+        """CALL[calls] in the order of their submission. Calls still under way end with the recording."""
         array = np.array([astuple(call) for call in self.calls.values()], CALL)
         for name in ("started", "done"):
             array[name] = np.where(array[name] == 0, self.ended, array[name])
         return array
 
 
+class RecordedAgent(Protocol):
+    """What a recording needs of an agent."""
+
+    job: str
+    tag: int
+    rank: int
+    transport: str
+    wire: str
+    log: AgentLog | None
+    global_ranks: tuple[int, ...]
+
+    def stats(self) -> dict[str, Any]: ...
+
+    def new_packet_log(self, packets: int) -> PacketLog: ...
+
+    def record(self, log: AgentLog | None) -> None: ...
+
+
 class Recording:
-    """The notes of all agents of this process. Make it with `start`."""
+    """The logs of all agents of this process. Make it with `start`."""
 
     def __init__(self, most_packets: int, span: Span) -> None:
         self.most_packets, self.span = most_packets, span
-        self.notes: list[Notes] = []
+        self.logs: list[AgentLog] = []
 
 
-class _Here(threading.local):
+class _Thread(threading.local):
     launch = -1
 
 
-_here = _Here()
+_thread = _Thread()
 _lock = threading.RLock()
-_agents: weakref.WeakSet[HostAgent] = weakref.WeakSet()
+_agents: weakref.WeakSet[RecordedAgent] = weakref.WeakSet()
 _current: Recording | None = None
 _launches = itertools.count()
 
 
 def start(most_packets: int = MOST_PACKETS, span: Span = nullcontext) -> Recording:
-    """Have all agents of this process take notes, each of at most `most_packets` packets; `span(name)` tells a profiler
-    what a thread is at. There is one recording at a time: an earlier one ends."""
+    """Record all agents of this process, each with at most `most_packets` packets; `span(name)` marks in a profile what
+    a thread does. There is one recording at a time: an earlier one ends."""
     global _current
     with _lock:
         if _current is not None:
             stop(_current)
         _current = Recording(most_packets, span)
         for agent in list(_agents):
-            _take_notes(agent, _current)
+            _begin(agent, _current)
         return _current
 
 
 def stop(recording: Recording) -> None:
-    """End the notes; what `recording` has stays as it is."""
+    """End `recording`; its logs stay as they are."""
     global _current
     with _lock:
         if _current is not recording:
@@ -151,7 +169,7 @@ def waiting() -> AbstractContextManager:
 
 
 def launching() -> AbstractContextManager:
-    """Around what submits all-reduces: their notes get the number of the span."""
+    """Around what submits all-reduces: their records get the number of the span."""
     recording = _current
     return nullcontext() if recording is None else _launching(recording)
 
@@ -160,42 +178,42 @@ def launching() -> AbstractContextManager:
 def _launching(recording: Recording) -> Iterator[None]:
     number = next(_launches)
     with recording.span(f"{LAUNCH}#{number}"):
-        _here.launch = number
+        _thread.launch = number
         try:
             yield
         finally:
-            _here.launch = -1
+            _thread.launch = -1
 
 
 # For agents
 
 
-def enter(agent: HostAgent) -> None:
+def register(agent: RecordedAgent) -> None:
     """An agent begins to work."""
     with _lock:
         _agents.add(agent)
         if _current is not None:
-            _take_notes(agent, _current)
+            _begin(agent, _current)
 
 
-def leave(agent: HostAgent) -> None:
+def unregister(agent: RecordedAgent) -> None:
     """An agent has ended its work."""
     with _lock:
         _agents.discard(agent)
         _finish(agent)
 
 
-def _take_notes(agent: HostAgent, recording: Recording) -> None:
-    tape = agent.new_tape(recording.most_packets)
-    notes = Notes(
-        agent.job, agent.tag, agent.rank, agent.global_ranks, agent.transport, agent.wire, tape, agent.stats()
+def _begin(agent: RecordedAgent, recording: Recording) -> None:
+    packets = agent.new_packet_log(recording.most_packets)
+    log = AgentLog(
+        agent.job, agent.tag, agent.rank, agent.global_ranks, agent.transport, agent.wire, packets, agent.stats()
     )
-    recording.notes.append(notes)
-    agent.take_notes(notes)
+    recording.logs.append(log)
+    agent.record(log)
 
 
-def _finish(agent: HostAgent) -> None:
-    notes = agent.notes
-    if notes is not None:
-        agent.take_notes(None)
-        notes.ranks, notes.after, notes.ended = agent.global_ranks, agent.stats(), time.monotonic_ns()
+def _finish(agent: RecordedAgent) -> None:
+    log = agent.log
+    if log is not None:
+        agent.record(None)
+        log.ranks, log.after, log.ended = agent.global_ranks, agent.stats(), time.monotonic_ns()

@@ -13,12 +13,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from host_agent.agent import HostAgent
-from host_agent.density import Choice, choice
+from host_agent import joining
+from host_agent.base import Agent
+from host_agent.calls import OnDone, Request
 from host_agent.tensors import HALVES, ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
-from switchml.protocol.sparse import Sparse
 from switchml.protocol.worker import FORMATS, elements_per_chunk
 
 LEAST_PART = 32
@@ -45,39 +47,36 @@ def parts_of(numel: int, per_chunk: int, shards: int) -> list[tuple[int, int]]:
     return [(first, last - first) for first, last in zip(cuts, cuts[1:], strict=False)]
 
 
-class ShardedAgent(HostAgent):
-    """One rank of one job at several aggregators, with the interface of HostAgent. `HostAgent.join` makes it."""
+class ShardedAgent(Agent):
+    """One rank of one job at several aggregators: `agents`, one at each. `HostAgent.join` makes it."""
 
-    def __init__(self, agents: list[HostAgent], addresses: list[str], *, job: str, payload_bytes: int):
+    def __init__(self, agents: list[Agent], addresses: list[str], *, job: str, payload_bytes: int):
+        super().__init__()
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
-        self.sparse = agents[0].sparse
         self.takes_sparse = all(agent.takes_sparse for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
         self._on_failure: list[Callable[[BaseException], None]] = []
-        self._calls = self._dealt = 0
-        self._compressors: dict = {}
+        self._calls = self._turn = 0
         for shard, agent in enumerate(agents):
             agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
 
     @classmethod
     def join_all(
-        cls, addresses: list[str], *, job: str, timeout_s: float, payload_bytes: int, **options
+        cls, addresses: list[str], options: joining.Options, join: Callable[[str, joining.Options], Agent]
     ) -> ShardedAgent:
-        """Join at one aggregator after the other, as every rank does. `options` and errors are `HostAgent.join`'s."""
-        deadline = time.monotonic() + timeout_s
-        agents: list[HostAgent] = []
+        """Join at one aggregator after the other with `join`, as every rank does. Raises what `join` raises."""
+        deadline = time.monotonic() + options.timeout_s
+        agents: list[Agent] = []
         try:
             for number, address in enumerate(addresses, 1):
                 remaining = max(deadline - time.monotonic(), _SHORTEST_JOIN_S)
-                name = f"{job}.{number}-of-{len(addresses)}"
-                agents.append(
-                    HostAgent.join(address, job=name, timeout_s=remaining, payload_bytes=payload_bytes, **options)
-                )
-            return cls(agents, addresses, job=job, payload_bytes=payload_bytes)
+                name = f"{options.job}.{number}-of-{len(addresses)}"
+                agents.append(join(address, replace(options, job=name, timeout_s=remaining)))
+            return cls(agents, addresses, job=options.job, payload_bytes=options.payload_bytes)
         except BaseException:
             for agent in agents:
                 agent.leave()
@@ -108,60 +107,41 @@ class ShardedAgent(HostAgent):
         if error is not None:
             callback(error)
 
-    def allreduce_address(
-        self,
-        source: int,
-        target: int,
-        numel: int,
-        dtype: str,
-        op: str,
-        on_done: Callable[[BaseException | None], None],
-        *,
-        timeout_s: float | None = None,
-        keep: object = None,
-        sparse: Choice | Sparse | bool | str | None = None,
-        wire: str | None = None,
-    ) -> None:
-        """As HostAgent's. `on_done` comes from the thread of whichever agent is last; it is told the first error of the
-        job, else that of the lowest part.
-        """
+    def submit(self, request: Request) -> None:
+        """Split a request between the agents. Its `on_done` is called from the thread of whichever agent is last, with
+        the first error that ends the job, else that of the lowest part."""
+        numel, dtype = request.numel, request.dtype
         if dtype not in ITEM_BYTES:  # before it is counted: the ranks must agree on whose turn it is
             raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(ITEM_BYTES)}")
-        sparse = None if sparse is None else choice(sparse)
         lanes = "float32" if dtype in HALVES else dtype
-        narrow = lanes == "float32" and (wire or self.wire) != "int32"
+        narrow = lanes == "float32" and (request.wire or self.wire) != "int32"
         fmt = FORMATS[f"float32/{self.wire}" if narrow else lanes]
         parts = parts_of(numel, elements_per_chunk(fmt, self._payload_bytes), len(self._agents))
         with self._order:
             self._calls += numel > 0
-            if parts:
-                shards = range(len(parts))
-            else:
-                shards, parts = [self._dealt % len(self._agents)], [(0, numel)]
-                self._dealt += numel > 0
-            call = _Parts(self, len(parts), numel, dtype, on_done)
+            shards = list(range(len(parts)))
+            if not parts:
+                shards, parts = [self._turn % len(self._agents)], [(0, numel)]
+                self._turn += numel > 0
+            call = _Parts(self, len(parts), numel, dtype, request.on_done)
             try:
                 for index, (shard, (first, count)) in enumerate(zip(shards, parts, strict=True)):
                     offset = first * ITEM_BYTES[dtype]
-                    self._agents[shard].allreduce_address(
-                        source + offset,
-                        target + offset,
-                        count,
-                        dtype,
-                        op,
-                        call.report(index, shard),
-                        timeout_s=timeout_s,
-                        keep=keep,
-                        sparse=sparse,
-                        wire=wire,
+                    part = replace(
+                        request,
+                        source=request.source + offset,
+                        target=request.target + offset,
+                        numel=count,
+                        on_done=call.report(index, shard),
                     )
+                    self._agents[shard].submit(part)
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
                 self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))
                 raise
         call.all_queued()  # outside the lock: the last report may call anything
 
-    def stats(self) -> dict[str, float]:
-        """Counters of all agents together; RTT, RTO and time under way of the slowest."""
+    def stats(self) -> dict[str, Any]:
+        """Counters of all agents together; round-trip time, timeout and busy time of the slowest."""
         each = [agent.stats() for agent in self._agents]
         joined = {
             name: (max if name in _GAUGES else sum)(stats[name] for stats in each)
@@ -182,7 +162,7 @@ class ShardedAgent(HostAgent):
         return error
 
     def _fail(self, error: BaseException) -> None:
-        """The first failure is everybody's."""
+        """The first failure ends the job at every aggregator."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -195,18 +175,16 @@ class ShardedAgent(HostAgent):
 
 
 class _Parts:
-    """One call on its way: collects the parts' reports, and makes one of them."""
+    """A call under way: collects the parts' reports into one."""
 
-    def __init__(
-        self, owner: ShardedAgent, parts: int, numel: int, dtype: str, on_done: Callable[[BaseException | None], None]
-    ):
+    def __init__(self, owner: ShardedAgent, parts: int, numel: int, dtype: str, on_done: OnDone):
         self._owner, self._numel, self._dtype, self._on_done = owner, numel, dtype, on_done
         self._errors: list[BaseException | None] = [None] * parts
         self._fatal: BaseException | None = None
         self._open = parts + 1  # and one until all are queued
         self._lock = threading.Lock()
 
-    def report(self, index: int, shard: int) -> Callable[[BaseException | None], None]:
+    def report(self, index: int, shard: int) -> OnDone:
         """The `on_done` of a part."""
 
         def done(error: BaseException | None) -> None:

@@ -1,28 +1,26 @@
-"""Whether an agent's calls get on: those that are late, a peer that is needed and has left, a stall worth a warning."""
+"""Whether an agent's calls make progress: calls past their deadline, peers that left and are needed, stalls worth a
+warning."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from host_agent.calls import Call
+from switchml.control import membership
 from switchml.errors import CollectiveTimeout, PeerLost
 from switchml.protocol import worker as rules
 
-if TYPE_CHECKING:
-    from switchml.control import membership
-
 log = logging.getLogger("host_agent")
 
-EVERY_S = 0.25
-"""How often to look."""
+INTERVAL_S = 0.25
+"""How often to check."""
 _STALL_S = 1.0
 _SETTLED_S = 0.75
-"""A wait packet that is seen so long after a peer has left was sent after it: networks hold packets back for less, and
-what has come is looked at every EVERY_S."""
+"""A wait packet that is seen so long after a peer has left was sent after it: networks delay packets for less, and
+packets are looked at every INTERVAL_S."""
 _FRESH_S = 1.5
-"""How long the ranks that a wait packet named are believed: a stalled round is asked for every 0.4 s or sooner."""
+"""How long the ranks that a wait packet named count as missing: a stalled round is probed every 0.4 s or sooner."""
 
 
 class Watch:
@@ -33,40 +31,40 @@ class Watch:
         self._worker, self._job, self._rank = worker, job, rank
         self._aggregator, self._may_be_dropped = "{}:{}".format(*aggregator), may_be_dropped
         self.departure: PeerLost | None = None
-        """What calls that begin now must fail with: a peer has left."""
+        """The error of calls that begin now: a peer has left."""
         self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
         self._warn_at = 0.0
 
-    def lost(self, event: membership.PeerLost | membership.PeerLeft) -> PeerLost:
-        """What becomes of calls that need these ranks."""
+    def loss(self, event: membership.PeerLost | membership.PeerLeft) -> PeerLost:
+        """The error of calls that need these ranks."""
         return PeerLost(f"job '{self._job}': rank {_listed(event.ranks)} lost: {event.reason}", tuple(event.ranks))
 
-    def has_left(self, event: membership.PeerLeft, now: float) -> None:
-        """A peer that left did not leave its last results unread, but this rank may still be waiting for its copy of
-        them. So calls under way go on until the aggregator says that a round lacks a contribution of a rank that left;
-        later calls fail at once."""
-        found = self.lost(event)
+    def peer_left(self, event: membership.PeerLeft, now: float) -> None:
+        """A peer that left has read its last results, but this rank may still be waiting for its copy of them. So
+        calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later
+        calls fail at once."""
+        departure = self.loss(event)
         if self.departure is not None:
-            found.ranks = (*self.departure.ranks, *found.ranks)
-        self.departure, self._departed_at = found, now
+            departure.ranks = (*self.departure.ranks, *departure.ranks)
+        self.departure, self._departed_at = departure, now
 
-    def look(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
+    def check(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
         """The error that ends all calls, if there is one."""
-        waits = int(self._worker.me["waits"])
+        waits = self._worker.waits
         if waits != self._waits:
             self._waits, self._waited_at = waits, now
         missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
-        stalled_s = now - int(self._worker.me["progress_at"]) / 1e9
+        stalled_s = now - self._worker.progress_at_ns / 1e9
         is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
         late = [call for call in (*running, *queued) if call.deadline <= now]
         if late:
-            missing = missing if stalled_s >= EVERY_S else ()
-            whom = f"; it waits for rank {_listed(missing)}" if missing else ""
+            missing = missing if stalled_s >= INTERVAL_S else ()
+            culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
             return CollectiveTimeout(
-                f"job '{self._job}': all-reduce {late[0].index} is not done in the time it was given{whom}", missing
+                f"job '{self._job}': all-reduce {late[0].index} is not done in the time it was given{culprits}", missing
             )
         if stalled_s >= _STALL_S and now >= self._warn_at:
             self._warn(next(iter(running)).index, stalled_s, missing)
@@ -74,11 +72,16 @@ class Watch:
         return None
 
     def _warn(self, index: int, stalled_s: float, missing: tuple[int, ...]) -> None:
-        whom = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
-        if self._may_be_dropped and not self._worker.me["received"]:
-            whom += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
+        culprits = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
+        if self._may_be_dropped and not self._worker.received:
+            culprits += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
         log.warning(
-            "job '%s' rank %d: all-reduce %d has waited %.0f s for %s", self._job, self._rank, index, stalled_s, whom
+            "job '%s' rank %d: all-reduce %d has waited %.0f s for %s",
+            self._job,
+            self._rank,
+            index,
+            stalled_s,
+            culprits,
         )
 
 

@@ -1,6 +1,7 @@
-"""Jobs that go through drawn faults in virtual time, every sum and every error checked: agents (host_agent/agent.py),
-the aggregator (switchml/aggregator/software.py) and job control (switchml/control/jobs.py) are the real ones; the
-network, the control connections, the clock and the programs that call the agents are simulated.
+"""Jobs that go through drawn faults in virtual time, every sum and every error checked: the
+agents' core (host_agent/core.py), the aggregator (switchml/aggregator/software.py) and job control
+(switchml/control/jobs.py) are the real ones; the network, the control connections, the clock and the programs that call
+the agents are simulated.
 
 A seed decides everything (`plan`), so a failing run can be repeated to the last packet (`world` keeps a hash of all
 that happened). The idea is FoundationDB's: Zhou et al., "FoundationDB: A Distributed Unbundled Transactional Key

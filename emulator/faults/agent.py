@@ -1,9 +1,8 @@
-"""The real agent (host_agent/agent.py) without its thread and socket: the same calls, errors and rules, one turn
-whenever a packet, a timer or a call comes."""
+"""An agent in virtual time: the core of the real one (host_agent/core.py), which takes a turn whenever a packet, a
+timer or a call comes."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import simpy
@@ -11,28 +10,14 @@ import simpy
 from emulator.netsim.link import NS
 from emulator.netsim.packets import Packet
 from emulator.netsim.rank import NEVER, Alarm, Turns
-from host_agent import loop as compiled
-from host_agent.agent import HostAgent
+from host_agent.calls import Request
+from host_agent.core import Core, new_worker
+from switchml.errors import JobError
 
 
-class _Way:
-    """Stands where the agent expects its way to the aggregator (host_agent/reach.py); there is nothing to close."""
-
-    name, aggregator = "udp", ("virtual", 0)
-
-    def packet_rows(self, slots: int, payload_bytes: int) -> None:
-        """The worker makes its packets in memory of its own."""
-
-    def sparse_rows(self, slots: int) -> None:
-        """Those of sparse streams, too."""
-
-    def close(self) -> None:
-        pass
-
-
-class VirtualAgent(HostAgent):
-    """`send(packet)` carries its datagrams; `endpoint` is written on them as where they come from. `inbox_packets`:
-    what its receive buffer holds. While `is_paused` it does nothing."""
+class VirtualAgent:
+    """`send(packet)` transmits its datagrams; `endpoint` is written on them as their source. `inbox_packets`: capacity
+    of its receive buffer. While `is_paused` it does nothing."""
 
     def __init__(
         self,
@@ -46,38 +31,30 @@ class VirtualAgent(HostAgent):
         send: Callable[[Packet], object],
         inbox_packets: int,
     ):
-        self.env, self._endpoint, self._send_packet = env, endpoint, send
+        self.env, self._session, self._send = env, session, send
         self._inbox: list[Packet] = []
         self._inbox_packets = inbox_packets
         self._is_working = False
         self.is_paused = self.is_over = False
-        super().__init__(session, _Way(), rank=rank, world_size=world_size, job=job)
+        worker = new_worker(session.info, rank, world_size)
+        self.core = Core(worker, session.info, job=job, rank=rank, world_size=world_size, wake=lambda: None)
+        self._turns = Turns(worker, endpoint, rank)
+        self._alarm = Alarm(env, self.work)
+        session.events(self._on_event)
 
-    # What HostAgent leaves to its surroundings.
-
-    def _clock(self) -> float:
+    @property
+    def _now_s(self) -> float:
         return self.env.now / NS
 
-    def _open(self, aggregator: tuple[str, int]) -> None:
-        self._turns = Turns(self._worker, self._endpoint, self.rank)
-        self._alarm = Alarm(self.env, self.work)
-        self._thread = threading.current_thread()
-
-    def _end_thread(self) -> None:
+    def submit(self, request: Request) -> None:
+        self.core.submit(request, self._now_s)
         self.work()
-
-    # What comes from outside.
 
     def receive(self, packet: Packet) -> None:
         """A datagram has arrived."""
         if len(self._inbox) < self._inbox_packets:
             self._inbox.append(packet)
             self.work()
-
-    def hear(self, tell: Callable[[], None]) -> None:
-        """Something is told to the agent by another thread; then it wakes."""
-        tell()
-        self.work()
 
     def pause(self) -> None:
         self.is_paused = True
@@ -86,36 +63,45 @@ class VirtualAgent(HostAgent):
         self.is_paused = False
         self.work()
 
+    def leave(self) -> None:
+        """Leave the job; calls that are still under way fail."""
+        self.core.fail(JobError(f"rank {self.core.rank} left job '{self.core.job}'"))
+        self.work()
+        self._session.leave()
+
     def vanish(self) -> None:
-        """The process is gone, without a word."""
+        """The process has died."""
         self.is_over = True
         self._alarm.set(None)
+
+    def _on_event(self, event) -> None:
+        self.core.on_event(event, self._now_s)
+        self.work()
 
     def work(self) -> None:
         """What the agent's thread does from waking up until it sleeps again."""
         if self.is_over or self.is_paused or self._is_working:
             return
+        core = self.core
         self._is_working = True
         try:
-            why = compiled.TASK_DONE
-            while why != compiled.TICK:
-                if not self._before_loop():
+            while True:
+                if not core.start_queued(self._now_s):
                     self.vanish()
-                    self._wind_up()
+                    if core.end_calls():
+                        self._session.leave()
                     return
                 packets, self._inbox = self._inbox, []
                 for packet in self._turns.turn(packets, self.env.now):
-                    self._send_packet(packet)
-                if self._turns.error:
-                    why = compiled.FAILED
-                else:
-                    why = compiled.TASK_DONE if self._turns.completed > self._reported else compiled.TICK
-                self._after_loop(why)
-                if self._error is not None or self._queue:
-                    why = compiled.WOKEN  # its own doing: a call that was submitted or failed in between
+                    self._send(packet)
+                done = self._turns.completed > core.completed
+                core.finish_turn(self._now_s)
+                # Callbacks may have submitted calls, and the core may have failed.
+                if not (done or core.has_queued or core.error is not None):
+                    break
         finally:
             self._is_working = False
         due = self._turns.deadline
-        if self._running:
-            due = min(due, self.env.now + self._tick_ns)
+        if not core.is_idle:
+            due = min(due, self.env.now + core.tick_ns)
         self._alarm.set(due if due != NEVER else None)

@@ -75,9 +75,9 @@ BUGS: dict[str, Bug] = {
         "job control ends a job with the first rank that leaves",
     ),
     "deaf": Bug(
-        "host_agent/agent.py",
-        'if kind == "PeerLost":\n            self._fail(self._watch.lost(event))',
-        'if kind == "PeerLost":\n            pass',
+        "host_agent/core.py",
+        "self.fail(self._watch.loss(event))",
+        "pass",
         "an agent does not act on the loss of a peer",
     ),
 }

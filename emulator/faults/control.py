@@ -89,8 +89,6 @@ class Session:
         self.info: JobInfo | None = None
         self.key: tuple[int, int] | None = None
         """Which start of the aggregator and which job there, once the job has begun."""
-        self.on_event: Callable[[Callable[[], None]], None] = lambda tell: tell()
-        """How events reach the agent: wakes it afterwards."""
         self._deadline_ns = control.env.now + int(timeout_s * NS)
         at(control.env, self._deadline_ns + int(ANSWER_GRACE_S * NS), self._give_up)
         self._callback: Callable[[Any], None] | None = None
@@ -99,7 +97,7 @@ class Session:
         self._connection: Connection | None = None
         self._try("")
 
-    # -- what HostAgent uses --
+    # -- what an agent uses --
 
     def events(self, callback: Callable[[Any], None]) -> None:
         self._callback = callback
@@ -162,11 +160,11 @@ class Session:
             self._connection.client_open = False
             self._decide(event)
         elif isinstance(event, (PeerLost, PeerLeft)):
-            self._tell(event)
+            self._report(event)
         elif isinstance(event, Ended) and self.info is None:
             self._decide(JoinError(event.reason))
         elif isinstance(event, Ended):
-            self._tell(AggregatorLost(event.reason))
+            self._report(AggregatorLost(event.reason))
 
     def disconnected(self, reason: str) -> None:
         """The stream has ended: before the job started one tries again, afterwards the aggregator is lost."""
@@ -175,7 +173,7 @@ class Session:
         if self.info is None:
             at(self.control.env, self.control.env.now + int(RETRY_S * NS), lambda _: self._try(reason))
         else:
-            self._tell(AggregatorLost(reason))
+            self._report(AggregatorLost(reason))
 
     def _give_up(self, _: Any) -> None:
         self._decide(JoinError("the aggregator took this rank in, but its job did not start in time"))
@@ -184,11 +182,11 @@ class Session:
         if not self.joined.triggered:
             self.joined.succeed(error)
 
-    def _tell(self, event: Any) -> None:
+    def _report(self, event: Any) -> None:
         if self._callback is None:
             self._early.append(event)
         else:
-            self.on_event(lambda: self._callback(event))
+            self._callback(event)
 
 
 class Control:

@@ -17,6 +17,7 @@ from emulator.faults.control import Session
 from emulator.faults.plan import Call, JobPlan
 from emulator.netsim.config import WIRE_OF
 from emulator.netsim.link import NS
+from host_agent.calls import Request
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
@@ -141,7 +142,6 @@ class Program:
             inbox_packets=self.world.plan.inbox_packets,
         )
         self.agent_endpoint = udp.endpoint(*self.address)
-        session.on_event = agent.hear
         self.world.plug(self.agent_endpoint, agent)
         pending, failed, self._due, self._is_late = [], False, {}, False
         for number, call in enumerate(self.job.calls):
@@ -192,15 +192,16 @@ class Program:
                 self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
             done.succeed(error is not None and not isinstance(error, SumOverflow))
 
-        agent.allreduce_address(
-            source.ctypes.data,
-            target.ctypes.data,
-            source.size,
-            call.dtype,
-            call.op,
-            on_done,
-            timeout_s=call.timeout_s,
-            keep=(source, target),
+        agent.submit(
+            Request(
+                source.ctypes.data,
+                target.ctypes.data,
+                source.size,
+                call.dtype,
+                call.op,
+                on_done,
+                timeout_s=call.timeout_s,
+                keep=(source, target),
+            )
         )
-        agent.work()
         return done

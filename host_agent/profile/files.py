@@ -3,7 +3,7 @@
     rank-N.json.gz    torch's profile (Kineto), as torch writes it
     rank-N.et.json    torch's execution trace of one iteration
     rank-N.sizes.json of collectives and gradients (sizes.py)
-    rank-N.wire.npz   of each of its agents: calls_K (recording.CALL) and packets_K (tape.PACKET)
+    rank-N.wire.npz   of each of its agents: calls_K (recording.CALL) and packets_K (packet_log.PACKET)
     rank-N.about.json whose trace this is, and what else is known
 
 Each is whole or not there. The last is written last: where it is, all are.
@@ -53,10 +53,10 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
     names = buckets.names_of_parameters()
     with _whole(folder / f"rank-{rank}.sizes.json") as path:
         path.write_text(json.dumps(capture.sizes.told(names)))
-    notes = capture.recording.notes
-    if notes:
-        arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(notes)}
-        arrays |= {f"packets_{k}": each.packets for k, each in enumerate(notes)}
+    logs = capture.recording.logs
+    if logs:
+        arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
+        arrays |= {f"packets_{k}": each.packets for k, each in enumerate(logs)}
         with _whole(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
             np.savez_compressed(file, **arrays)
     agents = [
@@ -73,7 +73,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
             "before": each.before,
             "after": each.after,
         }
-        for each in notes
+        for each in logs
     ]
     with _whole(folder / ABOUT.format(rank)) as path:
         path.write_text(json.dumps({"format": "switchml", "version": VERSION} | about | {"agents": agents}, indent=1))

@@ -10,6 +10,7 @@ chunk g lives in slot g mod S for one or more rounds. All arrays of a worker are
 take as one tuple.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -640,6 +641,55 @@ class Worker:
     def me(self) -> np.void:
         """The scalars and counters: a record of ME."""
         return self.state.me[0]
+
+    @property
+    def window(self) -> int:
+        """The most rounds in flight."""
+        return int(self.me["window"])
+
+    @property
+    def completed(self) -> int:
+        """Tasks done so far."""
+        return int(self.me["completed"])
+
+    @property
+    def error(self) -> int:
+        """OK, or why the worker stopped: one of ERROR_…."""
+        return int(self.me["error"])
+
+    @property
+    def error_chunk(self) -> int:
+        """The chunk in which it stopped."""
+        return int(self.me["error_chunk"])
+
+    @property
+    def rtt_ns(self) -> int:
+        """Smoothed round-trip time."""
+        return int(self.me["srtt"])
+
+    @property
+    def rto_ns(self) -> int:
+        """Retransmission timeout."""
+        return int(self.me["rto"])
+
+    @property
+    def progress_at_ns(self) -> int:
+        """When a chunk was last finished, or first sent with none under way."""
+        return int(self.me["progress_at"])
+
+    @property
+    def received(self) -> int:
+        """Results received."""
+        return int(self.me["received"])
+
+    @property
+    def waits(self) -> int:
+        """Wait packets received."""
+        return int(self.me["waits"])
+
+    def counters(self, names: Iterable[str]) -> dict[str, int]:
+        """The named counters since the worker began."""
+        return {name: int(self.me[name]) for name in names}
 
     @property
     def outstanding(self) -> int:

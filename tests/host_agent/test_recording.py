@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from host_agent import recording
-from host_agent.tape import RECEIVED, REPEATED, RESENT, SENT
+from host_agent.packet_log import RECEIVED, REPEATED, RESENT, SENT
 from tests.support.launch import LocalAggregator, contribution, join_all, leave_all, on_all, total
 
 SIZE = 40_000
@@ -41,22 +41,22 @@ def allreduce(agents, size: int = SIZE, dtype: str = "float32") -> None:
         np.testing.assert_array_equal(result, total(1, len(agents), size, dtype))
 
 
-def grown(notes: recording.Notes, name: str) -> int:
-    return notes.after[name] - notes.before[name]
+def grown(log: recording.AgentLog, name: str) -> int:
+    return log.after[name] - log.before[name]
 
 
-def agrees_with_counters(notes: recording.Notes) -> None:
-    counts = np.bincount(notes.packets["what"], minlength=4)
-    assert notes.lost == 0
-    assert counts[SENT] + counts[RESENT] == grown(notes, "sent")
-    assert counts[RESENT] == grown(notes, "retransmitted")
-    assert counts[RECEIVED] + counts[REPEATED] == grown(notes, "received")
+def agrees_with_counters(log: recording.AgentLog) -> None:
+    counts = np.bincount(log.packets["what"], minlength=4)
+    assert log.lost == 0
+    assert counts[SENT] + counts[RESENT] == grown(log, "sent")
+    assert counts[RESENT] == grown(log, "retransmitted")
+    assert counts[RECEIVED] + counts[REPEATED] == grown(log, "received")
 
 
 @pytest.mark.parametrize(("transport", "loss"), [("udp", "0"), ("udp", "0.05"), ("shm", "0")])
 def test_packets_are_what_the_counters_say(aggregator, record, monkeypatch, transport, loss):
     monkeypatch.setenv("SWITCHML_LOSS_RATE", loss)
-    agents = join_all(aggregator.address, 2, job=f"notes {transport} {loss}", transport=transport)
+    agents = join_all(aggregator.address, 2, job=f"recorded {transport} {loss}", transport=transport)
     try:
         allreduce(agents)
         running = record()
@@ -66,10 +66,10 @@ def test_packets_are_what_the_counters_say(aggregator, record, monkeypatch, tran
         allreduce(agents)
     finally:
         leave_all(agents)
-    notes = sorted(running.notes, key=lambda each: each.rank)
-    assert [each.rank for each in notes] == [0, 1]
+    log = sorted(running.logs, key=lambda each: each.rank)
+    assert [each.rank for each in log] == [0, 1]
     sent = []
-    for each in notes:
+    for each in log:
         agrees_with_counters(each)
         packets = each.packets
         first = packets[packets["what"] == SENT]
@@ -87,7 +87,7 @@ def test_packets_are_what_the_counters_say(aggregator, record, monkeypatch, tran
 
 
 def test_calls(aggregator, record):
-    agents = join_all(aggregator.address, 2, job="notes of calls")
+    agents = join_all(aggregator.address, 2, job="recorded calls")
     try:
         running = record()
         with recording.launching():
@@ -98,26 +98,26 @@ def test_calls(aggregator, record):
     finally:
         leave_all(agents)
     recording.stop(running)
-    for notes in running.notes:
-        calls = notes.calls_array()
+    for log in running.logs:
+        calls = log.calls_array()
         assert calls["tensor"].tolist() == [0, 1]
         assert calls["bytes"].tolist() == [10, 4 * SIZE]
-        assert (calls["launch"] >= 0).tolist() == [notes.rank == 0, False]
+        assert (calls["launch"] >= 0).tolist() == [log.rank == 0, False]
         assert not calls["failed"].any()
         assert (calls["submitted"] <= calls["started"]).all() and (calls["started"] <= calls["done"]).all()
-        agrees_with_counters(notes)
+        agrees_with_counters(log)
 
 
-def test_agents_that_join_later_take_notes_too(aggregator, record):
+def test_agents_that_join_later_are_recorded_too(aggregator, record):
     running = record()
     agents = join_all(aggregator.address, 2, job="late")
     try:
         allreduce(agents)
     finally:
         leave_all(agents)
-    assert [notes.ranks for notes in running.notes] == [(0, 1), (0, 1)]
-    for notes in running.notes:
-        agrees_with_counters(notes)
+    assert [log.ranks for log in running.logs] == [(0, 1), (0, 1)]
+    for log in running.logs:
+        agrees_with_counters(log)
 
 
 def test_a_full_tape_counts_what_it_lost(aggregator, record):
@@ -128,6 +128,6 @@ def test_a_full_tape_counts_what_it_lost(aggregator, record):
         recording.stop(running)
     finally:
         leave_all(agents)
-    for notes in running.notes:
-        assert len(notes.packets) == 10
-        assert notes.lost == grown(notes, "sent") + grown(notes, "received") - 10 > 0
+    for log in running.logs:
+        assert len(log.packets) == 10
+        assert log.lost == grown(log, "sent") + grown(log, "received") - 10 > 0

@@ -6,6 +6,7 @@ import simpy
 
 from emulator.faults.agent import VirtualAgent
 from emulator.netsim.packets import Packet
+from host_agent.calls import Request
 from switchml.control.client import JobInfo
 from switchml.control.membership import PeerLeft
 from switchml.errors import PeerLost
@@ -18,7 +19,7 @@ class Session:
     info = JobInfo("j", 0, 2, 1, 7, 0, 4, 4, 256, 0, ("10.0.0.1", 1), (), "")
 
     def events(self, callback):
-        self.tell = callback
+        self.report = callback
 
     def leave(self):
         pass
@@ -32,9 +33,8 @@ def test_a_late_wait_packet_proves_nothing(wait_at_ms, is_lost):
         env, session, rank=0, world_size=2, job="j", endpoint=1, send=lambda packet: None, inbox_packets=9
     )
     x, y = np.ones(8, np.float32), np.zeros(8, np.float32)
-    agent.allreduce_address(x.ctypes.data, y.ctypes.data, 8, "float32", "sum", ended.append, keep=(x, y))
-    agent.work()
-    agent.hear(lambda: session.tell(PeerLeft((1,), "rank 1 left the job")))
+    agent.submit(Request(x.ctypes.data, y.ctypes.data, 8, "float32", "sum", ended.append, keep=(x, y)))
+    session.report(PeerLeft((1,), "rank 1 left the job"))
     wait = np.frombuffer(WaitPacket(seq=0, tag=7, missing=(1,)).pack(), np.uint8)
     env.timeout(wait_at_ms * MS).callbacks.append(lambda _: agent.receive(Packet(wait, 0, 0)))
     env.run(until=env.now + 4000 * MS)

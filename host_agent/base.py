@@ -1,0 +1,177 @@
+"""What callers see of an agent, whichever way it reduces: at one aggregator (agent.py), at several (sharded.py)."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from host_agent import density, tensors
+from host_agent.calls import Handle, OnDone, Request
+from switchml.errors import ConfigError, UnsupportedTensor
+from switchml.protocol.sparse import Sparse
+from switchml.runtime.memory import f32_at
+
+SparseOption = density.Choice | Sparse | bool | str | None
+"""What callers may pass as `sparse` (density.choice)."""
+
+
+class Agent(abc.ABC):
+    """One rank of one job."""
+
+    job: str
+    rank: int
+    world_size: int
+    wire: str
+    """Lanes of float32 and half precision: int32, int16 or int8."""
+    transport: str
+    takes_sparse: bool
+    """Whether the aggregator accepts sparse streams."""
+
+    def __init__(self) -> None:
+        self._compressors: dict[tuple[str, str | None], Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.leave()
+
+    @property
+    @abc.abstractmethod
+    def global_ranks(self) -> tuple[int, ...]:
+        """The job's ranks as numbered in the caller's default process group."""
+
+    @global_ranks.setter
+    @abc.abstractmethod
+    def global_ranks(self, ranks: tuple[int, ...]) -> None: ...
+
+    @abc.abstractmethod
+    def submit(self, request: Request) -> None:
+        """Queue an all-reduce and return at once. `request.on_done` is called from a thread of the agent and must not
+        wait for another call of it.
+
+        Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
+        for a wire that is neither the job's nor int32.
+        """
+
+    @abc.abstractmethod
+    def leave(self) -> None:
+        """Leave the job and free everything; calls that are still under way fail. May be called twice."""
+
+    @abc.abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
+
+    @abc.abstractmethod
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        """Call `callback` once with the error that ends this agent's part in the job; at once if there is one. From
+        any thread."""
+
+    @abc.abstractmethod
+    def stats(self) -> dict[str, Any]:
+        """Counters since joining (`Core.stats`), and the transport."""
+
+    def allreduce(
+        self,
+        x: Any,
+        op: str = "sum",
+        async_op: bool = False,
+        out: Any = None,
+        timeout_s: float | None = None,
+        sparse: SparseOption = None,
+        *,
+        wire: str | None = None,
+        codec: str | None = None,
+        memory: str | None = None,
+        name: str = "",
+    ) -> Any:
+        """Sum or mean of `x` over all ranks, with the same bits on each.
+
+        `x`: NumPy array (float32, float64, float16, int32, int64) or CPU torch tensor (bfloat16 too), any shape, any
+        strides; it is not changed. The result is new, or in `out` (same shape and dtype, C-contiguous; may be `x`).
+        Returns it, or with `async_op` a Handle whose `wait()` does. Until then neither `x` nor `out` may be changed or
+        used in another call. Integer means truncate toward zero. `sparse`: overrides that of `join`; the same on all
+        ranks. Raises UnsupportedTensor; SumOverflow if an integer sum does not fit; PeerLost, AggregatorLost,
+        RanksDisagree; CollectiveTimeout after `timeout_s` seconds without the result, and then the job is over for this
+        rank.
+
+        `wire`: "int32" in place of the job's narrow lanes. `codec`: compresses float32 ("topk:ratio=0.01", see
+        docs/codecs.md) with `memory` for what is left out (None: the one that suits the codec); `name` tells tensors of
+        one size apart, as each has a memory of its own. A compressed all-reduce is several exchanges in one order on
+        all ranks, so it can't be `async_op`.
+        """
+        if op not in ("sum", "mean"):
+            raise ConfigError(f"op {op!r}: expected 'sum' or 'mean'")
+        if codec is not None:
+            if async_op or timeout_s is not None or wire is not None:
+                raise ConfigError(f"codec {codec!r} goes with none of async_op, timeout_s and wire")
+            return self._compressed(x, op, out, codec, memory, name)
+        if memory is not None:
+            raise ConfigError(f"memory {memory!r} needs a codec")
+        tensor = tensors.prepare(x, out)
+        handle = Handle()
+
+        def done(error: BaseException | None) -> None:
+            result = None
+            if error is None:
+                try:
+                    result = tensor.finish()
+                except BaseException as problem:
+                    error = problem
+            handle.finish(error, result)
+
+        self.allreduce_address(
+            tensor.source,
+            tensor.target,
+            tensor.numel,
+            tensor.dtype,
+            op,
+            done,
+            timeout_s=timeout_s,
+            keep=tensor,
+            sparse=sparse,
+            wire=wire,
+        )
+        return handle if async_op else handle.wait()
+
+    def _compressed(self, x: Any, op: str, out: Any, codec: str, memory: str | None, name: str) -> Any:
+        """`allreduce` with a codec: float32 of any shape, NumPy or torch, as there."""
+        from host_agent.compression.compressed import AgentReducer, Compressor  # codecs take a while to import
+
+        tensor = tensors.prepare(x, out)
+        if tensor.dtype != "float32":
+            raise UnsupportedTensor(f"dtype {tensor.dtype}: codecs take float32")
+        key = (codec, memory)
+        if key not in self._compressors:
+            self._compressors[key] = Compressor(AgentReducer(self), codec, memory)
+        # A copy: `out` may be `x`, and an exchange reads it to its end.
+        mean = self._compressors[key].allreduce(name, f32_at(tensor.source, tensor.numel).copy(), tuple(x.shape))
+        f32_at(tensor.target, tensor.numel)[:] = mean if op == "mean" else mean * np.float32(self.world_size)
+        return tensor.finish()
+
+    def allreduce_address(
+        self,
+        source: int,
+        target: int,
+        numel: int,
+        dtype: str,
+        op: str,
+        on_done: OnDone,
+        *,
+        timeout_s: float | None = None,
+        keep: object = None,
+        sparse: SparseOption = None,
+        wire: str | None = None,
+    ) -> None:
+        """Queue an all-reduce of `numel` elements from address `source` into `target` (may be equal); returns at once.
+
+        `dtype`: float32, float64, float16, bfloat16, int32 or int64. `wire`: "int32" in place of the job's own.
+        `on_done(None or error)` is called once, from the agent's thread, and must not wait for another call of this
+        agent. The memory must stay alive until then (`keep` holds it). `sparse`: overrides that of `join`.
+        """
+        choice = None if sparse is None else density.choice(sparse)
+        self.submit(Request(source, target, numel, dtype, op, on_done, timeout_s, keep, choice, wire))

@@ -1,0 +1,92 @@
+"""The packet log: where the agent's compiled loop records its packets during a recording (recording.py). Arrays of a
+fixed size, empty when nothing is recorded. Times are nanoseconds of CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from switchml.protocol import worker as rules
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import be32, serial_difference, u8_at
+
+SENT, RESENT, RECEIVED, REPEATED = range(4)
+"""Kinds of records: a round's first packet, a retransmission, an expected result, a result that was known already."""
+
+PACKET = np.dtype(
+    {
+        "names": ["at", "tensor", "chunk", "seq", "bytes", "what", "version"],
+        "formats": ["i8", "i4", "i4", "u4", "i4", "i1", "i1"],
+    },
+    align=True,
+)
+"""One packet. `tensor`: index of the all-reduce among its agent's; `chunk`: index in the tensor, -1 for a result of a
+round from before the recording; `seq`, with its version bit in `version`: the same on all ranks. `bytes`: without the
+headers below ours; 0 where a result was only asked for in shared memory. `what`: one of the kinds above."""
+
+
+class PacketLog(NamedTuple):
+    """PACKET[capacity]; int64[2]: records written, and records that did not fit; int64[S, 2, 2]: tensor and chunk of
+    the last round of each slot and version."""
+
+    packets: np.ndarray
+    counts: np.ndarray
+    rounds: np.ndarray
+
+
+def new_packet_log(capacity: int, slots: int) -> PacketLog:
+    """With a `capacity` of 0 nothing is recorded."""
+    return PacketLog(np.zeros(capacity, PACKET), np.zeros(2, np.int64), np.full((slots, 2, 2), -1, np.int64))
+
+
+@kernel
+def _write(log, what, at, tensor, chunk, seq, version, length):
+    if log.counts[0] == len(log.packets):
+        log.counts[1] += 1
+        return
+    packet = log.packets[log.counts[0]]
+    packet.at, packet.what, packet.tensor, packet.chunk = at, what, tensor, chunk
+    packet.seq, packet.version, packet.bytes = seq, version, length
+    log.counts[0] += 1
+
+
+@kernel
+def log_sent(log, worker, out, fresh, n, probe_only, at):
+    """The packets of the listed slots, `out[:n]`, leave now; those from `fresh` on are retransmissions, or with
+    `probe_only` questions without data."""
+    me = worker.me[0]
+    for i in range(n):
+        index = out[i]
+        slot = worker.slots[index]
+        version = slot.round & 1
+        tensor, chunk = slot.task, slot.chunk - worker.tasks[slot.task & (rules.TASKS - 1)].first
+        log.rounds[index, version, 0], log.rounds[index, version, 1] = tensor, chunk
+        seq = (me.isn + slot.round * me.slots + index) & 0xFFFFFFFF
+        length = 0 if probe_only and i >= fresh else slot.length
+        _write(log, RESENT if i >= fresh else SENT, at, tensor, chunk, seq, version, length)
+
+
+@kernel
+def is_awaited(worker, address):
+    """Whether the result at `address` is the one that its slot waits for. Call it before `rules.receive`."""
+    me = worker.me[0]
+    seq = be32(u8_at(address, 6), 2)
+    index = seq & (me.slots - 1)
+    slot = worker.slots[index]
+    return slot.busy and serial_difference(seq, me.isn + slot.round * me.slots + index) == 0
+
+
+@kernel
+def log_received(log, worker, address, length, awaited, at):
+    """`rules.receive` has taken a result."""
+    me = worker.me[0]
+    seq = be32(u8_at(address, 6), 2)
+    index = seq & (me.slots - 1)
+    version = (((seq - me.isn) & 0xFFFFFFFF) // me.slots) & 1
+    tensor, chunk = log.rounds[index, version, 0], log.rounds[index, version, 1]
+    if awaited:
+        slot = worker.slots[index]
+        tensor, chunk = slot.task, slot.chunk - worker.tasks[slot.task & (rules.TASKS - 1)].first
+    _write(log, RECEIVED if awaited else REPEATED, at, tensor, chunk, seq, version, length)
