@@ -183,7 +183,7 @@ class HostAgent(Agent):
         """Log calls and packets to `log` from now on; None: stop."""
         self.log = self.core.call_log = log
         assert self._loop is not None
-        self._loop = self._loop._replace(packet_log=self.new_packet_log(0) if log is None else log.packet_log)
+        self._loop = self._loop._replace(log=self.new_packet_log(0) if log is None else log.packet_log)
         os.eventfd_write(self._wake, 1)  # the running loop still has the earlier one
 
     # The thread

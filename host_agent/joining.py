@@ -184,7 +184,7 @@ def _shared_memory(name: str, transport: str) -> tuple[shm.Segment | None, str]:
         return None, ""
     if not name and transport == "shm":
         raise ConfigError(
-            "transport shm: the aggregator offers no shared memory (it loses packets on purpose, or is no "
+            "transport shm: the aggregator offers no shared memory (it is set to lose packets, or is no "
             "software aggregator)"
         )
     if not name:
