@@ -15,8 +15,9 @@ from emulator.report.tables import time_text
 from emulator.traces.joined import Joined
 from emulator.whatif import network as networks
 from emulator.whatif.buckets import gradients
-from emulator.whatif.network import TCP_SHARE, Network
+from emulator.whatif.network import Network
 from emulator.whatif.transfers import LEAST_FIXED_S, Transfer, fit
+from emulator.workload.graph import Collective
 from switchml.errors import ConfigError, GraphError
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
@@ -45,6 +46,8 @@ class Machine:
     """What these cost."""
     ranks: int
     """That all-reduce together."""
+    hierarchy: str = "auto"
+    """Of all-reduces that are placed elsewhere than in the trace: one of `emulator.cluster.algorithms.HIERARCHIES`."""
     codecs: dict[str, CodecCost] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
@@ -74,11 +77,16 @@ class Machine:
         """Who adds up gradients in the trace."""
         return self.network.algorithm
 
+    def network_of(self, placement: str) -> Network:
+        """The network with gradients added up elsewhere."""
+        if placement in ("", self.traced_placement):
+            return self.network
+        return dataclasses.replace(self.network, algorithm=placement, hierarchy=self.hierarchy)
+
     def transfer(self, placement: str) -> Transfer:
         """What an all-reduce costs there."""
-        if placement in ("", self.traced_placement):
-            return self.traced
-        return dataclasses.replace(self.network, algorithm=placement).transfer(self.ranks)
+        network = self.network_of(placement)
+        return self.traced if network is self.network else network.transfer(self.ranks)
 
     def codec(self, spec: str) -> CodecCost:
         """What a codec takes. Raises ConfigError for one that nobody has measured."""
@@ -94,11 +102,9 @@ class Machine:
             return dense
         codec = self.codec(spec)
         if codec.gathers:
-            network = self.network
-            per_byte_s = (self.ranks - 1) / (TCP_SHARE * network.link_bytes_per_s) + network.host_s_per_byte
-            return Transfer(codec.rounds * (self.ranks - 1) * network.latency_s, 1 / per_byte_s / codec.wire_share)
-        placed = dataclasses.replace(self.network, algorithm=placement or self.traced_placement)
-        again = placed.transfer(self.ranks, codec.lanes)
+            fixed_s, per_byte_s = self.network.line(self.ranks, Collective.ALL_GATHER)  # of what all ranks gather
+            return Transfer(codec.rounds * fixed_s, 1 / (self.ranks * per_byte_s) / codec.wire_share)
+        again = self.network_of(placement).transfer(self.ranks, codec.lanes)
         return Transfer(
             dense.fixed_s * codec.rounds,
             dense.bytes_per_s / codec.wire_share,
@@ -120,7 +126,7 @@ class Machine:
     def again(self, placement: str, specs: Iterable[str]) -> list[str]:
         """What is assumed of rounds that go again, for reports."""
         shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
-        placed = dataclasses.replace(self.network, algorithm=placement or self.traced_placement)
+        placed = self.network_of(placement)
         told = "as in the trace" if self.network.again_times is not None else "as in other jobs"
         return [
             f"the aggregator's exponents are guessed wrong for {share:.0%} of an all-reduce's first chunks in {lanes} "

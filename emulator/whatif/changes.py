@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from emulator.cluster import cluster as clusters
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.kernels import on_matrix_units
@@ -46,9 +47,18 @@ def latency(joined: Joined, *, seconds: float | None = None, factor: float | Non
     return networks.on(joined, dataclasses.replace(network, latency_s=each_s))
 
 
-def allreduce(joined: Joined, algorithm: str) -> Joined:
-    """All-reduces by another of `network.ALGORITHMS`, with the same links and the same costs of a step and a byte."""
-    return networks.on(joined, dataclasses.replace(networks.known(joined), algorithm=algorithm))
+def allreduce(joined: Joined, algorithm: str = "", hierarchy: str = "") -> Joined:
+    """All-reduces by another of `emulator.cluster.algorithms.ALGORITHMS` and HIERARCHIES, with the same links and the
+    same costs of a step and a byte. Empty: as they are, and for a new algorithm "auto"."""
+    network = networks.known(joined)
+    hierarchy = hierarchy or (network.hierarchy if algorithm in ("", network.algorithm) else "auto")
+    changed = dataclasses.replace(network, algorithm=algorithm or network.algorithm, hierarchy=hierarchy)
+    return networks.on(joined, changed)
+
+
+def cluster(joined: Joined, name: str) -> Joined:
+    """The network of a cluster, built in or a TOML file, whose nodes the ranks fill in their order."""
+    return networks.on(joined, Network.of_cluster(clusters.load(name), networks.known(joined)))
 
 
 def ranks(joined: Joined, count: int) -> Joined:

@@ -1,20 +1,22 @@
 """What communication would cost on another network: a model of few numbers, fitted to a trace's own all-reduces, and
 changed from there. A meeting keeps what it took beyond the model in the trace, so an unchanged network changes nothing.
 
-An all-reduce of S bytes among n ranks takes `steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`,
-with steps and volume by algorithm as in Thakur et al. (IJHPCA 2005), and for the switch as in SwitchML (NSDI 2021): S
-up and S down at the same time.
+What a collective costs on it, `emulator.cluster.collectives` says: of S bytes
+`steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`, with steps and volume by algorithm.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
+from emulator.cluster.cluster import Cluster, Interconnect, measured
+from emulator.cluster.collectives import check_all_reduce, cost
+from emulator.cluster.topology import place
 from emulator.traces.joined import Joined
 from emulator.whatif import repeated_rounds as again
 from emulator.whatif import transfers
@@ -22,26 +24,16 @@ from emulator.whatif.editing import reordered, with_meeting_seconds
 from emulator.workload.graph import NO_MEETING, Collective
 from switchml.errors import ConfigError, GraphError
 
-ALGORITHMS = ("ring", "tree", "hierarchical", "switchml", "ps")
-"""Of all-reduces. ps: one parameter server that all send to, with a link as each rank has one."""
 OF_BACKEND = {"switchml": "switchml"}
 """What a backend's all-reduce is; "ring" for the others."""
-TCP_SHARE = 1448 / 1514
-"""Of a link's bits that are data: segments of 1448 bytes in Ethernet frames, as tc counts them."""
-SWITCHML_SHARE = 1024 / (1024 + 10 + 8 + 20 + 14)
-"""The same for packets of 1024 bytes under our header, UDP, IPv4 and Ethernet (docs/protocol.md)."""
 TOO_MUCH = 2.0
 """More than so many times what links are said to carry can't be noise. (Some is usual: ranks that come early have begun
 before the last one comes, from when an all-reduce counts.)"""
 LEAST_LEFT = 0.05
 """Of what a meeting took, at least this is left when its transfer is made faster."""
 
-_PARTS_OF_RING = {
-    Collective.ALL_REDUCE: 1.0,
-    Collective.REDUCE_SCATTER: 0.5,
-    Collective.ALL_GATHER: 0.5,
-    Collective.ALL_TO_ALL: 0.5,
-}
+LARGE_BYTES = float(1 << 30)
+"""From this size on, costs grow in proportion to bytes."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class Network:
     """What joins the ranks."""
 
     algorithm: str
-    """Of all-reduces, one of ALGORITHMS."""
+    """Of all-reduces, one of `emulator.cluster.algorithms.ALGORITHMS`."""
     link_bytes_per_s: float
     """Of each host's link, each way."""
     latency_s: float
@@ -58,65 +50,67 @@ class Network:
     """What a byte of the buffer takes besides its way over links: copies, sums."""
     per_host: int = 1
     """Ranks that share a link."""
+    hierarchy: str = "auto"
+    """Who speaks to the network in all-reduces, one of `emulator.cluster.algorithms.HIERARCHIES`."""
     traced: str = ""
     """The algorithm that it was fitted to: what its rounds that went again took is in the other numbers."""
     again_times: float | None = None
     """How many times as many rounds as again.AGAIN go again; None: nobody knows, so as many."""
     assumptions: tuple[str, ...] = ()
 
+    cluster: Cluster | None = None
+    """The cluster whose network this is, at the rate and latency above; None: one that was fitted to measurements."""
+
     def __post_init__(self) -> None:
-        if self.algorithm not in ALGORITHMS:
-            raise ConfigError(f"unknown all-reduce {self.algorithm!r}; there are {', '.join(ALGORITHMS)}")
+        check_all_reduce(self.algorithm, self.hierarchy)
         if not (self.link_bytes_per_s > 0 and self.latency_s >= 0 and self.per_host >= 1):
             raise ConfigError(
                 f"links of {8 * self.link_bytes_per_s:g} bit/s with {self.latency_s:g} s of latency and "
                 f"{self.per_host} ranks: expected positive numbers"
             )
 
-    def volume(self, collective: int, ranks: int) -> float:
-        """What passes a link each way, over the message's size."""
-        if ranks <= 1 or collective == Collective.BARRIER:
-            return 0.0
-        hosts = -(-ranks // self.per_host)
-        if collective == Collective.ALL_REDUCE and self.algorithm != "ring":
-            return {
-                "tree": 1.0 if hosts <= 2 else 2.0,
-                "hierarchical": 2.0 * (hosts - 1) / hosts,
-                "switchml": float(self.per_host),
-                "ps": float(ranks),
-            }[self.algorithm]
-        ring = 2.0 * (ranks - 1) / ranks
-        return ring * _PARTS_OF_RING[Collective(collective)] if collective in _PARTS_OF_RING else 1.0
+    @classmethod
+    def of_cluster(cls, cluster: Cluster, like: Network) -> Network:
+        """The network of `cluster`, whose nodes the ranks fill one after the other; all-reduces go as in `like`."""
+        between = cluster.between
+        return dataclasses.replace(
+            like,
+            link_bytes_per_s=between.ports_per_node * between.port_bps / 8,
+            latency_s=between.hop_s,
+            host_s_per_byte=between.host_s_per_byte,
+            per_host=cluster.accelerators_per_node,
+            cluster=cluster,
+            assumptions=(f"{cluster.title}; {between.title}: {between.source}",),
+        )
 
-    def steps(self, collective: int, ranks: int) -> float:
-        """Messages that follow one another."""
-        if ranks <= 1:
-            return 0.0
-        log = math.ceil(math.log2(ranks))
-        if collective == Collective.ALL_REDUCE:
-            hosts = -(-ranks // self.per_host)
-            return {
-                "ring": 2.0 * (ranks - 1),
-                "tree": 2.0 * log,
-                "hierarchical": 2.0 * (hosts - 1) + 2.0 * (self.per_host - 1),
-                "switchml": 2.0,
-                "ps": 2.0,
-            }[self.algorithm]
-        if collective in _PARTS_OF_RING:
-            return ranks - 1.0
-        return {Collective.BARRIER: 2.0 * log, Collective.BROADCAST: log, Collective.REDUCE: log}.get(collective, 1.0)
+    @cached_property
+    def links(self) -> Interconnect:
+        """As `emulator.cluster` has it."""
+        if self.cluster is None:
+            return measured(self.link_bytes_per_s, self.latency_s, self.host_s_per_byte, self.per_host)
+        between = self.cluster.between
+        port_bps = 8 * self.link_bytes_per_s / between.ports_per_node
+        between = dataclasses.replace(
+            between, port_bps=port_bps, hop_s=self.latency_s, host_s_per_byte=self.host_s_per_byte
+        )
+        return dataclasses.replace(self.cluster, between=between)
 
     def seconds(self, size_bytes: float, ranks: int, collective: int = Collective.ALL_REDUCE) -> float:
         """Of one collective with nothing else on the network."""
-        share = SWITCHML_SHARE if collective == Collective.ALL_REDUCE and self.algorithm == "switchml" else TCP_SHARE
-        per_byte_s = self.volume(collective, ranks) / (share * self.link_bytes_per_s) + self.host_s_per_byte
-        return self.steps(collective, ranks) * self.latency_s + size_bytes * (per_byte_s if ranks > 1 else 0.0)
+        where = place(ranks, 1, self.per_host)
+        name = Collective(collective).name.lower()
+        return cost(self.links, name, size_bytes, where, self.algorithm, self.hierarchy).seconds
+
+    def line(self, ranks: int, collective: int = Collective.ALL_REDUCE) -> tuple[float, float]:
+        """(seconds, seconds a byte) of large collectives."""
+        large_s, double_s = (self.seconds(times * LARGE_BYTES, ranks, collective) for times in (1, 2))
+        return max(0.0, 2 * large_s - double_s), (double_s - large_s) / LARGE_BYTES
 
     def transfer(self, ranks: int, lanes: str = "int32") -> transfers.Transfer:
         """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, which no exponent is
         guessed for."""
-        fixed_s = self.seconds(0.0, ranks)
-        found = transfers.Transfer(fixed_s, 1.0 / max(self.seconds(1.0, ranks) - fixed_s, 1e-18))
+        fixed_s, per_byte_s = self.line(ranks)
+        found = transfers.Transfer(fixed_s, 1.0 / max(per_byte_s, 1e-18))
         if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):
             return found
         share = again.AGAIN[lanes] * (1.0 if self.again_times is None else self.again_times)
@@ -138,14 +132,22 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     if not per_host:
         hosts = {trace.host or f"rank {trace.rank}" for trace in joined.traces}
         per_host = max(1, len(joined.traces) // len(hosts)) if link_bps is None and len(hosts) > 1 else 1
+    if per_host >= ranks:
+        per_host = 1  # whatever joins the ranks of a single host is its network here
     model = Network(
-        algorithm, 1.0, 0.0, per_host=per_host, traced=algorithm, again_times=again.times_usual(joined.traces)
+        algorithm,
+        link_bytes_per_s=1.0,
+        latency_s=0.0,
+        per_host=per_host,
+        hierarchy=joined.traces[0].about.get("hierarchy", "none") if algorithm == "switchml" else "auto",
+        traced=algorithm,
+        again_times=again.times_usual(joined.traces),
     )
-    share = SWITCHML_SHARE if algorithm == "switchml" else TCP_SHARE
-    volume = model.volume(Collective.ALL_REDUCE, ranks) / share
+    _, volume = model.line(ranks)
+    steps, _ = dataclasses.replace(model, link_bytes_per_s=1e30, latency_s=1.0).line(ranks)
     most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
     told = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
-    latency_s = told.fixed_s / max(1.0, model.steps(Collective.ALL_REDUCE, ranks))
+    latency_s = told.fixed_s / max(1.0, steps)
     assumptions = (told.assumed,) if told.assumed else ()
     if link_bps is None:
         assumptions += ("all that an all-reduce takes for each byte is taken for its link's; say what links carry",)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from emulator.cli.bench.network import RATE
+from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
 
 INTERRUPTED = 130
 
@@ -66,6 +67,9 @@ class Bytes(click.ParamType):
     "--placements", type=Names(), default="switchml", show_default=True, help="Of switchml, ring, ps: those to try."
 )
 @click.option(
+    "--hierarchy", type=click.Choice(list(HIERARCHIES)), default="auto", show_default=True, help=HIERARCHY_HELP
+)
+@click.option(
     "--codec", "codecs", multiple=True, help="A codec to try; several times. [default: fp16, thc, topk 10 % and 1 %]"
 )
 @click.option(
@@ -90,6 +94,7 @@ def optimize(
     uniform: bool,
     link: float | None,
     placements: tuple[str, ...],
+    hierarchy: str,
     codecs: tuple[str, ...],
     codec_costs: Path | None,
     memory: float | None,
@@ -143,6 +148,7 @@ def optimize(
     machine = Machine.of(
         joined,
         link_bps=link,
+        hierarchy=hierarchy,
         codecs=known,
         memory=Memory(limit=memory or 0.0, activations=activations or 0.0),
         half_speed=half_speed,

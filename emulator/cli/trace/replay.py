@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from emulator.cli.bench.network import RATE, RATE_UNITS, TIME_UNITS, Quantity
+from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
 
 SIZE = Quantity("size", {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "K": 1 << 10, "M": 1 << 20}, "25MB")
 
@@ -51,7 +52,9 @@ class Slow(click.ParamType):
 @click.option("--ranks-per-host", type=click.IntRange(1), help="Ranks that share a link.  [default: as traced]")
 @click.option("--bandwidth", type=Change("rate", RATE_UNITS, "50mbit"), help="Links of another rate.")
 @click.option("--latency", type=Change("time", TIME_UNITS, "100us"), help="Of each step of a collective.")
-@click.option("--allreduce", help="ring, tree, hierarchical, switchml or ps.")
+@click.option("--allreduce", help=ALGORITHMS_HELP)
+@click.option("--hierarchy", type=click.Choice(list(HIERARCHIES)), help=HIERARCHY_HELP)
+@click.option("--cluster", help="The network of a built-in cluster or .toml file, whose nodes the ranks fill.")
 @click.option("--ranks", type=click.IntRange(1), help="As many in data parallel.")
 @click.option("--bucket-cap", type=SIZE, multiple=True, help="DDP's buckets; twice: first bucket's, then the others'.")
 @click.option("--codec", help="Compress gradients: a codec as in docs/codecs.md, its speed measured here.")
@@ -100,6 +103,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         if network is not None:
             report["network"] = {
                 "allreduce": network.algorithm,
+                "hierarchy": network.hierarchy,
                 "link_bps": 8 * network.link_bytes_per_s,
                 "latency_s": network.latency_s,
                 "host_s_per_byte": network.host_s_per_byte,
@@ -115,8 +119,8 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         _show(report)
 
 
-def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, ranks, bucket_cap, codec,
-             accelerator, without_straggler, slow):  # fmt: skip
+def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, hierarchy, cluster, ranks,
+             bucket_cap, codec, accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
     import dataclasses
 
@@ -135,8 +139,11 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     if accelerator:
         matrix, memory = _accelerator(accelerator, mean)
         found.append((f"accelerator {accelerator}", lambda one: changes.accelerator(one, matrix, memory)))
-    if allreduce:
-        found.append((f"all-reduce {allreduce}", lambda one: changes.allreduce(one, allreduce)))
+    if cluster:
+        found.append((f"network of {cluster}", lambda one: changes.cluster(one, cluster)))
+    if allreduce or hierarchy:
+        named = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
+        found.append((named, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")))
     if bandwidth:
         what, value = bandwidth
         arguments = {"factor": value} if what == "factor" else {"bps": value}

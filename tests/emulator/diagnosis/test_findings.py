@@ -11,8 +11,8 @@ from emulator.replay.engine import replay
 from emulator.traces.events import WireWhat
 from emulator.traces.join import MEAN
 from emulator.whatif.editing import in_front
-from emulator.whatif.network import SWITCHML_SHARE, TCP_SHARE
 from emulator.workload.graph import Kind
+from switchml.protocol.sizes import SWITCHML_SHARE, TCP_SHARE
 from tests.support.traced_jobs import Job, build, traced, wire_of
 
 HEALTHY = Job(bytes_per_s=5e10, latency_s=20e-6)
