@@ -111,7 +111,7 @@ def _udp_offload() -> list[Finding]:
 
 
 def _buffers() -> Finding:
-    from switchml.net.libc import grow_buffers
+    from switchml.net.sockets import grow_buffers
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         got = grow_buffers(sock, WANTED_BUFFER_BYTES)

@@ -20,7 +20,7 @@ import numpy as np
 
 from host_agent import loop
 from switchml.errors import ConfigError
-from switchml.net import frames, libc
+from switchml.net import frames, sockets
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
@@ -148,7 +148,7 @@ def bound(ip: str) -> socket.socket:
 
 def buffer_bytes(transport: Transport) -> int:
     """Grow the receive buffer as far as it goes, and return its size."""
-    return libc.grow_buffers(transport.raw if transport.raw is not None else transport.socket, 4 << 20)
+    return sockets.grow_buffers(transport.raw if transport.raw is not None else transport.socket, 4 << 20)
 
 
 def own_address(host: str, job: str, rank: int) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.net import libc, udp
+from switchml.net import libc, sockets, udp
 from switchml.protocol import fixedpoint, pool
 from switchml.protocol.packet import CODE_BIAS, HEADER_BYTES
 from switchml.runtime.jit import compile_once, kernel
@@ -180,7 +180,7 @@ def _datagrams() -> tuple[float, float]:
         sender, receiver = (stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2))
         for sock in (sender, receiver):
             sock.bind(("127.0.0.1", 0))
-            libc.grow_buffers(sock, 4 << 20)
+            sockets.grow_buffers(sock, 4 << 20)
         rows = np.zeros((_PACKETS, PACKET_BYTES), np.uint8)
         outgoing, incoming = udp.new_packets(_PACKETS), udp.new_packets(udp.RECEIVE_PACKETS)
         outgoing.address[:] = rows.ctypes.data + np.arange(_PACKETS, dtype=np.uint64) * PACKET_BYTES
@@ -200,7 +200,7 @@ def _stream() -> tuple[float, float]:
     with ours, theirs:
         data, buffer = bytes(_STREAM_BYTES), bytearray(_STREAM_BYTES)
         for sock in (ours, theirs):
-            libc.grow_buffers(sock, 4 * _STREAM_BYTES)
+            sockets.grow_buffers(sock, 4 * _STREAM_BYTES)
         times = np.zeros((_ROUNDS, 2))
         for i in range(_ROUNDS):
             started = time.perf_counter_ns()

@@ -22,7 +22,7 @@ from switchml.errors import ConfigError, ControlError, ProgramAbort
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.p4switch.ports.packet_io import Batch
+    from switchml.net.packet_io import Batch
 
 log = logging.getLogger("switchml.bmv2")
 

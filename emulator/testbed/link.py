@@ -2,9 +2,9 @@
 from another. This is what a kernel without netem lacks.
 
 A link is one direction. The fate of every packet is decided by a generator of the link's own that is seeded: the n-th
-packet of a link meets the same fate in every run, whether it came alone or in a train (trains.py). All links of a
-thread are served by one compiled loop. Between two interfaces (wires.py) the sockets are AF_PACKET; tests use plain
-datagrams. The rate of a link is not our business but that of the queue in front of it.
+packet of a link meets the same fate in every run, whether it came alone or in a train (switchml/net/trains.py). All
+links of a thread are served by one compiled loop. Between two interfaces (wires.py) the sockets are packet sockets;
+tests use plain datagrams. The rate of a link is that of the queue in front of it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numba.core import types
 
-from emulator.testbed.trains import FRAME_BYTES, MOST_PACKETS, layout, without
 from switchml.errors import ConfigError
 from switchml.net import libc
 from switchml.net.impair import random
+from switchml.net.messages import (
+    Messages,
+    bytes_of,
+    new_messages,
+    new_receive_messages,
+    receive_messages,
+    send_messages,
+)
+from switchml.net.trains import MAX_HEADER_BYTES, MAX_PACKETS, VIRTIO_BYTES, count_packets, without
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import copy_bytes
 
+FRAME_BYTES = VIRTIO_BYTES + 14 + 4 + 65535
+"""The largest frame: a virtio header, Ethernet with a VLAN tag, and as much as IPv4 can say."""
 BATCH = 64
 """Frames that one system call takes or hands over."""
 CAPACITY_FRAMES, LEAST_CAPACITY_BYTES = 1 << 14, 1 << 20
@@ -32,11 +41,8 @@ COUNTS = ("received", "lost", "sent", "failed")
 kernel when sent."""
 RECEIVED, LOST, SENT, FAILED = range(len(COUNTS))
 
-_CUT_BYTES = 8 * FRAME_BYTES
-_MSG_DONTWAIT = 0x40
+_CUT_BYTES = FRAME_BYTES + MAX_PACKETS * MAX_HEADER_BYTES
 _NEVER = np.int64(0x7FFFFFFFFFFFFFFF)
-_POLLIN = 1
-_ppoll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
 
 
 class Links(NamedTuple):
@@ -47,8 +53,8 @@ class Links(NamedTuple):
     consecutive parts; `frames` int64[k, F, 3]: a frame's offset, its length, when it is due (ns); `ends` int64[k, 2]:
     frames sent on and frames taken so far, modulo F rows of `frames`.
     For one call at a time: `staging` uint8[BATCH, FRAME_BYTES], `cut` uint8[_CUT_BYTES] what is left of trains,
-    `cut_lengths` int64[MOST_PACKETS], `kept` bool[MOST_PACKETS], `tx_packets` int64[BATCH] packets in each message.
-    The rest are message headers for recvmmsg and sendmmsg as io/libc.py describes them, and pollfds.
+    `cut_lengths` int64[MAX_PACKETS], `kept` bool[MAX_PACKETS], `packets` int64[BATCH] those in each message to be sent.
+    The rest are message headers and entries for poll.
     """
 
     fds: np.ndarray
@@ -63,11 +69,9 @@ class Links(NamedTuple):
     cut: np.ndarray
     cut_lengths: np.ndarray
     kept: np.ndarray
-    tx_packets: np.ndarray
-    rx_headers: np.ndarray
-    rx_iovecs: np.ndarray
-    tx_headers: np.ndarray
-    tx_iovecs: np.ndarray
+    packets: np.ndarray
+    incoming: Messages
+    outgoing: Messages
     polls: np.ndarray
 
 
@@ -92,7 +96,8 @@ def new_links(
     if capacity_bytes < 2 * FRAME_BYTES:
         raise ConfigError(f"capacity of {capacity_bytes} bytes: expected at least {2 * FRAME_BYTES}")
     k = len(pairs)
-    links = Links(
+    staging = np.zeros((BATCH, FRAME_BYTES), np.uint8)
+    return Links(
         fds=np.array(pairs, np.int64).reshape(k, 2),
         odds=np.full(k, loss),
         delay=np.full(k, round(delay_s * 1e9), np.int64),
@@ -101,24 +106,15 @@ def new_links(
         bytes=np.zeros((k, capacity_bytes), np.uint8),
         frames=np.zeros((k, CAPACITY_FRAMES, 3), np.int64),
         ends=np.zeros((k, 2), np.int64),
-        staging=np.zeros((BATCH, FRAME_BYTES), np.uint8),
+        staging=staging,
         cut=np.zeros(_CUT_BYTES, np.uint8),
-        cut_lengths=np.zeros(MOST_PACKETS, np.int64),
-        kept=np.zeros(MOST_PACKETS, np.bool_),
-        tx_packets=np.zeros(BATCH, np.int64),
-        rx_headers=np.zeros((BATCH, 8), np.uint64),
-        rx_iovecs=np.zeros((BATCH, 2), np.uint64),
-        tx_headers=np.zeros((BATCH, 8), np.uint64),
-        tx_iovecs=np.zeros((BATCH, 2), np.uint64),
+        cut_lengths=np.zeros(MAX_PACKETS, np.int64),
+        kept=np.zeros(MAX_PACKETS, np.bool_),
+        packets=np.zeros(BATCH, np.int64),
+        incoming=new_receive_messages(staging),
+        outgoing=new_messages(BATCH),
         polls=np.zeros(k + 1 + 2, np.int64),
     )
-    row = np.arange(BATCH, dtype=np.uint64)
-    links.rx_iovecs[:, 0] = links.staging.ctypes.data + row * np.uint64(FRAME_BYTES)
-    links.rx_iovecs[:, 1] = FRAME_BYTES
-    for headers, iovecs in ((links.rx_headers, links.rx_iovecs), (links.tx_headers, links.tx_iovecs)):
-        headers[:, 2] = iovecs.ctypes.data + row * np.uint64(16)
-        headers[:, 3] = 1
-    return links
 
 
 @kernel
@@ -146,11 +142,9 @@ def _take(links, link, now):
     room = min(room, BATCH)
     if room == 0:
         return 0
-    count = libc.recvmmsg(links.fds[link, 0], links.rx_headers, room, _MSG_DONTWAIT)
-    if count <= 0:
-        return 0
+    count = receive_messages(links.fds[link, 0], links.incoming, 0, room)
     for i in range(count):
-        length = np.int64(links.rx_headers[i, 7] & np.uint64(0xFFFFFFFF))
+        length = bytes_of(links.incoming, i)
         copy_bytes(links.bytes[link, start:].ctypes.data, links.staging[i].ctypes.data, length)
         frame = links.frames[link, links.ends[link, 1] % CAPACITY_FRAMES]
         frame[0], frame[1], frame[2] = start, length, now + links.delay[link]
@@ -161,16 +155,20 @@ def _take(links, link, now):
 
 @kernel
 def _flush(links, link, messages):
-    done = 0
-    while done < messages:
-        result = libc.sendmmsg(links.fds[link, 1], links.tx_headers, done, messages - done, _MSG_DONTWAIT)
-        if result > 0:
-            for i in range(done, done + result):
-                links.counts[link, SENT] += links.tx_packets[i]
-            done += result
-        elif libc.errno() != libc.EINTR:
-            links.counts[link, FAILED] += links.tx_packets[done]  # the queue behind us is full, as on a real switch
-            done += 1
+    send_messages(links.fds[link, 1], links.outgoing, messages, libc.MSG_DONTWAIT)
+    for i in range(messages):  # one that failed found the queue behind us full, as on a real switch
+        links.counts[link, FAILED if links.outgoing.errors[i] else SENT] += links.packets[i]
+
+
+@kernel
+def _add(links, link, messages, at, length, packets):
+    """One more frame to be sent; how many there are then."""
+    if messages == BATCH:
+        _flush(links, link, messages)
+        messages = 0
+    links.outgoing.iovecs[messages, 0], links.outgoing.iovecs[messages, 1] = at, length
+    links.packets[messages] = packets
+    return messages + 1
 
 
 @kernel
@@ -192,29 +190,21 @@ def _hand_over(links, link, now):
         offset, length, due = links.frames[link, links.ends[link, 0] % CAPACITY_FRAMES]
         if due > now:
             break
-        at = np.uint64(links.bytes[link, offset:].ctypes.data)
-        header, size, packets = layout(at, length)
-        if messages == BATCH or links.cut.size - cut_used < length + packets * header:
+        at = np.int64(links.bytes[link, offset:].ctypes.data)
+        packets, header, size = count_packets(at, length)
+        if links.cut.size - cut_used < length + packets * header:
             _flush(links, link, messages)
             messages = cut_used = 0
         links.counts[link, RECEIVED] += packets
         remaining = _lose(links, link, packets) if links.odds[link] > 0 else packets
         if remaining == packets:
-            links.tx_iovecs[messages, 0], links.tx_iovecs[messages, 1] = at, length
-            links.tx_packets[messages] = packets
-            messages += 1
+            messages = _add(links, link, messages, at, length, packets)
         elif remaining:
-            out = np.uint64(links.cut[cut_used:].ctypes.data)
-            pieces = without(at, length, header, size, links.kept[:packets], out, links.cut_lengths)
-            for i in range(pieces):
-                if messages == BATCH:
-                    _flush(links, link, messages)
-                    messages = 0
+            out = np.int64(links.cut[cut_used:].ctypes.data)
+            for i in range(without(at, length, links.kept[:packets], out, links.cut_lengths)):
                 piece = links.cut_lengths[i]
-                links.tx_iovecs[messages, 0], links.tx_iovecs[messages, 1] = out, piece
-                links.tx_packets[messages] = (piece - header + size - 1) // size
-                messages += 1
-                out += np.uint64(piece)
+                messages = _add(links, link, messages, out, piece, (piece - header + size - 1) // size)
+                out += piece
                 cut_used += piece
         links.ends[link, 0] += 1
     # The bytes of a frame are free from here on, and nothing is received before they are sent.
@@ -253,12 +243,9 @@ def serve(links, stop):
             continue
         for link in range(k):
             fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # a full link does not wake us
-            links.polls[link] = (fd & 0xFFFFFFFF) | (_POLLIN << 32)
-        links.polls[k] = np.int64(stop) | (_POLLIN << 32)
+            links.polls[link] = libc.poll_entry(fd)
+        links.polls[k] = libc.poll_entry(stop)
         due = next_due(links)
-        pause = max(due - now, 0)
-        links.polls[k + 1], links.polls[k + 2] = pause // 1_000_000_000, pause % 1_000_000_000
-        address = links.polls.ctypes.data
-        limit = np.uint64(0) if due == _NEVER else np.uint64(address + np.uint64(8 * (k + 1)))
-        if _ppoll(address, k + 1, limit, 0) > 0 and links.polls[k] >> 48:
+        libc.poll(links.polls, k + 1, np.int64(-1) if due == _NEVER else max(due - now, 0))
+        if libc.is_ready(links.polls[k]):
             return

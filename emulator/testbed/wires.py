@@ -16,24 +16,17 @@ import threading
 import numpy as np
 
 from emulator.testbed.link import COUNTS, new_links, serve
-from switchml.net import libc
+from switchml.net.sockets import attach, new_packet_socket
 from switchml.runtime.jit import compile_once
 
 SOCKET_BUFFER_BYTES = 32 << 20
 
-_SOL_PACKET, _PACKET_VNET_HDR, _PACKET_IGNORE_OUTGOING = 263, 15, 23
-_ETH_P_ALL = 3
-
 
 def open_interface(name: str) -> socket.socket:
-    """Everything that arrives at an interface of this namespace, and a way to send from it. Frames come and go with a
-    virtio header, so that trains stay trains and checksums that the kernel has put off stay put off (packet(7)).
-    """
-    sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)  # protocol 0: nothing arrives before bind
-    sock.setsockopt(_SOL_PACKET, _PACKET_VNET_HDR, 1)
-    sock.setsockopt(_SOL_PACKET, _PACKET_IGNORE_OUTGOING, 1)
-    libc.grow_buffers(sock, SOCKET_BUFFER_BYTES)
-    sock.bind((name, _ETH_P_ALL))
+    """Everything that arrives at an interface of this namespace, and a way to send from it. Trains stay trains, and
+    checksums that the kernel has put off stay put off."""
+    sock = new_packet_socket(name, buffer_bytes=SOCKET_BUFFER_BYTES)
+    attach(sock, name)
     return sock
 
 

@@ -22,7 +22,7 @@ from switchml.aggregator.loop import MAX_JOBS, MAX_SENDERS
 from switchml.control.dataplane import JobCounters, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
-from switchml.net import impair, libc, shm, udp
+from switchml.net import impair, shm, sockets, udp
 from switchml.protocol import packet as wire_format
 from switchml.protocol.pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
 from switchml.runtime.jit import compile_once
@@ -147,7 +147,7 @@ class SoftwareDataplane:
                 f"data port {bind}:{port}: {error.strerror}; choose another with --data-port, or 0 for any free one"
             ) from None
         self.address = self._socket.getsockname()
-        self.receive_buffer_bytes = libc.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
+        self.receive_buffer_bytes = sockets.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(self._socket, self._wake, uplink, downlink)
         self._jobs: dict[int, _JobState] = {}

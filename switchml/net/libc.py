@@ -5,8 +5,6 @@ disk; a ctypes pointer would be an address of one process. Structures are built 
 AArch64 Linux layout: iovec is 2 words, mmsghdr 8, sockaddr_in 2.
 """
 
-import socket
-
 import numpy as np
 from llvmlite import ir
 from numba.core import types
@@ -27,13 +25,14 @@ CLOCK_MONOTONIC = 1
 POLLIN = 1
 EAGAIN = 11
 EINTR = 4
+EINVAL = 22
 EIO = 5
+MSG_DONTWAIT = 0x40
 
 SOL_UDP = 17
 UDP_SEGMENT = 103
 UDP_GRO = 104
 """linux/udp.h; UDP_SEGMENT since Linux 4.18, UDP_GRO since 5.0."""
-SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
 
 
 @intrinsic
@@ -70,33 +69,39 @@ def sendmmsg(fd, headers, first, count, flags):
 
 
 @kernel
-def wait_readable(fd_a, fd_b, timeout_ns, scratch):
-    """Sleep until one of two descriptors is readable or `timeout_ns` is over (negative: no limit).
+def poll(polls, count, timeout_ns):
+    """ppoll(2): sleep until one of `count` descriptors is readable or `timeout_ns` is over (negative: no limit).
 
-    `scratch` int64[>= 6]. Returns a bit set: 1 = fd_a, 2 = fd_b.
+    `polls` int64[>= count + 2]: each descriptor as `poll_entry` has it (those behind them are overwritten). Returns how
+    many are readable; `is_ready` says which.
     """
-    scratch[0] = np.int64(fd_a) | (np.int64(POLLIN) << 32)
-    scratch[1] = np.int64(fd_b) | (np.int64(POLLIN) << 32)
-    scratch[2] = timeout_ns // 1_000_000_000
-    scratch[3] = timeout_ns % 1_000_000_000
-    limit = np.uint64(0) if timeout_ns < 0 else np.uint64(scratch.ctypes.data + 16)
-    if _poll(scratch.ctypes.data, 2, limit, 0) <= 0:
+    polls[count], polls[count + 1] = timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000
+    limit = np.uint64(0) if timeout_ns < 0 else np.uint64(polls[count:].ctypes.data)
+    return _poll(polls.ctypes.data, count, limit, 0)
+
+
+@kernel
+def poll_entry(fd):
+    """A descriptor for `poll`; -1 is never readable."""
+    return (np.int64(fd) & 0xFFFFFFFF) | (POLLIN << 32)
+
+
+@kernel
+def is_ready(entry):
+    """Whether `poll` found the descriptor of an entry readable."""
+    return entry >> 48 != 0
+
+
+@kernel
+def wait_readable(fd_a, fd_b, timeout_ns, scratch):
+    """`poll` for two descriptors; `scratch` int64[>= 4]. Returns a bit set: 1 = fd_a, 2 = fd_b."""
+    scratch[0], scratch[1] = poll_entry(fd_a), poll_entry(fd_b)
+    if poll(scratch, 2, timeout_ns) <= 0:
         return 0
-    return (1 if scratch[0] >> 48 else 0) | (2 if scratch[1] >> 48 else 0)
+    return (1 if is_ready(scratch[0]) else 0) | (2 if is_ready(scratch[1]) else 0)
 
 
 @kernel
 def give_way():
     """Let another process that is ready run on this core (sched_yield)."""
     _sched_yield()
-
-
-def grow_buffers(sock: socket.socket, size_bytes: int) -> int:
-    """Ask for socket buffers of `size_bytes`, beyond rmem_max where the process may; returns the receive buffer's real
-    size."""
-    for force, plain in ((SO_RCVBUFFORCE, socket.SO_RCVBUF), (SO_SNDBUFFORCE, socket.SO_SNDBUF)):
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, force, size_bytes)
-        except OSError:  # not root: as much as net.core.rmem_max and wmem_max allow
-            sock.setsockopt(socket.SOL_SOCKET, plain, size_bytes)
-    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)

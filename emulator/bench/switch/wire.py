@@ -17,12 +17,12 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from emulator.p4switch.ports import packet_io
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.state import State
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.idl import interface
 from switchml.errors import ConfigError
+from switchml.net import packet_io, sockets
 
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
@@ -150,21 +150,20 @@ def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
     io = packet_io.new_packet_io()
     data = np.frombuffer(b"".join(frames) + bytes(64), dtype=np.uint8)
     lengths = np.array([len(frame) for frame in frames], dtype=np.int64)
-    records = np.zeros((len(frames), 4), dtype=np.int64)
-    records[:, 1] = data.ctypes.data + np.cumsum(lengths) - lengths
-    records[:, 2] = lengths
-    with packet_io.new_socket(f"{names[0]}p") as sock:
-        packet_io.attach(sock, f"{names[0]}p", receive=False)
+    addresses = data.ctypes.data + np.cumsum(lengths) - lengths
+    with sockets.new_packet_socket(f"{names[0]}p") as sock:
+        sockets.attach(sock, f"{names[0]}p", 0, promiscuous=True)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _left(names):  # the switch takes frames once its kernels are there
             if time.monotonic() > deadline:
                 raise ConfigError("nothing came out of the switch")
-            packet_io.send_frames(io, sock.fileno(), 0, records[:BATCH], False)
+            packet_io.send_frames(io, sock.fileno(), addresses[:BATCH], lengths[:BATCH], packet_io.APART)
             time.sleep(0.1)
         for warm_up in (True, False):
             before, start, at = _left(names), time.perf_counter(), 0
             while time.perf_counter() - start < (seconds / 4 if warm_up else seconds):
-                packet_io.send_frames(io, sock.fileno(), 0, records[at : at + BATCH], False)
+                part = slice(at, at + BATCH)
+                packet_io.send_frames(io, sock.fileno(), addresses[part], lengths[part], packet_io.APART)
                 at = (at + BATCH) % (len(frames) // BATCH * BATCH)
             spent = time.perf_counter() - start
         return (_left(names) - before) / spent

@@ -12,7 +12,7 @@ from switchml.errors import ConfigError
 if TYPE_CHECKING:
     import numpy as np
 
-    from emulator.p4switch.ports.packet_io import Batch
+    from switchml.net.packet_io import Batch
 
 Frames = Iterable[tuple[int, bytes]]
 """(port, frame) pairs."""

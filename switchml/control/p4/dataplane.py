@@ -34,7 +34,7 @@ from switchml.control.p4.tables import (
     switch_changes,
 )
 from switchml.errors import ConfigError, ControlError
-from switchml.net import libc
+from switchml.net import sockets
 
 log = logging.getLogger("switchml.control")
 
@@ -360,7 +360,7 @@ class P4Dataplane(p4_base.P4Base):
 def udp_window_bytes() -> int:
     """What a UDP port of our switch can hold unread, if the switch may ask for as much as this process may."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        return libc.grow_buffers(probe, SOCKET_BYTES)
+        return sockets.grow_buffers(probe, SOCKET_BYTES)
 
 
 def _rounds_under_way(ranks: Sequence[dict[str, int]]) -> int:

@@ -8,7 +8,7 @@ import socket
 import numpy as np
 import zmq
 
-from switchml.net import libc, udp
+from switchml.net import sockets, udp
 from switchml.net.tunnel.messages import MESSAGE_BYTES, gather, scatter
 from switchml.runtime.jit import compile_once
 
@@ -34,7 +34,7 @@ class Relay:
                 self.socket.bind((bind_ip, 0))
             self.socket.connect(peer)  # so that the kernel refuses packets from anybody else
             self.socket.setblocking(False)
-            self.receive_buffer_bytes = libc.grow_buffers(self.socket, SOCKET_BUFFER_BYTES)
+            self.receive_buffer_bytes = sockets.grow_buffers(self.socket, SOCKET_BUFFER_BYTES)
             self.address: tuple[str, int] = self.socket.getsockname()
             self._to = udp.endpoint(*peer)
             self._io = buffers.io_of(self.socket)

@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.testbed import link
-from emulator.testbed.link import COUNTS, FAILED, LOST, RECEIVED, SENT, move, new_links, next_due
-from emulator.testbed.trains import FRAME_BYTES
+from emulator.testbed.link import COUNTS, FAILED, FRAME_BYTES, LOST, RECEIVED, SENT, move, new_links, next_due
 from switchml.errors import ConfigError
-from tests.emulator.testbed.test_trains import UDP, train
+from tests.switchml.net.test_lossy_trains import UDP, train
 
 NEVER = 2**63 - 1
 

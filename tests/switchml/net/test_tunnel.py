@@ -25,7 +25,7 @@ from host_agent.agent import HostAgent
 from switchml.control import v2_pb2
 from switchml.control.server import Controller
 from switchml.errors import AggregatorLost, ConfigError, JoinError
-from switchml.net import libc, tunnel, udp
+from switchml.net import libc, sockets, tunnel, udp
 from switchml.net.tunnel import messages
 from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total, until
 
@@ -39,7 +39,7 @@ class Plain:
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
         self.socket.settimeout(PATIENCE_S)
-        libc.grow_buffers(self.socket, 4 << 20)
+        sockets.grow_buffers(self.socket, 4 << 20)
         self.address = self.socket.getsockname()
         self.io = udp.new_udp_io(self.socket)
         self.socket.setsockopt(libc.SOL_UDP, libc.UDP_GRO, 0)

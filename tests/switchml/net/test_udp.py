@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchml.net import libc, udp
+from switchml.net import libc, sockets, udp
 
 MILLISECOND = 1_000_000
 
@@ -24,7 +24,7 @@ class End:
     def __init__(self, gro: bool = True, segmentation: bool = True):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
-        libc.grow_buffers(self.socket, 4 << 20)
+        sockets.grow_buffers(self.socket, 4 << 20)
         self.io = udp.new_udp_io(self.socket)
         self.endpoint = udp.endpoint(*self.socket.getsockname())
         if not gro and udp.probe_offload(self.socket)[1]:
@@ -273,5 +273,5 @@ def test_now_is_the_monotonic_clock():
 
 def test_grow_buffers_says_what_the_kernel_gave(ends):
     end = ends()
-    got = libc.grow_buffers(end.socket, 1 << 16)
+    got = sockets.grow_buffers(end.socket, 1 << 16)
     assert got == end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 1 << 16

@@ -18,6 +18,7 @@ from emulator.p4switch.program.loader import loader
 from emulator.p4switch.switch import Switch
 from emulator.testbed.namespaces import Lab
 from switchml.errors import ConfigError
+from switchml.net import packet_ring
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
 from scapy.layers.inet import IP, UDP  # noqa: E402
@@ -289,7 +290,7 @@ def test_interfaces_change_over_to_their_kernels(cold, ports, wire):
 def test_every_way_to_receive(monkeypatch, cold, ports, request, has_ring, is_warm):
     """Tags, trains of datagrams and streams of TCP come right with kernels or without, through a ring or without."""
     if not has_ring:
-        monkeypatch.setattr(live, "new_ring", lambda sock: None)
+        monkeypatch.setattr(live, "new_ring", lambda sock: packet_ring.no_ring())
     if is_warm:
         cold.set()
     hosts = request.getfixturevalue("wire")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.testbed.trains import VIRTIO_BYTES, layout, without
+from switchml.net.trains import VIRTIO_BYTES, count_packets, without
 
 TCP, UDP = 6, 17
 NEEDS_CSUM = 1
@@ -75,11 +75,11 @@ def packets_of(frame: bytes) -> list[tuple]:
 
 def cut_out(frame: bytes, kept: list[bool]) -> list[bytes]:
     array = np.frombuffer(bytes(frame), np.uint8)
-    header, size, packets = layout(array.ctypes.data, len(array))
+    packets, header, _ = count_packets(array.ctypes.data, len(array))
     assert packets == len(kept)
     out = np.zeros(len(array) + packets * header, np.uint8)
     lengths = np.zeros(packets, np.int64)
-    count = without(array.ctypes.data, len(array), header, size, np.array(kept), out.ctypes.data, lengths)
+    count = without(array.ctypes.data, len(array), np.array(kept), out.ctypes.data, lengths)
     edges = np.cumsum((0, *lengths[:count]))
     return [out[a:b].tobytes() for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
@@ -107,7 +107,7 @@ def test_layout(protocol):
     header = IP_AT + 20 + (8 if protocol == UDP else 32)
     for payload, packets in ((2500, 3), (2000, 2)):
         frame = np.frombuffer(bytes(train(protocol, bytes(payload), 1000)), np.uint8)
-        assert layout(frame.ctypes.data, len(frame)) == (header, 1000, packets)
+        assert count_packets(frame.ctypes.data, len(frame)) == (packets, header, 1000)
 
 
 def test_anything_else_is_one_packet():
@@ -118,4 +118,4 @@ def test_anything_else_is_one_packet():
     other[IP_AT + 9] = 47
     for data in (single, arp, other, train(TCP, bytes(3000), 1000)[:50], b"", b"12345"):
         frame = np.frombuffer(bytes(data) or b"\0", np.uint8)
-        assert layout(frame.ctypes.data, len(data)) == (0, 0, 1)
+        assert count_packets(frame.ctypes.data, len(data)) == (1, 0, 0)

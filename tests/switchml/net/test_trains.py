@@ -1,4 +1,4 @@
-"""Superframes are cut into the packets that Linux would have sent, and joined from packets that belong together."""
+"""Trains are cut into the packets that Linux would have sent, and joined from packets that belong together."""
 
 import logging
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.p4switch.ports import packet_io, plain, superframes
+from emulator.p4switch.ports.interpreted import interpreted
+from switchml.net import checksum, packet_io, trains
 from switchml.runtime.memory import u8_at
 
 logging.getLogger("scapy.runtime").setLevel(logging.ERROR)
@@ -42,17 +43,17 @@ def one_s_sum(data: bytes) -> int:
     return total or (0xFFFF if any(data) else 0)
 
 
-def cut(frame: np.ndarray, length: int, size: int, start: int, offset: int) -> list[bytes]:
+def cut(frame: np.ndarray, length: int, size: int, start: int, offset: int, kernel=trains.cut) -> list[bytes]:
     out = np.zeros(2_000_000, np.uint8)
     places, lengths = np.zeros(4096, np.int64), np.zeros(4096, np.int64)
-    n, _ = superframes.cut(frame.ctypes.data, length, size, start, offset, out.ctypes.data, out.size, places, lengths)
+    n, _ = kernel(frame.ctypes.data, length, size, start, offset, out.ctypes.data, out.size, places, lengths)
     return [text(places[i], lengths[i]) for i in range(n)]
 
 
 @given(st.binary(max_size=300), st.integers(0, 0xFFFF))
 def test_checksum(data, start):
     memory = raw(data)
-    found = superframes.checksum(memory.ctypes.data, len(data), start)
+    found = checksum.ones_sum(memory.ctypes.data, len(data), start)
     assert found % 0xFFFF == (one_s_sum(data) + start) % 0xFFFF
     assert (found == 0) == (not any(data) and start == 0)
 
@@ -83,22 +84,22 @@ def test_cut(network, transport, n_bytes, size):
             part.flags = ("C" if at == 0 else "") + ("PA" if last else "A")
         expected.append(bytes(layers / part / payload[at : at + size]))
     assert packets == expected
-    assert plain.cut(frame, size, start, offset) == expected
+    assert cut(raw(bytes(frame)), len(frame), size, start, offset, interpreted(trains.cut)) == expected
 
 
 @given(st.binary(min_size=60, max_size=200), st.integers(0, 300), st.integers(0, 300), st.integers(0, 20))
 def test_frames_that_make_no_sense_are_not_cut(data, size, start, offset):
     packets = cut(raw(data), len(data), size, start, offset)
     assert all(len(packet) <= len(data) for packet in packets)
-    assert packets == plain.cut(bytearray(data), size, start, offset)
+    assert packets == cut(raw(data), len(data), size, start, offset, interpreted(trains.cut))
 
 
 @given(st.binary(max_size=64), st.integers(0, 70), st.integers(0, 70))
 def test_completed_checksums(data, start, offset):
-    frame, plainly = raw(data), bytearray(data)
-    superframes.complete(frame.ctypes.data, len(data), start, offset)
-    plain.complete(plainly, start, offset)
-    assert bytes(frame[: len(data)]) == plainly
+    frame, plainly = raw(data), raw(data)
+    checksum.complete(frame.ctypes.data, len(data), start, offset)
+    interpreted(checksum.complete)(plainly.ctypes.data, len(data), start, offset)
+    assert bytes(frame) == bytes(plainly)
 
 
 def datagrams(n: int, size: int, *, first_id: int = 65530, last: int | None = None, **udp) -> list[bytes]:
@@ -110,13 +111,15 @@ def datagrams(n: int, size: int, *, first_id: int = 65530, last: int | None = No
 
 
 def joined(packets: list[bytes]) -> int:
-    """How many of the packets would go into one superframe."""
+    """How many of the packets would go into one train."""
     frames = [raw(packet) for packet in packets]
     places = [(frame.ctypes.data, len(packet)) for frame, packet in zip(frames, packets, strict=True)]
-    if not superframes.is_joinable(*places[0]):
+    if not trains.is_joinable(*places[0]):
         return 1
     n = 1
-    while n < len(places) and superframes.is_joinable(*places[n]) and superframes.follows(*places[0], n, *places[n]):
+    while n < len(places) and places[n][1] <= places[0][1] and trains.is_joinable(*places[n]):
+        if not trains.follows(places[0][0], n, places[n][0]):
+            break
         n += 1
     return n
 
@@ -139,23 +142,30 @@ def test_what_is_joined():
 def test_joined_packets_are_cut_into_the_same(last):
     packets = datagrams(40, 1000, last=last)
     payload = b"".join(packet[42:] for packet in packets)
-    virtio, headers, first = np.zeros(16, np.uint8), np.zeros(64, np.uint8), raw(packets[0])
-    superframes.join_headers(virtio, headers, first.ctypes.data, len(packets[0]), len(payload))
-    frame = headers[:42].tobytes() + payload
-    size, start, offset = (int.from_bytes(virtio[at : at + 2].tobytes(), "little") for at in (4, 6, 8))
-    assert (virtio[0], virtio[1], size) == (superframes.NEEDS_CHECKSUM, superframes.UDP_SEGMENTS, 1000)
+    headers, first = np.zeros(64, np.uint8), raw(packets[0])
+    trains.join_headers(headers.ctypes.data, first.ctypes.data, len(packets[0]) - 42, len(payload))
+    frame = headers[10:52].tobytes() + payload
+    flags, segmentation, size, start, offset = trains.virtio_fields(headers.ctypes.data)
+    assert (flags, segmentation, size) == (trains.NEEDS_CHECKSUM, trains.UDP_SEGMENTS, 1000)
     assert cut(raw(frame), len(frame), size, start, offset) == packets
 
 
-def test_a_vlan_tag_comes_back():
-    control = np.zeros(8, np.uint64)
-    control[:2] = 36, 263 | (8 << 32)
-    data = control.view(np.uint8)
+@pytest.mark.parametrize("run", [lambda kernel: kernel, interpreted], ids=["compiled", "interpreted"])
+def test_a_vlan_tag_comes_back(run):
+    io, batch = packet_io.new_packet_io(1), packet_io.new_batch()
+    packet = bytes(ETHER / b"payload")
+    message = u8_at(int(io.incoming.iovecs[0, 0]), 10 + len(packet))
+
+    def take() -> tuple[int, bytes]:
+        message[:] = np.frombuffer(bytes(10) + packet, np.uint8)
+        count, _ = run(packet_io.take_message)(io, 0, batch, 0, 0)
+        return count, text(batch.address[0], batch.length[0])
+
+    io.incoming.headers[0, 5], io.incoming.headers[0, 7] = 36, len(message)
+    io.incoming.control[0, :2] = 36, 263 | (8 << 32)
+    data = io.incoming.control[0].view(np.uint8)
     data[16] = 0x50
     data[32:36] = 0x05, 0x20, 0xA8, 0x88  # tag 0x2005, kind 0x88a8
-    packet = bytes(ETHER / b"payload")
-    memory = raw(bytes(16) + packet)
-    assert packet_io._with_tag(control, memory.ctypes.data + 16) == 4
-    assert memory[12:].tobytes()[: len(packet) + 4] == packet[:12] + b"\x88\xa8\x20\x05" + packet[12:]
+    assert take() == (1, packet[:12] + b"\x88\xa8\x20\x05" + packet[12:])
     data[16] = 0
-    assert packet_io._with_tag(control, memory.ctypes.data + 16) == 0
+    assert take() == (1, packet)

@@ -1,0 +1,88 @@
+"""Kernels as the plain Python that they were compiled from: how ports work until their kernels are there, which takes
+a while on a machine's first start.
+
+What plain Python can't do, or does very slowly (memory at an address, system calls, sums over bytes), is replaced.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+from collections.abc import Callable
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numba.core.dispatcher import Dispatcher
+
+from switchml.net import checksum, libc
+from switchml.runtime import memory
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def interpreted(kernel: Dispatcher) -> Callable[..., Any]:
+    """A kernel's Python function; the kernels that it calls are interpreted, too."""
+    return _of(kernel)
+
+
+def _of(value: Any) -> Any:
+    """What stands for a global name's value."""
+    if isinstance(value, Dispatcher):
+        function = value.py_func
+        return _REPLACED.get(value) or FunctionType(function.__code__, _globals(function.__globals__))
+    if isinstance(value, ModuleType) and value.__name__.startswith("switchml."):
+        return SimpleNamespace(**_globals(vars(value)))
+    return _INTRINSICS.get(getattr(value, "__name__", ""), value)
+
+
+_twins: dict[str, dict[str, Any]] = {}
+
+
+def _globals(names: dict[str, Any]) -> dict[str, Any]:
+    """The globals of a module, with all kernels interpreted."""
+    module = names["__name__"]
+    if module not in _twins:
+        _twins[module] = {"__builtins__": builtins}  # before it is filled: functions refer to each other
+        _twins[module].update({name: _of(value) for name, value in names.items() if not name.startswith("__")})
+    return _twins[module]
+
+
+def _array_at(kind: type) -> Callable[[int, int], np.ndarray]:
+    def array(address: int, count: int) -> np.ndarray:
+        size = int(count) * np.dtype(kind).itemsize
+        return np.frombuffer((ctypes.c_char * size).from_address(int(address)), kind) if size else np.zeros(0, kind)
+
+    return array
+
+
+def _store(address: int, value: int) -> None:
+    ctypes.c_uint64.from_address(int(address)).value = int(value)
+
+
+def _ones_sum(at: int, count: int, start: int) -> int:
+    data = ctypes.string_at(int(at), int(count)) + bytes(int(count) % 2)
+    total = int.from_bytes(data, "big") + int(start)
+    return total % 0xFFFF or (0xFFFF if total else 0)
+
+
+def _recvmmsg(fd: int, headers: np.ndarray, count: int, flags: int) -> int:
+    return _libc.recvmmsg(int(fd), ctypes.c_void_p(headers.ctypes.data), int(count), flags, None)
+
+
+def _sendmmsg(fd: int, headers: np.ndarray, first: int, count: int, flags: int) -> int:
+    return _libc.sendmmsg(int(fd), ctypes.c_void_p(headers[first:].ctypes.data), int(count), flags)
+
+
+_REPLACED: dict[Dispatcher, Callable[..., Any]] = {
+    memory.u8_at: _array_at(np.uint8),
+    memory.copy_bytes: lambda to, source, count: ctypes.memmove(int(to), int(source), int(count)),
+    checksum.ones_sum: _ones_sum,
+    libc.recvmmsg: _recvmmsg,
+    libc.sendmmsg: _sendmmsg,
+    libc.errno: ctypes.get_errno,
+}
+_INTRINSICS = {
+    "load_acquire": lambda address: ctypes.c_uint64.from_address(int(address)).value,
+    "store_release": _store,
+}

@@ -1,0 +1,110 @@
+"""Batches of messages as recvmmsg(2) and sendmmsg(2) take them: headers, the pieces of memory that each message
+gathers, addresses and control data, all in arrays whose parts point at each other."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from switchml.net import libc
+from switchml.runtime.jit import kernel
+
+CONTROL_BYTES = 64
+_NAME, _NAME_BYTES, _IOVECS, _PARTS, _CONTROL, _CONTROL_BYTES, _FLAGS, _RESULT = range(8)
+"""Words of a struct mmsghdr."""
+
+
+class Messages(NamedTuple):
+    """n messages of up to k pieces. `headers` uint64[n, 8]: struct mmsghdr. `iovecs` uint64[n, 2k]: address and length
+    of each piece. `names` uint64[n, 2]: struct sockaddr_in. `control` uint64[n, 8]. `errors` int64[n]: errno of each
+    message after `send_messages`, 0 if it was sent."""
+
+    headers: np.ndarray
+    iovecs: np.ndarray
+    names: np.ndarray
+    control: np.ndarray
+    errors: np.ndarray
+
+
+def new_messages(count: int, parts: int = 1, *, named: bool = False) -> Messages:
+    """Headers that point at their pieces, control data and, if `named`, addresses."""
+    messages = Messages(
+        headers=np.zeros((count, 8), np.uint64),
+        iovecs=np.zeros((count, 2 * parts), np.uint64),
+        names=np.zeros((count, 2), np.uint64),
+        control=np.zeros((count, CONTROL_BYTES // 8), np.uint64),
+        errors=np.zeros(count, np.int64),
+    )
+    for i, header in enumerate(messages.headers):
+        header[_NAME] = messages.names[i].ctypes.data if named else 0
+        header[_NAME_BYTES] = 16 if named else 0
+        header[_IOVECS], header[_PARTS] = messages.iovecs[i].ctypes.data, parts
+    return messages
+
+
+def new_receive_messages(buffers: np.ndarray, offset: int = 0, *, named: bool = False) -> Messages:
+    """Messages that are received into uint8 buffers[i, offset:], with control data."""
+    messages = new_messages(len(buffers), named=named)
+    for i, header in enumerate(messages.headers):
+        messages.iovecs[i] = buffers[i].ctypes.data + offset, buffers.shape[1] - offset
+        header[_CONTROL] = messages.control[i].ctypes.data
+    return messages
+
+
+@kernel
+def receive_messages(fd, messages, first, most):
+    """Receive up to `most` messages, number `first` and those behind it, without waiting; how many came."""
+    for i in range(first, first + most):
+        messages.headers[i, _NAME_BYTES] = 16
+        messages.headers[i, _CONTROL_BYTES] = CONTROL_BYTES
+        messages.headers[i, _FLAGS] = 0
+    return max(libc.recvmmsg(fd, messages.headers[first:], most, libc.MSG_DONTWAIT), 0)
+
+
+@kernel
+def bytes_of(messages, number):
+    """Bytes of a received message."""
+    return np.int64(messages.headers[number, _RESULT] & np.uint64(0xFFFFFFFF))
+
+
+@kernel
+def control_at(messages, number, level, kind, size_bytes):
+    """Where the content of a received message's control data lies; 0 unless it is of that level and kind, and of
+    `size_bytes` at least."""
+    control = messages.control[number]
+    is_there = messages.headers[number, _CONTROL_BYTES] >= np.uint64(16 + size_bytes)
+    return np.int64(control[2:].ctypes.data) if is_there and control[1] == np.uint64(level | (kind << 32)) else 0
+
+
+@kernel
+def put_control(messages, number, level, kind, value):
+    """Give a message to be sent a 16-bit option as control data."""
+    control = messages.control[number]
+    control[0], control[1], control[2] = 18, level | (kind << 32), value
+    header = messages.headers[number]
+    header[_CONTROL], header[_CONTROL_BYTES] = control.ctypes.data, 24
+
+
+@kernel
+def clear_control(messages, number):
+    """Send a message without control data."""
+    messages.headers[number, _CONTROL] = messages.headers[number, _CONTROL_BYTES] = 0
+
+
+@kernel
+def send_messages(fd, messages, count, flags):
+    """Send the first `count` messages; how many the kernel refused. Those are passed over, as if they were lost."""
+    sent = failed = 0
+    while sent < count:
+        result = libc.sendmmsg(fd, messages.headers, sent, count - sent, flags)
+        if result > 0:
+            messages.errors[sent : sent + result] = 0
+            sent += result
+            continue
+        error = libc.errno()
+        if error != libc.EINTR:
+            messages.errors[sent] = error
+            sent += 1
+            failed += 1
+    return failed

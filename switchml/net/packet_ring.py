@@ -1,0 +1,104 @@
+"""Frames from a packet socket through a ring of memory that Linux fills as they arrive (packet(7), TPACKET_V2), so that
+taking one costs no system call and no copy.
+
+A frame that is too long for its slot comes whole through the socket, and its slot says so: trains do, and frames beyond
+SLOT_BYTES. Order is that of the slots. Version 2, not 3, because it shows each frame when it comes; version 3 waits
+until a block is full or some milliseconds are over.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import socket
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from switchml.net import packet_io
+from switchml.net.messages import receive_messages
+from switchml.net.sockets import COPY_THRESHOLD, RX_RING, SOL_PACKET, VERSION
+from switchml.net.trains import VIRTIO_BYTES, le16
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import load_acquire, store_release, u8_at
+
+log = logging.getLogger("switchml.net")
+
+SLOTS = 2048
+"""Frames that can wait."""
+SLOT_BYTES = 2048
+"""Room for one, with what Linux writes about it."""
+
+_BLOCK_BYTES = 1 << 16
+_TPACKET_V2 = 1
+_WITH_KERNEL, _WITH_US, _IS_IN_QUEUE = 0, 1, 2
+"""Bits of a slot's status."""
+# struct tpacket2_hdr: status (4), length (4), captured (4), offset of the frame (2), … VLAN tag at 24, its kind at 26
+_CAPTURED, _FRAME_AT, _TAG, _TAG_KIND = 8, 12, 24, 26
+
+
+class Ring(NamedTuple):
+    """`memory` uint8[SLOTS * SLOT_BYTES], shared with Linux, or empty where there is no ring; `place` int64[2]: the
+    next slot to look at, and how many before it are ours still."""
+
+    memory: np.ndarray
+    place: np.ndarray
+
+
+def no_ring() -> Ring:
+    """For a socket without one."""
+    return Ring(np.zeros(0, np.uint8), np.zeros(2, np.int64))
+
+
+def new_ring(sock: socket.socket) -> Ring:
+    """A ring for a socket that is not attached yet; none where Linux has no memory for one."""
+    size = SLOTS * SLOT_BYTES
+    try:
+        sock.setsockopt(SOL_PACKET, VERSION, _TPACKET_V2)
+        sock.setsockopt(SOL_PACKET, COPY_THRESHOLD, 1)
+        request = struct.pack("IIII", _BLOCK_BYTES, size // _BLOCK_BYTES, SLOT_BYTES, SLOTS)
+        sock.setsockopt(SOL_PACKET, RX_RING, request)
+        return no_ring()._replace(memory=np.frombuffer(mmap.mmap(sock.fileno(), size), np.uint8))
+    except OSError as error:
+        log.debug("no ring of %d bytes for a packet socket: %s", size, error.strerror)
+        return no_ring()
+
+
+@kernel
+def _give_back(base, ring):
+    """Give the slots of the batch before back to Linux."""
+    following = ring.place[0]
+    for slot in range(following - ring.place[1], following):
+        store_release(np.uintp(base + slot % SLOTS * SLOT_BYTES), np.uint64(_WITH_KERNEL))
+    ring.place[1] = 0
+
+
+@kernel
+def receive_ring(io, ring, fd, batch):
+    """As `packet_io.receive_frames`, from a ring if there is one."""
+    if len(ring.memory) == 0:
+        return packet_io.receive_frames(io, fd, batch)
+    base = np.int64(ring.memory.ctypes.data)
+    _give_back(base, ring)
+    count, used, messages = 0, 0, 0
+    for _ in range(packet_io.MESSAGES):
+        at = base + ring.place[0] % SLOTS * SLOT_BYTES
+        first = np.int64(load_acquire(np.uintp(at)))  # status and length
+        status, length = first & 0xFFFFFFFF, first >> 32
+        if not status & _WITH_US:
+            break
+        ring.place[0] += 1
+        ring.place[1] += 1
+        slot = u8_at(at, SLOT_BYTES)
+        if status & _IS_IN_QUEUE:
+            if receive_messages(fd, io.incoming, messages, 1) == 1:
+                count, used = packet_io.take_message(io, messages, batch, count, used)
+                messages += 1
+        elif le16(slot, _CAPTURED) | le16(slot, _CAPTURED + 2) << 16 == length:  # else there was no room for all of it
+            frame_at = at + le16(slot, _FRAME_AT) - VIRTIO_BYTES
+            tag, kind = le16(slot, _TAG), le16(slot, _TAG_KIND)
+            count, used = packet_io.take_frame(
+                io, frame_at, length + VIRTIO_BYTES, status, tag, kind, batch, count, used
+            )
+    return count

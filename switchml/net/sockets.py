@@ -1,0 +1,81 @@
+"""How sockets are opened: buffers as large as the system gives, and packet sockets on a network interface (AF_PACKET,
+packet(7)), which carry whole Ethernet frames, each behind a virtio header (trains.py)."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+
+from switchml.errors import ConfigError
+
+BUFFER_BYTES = 16 << 20
+"""Receive and send buffer of a packet socket."""
+ETH_P_IP, ETH_P_ALL = 0x0800, 0x0003
+SOL_PACKET = 263
+ADD_MEMBERSHIP, RX_RING, COPY_THRESHOLD, AUXDATA, VERSION, VNET_HDR, IGNORE_OUTGOING = 1, 5, 7, 8, 10, 15, 23
+"""linux/if_packet.h."""
+
+_PROMISCUOUS = 1
+_SO_RCVBUFFORCE, _SO_SNDBUFFORCE, _SO_ATTACH_FILTER = 33, 32, 26
+_LDH, _LDB, _JEQ, _RET = 0x28, 0x30, 0x15, 0x06
+"""linux/filter.h: load 16 or 8 bits of the frame, jump if equal, return how much of it to keep."""
+
+
+def grow_buffers(sock: socket.socket, size_bytes: int) -> int:
+    """Ask for socket buffers of `size_bytes`, beyond rmem_max where the process may; returns the receive buffer's real
+    size."""
+    for force, plain in ((_SO_RCVBUFFORCE, socket.SO_RCVBUF), (_SO_SNDBUFFORCE, socket.SO_SNDBUF)):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, force, size_bytes)
+        except OSError:  # not root: as much as net.core.rmem_max and wmem_max allow
+            sock.setsockopt(socket.SOL_SOCKET, plain, size_bytes)
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+
+def new_packet_socket(interface: str, *, buffer_bytes: int = BUFFER_BYTES) -> socket.socket:
+    """A packet socket for an interface, at which nothing arrives before `attach`. Raises ConfigError."""
+    try:
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    except PermissionError:
+        raise ConfigError(
+            f"interface {interface}: only root may open packet sockets; anybody may use UDP (a switch's port "
+            "udp:ADDRESS:PORT, an agent's transport udp or frames)"
+        ) from None
+    sock.setsockopt(SOL_PACKET, VNET_HDR, 1)
+    sock.setsockopt(SOL_PACKET, IGNORE_OUTGOING, 1)
+    grow_buffers(sock, buffer_bytes)
+    return sock
+
+
+def attach(sock: socket.socket, interface: str, protocol: int = ETH_P_ALL, *, promiscuous: bool = False) -> None:
+    """Have what arrives at an interface arrive at a packet socket (`protocol` 0: nothing), and what is sent leave
+    there. Raises ConfigError, having closed the socket."""
+    try:
+        sock.bind((interface, protocol))
+        if promiscuous:
+            member = struct.pack("iHH8s", socket.if_nametoindex(interface), _PROMISCUOUS, 0, b"")
+            sock.setsockopt(SOL_PACKET, ADD_MEMBERSHIP, member)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"can't open interface {interface!r}: {error.strerror or error}") from error
+
+
+def receive_only_udp(sock: socket.socket, port: int) -> None:
+    """Have the kernel drop what is not UDP over IPv4 for this port."""
+    program = b"".join(
+        struct.pack("HBBI", *instruction)
+        for instruction in (
+            (_LDH, 0, 0, 12),
+            (_JEQ, 0, 5, ETH_P_IP),
+            (_LDB, 0, 0, 23),
+            (_JEQ, 0, 3, socket.IPPROTO_UDP),
+            (_LDH, 0, 0, 36),
+            (_JEQ, 0, 1, port),
+            (_RET, 0, 0, 0xFFFFFFFF),
+            (_RET, 0, 0, 0),
+        )
+    )
+    code = ctypes.create_string_buffer(program, len(program))
+    about = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(code))
+    sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, about)
