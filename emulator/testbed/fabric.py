@@ -1,8 +1,5 @@
-"""The networks of `switchml mininet`: hosts, links and switches, built with Mininet in a world of their own (world.py).
-
-    one switch     h1 ─┐                 two racks     h1 ─ r1 ─┐
-                   h2 ─┼─ s1                           h2 ─ r1  ├─ s1
-                   h3 ─┘                               h3 ─ r2 ─┘   …
+"""The networks of `switchml mininet`: hosts, links and switches of a layout (layout.py), built with Mininet in a world
+of their own (world.py).
 
 Every link has the same rate both ways, kept by tbf in front of it as in star.py; loss and delay, if any, are those of
 link.py, in a node of their own through which all links run. Switches are in the root namespace, as Mininet has them.
@@ -16,9 +13,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import importlib.util
-import ipaddress
 import os
-import shutil
 import socket
 import struct
 import subprocess
@@ -28,72 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.testbed import star
-from emulator.testbed.namespaces import Namespace, run
-from emulator.testbed.star import INTERFACE, LinkOptions, QueueCounts, Wires
+from emulator.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, ROOT, WIRES, Layout
+from emulator.testbed.namespaces import Namespace, find_program, run
+from emulator.testbed.star import INTERFACE, QueueCounts, Wires
 from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
     from emulator.testbed.nodes import Net
 
-NETWORK = ipaddress.ip_network("10.0.0.0/16")
-BRIDGE, P4, BMV2 = "bridge", "p4", "bmv2"
-MAX_HOSTS = 32
-"""Ranks that a P4 switch takes."""
-ROOT, CONTROL, WIRES = "root", "ctl", "wires"
-CONTROL_MAC = 0x02_00_00_00_FE_01
 _SIOCETHTOOL, _ETHTOOL_STXCSUM, _ETHTOOL_SSG = 0x8946, 0x17, 0x19  # linux/sockios.h, linux/ethtool.h
 DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """`racks` 1: all hosts at the switch s1. Else hosts are spread over so many switches r1, r2, … below s1, as evenly
-    as it goes, neighbours together. `switch`: what kind all of them are; P4 and BMV2 run `program`. Hosts are numbered
-    from 0 here, and h1 is the first one's name."""
-
-    hosts: int
-    link: LinkOptions
-    switch: str = BRIDGE
-    racks: int = 1
-    program: Path | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.hosts <= MAX_HOSTS:
-            raise ConfigError(f"{self.hosts} hosts: expected 1 to {MAX_HOSTS}")
-        if not 1 <= self.racks <= self.hosts:
-            raise ConfigError(f"{self.racks} racks for {self.hosts} hosts: expected 1 to {self.hosts}")
-
-    @property
-    def switches(self) -> list[str]:
-        """s1 first."""
-        return ["s1"] + ([f"r{rack + 1}" for rack in range(self.racks)] if self.racks > 1 else [])
-
-    def switch_of(self, host: int) -> str:
-        return f"r{host * self.racks // self.hosts + 1}" if self.racks > 1 else "s1"
-
-    @property
-    def cables(self) -> list[tuple[str, str]]:
-        """(lower end, upper end) of each link: those of the hosts, in order, then those between switches."""
-        hosts = [(f"h{host + 1}", self.switch_of(host)) for host in range(self.hosts)]
-        return hosts + [(switch, "s1") for switch in self.switches[1:]]
-
-    def address(self, host: int) -> str:
-        return str(NETWORK[host + 1])
-
-    def mac(self, host: int) -> int:
-        return 0x02_00_00_00_00_01 + host
-
-    def switch_address(self, name: str) -> str:
-        return str(NETWORK[0xFF01 + self.switches.index(name)])
-
-    def switch_mac(self, name: str) -> int:
-        return 0x02_00_00_00_FF_01 + self.switches.index(name)
-
-    @property
-    def control_address(self) -> str:
-        """Of the root namespace in this network."""
-        return self.switch_address("s1") if self.switch == BRIDGE else str(NETWORK[0xFE01])
 
 
 @dataclass(frozen=True)
@@ -114,7 +54,7 @@ class Fabric:
 
     def __init__(self, layout: Layout):
         check_programs(layout.switch)
-        from emulator.testbed.nodes import Net
+        from emulator.testbed.nodes import Net  # needs Mininet, which `check_programs` has looked for
 
         self.layout = layout
         self._captures: list[subprocess.Popen] = []
@@ -263,10 +203,6 @@ def finish_packets(interface: str) -> None:
             value = ctypes.create_string_buffer(struct.pack("II", feature, 0))
             request = struct.pack("16sQ16x", interface.encode(), ctypes.addressof(value))
             fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
-
-
-def find_program(name: str) -> str | None:
-    return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
 def _name(name: str, pid: int) -> Namespace:

@@ -30,7 +30,8 @@ _CLONE_NEWNET = 0x40000000
 _PR_SET_PDEATHSIG = 1
 _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-.+")
 _SBIN = os.pathsep.join(["/usr/sbin", "/sbin"])
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a process besides Ctrl-C."""
 
 Result = TypeVar("Result")
 
@@ -106,8 +107,8 @@ class Lab:
 
     def __enter__(self) -> Lab:
         if threading.current_thread() is threading.main_thread():
-            for number in _ENDING_SIGNALS:
-                self._handlers[number] = signal.signal(number, _raise_exit)
+            for number in ENDING_SIGNALS:
+                self._handlers[number] = signal.signal(number, raise_exit)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -136,7 +137,7 @@ def check_rights() -> None:
     """Raises ConfigError that says what is missing: root, or iproute2's programs."""
     if os.geteuid() != 0:
         raise ConfigError("network namespaces need root: run this with sudo")
-    missing = [program for program in ("ip", "tc") if _program(program) is None]
+    missing = [program for program in ("ip", "tc") if find_program(program) is None]
     if missing:
         raise ConfigError(f"not found: {' and '.join(missing)}; install them with: apt install iproute2")
 
@@ -155,7 +156,7 @@ def sweep() -> list[str]:
 
 def run(command: Sequence[str], stdin: str = "") -> str:
     """Run a program of iproute2 and return what it printed. Raises SwitchMLError with what it had to say."""
-    program = _program(command[0])
+    program = find_program(command[0])
     if program is None:
         raise ConfigError(f"not found: {command[0]}; install it with: apt install iproute2")
     # A session of its own: Ctrl-C must not stop it half-way through a batch.
@@ -170,7 +171,7 @@ def enter(name: str) -> None:
     """Move the calling thread, and what it starts from now on, into the namespace (setns(2))."""
     fd = os.open(NETNS_DIR / name, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _call_libc("setns", fd, _CLONE_NEWNET)
+        call_libc("setns", fd, _CLONE_NEWNET)
     finally:
         os.close(fd)
 
@@ -179,19 +180,21 @@ def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
     its process, as it was when it started us; if it is gone already, this process ends here.
     """
-    _call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _call_libc(function: str, *arguments: int) -> None:
+def call_libc(function: str, *arguments: int | bytes | None) -> None:
+    """A system call by its C function. Raises ConfigError."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, function)(*map(ctypes.c_long, arguments)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{function}: {os.strerror(code)}")
+    if getattr(libc, function)(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        raise ConfigError(f"{function}{arguments}: {reason} (in a container: is it privileged?)")
 
 
-def _program(name: str) -> str | None:
+def find_program(name: str) -> str | None:
+    """Where a program is, also if it is one for root that PATH leaves out."""
     return shutil.which(name) or shutil.which(name, path=_SBIN)
 
 
@@ -212,7 +215,8 @@ def _start_time(pid: int) -> int | None:
     return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody asks for it
 
 
-def _raise_exit(number: int, _: object) -> None:
+def raise_exit(number: int, _: object) -> None:
+    """A signal handler: end as Ctrl-C does, by an exception."""
     raise SystemExit(128 + number)
 
 
@@ -222,7 +226,7 @@ def _deaf(is_main_thread: bool) -> Iterator[None]:
     if not is_main_thread:
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *_ENDING_SIGNALS)}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *ENDING_SIGNALS)}
     try:
         yield
     finally:

@@ -3,9 +3,9 @@ needs Mininet."""
 
 from __future__ import annotations
 
-from emulator.testbed.fabric import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout, find_program
+from emulator.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, NETWORK, WIRES, Layout
 from emulator.testbed.mininet import P4Host, P4Switch  # and where Mininet is
-from emulator.testbed.namespaces import run
+from emulator.testbed.namespaces import find_program, run
 from emulator.testbed.world import PRIVATE_DIR
 from switchml.control.mac import mac_text
 

@@ -9,7 +9,6 @@ nothing holds its interfaces, switches and files: there is nothing to clean up. 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import signal
@@ -20,12 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from emulator.testbed.namespaces import NETNS_DIR, run
+from emulator.testbed.namespaces import ENDING_SIGNALS, NETNS_DIR, call_libc, raise_exit, run
 from switchml.errors import ConfigError, SwitchMLError
 
 _CLONE_NEWNS, _CLONE_NEWPID, _CLONE_NEWNET = 0x0002_0000, 0x2000_0000, 0x4000_0000
 _MS_REC, _MS_PRIVATE = 1 << 14, 1 << 18
-_ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 PRIVATE_DIR = Path("/dev/shm")
 """Temporary files inside: a file system of the world's own."""
 
@@ -49,7 +47,7 @@ def call(function: Callable[[], Result]) -> Result:
     sys.stderr.flush()
     reader, writer = os.pipe()
     parent = os.getpid()
-    handlers = {number: signal.signal(number, _raise_exit) for number in _ENDING_SIGNALS}
+    handlers = {number: signal.signal(number, raise_exit) for number in ENDING_SIGNALS}
     child = _fork_into_own_processes()
     if child == 0:
         os.close(reader)
@@ -77,10 +75,10 @@ def _fork_into_own_processes() -> int:
     """fork(2), but the child is process 1 of new processes. The caller's further children are ordinary ones again."""
     here = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _libc("unshare", _CLONE_NEWPID)
+        call_libc("unshare", _CLONE_NEWPID)
         child = os.fork()
         if child:
-            _libc("setns", here, _CLONE_NEWPID)
+            call_libc("setns", here, _CLONE_NEWPID)
         return child
     finally:
         os.close(here)
@@ -90,12 +88,12 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
     """The child; never returns."""
     code = 1
     try:
-        for number in (signal.SIGINT, *_ENDING_SIGNALS):
+        for number in (signal.SIGINT, *ENDING_SIGNALS):
             # The parent decides. (Not SIG_IGN, which programs that are started here would inherit.)
             signal.signal(number, lambda *_: None)
         # Seen from in here, the parent has no number; if it is gone already, the pipe has nobody to read it.
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-        if _is_gone(parent):
+        call_libc("prctl", 1, signal.SIGKILL, 0, 0, 0)
+        if not Path(f"/proc/{parent}").exists():  # /proc is still the outer one
             os._exit(1)
         _furnish()
         try:
@@ -116,40 +114,13 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
         os._exit(code)  # not through the parent's exit handlers
 
 
-def _is_gone(parent: int) -> bool:
-    """Whether the process that forked us, whose number we had from before, has ended. /proc is still the outer one."""
-    return not Path(f"/proc/{parent}").exists()
-
-
 def _furnish() -> None:
-    _libc("unshare", _CLONE_NEWNS | _CLONE_NEWNET)
-    _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    _mount("proc", "/proc", "proc")
-    _mount("sysfs", "/sys", "sysfs")
+    call_libc("unshare", _CLONE_NEWNS | _CLONE_NEWNET)
+    call_libc("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
+    call_libc("mount", b"proc", b"/proc", b"proc", 0, None)
+    call_libc("mount", b"sysfs", b"/sys", b"sysfs", 0, None)
     NETNS_DIR.mkdir(parents=True, exist_ok=True)
     for folder in (NETNS_DIR, PRIVATE_DIR):
-        _mount("tmpfs", str(folder), "tmpfs")
+        call_libc("mount", b"tmpfs", bytes(folder), b"tmpfs", 0, None)
     os.environ["TMPDIR"] = tempfile.tempdir = str(PRIVATE_DIR)
     run(["ip", "link", "set", "lo", "up"])
-
-
-def _mount(what: str, where: str, kind: str | None, flags: int = 0) -> None:
-    arguments = [text.encode() if text is not None else None for text in (what, where, kind)]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(*arguments, ctypes.c_ulong(flags), None) != 0:
-        code = ctypes.get_errno()
-        raise ConfigError(f"can't mount {what} at {where}: {os.strerror(code)} (in a container: is it privileged?)")
-
-
-def _libc(function: str, *arguments: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, function)(*map(ctypes.c_long, arguments)) != 0:
-        code = ctypes.get_errno()
-        raise ConfigError(f"{function}: {os.strerror(code)} (in a container: is it privileged?)")
-
-
-def _raise_exit(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
-
-
-__all__ = ["PRIVATE_DIR", "WorldLost", "call"]

@@ -22,7 +22,8 @@ from emulator.bench.network import measure as network
 from emulator.bench.network.measure import Tally
 from emulator.bench.rank import GLOO, SWITCHML, Settings, Target
 from emulator.bench.sizes import ITEM_BYTES
-from emulator.testbed.fabric import BMV2, BRIDGE, P4, Fabric, Layout, P4Node, check_programs
+from emulator.testbed.fabric import Fabric, P4Node, check_programs
+from emulator.testbed.layout import BMV2, BRIDGE, P4, Layout
 from emulator.testbed.star import LinkOptions
 from emulator.testbed.world import PRIVATE_DIR
 from host_agent.pytorch.aggregator import ChildAggregator
