@@ -10,11 +10,10 @@ import html
 import importlib.util
 import math
 from pathlib import Path
-from statistics import median
 
 from emulator.bench.allreduce import Report
 from emulator.bench.limits import Limit
-from emulator.bench.rank import SWITCHML
+from emulator.bench.ranks.reducing import SWITCHML
 from emulator.bench.sizes import ITEM_BYTES, text_of
 from switchml.errors import ConfigError
 
@@ -33,7 +32,7 @@ def require(path: Path) -> None:
 def draw(report: Report, limit: Limit | None, path: Path) -> None:
     """Write the picture to `path`, .png or .html. Raises ConfigError if it can't be written."""
     panels = [
-        ("time of an all-reduce", "µs", _series(report, lambda m, name: median(m.seconds[name]) * 1e6)),
+        ("time of an all-reduce", "µs", _series(report, lambda m, name: m.median_s(name) * 1e6)),
         ("algbw", "GB/s", _series(report, lambda m, name: m.gigabytes_per_s(name))),
     ]
     sizes = [x for x, _ in panels[0][2][SWITCHML]]

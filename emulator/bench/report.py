@@ -12,7 +12,7 @@ from typing import Any
 
 from emulator.bench.allreduce import Measurement, Report
 from emulator.bench.limits import Limit
-from emulator.bench.rank import DENSE, GLOO, SWITCHML
+from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML
 from emulator.bench.sizes import ITEM_BYTES
 
 _CASE, _TIMES, _RATIO = "{:>12} {:>12} {:>6}", " {:>11} {:>7} {:>7} {:>8}", " {:>7} {:>13}"
@@ -51,15 +51,15 @@ def line(measurement: Measurement, workers: int, backends: tuple[str, ...], unio
     for backend in backends:
         bandwidth = measurement.gigabytes_per_s(backend)
         text += _TIMES.format(
-            f"{median(measurement.seconds[backend]) * 1e6:.1f}",
+            f"{measurement.median_s(backend) * 1e6:.1f}",
             f"{bandwidth:.3f}",
             f"{bandwidth * busbw_factor(workers):.3f}",
-            f"{_relative_error(measurement, backend):.0e}",
+            f"{measurement.tallies[backend].relative_error:.0e}",
         )
     if DENSE in backends:
         times = measurement.ratios_to(DENSE)
         text += _SPARSE.format(f"{union_density:.4f}", f"{median(times):.2f}x", f"{median(times) * union_density:.0%}")
-    if ratios := measurement.ratios:
+    if ratios := measurement.ratios_to(GLOO):
         text += _RATIO.format(f"{median(ratios):.2f}x", f"{min(ratios):.2f} - {max(ratios):.2f}")
     return text
 
@@ -68,14 +68,14 @@ def footer(report: Report, limit: Limit | None) -> list[str]:
     """The lines below the table: the largest case's packets and processor time, and the machine's bound if there is
     one."""
     last = max(report.measurements, key=lambda measurement: measurement.case.size_bytes)
-    repeats, calls = len(last.seconds[SWITCHML]), last.case.calls
+    repeats, calls = len(last.tallies[SWITCHML].seconds), last.case.calls
     counts = ", ".join(f"{name} {count:,}" for name, count in last.packets.items())
     lines = [
         f"Packets of all ranks, {last.case.size_bytes} B, {repeats} x {calls}: {counts}",
         "Processor time of a call:",
     ]
     for backend in report.backends:
-        lines.append(f"  {backend + ', mean of ranks':<24}" + _usage(last.usage[backend], calls))
+        lines.append(f"  {backend + ', mean of ranks':<24}" + _usage(last.tallies[backend].mean_usage, calls))
     if last.aggregator:
         lines.append(f"  {'aggregator':<24}" + _usage(last.aggregator, calls))
     if limit is not None:
@@ -111,7 +111,7 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
 def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
     named = (SWITCHML, *(name for name in report.backends if name == DENSE), GLOO)
     rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in named}
-    ratios = measurement.ratios
+    ratios = measurement.ratios_to(GLOO)
     case = measurement.case
     sparse: dict[str, Any] = {}
     if report.sparsity is not None:
@@ -139,27 +139,23 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         "limit_elements_per_s": limit and limit.elements_per_s,
         "fraction_of_limit": limit and rates[SWITCHML] / limit.elements_per_s,
         "limit_terms_ns": limit and limit.terms(),
-        "seconds": measurement.seconds,
-        "median_seconds": {name: median(seconds) for name, seconds in measurement.seconds.items()},
+        "seconds": {name: measurement.seconds(name) for name in report.backends},
+        "median_seconds": {name: measurement.median_s(name) for name in report.backends},
         "algbw_gb_per_s": {name: measurement.gigabytes_per_s(name) for name in report.backends},
         "busbw_gb_per_s": {
             name: measurement.gigabytes_per_s(name) * busbw_factor(report.workers) for name in report.backends
         },
-        "max_error": measurement.error,
-        "relative_error": {name: _relative_error(measurement, name) for name in report.backends},
+        "max_error": {name: tally.error for name, tally in measurement.tallies.items()},
+        "relative_error": {name: tally.relative_error for name, tally in measurement.tallies.items()},
         "parts_bytes": [part * ITEM_BYTES for part in case.parts] if case.overlapped else None,
         "calls_per_repeat": case.calls,
         "packets": measurement.packets,
         **sparse,
         "usage_per_repeat": {
-            **{f"{name}_rank": usage for name, usage in measurement.usage.items()},
+            **{f"{name}_rank": tally.mean_usage for name, tally in measurement.tallies.items()},
             "aggregator": measurement.aggregator,
         },
     }
-
-
-def _relative_error(measurement: Measurement, backend: str) -> float:
-    return measurement.error[backend] / measurement.largest if measurement.largest else 0.0
 
 
 def _usage(usage: dict[str, float], calls: int) -> str:

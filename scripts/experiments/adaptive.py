@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 
-from emulator.bench.network.measure import SwitchAggregator
+from emulator.bench.ranks.team import aggregator_at
 from emulator.testbed import star as stars
 from emulator.testbed.namespaces import Lab, die_with_parent, enter
 from host_agent.compression.adaptive.policy import CHOICES
@@ -153,7 +153,7 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
         context = fork_server("host_agent.training.preload")
         star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0], burst_s=BURST_S))
         stack.callback(star.close)
-        aggregator = SwitchAggregator(star)
+        aggregator = aggregator_at(star)
         stack.callback(aggregator.stop)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-adaptive-"))
         load().save(Path(folder) / "digits.npz")

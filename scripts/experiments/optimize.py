@@ -24,7 +24,7 @@ from statistics import median
 
 import click
 
-from emulator.bench.network.measure import SwitchAggregator
+from emulator.bench.ranks.team import aggregator_at
 from emulator.cli.bench.network import RATE
 from emulator.optimizer import codec_costs, file, report
 from emulator.optimizer.machine import Machine
@@ -140,7 +140,7 @@ def main(
         lab = stack.enter_context(Lab())
         star = stars.Star(lab, workers, stars.LinkOptions(rate_bps=rate, burst_s=BURST_S))
         stack.callback(star.close)
-        aggregator = SwitchAggregator(star)
+        aggregator = aggregator_at(star)
         stack.callback(aggregator.stop)
         hosts = Hosts(star, aggregator.address, arguments)
 

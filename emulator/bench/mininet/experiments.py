@@ -11,16 +11,14 @@ import contextlib
 import itertools
 import json
 import math
-import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from emulator.bench import allreduce
 from emulator.bench.network import measure as network
-from emulator.bench.network.measure import Tally
-from emulator.bench.rank import GLOO, SWITCHML, Settings, Target
+from emulator.bench.network.measure import LinkTally
+from emulator.bench.ranks.reducing import GLOO, SWITCHML
+from emulator.bench.ranks.team import reducing_context
 from emulator.bench.sizes import ITEM_BYTES
 from emulator.testbed.fabric import Fabric, P4Node, check_programs
 from emulator.testbed.layout import BMV2, BRIDGE, P4, Layout
@@ -119,7 +117,7 @@ class Row:
     """A case and what came of it."""
 
     case: Case
-    tally: Tally
+    tally: LinkTally
     size_bytes: int
 
     @property
@@ -174,21 +172,20 @@ def check(plan: Plan) -> None:
             raise ConfigError(f"--pcap {file}: there is no folder {file.parent}")
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> list[Row]:
-    """All rows. To be called inside a world of its own; `say` gets a line now and then."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
-    context = allreduce.context_of_ranks((GLOO,), "emulator.bench.network.worker")
+def run(plan: Plan, report: Callable[[str], None]) -> list[Row]:
+    """All rows. To be called inside a world of its own; `report` gets a line of progress now and then."""
+    reducing_context((GLOO,))  # imports while networks are built
     rows: list[Row] = []
     captures = list(plan.captures)
     for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
-        with built(layout, captures, say) as fabric:
+        with built(layout, captures, report) as fabric:
             for case in group:
-                say(f"{case.series}: {_words(plan, case)}")
-                rows.append(Row(case, _measure(plan, case, fabric, context, say), plan.size_bytes))
+                report(f"{case.series}: {_words(plan, case)}")
+                rows.append(Row(case, _measure(plan, case, fabric, report), plan.size_bytes))
     return rows
 
 
-def _measure(plan: Plan, case: Case, fabric: Fabric, context, say: Callable[[str], None]) -> Tally:
+def _measure(plan: Plan, case: Case, fabric: Fabric, report: Callable[[str], None]) -> LinkTally:
     experiment = network.Experiment(
         workers=case.workers,
         link=case.layout.link,
@@ -200,34 +197,22 @@ def _measure(plan: Plan, case: Case, fabric: Fabric, context, say: Callable[[str
         repeats=plan.repeats,
         warmup=plan.warmup,
     )
-    with (
-        allreduce.shared_tensors(plan.size_bytes // ITEM_BYTES, case.workers) as (inputs, sums),
-        aggregator(case.series, fabric) as (control, pids),
-    ):
-        settings = Settings(
-            workers=case.workers,
-            wire=plan.wire,
-            targets={SWITCHML: Target(control.address, "udp")} if control else {},
-            job=f"mininet-{secrets.token_hex(3)}",
-            backends=(case.backend,),
-            inputs=inputs,
-            sums=sums,
-            store="",
-        )
-        return network.repeat(experiment, fabric, settings, pids, context, say)[case.backend]
+    with aggregator(case.series, fabric) as (control, pids):
+        address = control.address if control else None
+        return network.repeat(experiment, fabric, address, pids, report)[case.backend]
 
 
 @contextlib.contextmanager
-def built(layout: Layout, captures: list[tuple[str, Path]], say: Callable[[str], None]) -> Iterator[Fabric]:
+def built(layout: Layout, captures: list[tuple[str, Path]], report: Callable[[str], None]) -> Iterator[Fabric]:
     """The network. Of `captures` it takes those whose links it has."""
     racks = f" in {layout.racks} racks" if layout.racks > 1 else ""
-    say(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
+    report(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
     fabric = Fabric(layout)
     try:
         present = {f"{lower}-{upper}" for lower, upper in layout.cables}
-        for wanted in [each for each in captures if each[0] in present]:
-            fabric.capture(*wanted)
-            captures.remove(wanted)
+        for capture in [each for each in captures if each[0] in present]:
+            fabric.capture(*capture)
+            captures.remove(capture)
         yield fabric
     finally:
         fabric.close()

@@ -1,36 +1,36 @@
-"""The parent's side of `switchml bench network`: hosts with slow links around a switch, an aggregator in the switch's
-place, a rank in each host, and Gloo's ring over the same links in turn with it.
+"""What `switchml bench network` measures: hosts with slow links around a switch, an aggregator in the switch's place, a
+rank in each host, and Gloo's ring over the same links in turn with it.
 
-The network is emulator/testbed/star.py's, the ranks are network/worker.py's. Everything is removed at the end, however
-it comes: processes die with this one, namespaces are removed here or by the next run.
+The network is emulator/testbed/star.py's. Everything is removed at the end, whatever the end: processes die with this
+one, namespaces are removed here or by the next run.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import os
-import secrets
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 import psutil
 
-from emulator.bench import allreduce
-from emulator.bench.network import worker as network_worker
-from emulator.bench.rank import DENSE, GLOO, SWITCHML, Joined, Sample, Settings, Target
+from emulator.bench.allreduce import check_torch
+from emulator.bench.ranks.inputs import shared_tensors
+from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML, Target
+from emulator.bench.ranks.team import (
+    LANE_BITS,
+    STORE_PORT,
+    ReducingTeam,
+    Repeat,
+    places,
+    reducing_context,
+    star_with_aggregator,
+)
 from emulator.bench.sizes import ITEM_BYTES, Case
 from emulator.bench.sparsity import Sparsity
-from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab, check_rights
-from emulator.testbed.star import LinkOptions
-from host_agent.pytorch.aggregator import ChildAggregator
-from switchml.errors import ConfigError
+from emulator.bench.tally import Tally, add_to, median_ratio
+from emulator.testbed.fabric import Fabric
+from emulator.testbed.namespaces import check_rights
+from emulator.testbed.star import ETHERNET_BYTES, MTU, LinkOptions, Star
 from switchml.protocol.packet import HEADER_BYTES
 
 UDP_IP_BYTES = 8 + 20
@@ -59,8 +59,8 @@ class Experiment:
     @property
     def framing_bound_bps(self) -> float:
         """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice."""
-        frame = self.payload_bytes + HEADER_BYTES + UDP_IP_BYTES + stars.ETHERNET_BYTES
-        return self.link.rate_bps * self.payload_bytes / frame * 32 / allreduce.LANE_BITS[self.wire]
+        frame = self.payload_bytes + HEADER_BYTES + UDP_IP_BYTES + ETHERNET_BYTES
+        return self.link.rate_bps * self.payload_bytes / frame * 32 / LANE_BITS[self.wire]
 
     @property
     def union_density(self) -> float:
@@ -82,41 +82,67 @@ class Experiment:
     @property
     def ring_bound_bps(self) -> float | None:
         """The same bound for a ring over TCP; None for one rank."""
-        frame = stars.MTU + stars.ETHERNET_BYTES
-        return self.link.rate_bps * (stars.MTU - TCP_IP_BYTES) / frame / self.ring_traffic if self.workers > 1 else None
+        frame = MTU + ETHERNET_BYTES
+        return self.link.rate_bps * (MTU - TCP_IP_BYTES) / frame / self.ring_traffic if self.workers > 1 else None
 
 
 @dataclass
-class Tally:
-    """What one backend's repeats came to, warm-up left out."""
+class LinkTally(Tally):
+    """A backend's repeats, and what they cost on the links and the processors."""
 
-    seconds: list[float] = field(default_factory=list)
-    """Of the slowest rank, for each repeat."""
-    error: float = 0.0
-    """The largest absolute difference of an element to the exact sum."""
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     """Of all ranks together, the aggregator, and the process behind the links; all repeats together."""
-    agents: dict[str, float] = field(default_factory=dict)
-    """`HostAgent.stats()` of all ranks and repeats together; gauges are those of the last repeat, the largest."""
     dropped: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     """By queues that were full; a train of packets counts as one."""
     sent_bytes: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     """Through the queues, Ethernet headers included."""
     lost: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0})
     """Frames that the links lost on purpose."""
-    checksum: int = 0
-    """Of the last result: equal for results with the same bits."""
 
-    @property
-    def median_s(self) -> float:
-        return median(self.seconds)
+    def add_repeat(self, repeat: Repeat, before: Survey, after: Survey) -> None:
+        """Count a repeat, and what happened in the network between two surveys."""
+        self.add(repeat)
+        ranks = sum(sample.usage["user_s"] + sample.usage["system_s"] for sample in repeat.samples)
+        add_to(self.cpu_seconds, _growth(before.cpu_s, after.cpu_s) | {"ranks": ranks})
+        add_to(self.dropped, _growth(before.dropped, after.dropped))
+        add_to(self.sent_bytes, _growth(before.sent_bytes, after.sent_bytes))
+        add_to(self.lost, _growth(before.lost, after.lost))
+
+
+@dataclass(frozen=True)
+class Survey:
+    """CPU seconds by process, and what queues and links have counted so far, by direction."""
+
+    cpu_s: dict[str, float]
+    dropped: dict[str, int]
+    sent_bytes: dict[str, int]
+    lost: dict[str, int]
+
+    @classmethod
+    def of(cls, network: Star | Fabric, pids: dict[str, int | None]) -> Survey:
+        cpu_s = {}
+        for name, pid in pids.items():
+            if pid is not None:
+                times = psutil.Process(pid).cpu_times()
+                cpu_s[name] = times.user + times.system
+        queues = network.queues()
+        return cls(
+            cpu_s,
+            {direction: queue.dropped for direction, queue in queues.items()},
+            {direction: queue.bytes for direction, queue in queues.items()},
+            {direction: link["lost"] for direction, link in network.links().items()},
+        )
+
+
+def _growth(before: dict, after: dict) -> dict:
+    return {name: value - before[name] for name, value in after.items()}
 
 
 @dataclass(frozen=True)
 class Result:
     experiment: Experiment
     tcp: str
-    tallies: dict[str, Tally]
+    tallies: dict[str, LinkTally]
 
     def goodput_bps(self, backend: str) -> float:
         """Bits of tensor a second, from the median time."""
@@ -136,159 +162,67 @@ class Result:
     @property
     def dense_ratio(self) -> float | None:
         """Dense switchml's time over sparse switchml's, the median of the pairs."""
-        return self._ratio_to(DENSE)
+        return median_ratio(self.tallies, DENSE)
 
     @property
     def ratio(self) -> float | None:
         """Gloo's time over switchml's, the median of the pairs: above 1, switchml is faster."""
-        return self._ratio_to(GLOO)
-
-    def _ratio_to(self, backend: str) -> float | None:
-        if backend not in self.tallies:
-            return None
-        pairs = zip(self.tallies[backend].seconds, self.tallies[SWITCHML].seconds, strict=True)
-        return median(theirs / ours for theirs, ours in pairs)
+        return median_ratio(self.tallies, GLOO)
 
 
-def measure(experiment: Experiment, say: Callable[[str], None] = lambda line: None) -> Result:
-    """Build the network, run all repeats, remove the network. `say` gets a line now and then.
+def measure(experiment: Experiment, report: Callable[[str], None] = lambda line: None) -> Result:
+    """Build the network, run all repeats, remove the network. `report` gets a line of progress now and then.
 
     Raises ConfigError without root, iproute2 or torch, PeerLost or AggregatorLost if a process dies, RanksDisagree or
     JobError if a result is wrong.
     """
-    if GLOO in experiment.backends and importlib.util.find_spec("torch") is None:
-        raise ConfigError("measuring against gloo needs torch: pip install 'switchml[torch]', or say --against none")
-    elements = experiment.size_bytes // ITEM_BYTES
-    with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab())
-        context = allreduce.context_of_ranks(experiment.backends, "emulator.bench.network.worker")
-        say(f"{experiment.workers} hosts: building the network")
-        star = stars.Star(lab, experiment.workers, experiment.link, experiment.tcp)
-        stack.callback(star.close)
-        aggregator = SwitchAggregator(star)
-        stack.callback(aggregator.stop)
-        inputs, sums = stack.enter_context(allreduce.shared_tensors(elements, experiment.workers, experiment.sparsity))
-        settings = Settings(
-            workers=experiment.workers,
-            wire=experiment.wire,
-            targets={SWITCHML: Target(aggregator.address, "udp")},
-            job=f"bench-{os.getpid()}-{secrets.token_hex(3)}",
-            backends=experiment.backends,
-            inputs=inputs,
-            sums=sums,
-            store="",
-            sparsity=experiment.sparsity,
-        )
-        say(f"{experiment.workers} hosts: starting the ranks")
+    check_torch(experiment.backends)
+    reducing_context(experiment.backends)  # imports while the network is built
+    report(f"{experiment.workers} hosts: building the network")
+    with star_with_aggregator(experiment.workers, experiment.link, experiment.tcp) as (star, aggregator):
+        address = aggregator.address
+        report(f"{experiment.workers} hosts: starting the ranks")
         pids = {"aggregator": aggregator.pid, "links": star.links_pid}
-        return Result(experiment, _congestion_control(star), repeat(experiment, star, settings, pids, context, say))
+        return Result(experiment, _congestion_control(star), repeat(experiment, star, address, pids, report))
 
 
 def repeat(
     experiment: Experiment,
-    star: stars.Star,
-    settings: Settings,
+    network: Star | Fabric,
+    aggregator: str | None,
     pids: dict[str, int | None],
-    context,
-    say: Callable[[str], None],
-) -> dict[str, Tally]:
-    """Start ranks in the first hosts of a network and run all repeats. `pids`: whose CPU seconds to tell besides the
-    ranks'. Without an address in the settings there are no agents, and Gloo is all that can be measured. Raises as
-    `measure` does."""
-    with contextlib.ExitStack() as stack:
-        team = HostTeam(settings, star, experiment, context)
-        stack.callback(team.stop)
-        team.replies(Joined)
-        team.prepare(Case((experiment.size_bytes // ITEM_BYTES,), False, experiment.repeats, experiment.warmup))
-        tallies = {backend: Tally() for backend in experiment.backends}
-        for repeat in range(-experiment.warmup, experiment.repeats):
+    report: Callable[[str], None],
+) -> dict[str, LinkTally]:
+    """Start ranks in the first hosts of a network and run all repeats. `aggregator`: HOST:PORT; with None there are no
+    agents, and Gloo is all that can be measured. `pids`: processes whose CPU seconds count besides the ranks'. Raises
+    as `measure` does."""
+    e = experiment
+    elements = e.size_bytes // ITEM_BYTES
+    targets = {SWITCHML: Target(aggregator, "udp", e.payload_bytes, e.slots)} if aggregator else {}
+    tallies = {backend: LinkTally() for backend in e.backends}
+    with (
+        shared_tensors(elements, e.workers, e.sparsity) as tensors,
+        ReducingTeam(reducing_context(e.backends), places(network.hosts[: e.workers])) as team,
+    ):
+        rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
+        team.join(backends=e.backends, targets=targets, tensors=tensors, rendezvous=rendezvous, wire=e.wire)
+        team.prepare(Case((elements,), False, e.repeats, e.warmup))
+        for number in range(-e.warmup, e.repeats):
             for backend, tally in tallies.items():
-                before = _survey(star, pids)
-                samples = team.repeat(backend)
-                after = _survey(star, pids)
-                worst = max(sample.error if sample.error == sample.error else float("inf") for sample in samples)
-                allreduce.check_samples(backend, samples, worst, settings)
-                seconds = max(sample.seconds for sample in samples)
-                which = f"repeat {repeat + 1} of {experiment.repeats}" if repeat >= 0 else "warm-up"
-                goodput = 8 * experiment.size_bytes / seconds / 1e6
-                say(f"{experiment.workers} hosts: {which}, {backend}: {seconds:.3f} s, {goodput:.1f} Mbit/s of tensor")
-                if repeat >= 0:
-                    _add(tally, seconds, worst, samples, before, after)
-        team.leave()
-        return tallies
+                before = Survey.of(network, pids)
+                repeat = team.repeat(backend)
+                after = Survey.of(network, pids)
+                which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
+                goodput = 8 * e.size_bytes / repeat.seconds / 1e6
+                report(f"{e.workers} hosts: {which}, {backend}: {repeat.seconds:.3f} s, {goodput:.1f} Mbit/s of tensor")
+                if number >= 0:
+                    tally.add_repeat(repeat, before, after)
+    return tallies
 
 
-class SwitchAggregator(ChildAggregator):
-    """`switchml aggregate` in the switch's namespace, at the switch's address."""
-
-    def __init__(self, star: stars.Star):
-        options = [
-            "--bind",
-            star.switch_address,
-            "--control-port",
-            "0",
-            "--data-port",
-            "0",
-            "--events-port",
-            "0",
-            "--json",
-        ]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = star.switch.popen(
-            [sys.executable, "-m", "host_agent.pytorch.aggregator", *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._said,
-        )
-        self._address = None
-
-
-class HostTeam(allreduce.Team):
-    """The ranks' processes, each in a host of its own."""
-
-    def __init__(self, settings: Settings, star: stars.Star, experiment: Experiment, context):
-        shared = (stars.INTERFACE, star.address(0), experiment.payload_bytes, experiment.slots)
-        arguments = [
-            (rank, settings, network_worker.Place(host.name, *shared))
-            for rank, host in enumerate(star.hosts[: settings.workers])
-        ]
-        self._start(context, network_worker.main, arguments)
-
-
-def _survey(star: stars.Star, pids: dict[str, int | None]) -> tuple[dict[str, float], dict, dict]:
-    """CPU seconds by process, and what queues and links have counted so far."""
-    cpu_s = {}
-    for name, pid in pids.items():
-        if pid is not None:
-            times = psutil.Process(pid).cpu_times()
-            cpu_s[name] = times.user + times.system
-    return cpu_s, star.queues(), star.links()
-
-
-def _add(tally: Tally, seconds: float, worst: float, samples: list[Sample], before: tuple, after: tuple) -> None:
-    tally.seconds.append(seconds)
-    tally.error = max(tally.error, worst)
-    spent = {name: after[0][name] - before[0][name] for name in after[0]}
-    spent["ranks"] = sum(sample.usage["cpu_s"] for sample in samples)
-    for name, cpu_s in spent.items():
-        tally.cpu_seconds[name] = tally.cpu_seconds.get(name, 0.0) + cpu_s
-    for name in samples[0].agent:
-        values = [sample.agent[name] for sample in samples]
-        if name in network_worker.GAUGES:
-            tally.agents[name] = max(values)
-        else:
-            tally.agents[name] = tally.agents.get(name, 0) + sum(values)
-    for way in after[1]:
-        tally.dropped[way] = tally.dropped.get(way, 0) + after[1][way].dropped - before[1][way].dropped
-        tally.sent_bytes[way] = tally.sent_bytes.get(way, 0) + after[1][way].bytes - before[1][way].bytes
-    for way in after[2]:
-        tally.lost[way] += after[2][way]["lost"] - before[2][way]["lost"]
-    tally.checksum = samples[0].checksum
-
-
-def _congestion_control(star: stars.Star) -> str:
+def _congestion_control(star: Star) -> str:
     path = Path("/proc/sys/net/ipv4/tcp_congestion_control")
     return star.hosts[0].call(lambda: path.read_text().strip())
 
 
-__all__ = ["Experiment", "LinkOptions", "Result", "Tally", "check_rights", "measure"]
+__all__ = ["Experiment", "LinkOptions", "LinkTally", "Result", "check_rights", "measure"]

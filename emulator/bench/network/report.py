@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from emulator.bench.network.measure import Result
-from emulator.bench.rank import DENSE, GLOO, SWITCHML
+from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML
 
 
 def as_json(result: Result) -> dict[str, Any]:

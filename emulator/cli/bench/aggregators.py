@@ -37,7 +37,7 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
 
     from emulator.bench import aggregators as measuring
     from emulator.bench.allreduce import AGGREGATORS
-    from emulator.bench.rank import GLOO
+    from emulator.bench.ranks.reducing import GLOO
 
     known = (*AGGREGATORS, GLOO)
     names = [name.strip() for name in aggregators.split(",")] if aggregators else what_can_run()
@@ -45,9 +45,7 @@ def aggregators(workers: int, size: int, repeats: int, warmup: int, aggregators:
         if name not in known:
             raise click.BadParameter(f"{name!r}: expected some of {', '.join(known)}", param_hint="--aggregators")
     with Console(stderr=True).status("starting") as status:
-        turns = measuring.measure(
-            size, names, workers=workers, repeats=repeats, warmup=warmup, say=lambda text: status.update(text)
-        )
+        turns = measuring.measure(size, names, workers=workers, repeats=repeats, warmup=warmup, report=status.update)
     result = as_dict(turns, size, workers)
     if as_json:
         click.echo(json.dumps(result))
@@ -66,8 +64,10 @@ def what_can_run() -> list[str]:
 
 def as_dict(turns: list, size_bytes: int, workers: int) -> dict[str, Any]:
     """What was measured; times in seconds, algbw and busbw in 10^9 bytes a second as nccl-tests has them."""
-    from emulator.bench.aggregators import ratios
     from emulator.bench.report import busbw_factor
+    from emulator.bench.tally import ratios
+
+    times_as_long = [ratios(turn.tally, turns[0].tally) for turn in turns]
 
     return {
         "workers": workers,
@@ -77,15 +77,15 @@ def as_dict(turns: list, size_bytes: int, workers: int) -> dict[str, Any]:
                 "aggregator": turn.backend,
                 "transport": turn.transport,
                 "payload_bytes": turn.payload_bytes,
-                "seconds": turn.seconds,
-                "median_seconds": median(turn.seconds),
+                "seconds": turn.tally.seconds,
+                "median_seconds": turn.tally.median_s,
                 "algbw_gb_per_s": turn.gigabytes_per_s(size_bytes),
                 "busbw_gb_per_s": turn.gigabytes_per_s(size_bytes) * busbw_factor(workers),
-                "packets": turn.packets,
-                "times_as_long": median(ratios(turns[0], turn)),
-                "times_as_long_range": [min(ratios(turns[0], turn)), max(ratios(turns[0], turn))],
+                "packets": turn.tally.packets("sent", "received", "retransmitted"),
+                "times_as_long": median(times),
+                "times_as_long_range": [min(times), max(times)],
             }
-            for turn in turns
+            for turn, times in zip(turns, times_as_long, strict=True)
         ],
     }
 

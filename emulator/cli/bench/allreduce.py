@@ -108,7 +108,7 @@ def allreduce(
     import json
 
     from emulator.bench import allreduce as measuring
-    from emulator.bench import limits, plot, rank, report
+    from emulator.bench import limits, plot, report
     from emulator.bench import sizes as cases_of
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
@@ -120,7 +120,7 @@ def allreduce(
     if density and len(density) > 1 and (sizes or plot_file):
         raise click.UsageError("several densities go with neither --sizes nor --plot")
     try:
-        rank.check_choice(transport, wire)
+        measuring.check_choice(transport, wire)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     if aggregator not in measuring.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():

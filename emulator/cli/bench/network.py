@@ -167,7 +167,7 @@ def network(
     from emulator.bench.allreduce import backends_of
     from emulator.bench.network import measure as bench
     from emulator.bench.network import report
-    from emulator.bench.rank import GLOO
+    from emulator.bench.ranks.reducing import GLOO
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
 

@@ -13,25 +13,18 @@ overlap, and a script that does not notice.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
-from emulator.bench.allreduce import Team
-from emulator.bench.network.measure import SwitchAggregator
+from emulator.bench.ranks.team import TrainingTeam, local_places, step_seconds, training_context, training_on_star
+from emulator.bench.ranks.training import AllReduces, LayerStack, Steps
 from emulator.peers.settings import Settings
-from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab
 from emulator.testbed.star import LinkOptions
-from emulator.validation.peers.worker import BUCKETS, Join, Place, Reduce, Steps, Times
-from emulator.validation.peers.worker import main as rank_main
 from emulator.validation.rows import Row
-from host_agent.forking import fork_server
 from switchml.errors import ConfigError
 
 BACKENDS = {"gloo": "ring", "switchml": "switchml"}
@@ -39,7 +32,8 @@ BACKENDS = {"gloo": "ring", "switchml": "switchml"}
 SMALL_BYTES, LARGE_BYTES = 4 << 10, 4 << 20
 WARMUP_STEPS = 4
 """DDP's first step broadcasts and its second builds its buckets anew."""
-STORE_PORT = 29500
+WIDTH, BUCKETS = 512, 4
+"""Of the layers; and how many buckets DDP makes of the gradients, about."""
 BURST_S = 0.001
 """What a link lets through at once after a pause: the closed forms know no such gift."""
 
@@ -56,6 +50,11 @@ class Plan:
     layers: int = 4
     batch: int = 256
     clock: str = "wall"
+
+    def model(self, workers: int) -> LayerStack:
+        """What each of so many ranks trains."""
+        stack = LayerStack(self.layers, WIDTH, max(1, self.batch // workers), inputs=WIDTH, momentum=0.0)
+        return replace(stack, bucket_cap_mb=stack.gradient_bytes / BUCKETS / 2**20)
 
     def __post_init__(self) -> None:
         if min(self.workers) < 2:
@@ -99,35 +98,36 @@ class Found:
         }
 
 
-def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Found:
-    """Measure, then emulate. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch."""
-    context = fork_server("host_agent.training.preload", "emulator.validation.peers.worker")
+def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> Found:
+    """Measure, then emulate. `report` gets a line of progress now and then. Raises ConfigError without root, iproute2
+    or torch."""
     measured: dict[tuple[str, int, float], tuple[float, Link]] = {}
-    alone: dict[int, float] = {}
-    gradient_bytes = 0
+    alone_s: dict[int, float] = {}
     for workers in plan.workers:
-        with _RealTeam(plan, workers, context, say) as team:
+        report(f"{workers} real ranks: building the network")
+        with training_on_star(workers, LinkOptions(rate_bps=max(plan.rates_bps), burst_s=BURST_S)) as (star, team):
             for backend in plan.backends:
-                team.join(backend)
+                team.join(backend, plan.model(workers))
                 for rate_bps in plan.rates_bps:
-                    team.star.set_rate(rate_bps)
+                    star.set_rate(rate_bps)
                     name = f"{workers} ranks, {backend}, {rate_bps / 1e6:g} Mbit/s"
-                    team.time(Steps(WARMUP_STEPS, False))  # transports learn the new rate
+                    team.run(Steps(WARMUP_STEPS))  # transports learn the new rate
                     link = _link(name, team, backend, workers, rate_bps)
-                    seconds = team.time(Steps(plan.steps, False))
+                    seconds = median(step_seconds(team.run(Steps(plan.steps))))
                     measured[backend, workers, rate_bps] = seconds, link
-                    say(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
-            team.time(Steps(plan.steps, True))
-            alone[workers] = team.cpu_s
-            gradient_bytes = team.gradient_bytes
+                    report(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
+            alone_s[workers] = mean(one.thread_cpu_s for one in team.run(Steps(plan.steps, is_alone=True)))
     cores = len(os.sched_getaffinity(0))
     scale, rows, reports = {}, [], {}
-    with tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder, _EmulatedTeam(plan, context) as team:
-        for workers, together_s in alone.items():
-            team.join(Settings(world=workers, clock=plan.clock, quiet=True))
-            team.time(Steps(WARMUP_STEPS, True))
-            team.time(Steps(plan.steps, True))
-            scale[workers] = max(1.0, together_s / team.cpu_s) * max(1.0, workers / cores)
+    with (
+        tempfile.TemporaryDirectory(prefix="switchml-peers-") as folder,
+        TrainingTeam(training_context(), local_places(1)) as team,
+    ):
+        for workers, together_s in alone_s.items():
+            _emulate(team, plan, Settings(world=workers, clock=plan.clock, quiet=True))
+            team.run(Steps(WARMUP_STEPS, is_alone=True))
+            (one,) = team.run(Steps(plan.steps, is_alone=True))
+            scale[workers] = max(1.0, together_s / one.thread_cpu_s) * max(1.0, workers / cores)
         for (backend, workers, rate_bps), (seconds, link) in measured.items():
             path = Path(folder) / f"star-{len(rows)}.toml"
             path.write_text(star_cluster(rate_bps, link.fixed_s, link.share))
@@ -139,14 +139,20 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Foun
                 compute_scale=scale[workers],
                 quiet=True,
             )
-            team.join(settings)
-            team.time(Steps(WARMUP_STEPS, False))
-            predicted_s = team.time(Steps(plan.steps, False))
+            _emulate(team, plan, settings)
+            team.run(Steps(WARMUP_STEPS))
+            (one,) = team.run(Steps(plan.steps))
+            predicted_s = median(one.report["iteration_seconds"] or one.seconds)
             rows.append(Row(link.name, seconds, predicted_s, "s"))
-            reports[link.name] = team.report
-            say(f"{link.name}, all but one emulated: {predicted_s * 1e3:.1f} ms a step")
+            reports[link.name] = one.report
+            report(f"{link.name}, all but one emulated: {predicted_s * 1e3:.1f} ms a step")
     links = [link for _, link in measured.values()]
-    return Found(rows, Calibration(links, scale, cores), gradient_bytes, reports)
+    return Found(rows, Calibration(links, scale, cores), plan.model(1).gradient_bytes, reports)
+
+
+def _emulate(team: TrainingTeam, plan: Plan, settings: Settings) -> None:
+    """A new world and model for the only real rank."""
+    team.join("switchml-emulated", plan.model(settings.world), **settings.environment())
 
 
 def star_cluster(rate_bps: float, fixed_s: float = 0.0, share: float = 1.0) -> str:
@@ -179,98 +185,11 @@ convert_bytes_per_s = 1e12
 """
 
 
-def _link(name: str, team: _RealTeam, backend: str, workers: int, rate_bps: float) -> Link:
+def _link(name: str, team: TrainingTeam, backend: str, workers: int, rate_bps: float) -> Link:
     """All-reduces of two sizes. The cluster has them one after the other, where Gloo does two at once: so what it hides
     of their fixed times counts for the rate."""
-    fixed_s = team.time(Reduce(SMALL_BYTES, 1, 9))
-    large_s = team.time(Reduce(LARGE_BYTES, BUCKETS, 5))
+    fixed_s = median(step_seconds(team.run(AllReduces(SMALL_BYTES, 1, 9))))
+    large_s = median(step_seconds(team.run(AllReduces(LARGE_BYTES, BUCKETS, 5))))
     moved = LARGE_BYTES * (1.0 if backend == "switchml" else 2.0 * (workers - 1) / workers)
     fixed_s = min(fixed_s, large_s / 2 / BUCKETS)
     return Link(name, fixed_s, moved * 8 / rate_bps / (large_s - BUCKETS * fixed_s))
-
-
-class _Ranks(Team):
-    """Processes of `validation_rank`; `time` tells them what to do and returns the median of their means in seconds."""
-
-    def __init__(self, places: list[Place], plan: Plan, context):
-        self._plan = plan
-        self._joined = 0
-        self.gradient_bytes = 0
-        self.report: dict = {}
-        self.cpu_s = 0.0
-        self._start(context, rank_main, [(place,) for place in places])
-
-    def _join(self, backend: str, port: int, workers: int, variables: dict[str, str]) -> None:
-        batch = max(1, self._plan.batch // workers)
-        self.tell(Join(backend, port, self._plan.layers, batch, variables))
-        self.replies(Join)
-
-    def time(self, message: Steps | Reduce) -> float:
-        """Ranks finish each step together; one that is late now and then is no reason to count its wait twice."""
-        self.tell(message)
-        times = self.replies(Times)
-        self.gradient_bytes, self.report = times[0].gradient_bytes, times[0].report
-        self.cpu_s = mean(one.cpu_s for one in times)
-        seconds = [one.report.get("iteration_seconds") or one.seconds for one in times]
-        return median(mean(step) for step in zip(*seconds, strict=True))
-
-
-class _RealTeam(_Ranks):
-    """All ranks real, each on a host of a star."""
-
-    def __init__(self, plan: Plan, workers: int, context, say):
-        self._stack = contextlib.ExitStack()
-        try:
-            lab = self._stack.enter_context(Lab())
-            say(f"{workers} real ranks: building the network")
-            self.star = stars.Star(lab, workers, LinkOptions(rate_bps=max(plan.rates_bps), burst_s=BURST_S))
-            self._stack.callback(self.star.close)
-            aggregator = SwitchAggregator(self.star)
-            self._stack.callback(aggregator.stop)
-            places = [
-                Place(rank, workers, host.name, stars.INTERFACE, self.star.address(0), aggregator.address)
-                for rank, host in enumerate(self.star.hosts)
-            ]
-            super().__init__(places, plan, context)
-        except BaseException:
-            self._stack.close()
-            raise
-        self._stack.callback(self.stop)
-
-    def join(self, backend: str) -> None:
-        """A new group and model."""
-        self._joined += 1
-        self._join(backend, STORE_PORT + self._joined, len(self.star.hosts), {})
-
-    def __enter__(self) -> _RealTeam:
-        return self
-
-    def __exit__(self, *error) -> None:
-        if error == (None, None, None):
-            self.leave()
-        self._stack.close()
-
-
-class _EmulatedTeam(_Ranks):
-    """One real rank."""
-
-    def __init__(self, plan: Plan, context):
-        super().__init__([Place(0, 1)], plan, context)
-
-    def join(self, settings: Settings) -> None:
-        """A new world and model."""
-        self._join("switchml-emulated", _free_port(), settings.world, settings.environment())
-
-    def __enter__(self) -> _EmulatedTeam:
-        return self
-
-    def __exit__(self, *error) -> None:
-        if error == (None, None, None):
-            self.leave()
-        self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

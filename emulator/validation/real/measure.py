@@ -15,7 +15,6 @@ rows count in no average.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import tempfile
@@ -24,23 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
-from emulator.bench.allreduce import Team
-from emulator.bench.network.measure import SwitchAggregator
+from emulator.bench.ranks.team import step_seconds, training_on_star
+from emulator.bench.ranks.training import WARMUP_STEPS, DigitsModel, Steps, Times
 from emulator.netsim import experiment
 from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
 from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab
 from emulator.testbed.star import LinkOptions
-from emulator.validation.real.worker import STORE_PORT, Backend, Place, Steps, Times
-from emulator.validation.real.worker import main as worker_main
-from host_agent.forking import fork_server
 from host_agent.training import data
 from switchml.errors import ConfigError
 
 BACKENDS = ("gloo", "switchml")
 CALIBRATION_WORKERS = 2
-WARMUP_STEPS = 3
-"""DDP's first step broadcasts and its second builds its buckets anew."""
 _TRAIN_PACKETS = 60
 """What io/udp.py sends as one where the kernel can."""
 _PLAYED_STEPS = 15
@@ -132,9 +125,9 @@ class Validation:
 Measured = dict[tuple[str, int, float], float]
 
 
-def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Validation:
-    """Measure, then predict. `say` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
-    PeerLost or JobError if a process dies."""
+def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> Validation:
+    """Measure, then predict. `report` gets a line of progress now and then. Raises ConfigError without
+    root, iproute2 or torch, PeerLost or JobError if a process dies."""
     measured: Measured = {}
     sent: dict[tuple[str, int, float], float] = {}
     compute_s, gradient_bytes = 0.0, 0
@@ -144,10 +137,10 @@ def validate(plan: Plan, say: Callable[[str], None] = lambda line: None) -> Vali
         data.load().save(digits)
         for workers in counts:
             rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
-            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, say)
+            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, report)
             if workers == CALIBRATION_WORKERS:
                 compute_s = alone_s
-    say("playing the same packet by packet")
+    report("playing the same packet by packet")
     return _predict(plan, measured, sent, compute_s, gradient_bytes)
 
 
@@ -158,68 +151,31 @@ def _measure(
     digits: Path,
     measured: Measured,
     sent: Measured,
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> tuple[float, int]:
     """Fill `measured` and `sent` (packets a rank and step) for so many workers.
 
     Returns (CPU seconds of a step without all-reduces, bytes of gradient).
     """
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
-    with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab())
-        context = fork_server("host_agent.training.preload", "emulator.validation.real.worker")
-        say(f"{workers} workers: building the network")
-        star = stars.Star(lab, workers, LinkOptions(rate_bps=max(rates)))
-        stack.callback(star.close)
-        aggregator = SwitchAggregator(star)
-        stack.callback(aggregator.stop)
-        team = _Team(star, aggregator.address, digits, plan, context)
-        stack.callback(team.stop)
+    report(f"{workers} workers: building the network")
+    with training_on_star(workers, LinkOptions(rate_bps=max(rates))) as (star, team):
         alone: list[Times] = []
-        for number, backend in enumerate(BACKENDS):
-            say(f"{workers} workers: {backend}: starting")
-            team.tell(Backend(backend, STORE_PORT + number))
-            team.replies(Backend)
+        for backend in BACKENDS:
+            report(f"{workers} workers: {backend}: starting")
+            team.join(backend, DigitsModel(str(digits), plan.batch_size))
             for rate_bps in rates:
                 star.set_rate(rate_bps)
-                team.run(Steps(WARMUP_STEPS, False, is_first=True))
-                times = team.run(Steps(plan.steps, False))
-                # Ranks finish each step together; one that is late now and then is no reason to count its wait twice.
-                measured[backend, workers, rate_bps] = median(
-                    mean(step) for step in zip(*(one.seconds for one in times), strict=True)
-                )
-                sent[backend, workers, rate_bps] = mean(one.sent / len(one.seconds) for one in times)
-                say(
+                team.run(Steps(WARMUP_STEPS, is_first=True))
+                times = team.run(Steps(plan.steps))
+                measured[backend, workers, rate_bps] = median(step_seconds(times))
+                sent[backend, workers, rate_bps] = mean(one.packets_sent / plan.steps for one in times)
+                report(
                     f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
                     f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
                 )
-            alone += team.run(Steps(plan.steps, True))
-        team.leave()
-        return median(one.cpu_s / len(one.seconds) for one in alone), alone[0].gradient_bytes
-
-
-class _Team(Team):
-    """The ranks' processes, each in a host of its own."""
-
-    def __init__(self, star: stars.Star, aggregator: str, digits: Path, plan: Plan, context):
-        places = [
-            Place(
-                rank,
-                len(star.hosts),
-                host.name,
-                stars.INTERFACE,
-                star.address(0),
-                aggregator,
-                str(digits),
-                plan.batch_size,
-            )
-            for rank, host in enumerate(star.hosts)
-        ]
-        self._start(context, worker_main, [(place,) for place in places])
-
-    def run(self, steps: Steps) -> list[Times]:
-        self.tell(steps)
-        return self.replies(Times)
+            alone += team.run(Steps(plan.steps, is_alone=True))
+        return median(one.process_cpu_s / plan.steps for one in alone), alone[0].gradient_bytes
 
 
 def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int) -> Validation:

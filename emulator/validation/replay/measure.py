@@ -15,46 +15,38 @@ aligned.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from emulator.bench.allreduce import Team
-from emulator.bench.network.measure import SwitchAggregator
-from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab
-from emulator.testbed.star import LinkOptions
+from emulator.bench.ranks.team import TrainingTeam, step_seconds, training_on_star
+from emulator.bench.ranks.training import WARMUP_STEPS, LayerStack, Steps
+from emulator.testbed.star import LinkOptions, Star
 from emulator.traces.iterations import join_each
 from emulator.traces.joined import Joined
 from emulator.traces.readers.read import read
 from emulator.validation.clocks import Recovered, recovered
-from emulator.validation.replay.worker import WARMUP_STEPS, Home, Job, Steps, Times
-from emulator.validation.replay.worker import main as worker_main
 from emulator.validation.rows import Row, summary
 from emulator.whatif import changes
 from emulator.whatif import contention as competition
 from emulator.whatif.network import fit
 from emulator.whatif.predict import predicted
-from host_agent.forking import fork_server
 from switchml.errors import ConfigError
 
 BURST_S = 0.002
 """What a link lets through at once after a pause is no longer on the line than that: what follows a pause, as an
 all-reduce does, would gain by more."""
-FIRST_PORT = 29600
 TRACED = {"gloo": "gloo", "the aggregator": "switchml"}
 """Runs that are captured, and their backends."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. `batch` for each rank; `device_s` a layer, see `Job`; `slowness` of the last rank in the run
-    with a slow one."""
+    """What is measured. `batch`: of each rank; `device_s`: of a layer, see `LayerStack`; `slowness`: of the last rank
+    in the run with a slow one."""
 
     workers: tuple[int, ...] = (2, 4)
     rate_bps: float = 200e6
@@ -76,8 +68,8 @@ class Plan:
             raise ConfigError(f"a slow rank {self.slowness:g} times as slow: expected more than 1")
 
     @property
-    def job(self) -> Job:
-        return Job("gloo", 0, self.layers, self.width, self.batch, self.device_s, self.bucket_cap_mb)
+    def model(self) -> LayerStack:
+        return LayerStack(self.layers, self.width, self.batch, device_s=self.device_s, bucket_cap_mb=self.bucket_cap_mb)
 
 
 @dataclass(frozen=True)
@@ -104,65 +96,67 @@ class Found:
         return found | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in told.items()}
 
 
-def validate(plan: Plan, say: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
-    """Measure and predict. `say` gets a line now and then; traces stay in `keep`, if given. Raises ConfigError without
-    root, iproute2 or torch, PeerLost or JobError if a process dies."""
+def validate(plan: Plan, report: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
+    """Measure and predict. `report` gets a line of progress now and then; traces stay in `keep`, if given. Raises
+    ConfigError without root, iproute2 or torch, PeerLost or JobError if a process dies."""
     own: list[Row] = []
     others: list[Row] = []
     clocks: list[Recovered] = []
     for workers in plan.workers:
-        with tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder, contextlib.ExitStack() as stack:
-            say(f"{workers} workers: building the network")
-            lab = stack.enter_context(Lab())
-            star = stars.Star(lab, workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S))
-            stack.callback(star.close)
-            aggregator = SwitchAggregator(star)
-            stack.callback(aggregator.stop)
-            team = _Team(star, aggregator.address, _context())
-            stack.callback(team.stop)
-            runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", say)
+        report(f"{workers} workers: building the network")
+        with (
+            tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder,
+            training_on_star(workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S)) as (star, team),
+        ):
+            runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", report)
             runs.measure()
             own += runs.self_replays()
             others += runs.what_ifs()
             clocks += runs.clocks()
-            team.leave()
     return Found(own, others, clocks)
 
 
 class _Runs:
     """Of one number of workers."""
 
-    def __init__(self, plan: Plan, star: stars.Star, team: _Team, folder: Path, say: Callable[[str], None]) -> None:
-        self.plan, self.star, self.team, self.folder, self.say = plan, star, team, folder, say
+    def __init__(
+        self,
+        plan: Plan,
+        star: Star,
+        team: TrainingTeam,
+        folder: Path,
+        report: Callable[[str], None],
+    ) -> None:
+        self.plan, self.star, self.team, self.folder, self.report = plan, star, team, folder, report
         self.workers = len(star.hosts)
         self.measured: dict[str, float] = {}
         self.while_traced: dict[str, float] = {}
 
     def measure(self) -> None:
         """All runs."""
-        plan, job = self.plan, self.plan.job
-        slow = [job] * (self.workers - 1) + [dataclasses.replace(job, slowness=plan.slowness)]
-        self._run("gloo", [job] * self.workers, trace=True)
+        plan, model = self.plan, self.plan.model
+        slow = [model] * (self.workers - 1) + [dataclasses.replace(model, slowness=plan.slowness)]
+        self._run("gloo", model, trace=True)
         self.star.set_rate(plan.rate_bps / 2)
-        self._run("half the bandwidth", [job] * self.workers)
+        self._run("half the bandwidth", model)
         self.star.set_rate(plan.rate_bps)
-        self._run("other buckets", [dataclasses.replace(job, bucket_cap_mb=plan.other_cap_mb)] * self.workers)
+        self._run("other buckets", dataclasses.replace(model, bucket_cap_mb=plan.other_cap_mb))
         self._run("a slow rank", slow)
-        self._run("the aggregator", [dataclasses.replace(job, backend="switchml")] * self.workers, trace=True)
+        self._run("the aggregator", model, trace=True)
 
-    def _run(self, name: str, jobs: Sequence[Job], *, trace: bool = False) -> None:
-        self.team.start(jobs)
+    def _run(self, name: str, models: LayerStack | Sequence[LayerStack], *, trace: bool = False) -> None:
+        backend, steps = TRACED.get(name, "gloo"), self.plan.steps
+        self.team.join(backend, models)
         self.team.run(Steps(WARMUP_STEPS))
-        steps = self.plan.steps
-        seconds = _step_s(self.team.run(Steps(steps)))
+        seconds = step_seconds(self.team.run(Steps(steps)))
         if trace:
-            folder = self.folder / jobs[0].backend
+            folder = self.folder / backend
             folder.mkdir(parents=True, exist_ok=True)
             # The profiler starts in the first step, and writes its files in the last.
-            self.while_traced[name] = mean(_step_s(self.team.run(Steps(steps + 2, str(folder))))[1:-1])
-            seconds += _step_s(self.team.run(Steps(steps)))
+            self.while_traced[name] = mean(step_seconds(self.team.run(Steps(steps + 2, trace=str(folder))))[1:-1])
+            seconds += step_seconds(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
-        self.say(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
+        self.report(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
 
     def self_replays(self) -> list[Row]:
         """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""
@@ -200,36 +194,3 @@ class _Runs:
             replayed_s = predicted([change(one) for one in iterations]).iteration_s
             rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], replayed_s + untraced_s, "s"))
         return rows
-
-
-def _step_s(times: list[Times]) -> list[float]:
-    """Of each step, the mean over ranks."""
-    return [mean(step) for step in zip(*(one.seconds for one in times), strict=True)]
-
-
-class _Team(Team):
-    """The ranks' processes, each in a host of its own."""
-
-    def __init__(self, star: stars.Star, aggregator: str, context) -> None:
-        self._port = FIRST_PORT
-        homes = [
-            Home(rank, len(star.hosts), host.name, stars.INTERFACE, star.address(0), aggregator)
-            for rank, host in enumerate(star.hosts)
-        ]
-        self._start(context, worker_main, [(home,) for home in homes])
-
-    def start(self, jobs: Sequence[Job]) -> None:
-        """A job of its own for each rank."""
-        self._port += 1
-        for pipe, job in zip(self._pipes, jobs, strict=True):
-            pipe.send(dataclasses.replace(job, port=self._port))
-        self.replies(Job)
-
-    def run(self, steps: Steps) -> list[Times]:
-        self.tell(steps)
-        return self.replies(Times)
-
-
-def _context():
-    os.environ["KINETO_LOG_LEVEL"], os.environ["TORCH_CPP_LOG_LEVEL"] = "99", "ERROR"  # read when torch is imported
-    return fork_server("host_agent.training.preload", "emulator.validation.replay.worker")

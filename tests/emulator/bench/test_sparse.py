@@ -8,6 +8,7 @@ import pytest
 
 from emulator.bench import allreduce, sizes
 from emulator.bench.network.measure import Experiment, LinkOptions
+from emulator.bench.ranks.inputs import shared_tensors
 from emulator.bench.sparsity import Sparsity
 from switchml.errors import ConfigError
 from tests.emulator.bench.test_allreduce import run
@@ -27,13 +28,13 @@ def test_owned_blocks(overlap, density):
 
 def test_exact_sums_know_of_zeros():
     sparsity = Sparsity(0.3, 32)
-    with allreduce.shared_tensors(1000, 3, sparsity) as (inputs_path, sums_path):
-        inputs, sums = np.fromfile(inputs_path, np.float32), np.fromfile(sums_path, np.float64)
-        wanted = np.zeros(1000)
+    with shared_tensors(1000, 3, sparsity) as tensors:
+        expected = np.zeros(1000)
         for rank, row in enumerate(sparsity.owned(3, 1000)):
-            values = inputs[rank * allreduce.STRIDE :][:1000].astype(np.float64)
-            wanted += np.where(sparsity.elements_of(row, 1000), values, 0)
-        assert (sums == wanted).all()
+            values = tensors.read_inputs(rank)[:1000].astype(np.float64)
+            expected += np.where(sparsity.elements_of(row, 1000), values, 0)
+            assert (tensors.zeros(rank, 1000) == ~sparsity.elements_of(row, 1000)).all()
+        assert (tensors.read_sums() == expected).all()
 
 
 def test_bounds():

@@ -1,0 +1,11 @@
+"""What every rank that all-reduces needs, imported once: the process that forks the ranks imports this module first."""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # the ranks share the machine's cores; must be set before torch is imported
+
+from emulator.bench.ranks import reducing
+from host_agent.warmup import warm_up
+
+warm_up()
+reducing.warm_up()

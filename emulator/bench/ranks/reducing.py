@@ -1,0 +1,234 @@
+"""A rank that all-reduces tensors, times each repeat and checks every result.
+
+A repeat is three requests: `Fill` the tensor, `Reduce` it, `Check` the result. So all ranks are ready before the first
+one begins, and none compares sums, which keeps a core busy, while another still waits for the last of its own.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from emulator.bench.ranks.inputs import SharedTensors
+from emulator.bench.ranks.process import GROUP_TIMEOUT, Place
+from emulator.bench.sizes import Case
+from host_agent.agent import HostAgent
+from host_agent.density import Choice
+from switchml.runtime.jit import compile_once, kernel
+
+SWITCHML, DENSE, GLOO = "switchml", "dense", "gloo"
+"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips."""
+GAUGES = ("rtt_s", "rto_s", "window")
+"""Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """An aggregator: its control port's HOST:PORT, how to reach it, and the payload of its packets. `slots`: of the
+    job, 0 for the aggregator's choice."""
+
+    address: str
+    transport: str = "auto"
+    payload_bytes: int = 1024
+    slots: int = 0
+
+
+@dataclass(frozen=True)
+class ReducingJob:
+    """Join the aggregators of `targets` (by backend) and, if GLOO is among `backends`, a process group at
+    `rendezvous`. Answer: `Joined`."""
+
+    name: str
+    wire: str
+    backends: tuple[str, ...]
+    targets: dict[str, Target]
+    tensors: SharedTensors
+    rendezvous: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """`transports`: what the agents have chosen, by backend."""
+
+    transports: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Have tensors ready for a case."""
+
+    case: Case
+
+
+@dataclass(frozen=True)
+class Fill:
+    """Put the input into the tensor."""
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """One repeat of the case."""
+
+    backend: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Compare the result with the exact sums. Answer: `Sample`."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repeat on one rank."""
+
+    seconds: float
+    """Of the whole repeat."""
+    error: float
+    """The largest absolute difference from an exact sum."""
+    largest: float
+    """The largest magnitude of an exact sum."""
+    checksum: int
+    """Equal on two ranks whose results have the same bits."""
+    usage: dict[str, float] = field(default_factory=dict)
+    """user_s, system_s, voluntary and involuntary context switches of the process in this repeat."""
+    agent: dict[str, float] = field(default_factory=dict)
+    """Counters of `HostAgent.stats()`: by how much they grew; gauges: their value."""
+
+
+@kernel
+def compare(result, sums):
+    """(largest |result - sum|, largest |sum|, checksum of result's bits). float32[k] and float64[k]."""
+    error, largest, checksum = 0.0, 0.0, np.uint64(0)
+    bits = result.view(np.uint32)
+    for i in range(result.size):
+        difference = abs(np.float64(result[i]) - sums[i])
+        if not difference <= error:  # NaN too
+            error = difference
+        largest = max(largest, abs(sums[i]))
+        checksum = checksum * np.uint64(0x100000001B3) + np.uint64(bits[i])
+    return error, largest, checksum
+
+
+def warm_up() -> None:
+    """Have `compare` compiled."""
+    compile_once(compare, np.zeros(1, np.float32), np.zeros(1))
+
+
+class ReducingRank:
+    """Answers ReducingJob first, then Prepare, Fill, Reduce and Check."""
+
+    def __init__(self, place: Place):
+        self._place = place
+        self._agents: dict[str, HostAgent] = {}
+        self._reducers: dict[str, Callable[[list[np.ndarray], bool], None]] = {}
+
+    def answer(self, request: Any) -> Any:
+        match request:
+            case ReducingJob():
+                return self._join(request)
+            case Prepare(case):
+                return self._prepare(case)
+            case Fill():
+                self._values[:] = self._inputs[: len(self._values)]
+                if self._zeros is not None:
+                    self._values[self._zeros] = 0
+            case Reduce(backend):
+                return self._reduce(backend)
+            case Check():
+                error, largest, checksum = compare(self._values, self._sums[: len(self._values)])
+                return Sample(self._seconds, float(error), float(largest), int(checksum), self._usage, self._counts)
+
+    def leave(self) -> None:
+        for agent in self._agents.values():
+            agent.leave()
+
+    def _join(self, job: ReducingJob) -> Joined:
+        self._tensors = job.tensors
+        self._sums, self._inputs = job.tensors.read_sums(), job.tensors.read_inputs(self._place.rank)
+        sparse = job.tensors.sparsity.choice if job.tensors.sparsity else Choice()
+        for backend in job.backends:
+            if backend == GLOO:
+                self._reducers[backend] = _gloo(self._place, job.rendezvous)
+            elif backend == DENSE:
+                self._agents[backend] = self._agents[SWITCHML]
+                self._reducers[backend] = _switchml(self._agents[SWITCHML], Choice())
+            else:
+                self._agents[backend] = self._join_aggregator(job, job.targets[backend])
+                self._reducers[backend] = _switchml(self._agents[backend], sparse)
+        return Joined({backend: agent.transport for backend, agent in self._agents.items()})
+
+    def _join_aggregator(self, job: ReducingJob, target: Target) -> HostAgent:
+        return HostAgent.join(
+            target.address,
+            job=job.name,
+            rank=self._place.rank,
+            world_size=self._place.world_size,
+            transport=target.transport,
+            payload_bytes=target.payload_bytes,
+            slots=target.slots,
+            wire=job.wire,
+        )
+
+    def _prepare(self, case: Case) -> None:
+        self._values = np.empty(case.elements, np.float32)
+        self._zeros = self._tensors.zeros(self._place.rank, case.elements)
+        edges = np.cumsum((0, *case.parts))
+        self._parts = [self._values[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        self._is_overlapped = case.overlapped
+
+    def _reduce(self, backend: str) -> None:
+        agent, reduce = self._agents.get(backend), self._reducers[backend]
+        usage, counts = _usage(), agent.stats() if agent is not None else {}
+        started = time.perf_counter()
+        reduce(self._parts, self._is_overlapped)
+        self._seconds = time.perf_counter() - started
+        self._usage = _growth(usage, _usage())
+        self._counts = _growth(counts, agent.stats() if agent is not None else {})
+
+
+def _switchml(agent: HostAgent, sparse: Choice) -> Callable[[list[np.ndarray], bool], None]:
+    def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
+        if overlapped:
+            for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse) for part in parts]:
+                handle.wait()
+        else:
+            for part in parts:
+                agent.allreduce(part, out=part, sparse=sparse)
+
+    return reduce
+
+
+def _gloo(place: Place, rendezvous: str) -> Callable[[list[np.ndarray], bool], None]:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=rendezvous, rank=place.rank, world_size=place.world_size, timeout=GROUP_TIMEOUT
+    )
+
+    def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
+        tensors = [torch.from_numpy(part) for part in parts]
+        if overlapped:
+            for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+                work.wait()
+        else:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+    return reduce
+
+
+def _usage() -> dict[str, float]:
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    return {"user_s": own.ru_utime, "system_s": own.ru_stime, "voluntary": own.ru_nvcsw, "involuntary": own.ru_nivcsw}
+
+
+def _growth(before: dict[str, Any], after: dict[str, Any]) -> dict[str, float]:
+    numbers = {name: value for name, value in after.items() if isinstance(value, (int, float))}
+    return {name: value if name in GAUGES else value - before.get(name, 0) for name, value in numbers.items()}
