@@ -1,21 +1,20 @@
 """Scapy layers for both protocols of docs/protocol.md: `SwitchMLv1`, `SwitchMLv2`, `SwitchMLSparse` and `SwitchMLWait`.
 
 Importing this module binds them to the 16 UDP ports of the protocol, in either direction; `bind(port)` adds another
-one. Which of them a datagram is, its first byte says. Bytes that are none of them become Raw, so dissecting
-never fails; a packet whose length does not fit its size code keeps what there is of its lanes, and the rest is Raw.
+one. A datagram's first byte selects the layer. Bytes that match none become Raw, so dissecting never fails; a packet
+whose length does not fit its size code keeps the lanes that are there, and the rest is Raw.
 
     >>> from switchml.scapy_layers import *
     >>> packet = IP(dst="10.0.0.254") / UDP() / SwitchMLv2(seq=4096, tag=0x5EED, values=[1, -2])
     >>> packet.show2()                                               # the lanes were padded with zeros
 
-A v2 packet does not say how many slots its job has. Who knows sets `conf.contribs["switchml"]["slots"]`, and show()
-then tells slot, version and round of a sequence number (rounds count from sequence number 0, not from the isn).
+A v2 packet does not contain its job's number of slots. Set `conf.contribs["switchml"]["slots"]`, and show() displays
+the slot, version and round of a sequence number (rounds count from sequence number 0, not from the isn).
 """
 
 from __future__ import annotations
 
-import struct
-
+import numpy as np
 from scapy.config import conf
 from scapy.fields import (
     BitEnumField,
@@ -56,7 +55,7 @@ TYPES = {
     **{wire.RESULT + w: f"result int{8 * d.itemsize}" for w, d in wire.WIRE_DTYPES.items()},
     wire.WAIT: "wait",
 }
-"""The first nibble, in words."""
+"""Names of the packet types, by the first nibble."""
 
 conf.contribs.setdefault("switchml", {"slots": None})
 
@@ -73,7 +72,8 @@ SPECIAL_CODES = {
 
 
 def exponent_text(field: str, code: int) -> str:
-    """An exponent code as section 4 reads it: 2^e, or what the code stands for in `field`. Float64 has other codes."""
+    """An exponent code by section 4 of docs/protocol.md: 2^e, or its special meaning in `field`. (Codes of float64
+    differ.)"""
     if (field, code) in SPECIAL_CODES:
         return f"{code} ({SPECIAL_CODES[field, code]})"
     zeros = " or zeros" if code == wire.CODE_ZERO else ""
@@ -103,24 +103,33 @@ class SequenceNumber(IntField):
         return f"{x} (slot {slot}, version {version}, round {number})"
 
 
-class Lanes(Field):
-    """The payload: signed big-endian integers, as wide as the packet's type says, as many as its size code says."""
+class Integers(Field):
+    """Base of the fields that hold a list of integers."""
 
     islist = 1
-    __slots__ = ["payload_of"]
 
-    def __init__(self, name: str, payload_of: dict[int, int]):
-        self.payload_of = payload_of
+    def __init__(self, name: str):
         Field.__init__(self, name, [], "B")
 
     def any2i(self, pkt, x):
         return [] if x is None else [int(v) for v in x]
 
+    def i2len(self, pkt, x):
+        return len(self.addfield(pkt, b"", x))
+
+
+class Lanes(Integers):
+    """The payload: signed big-endian integers; the packet's type gives their width, its size code how many they are."""
+
+    __slots__ = ["payload_of"]
+
+    def __init__(self, name: str, payload_of: dict[int, int]):
+        self.payload_of = payload_of
+        super().__init__(name)
+
     def i2repr(self, pkt, x):
-        head, zeros = list(x), 0
-        while head and head[-1] == 0:
-            head.pop()
-            zeros += 1
+        head = np.trim_zeros(x, "b")
+        zeros = len(x) - len(head)
         shown = [str(v) for v in head[:16]]
         if len(head) > 16:
             shown.append(f"… {len(head) - 16} more")
@@ -128,45 +137,35 @@ class Lanes(Field):
             shown.append("0" if zeros == 1 else f"{zeros} zeros")
         return f"[{', '.join(shown)}]"
 
-    def i2len(self, pkt, x):
-        return len(x) * self._lane(pkt)[0]
-
     @staticmethod
-    def _lane(pkt) -> tuple[int, str]:
-        """(bytes of a lane, its letter in struct)."""
-        return ((4, "i"), (2, "h"), (1, "b"), (4, "i"))[pkt.type & 3 if pkt.type & 8 else 0]
+    def _dtype(pkt) -> str:
+        return (">i4", ">i2", ">i1", ">i4")[pkt.type & 3 if pkt.type & 8 else 0]
+
+    def i2len(self, pkt, x):
+        return len(x) * np.dtype(self._dtype(pkt)).itemsize
 
     def addfield(self, pkt, s, val):
-        width, letter = self._lane(pkt)
-        data = struct.pack(f">{len(val)}{letter}", *val)
+        data = np.array(val, self._dtype(pkt)).tobytes()
         if pkt.size is None:
-            # With a size of its own a packet may be as wrong as its author likes; without, it is made to fit.
+            # A packet with an explicit size may be malformed on purpose; without one it is padded to a valid size.
             data = data.ljust(256 if len(data) <= 256 else 1024, b"\0")
         return s + data
 
     def getfield(self, pkt, s):
-        width, letter = self._lane(pkt)
-        count = min(self.payload_of.get(pkt.size, len(s)), len(s)) // width
-        return s[count * width :], list(struct.unpack(f">{count}{letter}", s[: count * width]))
+        width = np.dtype(self._dtype(pkt)).itemsize
+        end = min(self.payload_of.get(pkt.size, len(s)), len(s)) // width * width
+        return s[end:], np.frombuffer(s[:end], self._dtype(pkt)).tolist()
 
 
 class SparseLanes(Lanes):
-    """Those of a sparse packet, which may have none."""
+    """The lanes of a sparse packet, which may have none."""
 
     def addfield(self, pkt, s, val):
         return s if not val and pkt.size is None else super().addfield(pkt, s, val)
 
 
-class Words(Field):
-    """What the sender of a sparse packet has next, by column: an entry and the exponent code of its block."""
-
-    islist = 1
-
-    def __init__(self, name: str):
-        Field.__init__(self, name, [], "I")
-
-    def any2i(self, pkt, x):
-        return [] if x is None else [int(word) for word in x]
+class Words(Integers):
+    """The next entry that the sender of a sparse packet has, by column, and the exponent code of its block."""
 
     def i2repr(self, pkt, x):
         def text(word: int) -> str:
@@ -176,20 +175,16 @@ class Words(Field):
 
         return f"[{', '.join(text(word) for word in x)}]"
 
-    def i2len(self, pkt, x):
-        return wire.WORD_BYTES * len(x)
-
     def addfield(self, pkt, s, val):
-        return s + struct.pack(f">{len(val)}I", *val)
+        return s + np.array(val, ">u4").tobytes()
 
     def getfield(self, pkt, s):
-        count = min(pkt.columns, len(s) // wire.WORD_BYTES)
-        end = count * wire.WORD_BYTES
-        return s[end:], list(struct.unpack(f">{count}I", s[:end]))
+        end = min(pkt.columns, len(s) // wire.WORD_BYTES) * wire.WORD_BYTES
+        return s[end:], np.frombuffer(s[:end], ">u4").tolist()
 
 
 class PartialFlags(ByteField):
-    """What follows the lanes of a partial sum: its flags and a byte 0. None if it is not there."""
+    """The trailer of a partial sum: its flags and a byte 0. None if it is absent."""
 
     def i2repr(self, pkt, x):
         return "+".join(name for bit, name in enumerate(("OVERFLOW", "MIXED")) if x and x >> bit & 1) or repr(x)
@@ -201,37 +196,21 @@ class PartialFlags(ByteField):
         return (s, None) if len(s) < 2 else (s[2:], s[0])
 
 
-class MissingRanks(Field):
+class MissingRanks(Integers):
     """The bitmap of a wait packet, as a sorted list of ranks."""
 
-    islist = 1
-
-    def __init__(self, name: str):
-        Field.__init__(self, name, [], "B")
-
     def any2i(self, pkt, x):
-        return [] if x is None else sorted(int(rank) for rank in x)
+        return sorted(super().any2i(pkt, x))
 
     def i2repr(self, pkt, x):
         return repr(list(x))
 
-    def i2len(self, pkt, x):
-        return wire.BITMAP_BYTES
-
     def addfield(self, pkt, s, val):
-        bitmap = bytearray(wire.BITMAP_BYTES)
-        for rank in val:
-            bitmap[rank // 8] |= 1 << rank % 8
-        return s + bytes(bitmap)
+        return s + sum(1 << rank for rank in set(val)).to_bytes(wire.BITMAP_BYTES, "little")
 
     def getfield(self, pkt, s):
-        bitmap = s[: wire.BITMAP_BYTES]
-        return s[wire.BITMAP_BYTES :], [r for r in range(8 * len(bitmap)) if bitmap[r // 8] >> r % 8 & 1]
-
-
-def _whole(cls, data):
-    """`cls`, or Raw for bytes too short to have a header."""
-    return cls if data is None or len(data) >= wire.HEADER_BYTES else conf.raw_layer
+        bitmap = int.from_bytes(s[: wire.BITMAP_BYTES], "little")
+        return s[wire.BITMAP_BYTES :], [rank for rank in range(8 * wire.BITMAP_BYTES) if bitmap >> rank & 1]
 
 
 def _is_partial(data: bytes) -> bool:
@@ -241,24 +220,37 @@ def _is_partial(data: bytes) -> bool:
 
 
 class SwitchML(Packet):
-    """Either protocol: what UDP is bound to. Dissecting gives a class below; `packet[SwitchML]` finds any of them."""
+    """Either protocol: the layer that UDP is bound to. Dissecting returns a class below; `packet[SwitchML]` finds any
+    of them."""
 
     name = "SwitchML"
     match_subclass = True
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # Scapy ignores an inherited dispatch_hook.
+        cls.dispatch_hook = SwitchML.__dict__["dispatch_hook"]  # type: ignore[method-assign]
+
     @classmethod
     def dispatch_hook(cls, _pkt=None, *args, **kargs):
-        if not _pkt:
+        if _pkt is None or (cls is SwitchML and not _pkt):
+            return cls
+        if len(_pkt) < wire.HEADER_BYTES:
+            return conf.raw_layer
+        if cls is not SwitchML:
             return cls
         kind = _pkt[0] >> 4
         if kind == wire.V1_TYPE:
-            return _whole(SwitchMLv1, _pkt)
+            return SwitchMLv1
         if kind == wire.WAIT:
-            return _whole(SwitchMLWait, _pkt)
+            return SwitchMLWait
         if kind in TYPES:
-            is_sparse = _pkt[0] & wire.SPARSE and not _is_partial(_pkt)
-            return _whole(SwitchMLSparse if is_sparse else SwitchMLv2, _pkt)
+            return SwitchMLSparse if _pkt[0] & wire.SPARSE and not _is_partial(_pkt) else SwitchMLv2
         return conf.raw_layer
+
+    @property
+    def is_result(self) -> bool:
+        return self.type & 0xC == wire.RESULT
 
     def post_build(self, p, pay):
         if self.fields_desc and self.size is None:
@@ -267,7 +259,7 @@ class SwitchML(Packet):
 
 
 class SwitchMLv1(SwitchML):
-    """A v1 packet, either way: p4app-switchML's SwitchML-UDP. `tsi` holds its four bytes read as big-endian."""
+    """A v1 packet, in either direction: p4app-switchML's SwitchML-UDP. `tsi` is read as a big-endian number."""
 
     name = "SwitchML v1"
     fields_desc = [
@@ -283,10 +275,6 @@ class SwitchMLv1(SwitchML):
         SignedByteField("e1", 0),
         Lanes("values", {0: 128, 1: 256, 2: 512, 3: 1024}),
     ]
-
-    @classmethod
-    def dispatch_hook(cls, _pkt=None, *args, **kargs):
-        return _whole(cls, _pkt)
 
     def answers(self, other):
         return int(
@@ -320,28 +308,20 @@ class SwitchMLv2(SwitchML):
         """Whether this is a partial sum, which one switch of a tree sends to another (section 9)."""
         return self.size in PARTIAL_SIZES and not self.is_result
 
-    @property
-    def is_result(self) -> bool:
-        return self.type & 0xC == wire.RESULT
-
-    @classmethod
-    def dispatch_hook(cls, _pkt=None, *args, **kargs):
-        return _whole(cls, _pkt)
-
     def answers(self, other):
         return int(self.is_result and _same_round(self, other))
 
     def mysummary(self):
         kind = TYPES.get(self.type, f"type {self.type}")
-        again = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
+        retransmission = (", answers a retransmission" if self.is_result else ", retransmission") if self.r else ""
         kind = "partial sum" + kind.removeprefix("contribution") if self.is_partial else kind
         flags = f", {self.flags}" if self.is_result and self.flags else ""
-        return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{again}"
+        return f"SwitchML v2 {kind} seq {self.seq} tag {self.tag:#06x}{flags}{retransmission}"
 
 
 class SwitchMLSparse(SwitchML):
-    """A packet of a sparse stream, either way: section 8. Without `values` it has no data; byte 9 is `flags` in a
-    result. `packet.sparse_word` makes words."""
+    """A packet of a sparse stream, in either direction (section 8). Without `values` it has no data; byte 9 is `flags`
+    in a result. `packet.sparse_word` makes words."""
 
     name = "SwitchML v2 sparse"
     fields_desc = [
@@ -357,14 +337,6 @@ class SwitchMLSparse(SwitchML):
         Words("words"),
         SparseLanes("values", {4: 0, 5: 256, 6: wire.PADDING_BYTES, 7: 1024}),
     ]
-
-    @property
-    def is_result(self) -> bool:
-        return self.type & 0xC == wire.RESULT
-
-    @classmethod
-    def dispatch_hook(cls, _pkt=None, *args, **kargs):
-        return _whole(cls, _pkt)
 
     def post_build(self, p, pay):
         if self.columns is None:
@@ -383,7 +355,7 @@ class SwitchMLSparse(SwitchML):
 
 
 class SwitchMLWait(SwitchML):
-    """The aggregator's answer to a retransmission that it does not need: it waits for the ranks in `missing`."""
+    """The aggregator's answer to a retransmission that it did not need: it waits for the ranks in `missing`."""
 
     name = "SwitchML v2 wait"
     fields_desc = [
@@ -397,10 +369,6 @@ class SwitchMLWait(SwitchML):
         XByteField("used", 0),
         MissingRanks("missing"),
     ]
-
-    @classmethod
-    def dispatch_hook(cls, _pkt=None, *args, **kargs):
-        return _whole(cls, _pkt)
 
     def answers(self, other):
         return int(_same_round(self, other))

@@ -1,23 +1,29 @@
-"""What every codec and every memory is: settings (a frozen dataclass), a state for each tensor, and pure functions.
+"""The interface of codecs and memories: settings (a frozen dataclass), a state for each tensor, and pure functions.
 
-A codec makes a `Payload` of a float32 vector and a vector of a payload (`compress`, `decompress`), and says how the
-vectors of several ranks become their mean (`exchange`). An exchange is a generator: it yields what the ranks shall
-reduce together (`Sum`, `Max`, `SparseSum`, `Gather`), is sent the result, and returns an `Outcome`. So a codec knows no
-network: `host_agent` drives the generators over an aggregator, `exchange.together` drives those of all ranks in one
-process.
+A codec turns a float32 vector into a `Payload` and back (`compress`, `decompress`), and defines how the vectors of
+several ranks become their mean (`exchange`). An exchange is a generator: it yields what the ranks must reduce together
+(`Sum`, `Max`, `SparseSum`, `Gather`), is sent the result, and returns an `Outcome`. A codec therefore knows no network:
+`host_agent` drives the generators over an aggregator, and `exchange.together` drives those of all ranks in one process.
 """
 
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
-from collections.abc import Generator
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from switchml.errors import ConfigError, PayloadError, UnsupportedTensor
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Indices: TypeAlias = npt.NDArray[np.int64]
+Array: TypeAlias = npt.NDArray[Any]
 
 SUM, VOTE, SPARSE_SUM, GATHER = "sum", "vote", "sparse-sum", "gather"
 AGGREGATIONS = {
@@ -26,7 +32,7 @@ AGGREGATIONS = {
     SPARSE_SUM: "the aggregator adds the blocks that hold the selected elements, or the ranks gather them",
     GATHER: "every rank gets every payload and averages what they decode to",
 }
-"""How payloads of several ranks become one vector: name → in words."""
+"""How the payloads of several ranks become one vector: name → description."""
 
 _HEADER = struct.Struct("<2sBBQ")
 _MAGIC, _VERSION = b"cx", 1
@@ -37,10 +43,9 @@ HEADER_BYTES = _HEADER.size
 class Turn:
     """Which tensor is compressed, in which step, on which rank.
 
-    `name`: of the tensor or bucket. `shape`: the tensor's own shape, which PowerSGD uses; `lr`: the step's
-    learning rate, for the memory of EF-signSGD. Randomness is drawn from
-    (seed, step, name), so that it is the same on all ranks (`shared_key`), and from the rank too where the ranks must
-    differ (`private_key`).
+    `name`: of the tensor or bucket. `shape`: of the tensor, which PowerSGD uses. `lr`: the step's learning rate, which
+    EF-signSGD's memory uses. Random numbers are derived from (seed, step, name), so that all ranks draw the same
+    (`shared_key`), and from the rank as well where the ranks must differ (`private_key`).
     """
 
     name: str = ""
@@ -52,11 +57,11 @@ class Turn:
     shape: tuple[int, ...] | None = None
 
     def shared_key(self) -> int:
-        """64 random bits that all ranks draw alike."""
+        """64 random bits, the same on all ranks."""
         return _key(f"{self.seed}/{self.step}/{self.name}")
 
     def private_key(self) -> int:
-        """64 random bits of this rank's own."""
+        """64 random bits, different on each rank."""
         return _key(f"{self.seed}/{self.step}/{self.name}/{self.rank}")
 
 
@@ -73,7 +78,7 @@ class Payload:
 
     number: int
     count: int
-    body: np.ndarray
+    body: Bytes
 
     @property
     def nbytes(self) -> int:
@@ -83,7 +88,7 @@ class Payload:
         return _HEADER.pack(_MAGIC, _VERSION, self.number, self.count) + self.body.tobytes()
 
     @classmethod
-    def from_bytes(cls, data) -> Payload:
+    def from_bytes(cls, data: bytes | Bytes) -> Payload:
         """The payload in `data` (bytes or uint8 array), whose body is a view of it. Raises PayloadError."""
         raw = np.frombuffer(data, np.uint8)
         if raw.size < HEADER_BYTES:
@@ -96,12 +101,12 @@ class Payload:
         return cls(number, count, raw[HEADER_BYTES:])
 
 
-# What an exchange asks for
+# Requests of an exchange
 
 LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1}
-"""What `Sum.wire` may be: name → bytes an element."""
+"""Values of `Sum.wire`: name → bytes an element."""
 HALVES = ("float16", "bfloat16")
-"""Of these, the floats that int16 lanes of the aggregator hold, too."""
+"""Of these, the floats that also fit the aggregator's int16 lanes."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +114,11 @@ class Sum:
     """Add `values` over the ranks; send back the sum, of the same shape and dtype.
 
     float32 values, or integers (int8, int16, int32) whose sum over all ranks fits their dtype. `wire` names the
-    narrowest lanes that hold all that the values (and the sum, if they are integers) mean: "float16" for float32
-    values that were rounded to it, and so on.
+    narrowest lanes that hold the values (and, of integers, the sum) without loss: "float16" for float32 values that
+    were rounded to it, for example.
     """
 
-    values: np.ndarray
+    values: Array
     wire: str
 
     @property
@@ -125,7 +130,7 @@ class Sum:
 class Max:
     """Send back the element-wise maximum of `values` (float32, few) over the ranks; NaN if any is NaN."""
 
-    values: np.ndarray
+    values: Floats
 
     @property
     def nbytes(self) -> int:
@@ -135,11 +140,11 @@ class Max:
 @dataclass(frozen=True)
 class SparseSum:
     """Add vectors of `count` elements that are 0 except at `indices` (int64[k], ascending), where they are `values`
-    (float32[k]); send back the sum, dense float32[count]. `payload` says the same, packed, for who gathers instead;
-    `is_sized`: in as many bytes on every rank."""
+    (float32[k]); send back the sum, dense float32[count]. `payload` holds the same, packed, for drivers that gather
+    instead; with `is_sized` it has the same length on every rank."""
 
-    indices: np.ndarray
-    values: np.ndarray
+    indices: Indices
+    values: Floats
     count: int
     payload: Payload
     is_sized: bool = False
@@ -165,11 +170,11 @@ Request = Sum | Max | SparseSum | Gather
 
 @dataclass(frozen=True)
 class Outcome:
-    """`mean`: float32[n], bit for bit the same on all ranks. `own`: float32[n], what of this rank's vector went into
-    it; the memory keeps the rest."""
+    """`mean`: float32[n], bit for bit the same on all ranks. `own`: float32[n], this rank's contribution to it; the
+    memory keeps the difference from the rank's vector."""
 
-    mean: np.ndarray
-    own: np.ndarray
+    mean: Floats
+    own: Floats
 
 
 Exchange = Generator[Request, Any, Outcome]
@@ -178,42 +183,54 @@ Exchange = Generator[Request, Any, Outcome]
 # Settings
 
 
-def setting(default, help: str, *, above=None, least=None, most=None, choices=None):
-    """A dataclass field that a user can set, with the values that it may take."""
-    return field(default=default, metadata=dict(help=help, above=above, least=least, most=most, choices=choices))
+def setting(default: _Value, help: str, **limits: Any) -> _Value:
+    """A dataclass field that a user can set. `limits`: above, least, most (numbers) and choices (a tuple)."""
+    return field(default=default, metadata={"help": help, **limits})
 
 
+_Value = TypeVar("_Value")
+_Self = TypeVar("_Self", bound="Settings")
+
+_LIMITS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "above": ("above", operator.gt),
+    "least": ("at least", operator.ge),
+    "most": ("at most", operator.le),
+    "choices": ("one of", lambda value, choices: value in choices),
+}
+"""Kind of limit → its wording in messages, and a function that says whether a value is within a limit."""
+
+_BOOLS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Base of codecs and memories: checked settings, and the text that `registry.parse` reads."""
+    """Base of codecs and memories: checked settings, and the text that `registry.parse` reads.
+
+    msgspec could convert and check them, but its messages lack the setting's meaning and the value.
+    """
 
     name: ClassVar[str]
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            self._check(each.name, getattr(self, each.name), each.metadata)
+            self._check(each.name, getattr(self, each.name), **each.metadata)
 
-    def _check(self, key: str, value, rules) -> None:
-        wants = []
-        if rules.get("above") is not None:
-            wants.append((value > rules["above"], f"above {rules['above']}"))
-        if rules.get("least") is not None:
-            wants.append((value >= rules["least"], f"at least {rules['least']}"))
-        if rules.get("most") is not None:
-            wants.append((value <= rules["most"], f"at most {rules['most']}"))
-        if rules.get("choices") is not None:
-            wants.append((value in rules["choices"], f"one of {', '.join(map(str, rules['choices']))}"))
-        if not all(holds for holds, _ in wants):
-            raise ConfigError(
-                f"{self.name}: {key}={value}: expected {' and '.join(text for _, text in wants)} ({rules['help']})"
-            )
+    def _check(self, key: str, value: Any, help: str, **limits: Any) -> None:
+        """Raises ConfigError unless `value` is within all limits (those of `setting`)."""
+        if not all(_LIMITS[key][1](value, limit) for key, limit in limits.items()):
+            texts = {key: ", ".join(map(str, limit)) if key == "choices" else limit for key, limit in limits.items()}
+            expected = " and ".join(f"{_LIMITS[key][0]} {text}" for key, text in texts.items())
+            raise ConfigError(f"{self.name}: {key}={value}: expected {expected} ({help})")
 
     def __str__(self) -> str:
-        """The text that `registry.parse` turns into this again; settings at their default are left out."""
-        changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
-        return self.name + (":" + ",".join(f"{key}={_text(value)}" for key, value in changed) if changed else "")
+        """The text from which `registry.parse` makes an equal object; settings at their default are left out."""
+        values = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        changed = [(key, value) for key, value, default in values if value != default]
+        texts = [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in changed]
+        return self.name + (":" + ",".join(texts) if texts else "")
 
     @classmethod
-    def from_options(cls, options: dict[str, str]):
+    def from_options(cls: type[_Self], options: dict[str, str]) -> _Self:
         """Settings from their texts. Raises ConfigError."""
         known = {each.name: each for each in fields(cls)}
         values = {}
@@ -221,23 +238,13 @@ class Settings:
             if key not in known:
                 has = "; it has " + ", ".join(f"{f.name} ({f.metadata['help']})" for f in known.values())
                 raise ConfigError(f"{cls.name} has no setting {key!r}{has if known else ' (it has none at all)'}")
-            values[key] = _value(cls.name, key, text, known[key].default)
+            kind: type[Any] = type(known[key].default)
+            try:
+                values[key] = _BOOLS[text.lower()] if kind is bool else kind(text)
+            except (KeyError, ValueError):
+                expected = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+                raise ConfigError(f"{cls.name}: {key}={text}: expected {expected}") from None
         return cls(**values)
-
-
-def _text(value) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value!r}" if isinstance(value, float) else str(value)
-
-
-def _value(owner: str, key: str, text: str, default):
-    assert default is not MISSING
-    try:
-        if isinstance(default, bool):
-            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-        return type(default)(text)
-    except (KeyError, ValueError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}[type(default)]
-        raise ConfigError(f"{owner}: {key}={text}: expected {kind}") from None
 
 
 # The two kinds of settings
@@ -246,11 +253,11 @@ def _value(owner: str, key: str, text: str, default):
 class Codec(Settings):
     """A compressor. Subclasses are frozen dataclasses that fill in the class variables, `encode` and `decode`.
 
-    `number` is the codec's in the payload's header and never changes. `memory` names the memory that the codec's paper
-    trains with.
+    `number` identifies the codec in a payload's header and never changes. `memory` names the memory that the codec's
+    paper trains with.
 
-    Vectors may hold any float32. What is not finite shows as infinity or NaN after decoding, in that place or all over
-    (sign codecs can't say it), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
+    Vectors may hold any float32. Infinities and NaN show as infinity or NaN after decoding, at that place or everywhere
+    (sign codecs cannot represent them), and so may magnitudes above 1e34, where a codec's norms and sums leave float32.
     """
 
     number: ClassVar[int]
@@ -258,73 +265,117 @@ class Codec(Settings):
     is_unbiased: ClassVar[bool] = False
     memory: ClassVar[str] = "none"
     floats: ClassVar[str] = ""
-    """`Sum.wire` of the floats that it has added up; "" where these are integers, or it has nothing added up."""
+    """`Sum.wire` of the floats whose sum it requests; "" if these are integers, or it requests no sums."""
     by_matrix: ClassVar[bool] = False
     """Whether it works better on one tensor at a time, with its shape, than on a bucket of them."""
 
     @property
     def is_half(self) -> bool:
-        """Whether all that the aggregator adds up fits its int16 lanes."""
+        """Whether everything that the aggregator adds up fits its int16 lanes."""
         return self.floats in HALVES
 
     def new_state(self) -> Any:
         """What the codec remembers of one tensor from step to step; None if nothing."""
         return None
 
-    def compress(self, state: Any, x: np.ndarray, turn: Turn = Turn()) -> Payload:
+    def compress(self, state: Any, x: Floats, turn: Turn = Turn()) -> Payload:
         """The payload of `x`, float32[n] (any other raises UnsupportedTensor). Changes `state`, never `x`."""
-        body = self.encode(state, vector(x), turn)
-        return Payload(self.number, x.size, body)
+        return self.payload(self.encode(state, vector(x), turn), x.size)
 
-    def decompress(self, payload: Payload, n: int) -> np.ndarray:
+    def payload(self, body: Bytes, n: int) -> Payload:
+        return Payload(self.number, n, body)
+
+    def decompress(self, payload: Payload, n: int) -> Floats:
         """float32[n]. Raises PayloadError if the payload is no such vector of this codec."""
         if payload.number != self.number:
             raise PayloadError(f"{self.name}: the payload is of codec number {payload.number}, not {self.number}")
         if payload.count != n:
             raise PayloadError(f"{self.name}: the payload holds {payload.count} elements: expected {n}")
+        self.expect_size(payload.body, self.body_bytes(n))
         return self.decode(_writeable(payload.body), n)
 
     def payload_bytes(self, n: int) -> int | None:
         """Size of the payload of n elements; None if it depends on their values."""
+        size = self.body_bytes(n)
+        return None if size is None else HEADER_BYTES + size
+
+    def body_bytes(self, n: int) -> int | None:
+        """Size of every payload body that `decode` accepts; None if it depends on more than n and the settings."""
         return None
 
-    def encode(self, state: Any, x: np.ndarray, turn: Turn) -> np.ndarray:
-        """The payload's body, uint8[…], of a checked vector."""
+    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+        """The payload's body of a checked vector."""
         raise NotImplementedError
 
-    def decode(self, body: np.ndarray, n: int) -> np.ndarray:
-        """float32[n] of a payload's body. Raises PayloadError, whatever the bytes are."""
+    def decode(self, body: Bytes, n: int) -> Floats:
+        """float32[n] of a payload's body, which has `body_bytes(n)` bytes if that is known. Raises PayloadError."""
         raise NotImplementedError
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        """The mean over the ranks, by gathering; codecs that can be summed or voted on do it their own way."""
-        mine = self.compress(state, x, turn)
-        payloads = yield Gather(mine)
-        return self.mean_of(payloads, mine, x.size)
+    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+        """The mean over the ranks, by gathering; codecs that can be summed or voted on override this."""
+        own = self.compress(state, x, turn)
+        payloads = yield Gather(own)
+        return self.mean_of(payloads, own, x.size)
 
-    def mean_of(self, payloads: list[Payload], mine: Payload, n: int) -> Outcome:
-        """What gathered payloads decode to on average, and what `mine` decodes to."""
+    def mean_of(self, payloads: list[Payload], own: Payload, n: int) -> Outcome:
+        """The mean of the decoded payloads of all ranks, and the decoded payload of this rank."""
         total = np.zeros(n, np.float32)
         for payload in payloads:
             total += self.decompress(payload, n)
-        return Outcome(total / np.float32(len(payloads)), self.decompress(mine, n))
+        return Outcome(total / np.float32(len(payloads)), self.decompress(own, n))
+
+    def expect_size(self, body: Bytes, size: int | None) -> None:
+        """Raises PayloadError unless the body has `size` bytes; None allows any."""
+        if size is not None and body.size != size:
+            raise PayloadError(f"{self.name}: a payload body of {body.size} bytes: expected {size}")
+
+
+class FloatSum(Codec):
+    """Base of the codecs whose floats the aggregator adds as they are: each element is rounded to `floats`."""
+
+    aggregation = SUM
+
+    def round(self, x: Floats) -> Array:
+        """x as an array of `floats`, or of their bits: what a payload holds."""
+        raise NotImplementedError
+
+    def widen(self, rounded: Array) -> Floats:
+        """float32[n] of what `round` returned."""
+        raise NotImplementedError
+
+    def body_bytes(self, n: int) -> int:
+        return LANE_BYTES[self.floats] * n
+
+    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+        return self.round(x).view(np.uint8)
+
+    def decode(self, body: Bytes, n: int) -> Floats:
+        return self.widen(body.view(np.float32 if self.floats == "float32" else np.uint16))
+
+    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+        own = self.widen(self.round(x))
+        total = yield Sum(own, self.floats)
+        return Outcome(total / np.float32(turn.world), own)
 
 
 class Memory(Settings):
-    """What a rank keeps of what was not sent. A frozen dataclass; what it remembers lies in the state."""
+    """What a rank remembers of what was not sent. A frozen dataclass; the values are in the state."""
 
     def new_state(self) -> Any:
         return None
 
-    def compensate(self, state: Any, x: np.ndarray, turn: Turn) -> np.ndarray:
+    def compensate(self, state: Any, x: Floats, turn: Turn) -> Floats:
         """What to compress in place of `x`, float32[n]; may be `x` itself."""
         return x
 
-    def update(self, state: Any, compensated: np.ndarray, own: np.ndarray, turn: Turn) -> None:
+    def update(self, state: Any, compensated: Floats, own: Floats, turn: Turn) -> None:
         """Remember what of `compensated` is missing in `own`, both float32[n]."""
 
 
-def vector(x: np.ndarray) -> np.ndarray:
+# Vectors and bodies
+
+
+def vector(x: Floats) -> Floats:
     """`x`, checked to be a C-contiguous float32 vector. Raises UnsupportedTensor."""
     if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.ndim != 1 or not x.flags.c_contiguous:
         shape = getattr(x, "shape", None)
@@ -334,12 +385,28 @@ def vector(x: np.ndarray) -> np.ndarray:
     return _writeable(x)
 
 
-def _writeable(x: np.ndarray) -> np.ndarray:
+def _writeable(x: Array) -> Array:
     """`x`, or a copy if it is read-only: a kernel would be compiled a second time for such an array."""
     return x if x.flags.writeable else x.copy()
 
 
-def expect_size(codec: Codec, body: np.ndarray, size: int) -> None:
-    """Raises PayloadError unless the body has `size` bytes."""
-    if body.size != size:
-        raise PayloadError(f"{codec.name}: a payload body of {body.size} bytes: expected {size}")
+def scatter(indices: Indices, values: Floats | np.float32, n: int) -> Floats:
+    """float32[n] with `values` at `indices`, and 0 elsewhere."""
+    x = np.zeros(n, np.float32)
+    x[indices] = values
+    return x
+
+
+def join(*parts: Array) -> Bytes:
+    """A payload's body: the bytes of vectors of any dtype, one after the other."""
+    return np.concatenate([part.view(np.uint8) for part in parts])
+
+
+def split(body: Bytes, *parts: tuple[str, int]) -> list[Array]:
+    """The vectors that begin a body, each given as (dtype, count), then the rest of its bytes."""
+    vectors: list[Array] = []
+    for dtype, count in parts:
+        size = np.dtype(dtype).itemsize * count
+        vectors.append(body[:size].copy().view(dtype))
+        body = body[size:]
+    return [*vectors, body]

@@ -13,7 +13,7 @@ def packed_bytes(count: int, bits: int) -> int:
 
 
 def width(codes: int) -> int:
-    """Bits that tell `codes` codes apart; at least 1."""
+    """Bits needed for `codes` different codes; at least 1."""
     return max(1, (codes - 1).bit_length())
 
 
@@ -33,16 +33,16 @@ def unpack(packed: np.ndarray, bits: int, codes: np.ndarray) -> np.ndarray:
 @kernel
 def _pack(codes, bits, packed):
     base = packed.ctypes.data
-    held, filled = np.uint64(0), 0
+    buffer, filled = np.uint64(0), 0
     for i in range(codes.size):
-        held |= np.uint64(codes[i]) << np.uint64(filled)
+        buffer |= np.uint64(codes[i]) << np.uint64(filled)
         filled += bits
         if filled >= 32:
-            u32_at(base, 1)[0] = np.uint32(held & np.uint64(0xFFFFFFFF))
+            u32_at(base, 1)[0] = np.uint32(buffer & np.uint64(0xFFFFFFFF))
             base += 4
-            held >>= np.uint64(32)
+            buffer >>= np.uint64(32)
             filled -= 32
-    u32_at(base, 1)[0] = np.uint32(held & np.uint64(0xFFFFFFFF))
+    u32_at(base, 1)[0] = np.uint32(buffer & np.uint64(0xFFFFFFFF))
 
 
 @kernel

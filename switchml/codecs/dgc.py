@@ -16,8 +16,8 @@ from switchml.codecs.sparse import Sparsifier
 @dataclass(frozen=True)
 class Dgc(Sparsifier):
     """1. Sample 1 % of the elements at random; the threshold is the magnitude that `ratio` of them exceed.
-    2. Count the elements above it. While they are more than 1.3 times (less than 0.7 times) what is wanted, multiply
-       the threshold by 1.3 (by 0.7), up to 10 times.
+    2. Count the elements above it. While they are more than 1.3 times (less than 0.7 times) as many as `ratio` asks
+       for, multiply the threshold by 1.3 (by 0.7), up to 10 times.
     3. Send the indices and values of the elements above; the memory `dgc` corrects the momentum of the others.
 
     Y. Lin et al., "Deep Gradient Compression: Reducing the Communication Bandwidth for Distributed Training", ICLR 2018
@@ -34,15 +34,15 @@ class Dgc(Sparsifier):
         n = x.size
         if n == 0:
             return np.empty(0, np.int64)
-        bits, wanted = x.view(np.uint32), self.ratio * n
+        bits, target = x.view(np.uint32), self.ratio * n
         places = words(max(1, n // 100), turn.private_key()).astype(np.int64) * n >> 32
         sample = bits[places] & MAGNITUDE
         place = sample.size - max(1, math.ceil(self.ratio * sample.size))
         threshold = np.partition(sample, place)[place : place + 1].view(np.float32)[0]
         for _ in range(10):
-            found = count_reaching(bits, threshold.view(np.uint32))
-            if 0.7 * wanted <= found <= 1.3 * wanted:
+            count = count_reaching(bits, threshold.view(np.uint32))
+            if 0.7 * target <= count <= 1.3 * target:
                 break
             with np.errstate(over="ignore"):
-                threshold *= np.float32(1.3 if found > wanted else 0.7)
+                threshold *= np.float32(1.3 if count > target else 0.7)
         return above(x, np.nextafter(threshold, np.float32(-np.inf)))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.base import GATHER, Codec, join, split
 from switchml.codecs.signs import pack, unpack
 
 
@@ -26,15 +26,14 @@ class EfSignSgd(Codec):
     memory = "efsignsgd"
     by_matrix = True
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 + (n + 7) // 8
+    def body_bytes(self, n: int) -> int:
+        return 4 + (n + 7) // 8
 
     def encode(self, state, x, turn):
         with np.errstate(invalid="ignore", over="ignore"):
             scale = np.array([np.sum(np.abs(x), dtype=np.float64) / max(x.size, 1)], np.float32)
-        return np.concatenate([scale.view(np.uint8), pack(x < 0)])
+        return join(scale, pack(x < 0))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        scale = np.frombuffer(body[:4].tobytes(), np.float32)[0]
-        return np.array([scale, -scale], np.float32)[unpack(body[4:], n)]
+        [[scale], packed] = split(body, ("<f4", 1))
+        return np.array([scale, -scale], np.float32)[unpack(packed, n)]

@@ -1,7 +1,7 @@
 """One compressed all-reduce, memory included, and its simplest driver: all ranks in one process.
 
-`allreduce` is what a rank runs. `together` is the reference for drivers that have a network, and what the tests and
-experiments use.
+`allreduce` is what a rank runs. `together` is the reference for drivers that have a network; tests and experiments use
+it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from switchml.codecs.base import Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn, vector
+from switchml.codecs.select import floats_of, ordered_bits
 from switchml.errors import RanksDisagree
 
 
@@ -29,9 +30,9 @@ def allreduce(
 
 
 def together(generators: Sequence[Generator[Request, Any, Any]]) -> list[Any]:
-    """Drive the generators of all ranks (in their order) side by side; what each returned.
+    """Drive the generators of all ranks, in rank order, side by side; return what each returned.
 
-    Raises RanksDisagree if they don't ask for the same.
+    Raises RanksDisagree if their requests differ.
     """
     answers: list[Any] = [None] * len(generators)
     while True:
@@ -48,8 +49,8 @@ def together(generators: Sequence[Generator[Request, Any, Any]]) -> list[Any]:
         answers = reduce(requests)
 
 
-def reduce(requests: Sequence[Request]) -> list[Any]:
-    """What each rank is sent back for its request."""
+def reduce(requests: Sequence[Any]) -> list[Any]:
+    """The answer to each rank's request, all of one class."""
     first = requests[0]
     if isinstance(first, Sum):
         values = np.stack([r.values for r in requests])
@@ -74,23 +75,12 @@ def _size(request: Request) -> int:
     return request.count if isinstance(request, SparseSum) else request.values.size
 
 
-def ordered_bits(values: np.ndarray) -> np.ndarray:
-    """int32[m] in the order of float32[m] (NaN above all, -0 as 0); `floats_of` undoes it.
-
-    With it the maximum of a few floats needs only integer sums: every rank puts its bits at its own place in a vector
-    of zeros, and takes the maximum of the sum.
-    """
-    bits = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)).astype(np.float32).view(np.int32)
-    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
-
-
-def floats_of(bits: np.ndarray) -> np.ndarray:
-    """float32[m] of int32[m] that `ordered_bits` made."""
-    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits).astype(np.int32).view(np.float32)
-
-
 def max_as_sum(request: Max, turn: Turn) -> Sum:
-    """The `Sum` that tells every rank all ranks' values, exactly; `max_of_sum` reads its result."""
+    """The `Sum` that gives every rank the values of all ranks, exactly; `max_of_sum` reads its result.
+
+    The maximum of a few floats thus needs only integer sums: every rank writes its bits at its own place in a vector of
+    zeros, and takes the maximum of the sum.
+    """
     places = np.zeros((turn.world, request.values.size), np.int32)
     places[turn.rank] = ordered_bits(request.values)
     return Sum(places.reshape(-1), "int32")

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Outcome, Sum, expect_size
+from switchml.codecs.base import FloatSum
 from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)
-class Fp16(Codec):
+class Fp16(FloatSum):
     """1. Round every element to the nearest float16 (beyond ±65504: infinity; NaN stays NaN).
     2. The aggregator adds the rounded values.
     3. Divide by the number of ranks.
@@ -21,35 +21,17 @@ class Fp16(Codec):
 
     name = "fp16"
     number = 1
-    aggregation = SUM
     floats = "float16"
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 2 * n
+    def round(self, x):
+        halves = np.empty(x.size, np.uint16)
+        _narrow(x.view(np.uint32), halves)
+        return halves
 
-    def encode(self, state, x, turn):
-        return _halves(x).view(np.uint8)
-
-    def decode(self, body, n):
-        expect_size(self, body, 2 * n)
-        return _wide(body.view(np.uint16))
-
-    def exchange(self, state, x, turn):
-        own = _wide(_halves(x))
-        total = yield Sum(own, self.floats)
-        return Outcome(total / np.float32(turn.world), own)
-
-
-def _halves(x: np.ndarray) -> np.ndarray:
-    halves = np.empty(x.size, np.uint16)
-    _narrow(x.view(np.uint32), halves)
-    return halves
-
-
-def _wide(halves: np.ndarray) -> np.ndarray:
-    x = np.empty(halves.size, np.float32)
-    _widen(halves, x.view(np.uint32))
-    return x
+    def widen(self, rounded):
+        x = np.empty(rounded.size, np.float32)
+        _widen(rounded, x.view(np.uint32))
+        return x
 
 
 @kernel

@@ -6,15 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs import bitpack
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
-from switchml.codecs.noise import halves
-from switchml.codecs.qsgd import unpack_levels
-from switchml.codecs.quantize import dither, lanes, largest, undither
+from switchml.codecs.base import join, setting, split
+from switchml.codecs.quantize import SharedScale, level_bytes, pack_levels, undithered, unpack_levels
 
 
 @dataclass(frozen=True)
-class GlobalQsgd(Codec):
+class GlobalQsgd(SharedScale):
     """1. Every rank takes its vector's largest magnitude; the ranks take the maximum: the global norm.
     2. The level of an element is its magnitude / norm * levels, rounded up or down at random so that the mean is right.
     3. The aggregator adds the signed levels, in int8 lanes as long as ranks * levels <= 127, then in int16.
@@ -28,38 +25,25 @@ class GlobalQsgd(Codec):
 
     name = "globalqsgd"
     number = 12
-    aggregation = SUM
     is_unbiased = True
 
     levels: int = setting(127, "levels on each side of zero", least=1, most=32767)
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 + bitpack.packed_bytes(n, bitpack.width(2 * self.levels + 1))
+    @property
+    def most(self) -> int:
+        return self.levels
+
+    def body_bytes(self, n: int) -> int:
+        return 4 + level_bytes(n, self.levels)
 
     def encode(self, state, x, turn):
-        norm = np.array([largest(x)])
-        codes = (self._levels(x, norm, turn) + np.int16(self.levels)).view(np.uint16)
-        return np.concatenate([norm.view(np.uint8), bitpack.pack(codes, bitpack.width(2 * self.levels + 1))])
+        prepared, norm = self.prepare(x, turn)
+        return join(norm, pack_levels(self.quantize(prepared, norm, turn), self.levels))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        norm = np.frombuffer(body[:4].tobytes(), np.float32)
-        return self._values(unpack_levels(self, body[4:], self.levels, n), norm)
+        norm, packed = split(body, ("<f4", 1))
+        return undithered(unpack_levels(self, packed, self.levels, n), norm, self.levels)
 
-    def exchange(self, state, x, turn):
-        norm = yield Max(np.array([largest(x)]))
-        levels = self._levels(x, norm, turn)
-        wire = lanes(self.levels, turn.world)
-        total = yield Sum(levels.astype(wire), wire)
-        mean = self._values(total, norm) / np.float32(turn.world)
-        return Outcome(mean, self._values(levels, norm))
-
-    def _levels(self, x: np.ndarray, norm: np.ndarray, turn) -> np.ndarray:
-        levels = np.empty(x.size, np.int16)
-        dither(x, norm, max(x.size, 1), self.levels, *halves(turn.private_key()), levels)
-        return levels
-
-    def _values(self, levels: np.ndarray, norm: np.ndarray) -> np.ndarray:
-        x = np.empty(levels.size, np.float32)
-        undither(levels, norm, max(x.size, 1), self.levels, x)
-        return x
+    def dequantize(self, integers, scale, world, key, n):
+        x = undithered(integers, scale, self.levels)
+        return x if world == 1 else x / np.float32(world)

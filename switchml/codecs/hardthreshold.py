@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,17 +12,17 @@ from switchml.codecs.select import above, top_k
 from switchml.codecs.sparse import Sparsifier
 
 
+@dataclass
 class Calibration:
-    """The state: the thresholds that top-k took in the first steps, and their mean once it is known."""
+    """The state: the thresholds that top-k implied in the first steps, and their mean once it is known."""
 
-    def __init__(self) -> None:
-        self.seen: list[float] = []
-        self.threshold: float | None = None
+    samples: list[float] = field(default_factory=list)
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
 class HardThreshold(Sparsifier):
-    """1. For the first `warmup` steps send the k = ceil(ratio * n) largest elements, and note the least magnitude sent.
+    """1. For the first `warmup` steps send the k = ceil(ratio * n) largest elements, and record the least magnitude.
     2. The mean of these is the threshold from then on: send what is above it, however much or little that is.
 
     For a given volume over the whole training the sum of the steps' errors is least if the threshold never changes:
@@ -50,7 +50,7 @@ class HardThreshold(Sparsifier):
         chosen = top_k(x, math.ceil(self.ratio * x.size))
         least = float(np.abs(x[chosen]).min()) if chosen.size else 0.0
         if math.isfinite(least):
-            state.seen.append(least)
-        if len(state.seen) == self.warmup:
-            state.threshold = float(np.mean(state.seen))
+            state.samples.append(least)
+        if len(state.samples) == self.warmup:
+            state.threshold = float(np.mean(state.samples))
         return chosen

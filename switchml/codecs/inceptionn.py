@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, Codec, setting
+from switchml.codecs.base import GATHER, Codec, join, setting
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
 
@@ -39,8 +39,7 @@ class Inceptionn(Codec):
         counts = np.bincount(tags, minlength=4)
         bytes_, halves = np.empty(counts[1], np.int8), np.empty(counts[2], np.int16)
         _write(x, tags, bytes_, halves)
-        parts = [bitpack.pack(tags, 2), bytes_, halves, x[tags == 3]]
-        return np.concatenate([part.view(np.uint8) for part in parts])
+        return join(bitpack.pack(tags, 2), bytes_, halves, x[tags == 3])
 
     def decode(self, body, n):
         split = bitpack.packed_bytes(n, 2)

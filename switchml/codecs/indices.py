@@ -51,26 +51,26 @@ def unpack(packed: np.ndarray, k: int, n: int) -> np.ndarray:
 @kernel
 def _pack(indices, low, lower, upper):
     mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
-    held, bits, place = np.uint64(0), 0, 0
+    buffer, bits, place = np.uint64(0), 0, 0
     for i in range(indices.size):
         index = np.uint64(indices[i])
         unary = np.int64(index >> np.uint64(low)) + i
         upper[unary >> 3] |= np.uint8(1 << (unary & 7))
-        held |= (index & mask) << np.uint64(bits)
+        buffer |= (index & mask) << np.uint64(bits)
         bits += low
         while bits >= 8:  # low is at most 40 or so, so that 64 bits hold what is left and what comes
-            lower[place] = np.uint8(held & np.uint64(0xFF))
-            held >>= np.uint64(8)
+            lower[place] = np.uint8(buffer & np.uint64(0xFF))
+            buffer >>= np.uint64(8)
             bits -= 8
             place += 1
     if bits:
-        lower[place] = np.uint8(held & np.uint64(0xFF))
+        lower[place] = np.uint8(buffer & np.uint64(0xFF))
 
 
 @kernel
 def _unpack(lower, upper, low, n, indices):
     mask = (np.uint64(1) << np.uint64(low)) - np.uint64(1)
-    held, bits, place = np.uint64(0), 0, 0
+    buffer, bits, place = np.uint64(0), 0, 0
     i, previous = 0, -1
     for byte in range(upper.size):
         ones = upper[byte]
@@ -82,11 +82,11 @@ def _unpack(lower, upper, low, n, indices):
             if i == indices.size:
                 return False
             while bits < low:
-                held |= np.uint64(lower[place]) << np.uint64(bits)
+                buffer |= np.uint64(lower[place]) << np.uint64(bits)
                 bits += 8
                 place += 1
-            index = ((byte * 8 + bit - i) << low) | np.int64(held & mask)
-            held >>= np.uint64(low)
+            index = ((byte * 8 + bit - i) << low) | np.int64(buffer & mask)
+            buffer >>= np.uint64(low)
             bits -= low
             if index <= previous or index >= n:
                 return False

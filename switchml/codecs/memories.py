@@ -1,4 +1,4 @@
-"""What a rank adds to its next vector because this step did not send it (error feedback)."""
+"""Error feedback: what a rank adds to its next vector because this step did not send it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import Memory, setting
+from switchml.codecs.base import Floats, Memory, Turn, setting
 
 
-class Kept:
-    """The state of a memory of one vector: float32[n], made at the first step."""
+@dataclass
+class Residue:
+    """The state of a memory of one vector: float32[n], None before the first step; and that step's learning rate."""
 
-    def __init__(self) -> None:
-        self.rest: np.ndarray | None = None
+    rest: Floats | None = None
+    lr: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,18 @@ class NoMemory(Memory):
     name = "none"
 
 
+class ErrorFeedback(Memory):
+    """Base of the memories that keep one residual: what was compressed, less what was sent of it."""
+
+    def new_state(self) -> Residue:
+        return Residue()
+
+    def update(self, state: Residue, compensated: Floats, own: Floats, turn: Turn) -> None:
+        state.rest, state.lr = compensated - own, turn.lr
+
+
 @dataclass(frozen=True)
-class Residual(Memory):
+class Residual(ErrorFeedback):
     """1. Compress `beta` times the residual plus `gamma` times the vector.
     2. Residual := what was compressed, less what was sent of it.
 
@@ -38,21 +49,15 @@ class Residual(Memory):
     beta: float = setting(1.0, "weight of the residual", least=0)
     gamma: float = setting(1.0, "weight of the vector", above=0)
 
-    def new_state(self):
-        return Kept()
-
     def compensate(self, state, x, turn):
         scaled = x if self.gamma == 1 else np.float32(self.gamma) * x
         return scaled if state.rest is None else np.float32(self.beta) * state.rest + scaled
 
-    def update(self, state, compensated, own, turn):
-        state.rest = compensated - own
-
 
 @dataclass(frozen=True)
-class PowerSgdMemory(Memory):
+class PowerSgdMemory(ErrorFeedback):
     """1. Compress the vector plus the residual.
-    2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD says).
+    2. Residual := what was compressed, less the result of the exchange (the mean of all ranks, as PowerSGD defines it).
 
     A tensor of one dimension, which PowerSGD sends as it is, has no residual.
 
@@ -61,19 +66,16 @@ class PowerSgdMemory(Memory):
 
     name = "powersgd"
 
-    def new_state(self):
-        return Kept()
-
     def compensate(self, state, x, turn):
         return x if state.rest is None else x + state.rest
 
     def update(self, state, compensated, own, turn):
         if turn.shape is None or len(turn.shape) > 1:
-            state.rest = compensated - own
+            super().update(state, compensated, own, turn)
 
 
 @dataclass(frozen=True)
-class EfSignSgdMemory(Memory):
+class EfSignSgdMemory(ErrorFeedback):
     """1. Compress the vector plus the residual times (learning rate of the last step / this step's).
     2. Residual := what was compressed, less what was sent of it.
 
@@ -85,30 +87,18 @@ class EfSignSgdMemory(Memory):
 
     name = "efsignsgd"
 
-    def new_state(self):
-        return KeptInSteps()
-
     def compensate(self, state, x, turn):
         if state.rest is None or turn.lr <= 0:
             return x
         return x + np.float32(state.lr / turn.lr) * state.rest
 
-    def update(self, state, compensated, own, turn):
-        state.rest, state.lr = compensated - own, turn.lr
 
+@dataclass
+class Velocity:
+    """The state of the DGC memory: velocity and its sum, float32[n] each; None before the first step."""
 
-class KeptInSteps(Kept):
-    """A residual, and the learning rate of the step that left it."""
-
-    lr = 1.0
-
-
-class KeptMomentum:
-    """The state of the DGC memory: velocity and its sum, float32[n] each, made at the first step."""
-
-    def __init__(self) -> None:
-        self.velocity: np.ndarray | None = None
-        self.total: np.ndarray | None = None
+    velocity: Floats | None = None
+    total: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -125,10 +115,10 @@ class DgcMemory(Memory):
     name = "dgc"
 
     momentum: float = setting(0.9, "weight of the velocity", least=0, most=1)
-    clip: float = setting(0.0, "norm that all ranks' vectors together are scaled down to; 0: not", least=0)
+    clip: float = setting(0.0, "norm that all ranks' vectors together are scaled down to; 0: off", least=0)
 
     def new_state(self):
-        return KeptMomentum()
+        return Velocity()
 
     def compensate(self, state, x, turn):
         if self.clip > 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.base import GATHER, Codec
 from switchml.codecs.noise import halves, uniform
 from switchml.codecs.quantize import largest
 from switchml.runtime.jit import kernel
@@ -33,8 +33,8 @@ class Natural(Codec):
     aggregation = GATHER
     is_unbiased = True
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 1 + n
+    def body_bytes(self, n: int) -> int:
+        return 1 + n
 
     def encode(self, state, x, turn):
         body = np.empty(1 + x.size, np.uint8)
@@ -49,7 +49,6 @@ class Natural(Codec):
         return body
 
     def decode(self, body, n):
-        expect_size(self, body, 1 + n)
         if body[0] == _NOT_FINITE:
             return np.full(n, np.nan, np.float32)
         codes = np.arange(256)

@@ -1,5 +1,5 @@
-"""Random numbers by place: the i-th number of a key is computed from both, so that loops stay vector loops, and any
-rank can draw what another drew."""
+"""Counter-based random numbers: the i-th number of a key is computed from i and the key alone, so that loops vectorize
+and any rank can draw what another drew."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def uniform(i, low, high):
 
 def words(count: int, key: int) -> np.ndarray:
     """uint32[count], the first random words of a key."""
-    found = np.empty(count, np.uint32)
-    _fill(*halves(key), found)
-    return found
+    values = np.empty(count, np.uint32)
+    _fill(*halves(key), values)
+    return values
 
 
 @kernel
-def _fill(low, high, found):
-    for i in range(found.size):
-        found[i] = mix(i, low, high)
+def _fill(low, high, values):
+    for i in range(values.size):
+        values[i] = mix(i, low, high)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.base import GATHER, Codec, join, split
 from switchml.codecs.signs import pack, unpack
 from switchml.runtime.jit import kernel
 
@@ -28,8 +28,8 @@ class OneBit(Codec):
     memory = "residual"
     by_matrix = True
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 8 + (n + 7) // 8
+    def body_bytes(self, n: int) -> int:
+        return 8 + (n + 7) // 8
 
     def encode(self, state, x, turn):
         is_negative = x < 0
@@ -37,11 +37,11 @@ class OneBit(Codec):
         above, below = _sums(x)
         with np.errstate(invalid="ignore", over="ignore"):
             means = np.array([above / max(x.size - negatives, 1), below / max(negatives, 1)], np.float32)
-        return np.concatenate([means.view(np.uint8), pack(is_negative)])
+        return join(means, pack(is_negative))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        return np.frombuffer(body[:8].tobytes(), np.float32)[unpack(body[8:], n)]
+        means, packed = split(body, ("<f4", 2))
+        return means[unpack(packed, n)]
 
 
 @kernel

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, join, setting, split
 from switchml.codecs.noise import words
 from switchml.errors import PayloadError
 
 
+@dataclass
 class Factor:
     """The state: Q of the last step (float32[columns, rank]), with which the next power iteration starts."""
 
-    def __init__(self) -> None:
-        self.q: np.ndarray | None = None
+    q: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -50,27 +50,29 @@ class PowerSgd(Codec):
 
     def payload_bytes(self, n: int, shape: tuple[int, ...] | None = None) -> int:
         """For a vector without a shape, or a tensor of this one."""
-        rows, columns = matrix_shape(n, shape)
-        return HEADER_BYTES + 16 + 4 * (n if self._is_dense(n, rows, columns) else (rows + columns) * self.rank)
+        return HEADER_BYTES + self._body_bytes(n, *matrix_shape(n, shape))
+
+    def _body_bytes(self, n: int, rows: int, columns: int) -> int:
+        return 16 + 4 * (n if self._is_dense(n, rows, columns) else (rows + columns) * self.rank)
 
     def encode(self, state, x, turn):
         rows, columns = matrix_shape(x.size, turn.shape)
-        head = np.array([rows, columns], "<u8").view(np.uint8)
+        head = np.array([rows, columns], "<u8")
         if self._is_dense(x.size, rows, columns):
-            return np.concatenate([head, x.view(np.uint8)])
+            return join(head, x)
         matrix = _matrix(x, rows, columns)
         p = _orthonormal(matrix @ self._q(state, columns, turn))
         state.q = matrix.T @ p
-        return np.concatenate([head, p.reshape(-1).view(np.uint8), state.q.reshape(-1).view(np.uint8)])
+        return join(head, p.reshape(-1), state.q.reshape(-1))
 
     def decode(self, body, n):
         if body.size < 16:
             raise PayloadError(f"powersgd: a payload body of {body.size} bytes: expected at least 16")
-        rows, columns = (int(size) for size in np.frombuffer(body[:16].tobytes(), "<u8"))
+        rows, columns = (int(size) for size in split(body, ("<u8", 2))[0])
         if not n <= rows * columns < n + max(rows, columns, 1):
             raise PayloadError(f"powersgd: {n} elements as a matrix of {rows} x {columns}: the payload is damaged")
-        expect_size(self, body, 16 + 4 * (n if self._is_dense(n, rows, columns) else (rows + columns) * self.rank))
-        values = np.frombuffer(body[16:].tobytes(), "<f4").astype(np.float32)
+        self.expect_size(body, self._body_bytes(n, rows, columns))
+        values = body[16:].copy().view(np.float32)
         if self._is_dense(n, rows, columns):
             return values
         p = values[: rows * self.rank].reshape(rows, self.rank)

@@ -6,11 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size, setting
-from switchml.codecs.noise import halves
-from switchml.codecs.quantize import bucket_norms, dither, undither
-from switchml.errors import PayloadError
+from switchml.codecs.base import GATHER, Codec, join, setting, split
+from switchml.codecs.quantize import bucket_norms, dithered, level_bytes, pack_levels, undithered, unpack_levels
 
 
 @dataclass(frozen=True)
@@ -34,35 +31,17 @@ class Qsgd(Codec):
     bucket: int = setting(128, "elements that share a norm", least=1)
     norm: str = setting("l2", "the norm of a bucket", choices=("l2", "max"))
 
-    def _bits(self) -> int:
-        return bitpack.width(2 * self.levels + 1)
-
     def _buckets(self, n: int) -> int:
         return -(-n // self.bucket)
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 * self._buckets(n) + bitpack.packed_bytes(n, self._bits())
+    def body_bytes(self, n: int) -> int:
+        return 4 * self._buckets(n) + level_bytes(n, self.levels)
 
     def encode(self, state, x, turn):
-        norms, levels = np.empty(self._buckets(x.size), np.float32), np.empty(x.size, np.int16)
+        norms = np.empty(self._buckets(x.size), np.float32)
         bucket_norms(x, self.bucket, self.norm == "l2", norms)
-        dither(x, norms, self.bucket, self.levels, *halves(turn.private_key()), levels)
-        codes = (levels + np.int16(self.levels)).view(np.uint16)
-        return np.concatenate([norms.view(np.uint8), bitpack.pack(codes, self._bits())])
+        return join(norms, pack_levels(dithered(x, norms, self.levels, turn, self.bucket), self.levels))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        split = 4 * self._buckets(n)
-        norms = np.frombuffer(body[:split].tobytes(), np.float32)
-        levels = unpack_levels(self, body[split:], self.levels, n)
-        x = np.empty(n, np.float32)
-        undither(levels, norms, self.bucket, self.levels, x)
-        return x
-
-
-def unpack_levels(codec: Codec, packed: np.ndarray, most: int, n: int) -> np.ndarray:
-    """int16[n], signed levels of magnitudes up to `most`. Raises PayloadError if one is above."""
-    codes = bitpack.unpack(packed, bitpack.width(2 * most + 1), np.empty(n, np.uint16))
-    if n and codes.max() > 2 * most:
-        raise PayloadError(f"{codec.name}: a level of {int(codes.max()) - most}: expected at most {most}")
-    return codes.view(np.int16) - np.int16(most)
+        norms, packed = split(body, ("<f4", self._buckets(n)))
+        return undithered(unpack_levels(self, packed, self.levels, n), norms, self.levels, self.bucket)

@@ -1,23 +1,98 @@
-"""What quantizers share: norms that show what is not finite, and dithering, which rounds up or down at random so that
-the mean is right.
+"""What quantizers share: norms that show infinities and NaN, dithering (rounding up or down at random, so that the mean
+is right), and the exchange of integers that share one scale.
 
-A vector (or bucket) that holds an infinity or NaN has a norm that says so; its levels are 0, and it decodes to NaN:
+The norm of a vector (or bucket) that holds an infinity or NaN is not finite; its levels are 0, and it decodes to NaN:
 0 times infinity, or NaN.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
-from switchml.codecs.noise import uniform
+from switchml.codecs import bitpack
+from switchml.codecs.base import SUM, Array, Bytes, Codec, Exchange, Floats, Max, Outcome, Sum, Turn
+from switchml.codecs.noise import halves, uniform
+from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
+
+
+class SharedScale(Codec):
+    """Base of the codecs whose ranks agree on one scale, so that the aggregator can add their integers.
+
+    1. Every rank prepares its vector and finds its scale; the ranks take the maximum.
+    2. Every rank turns its vector into integers of magnitudes up to `most`.
+    3. The aggregator adds them, in the narrowest lanes that hold the sum.
+    4. The mean is what the sum is worth, divided by the number of ranks.
+    """
+
+    aggregation = SUM
+
+    @property
+    def most(self) -> int:
+        """The largest magnitude of the integers."""
+        raise NotImplementedError
+
+    def prepare(self, x: Floats, turn: Turn) -> tuple[Floats, Floats]:
+        """The vector to quantize (not necessarily x itself), and its scale, float32[1]."""
+        return x, np.array([largest(x)])
+
+    def quantize(self, prepared: Floats, scale: Floats, turn: Turn) -> Array:
+        """Integers, int16[n]."""
+        return dithered(prepared, scale, self.most, turn)
+
+    def dequantize(self, integers: Array, scale: Floats, world: int, key: int, n: int) -> Floats:
+        """float32[n]: the worth of a sum of integers of `world` ranks, divided by `world`. `key`: `Turn.shared_key`."""
+        raise NotImplementedError
+
+    def exchange(self, state: Any, x: Floats, turn: Turn) -> Exchange:
+        prepared, scale = self.prepare(x, turn)
+        scale = yield Max(scale)
+        integers = self.quantize(prepared, scale, turn)
+        wire = lanes(self.most, turn.world)
+        total = yield Sum(integers.astype(wire), wire)
+        key, n = turn.shared_key(), x.size
+        mean = self.dequantize(total, scale, turn.world, key, n)
+        return Outcome(mean, self.dequantize(integers, scale, 1, key, n))
 
 
 def lanes(most: int, world: int) -> str:
     """The narrowest integers that hold the sum of `world` numbers of magnitudes up to `most`."""
     return next(name for name in ("int8", "int16", "int32") if most * world <= np.iinfo(name).max)
+
+
+def dithered(x: Floats, norms: Floats, most: int, turn: Turn, bucket: int = 0) -> Array:
+    """int16[n], the signed levels of x up to `most`. Each `bucket` elements share a norm; 0: all elements share one."""
+    levels = np.empty(x.size, np.int16)
+    dither(x, norms, bucket or max(x.size, 1), most, *halves(turn.private_key()), levels)
+    return levels
+
+
+def undithered(levels: Array, norms: Floats, most: int, bucket: int = 0) -> Floats:
+    """float32[n] of signed levels, or of sums of them: level / most * norm."""
+    x = np.empty(levels.size, np.float32)
+    undither(levels, norms, bucket or max(x.size, 1), most, x)
+    return x
+
+
+def level_bytes(n: int, most: int) -> int:
+    """Size of n packed levels."""
+    return bitpack.packed_bytes(n, bitpack.width(2 * most + 1))
+
+
+def pack_levels(levels: Array, most: int) -> Bytes:
+    """Signed levels (int16[n]) of magnitudes up to `most`, ceil(log2(2 * most + 1)) bits each."""
+    return bitpack.pack((levels + np.int16(most)).view(np.uint16), bitpack.width(2 * most + 1))
+
+
+def unpack_levels(codec: Codec, packed: Bytes, most: int, n: int) -> Array:
+    """int16[n] of what `pack_levels` returned. Raises PayloadError if a magnitude is above `most`."""
+    codes = bitpack.unpack(packed, bitpack.width(2 * most + 1), np.empty(n, np.uint16))
+    if n and codes.max() > 2 * most:
+        raise PayloadError(f"{codec.name}: a level of {int(codes.max()) - most}: expected at most {most}")
+    return codes.view(np.int16) - np.int16(most)
 
 
 def largest(x: np.ndarray) -> np.float32:

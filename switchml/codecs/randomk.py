@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.base import SUM, Codec, Exchange, Outcome, Sum, Turn, join, scatter, setting, split
 from switchml.codecs.noise import halves, mix
 from switchml.runtime.jit import kernel
-
-_KEY_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -39,35 +37,32 @@ class RandomK(Codec):
     unbiased: bool = setting(False, "multiply by n / k, for use without a memory")
 
     @property
-    def is_unbiased(self) -> bool:
+    def is_unbiased(self) -> bool:  # type: ignore[override]  # a class variable of the others
         return self.unbiased
 
     @property
-    def memory(self) -> str:
+    def memory(self) -> str:  # type: ignore[override]
         return "none" if self.unbiased else "residual"
 
     def k(self, n: int) -> int:
         return min(n, math.ceil(self.ratio * n))
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + _KEY_BYTES + 4 * self.k(n)
+    def body_bytes(self, n: int) -> int:
+        return 8 + 4 * self.k(n)
 
     def encode(self, state, x, turn):
         key = turn.shared_key()
-        return np.concatenate(
-            [np.array([key], "<u8").view(np.uint8), self._values(x, self._drawn(key, x.size)).view(np.uint8)]
-        )
+        return join(np.array([key], "<u8"), self._values(x, self._drawn(key, x.size)))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        key = int.from_bytes(body[:_KEY_BYTES].tobytes(), "little")
-        return _spread(self._drawn(key, n), np.frombuffer(body[_KEY_BYTES:].tobytes(), "<f4"), n)
+        [[key], values, _] = split(body, ("<u8", 1), ("<f4", self.k(n)))
+        return scatter(self._drawn(int(key), n), values, n)
 
     def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
         drawn = self._drawn(turn.shared_key(), x.size)
         values = self._values(x, drawn)
         total = yield Sum(values, self.floats)
-        return Outcome(_spread(drawn, total / np.float32(turn.world), x.size), _spread(drawn, values, x.size))
+        return Outcome(scatter(drawn, total / np.float32(turn.world), x.size), scatter(drawn, values, x.size))
 
     def _drawn(self, key: int, n: int) -> np.ndarray:
         indices = np.empty(self.k(n), np.int64)
@@ -77,12 +72,6 @@ class RandomK(Codec):
 
     def _values(self, x: np.ndarray, drawn: np.ndarray) -> np.ndarray:
         return x[drawn] * np.float32(x.size / drawn.size) if self.unbiased and drawn.size else x[drawn]
-
-
-def _spread(indices: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
-    x = np.zeros(n, np.float32)
-    x[indices] = values
-    return x
 
 
 @kernel

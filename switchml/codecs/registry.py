@@ -1,4 +1,4 @@
-"""All codecs and memories by name, and the texts that name them: "topk:ratio=0.01", "residual:beta=0.9"."""
+"""All codecs and memories by name, and the parser of specifications: "topk:ratio=0.01", "residual:beta=0.9"."""
 
 from __future__ import annotations
 
@@ -32,34 +32,14 @@ from switchml.codecs.topk import TopK
 from switchml.codecs.u8bit import U8bit
 from switchml.errors import ConfigError
 
+_FLOATS = (NoCodec, Fp16, Bf16, RandomK)
+_SPARSIFIERS = (TopK, Threshold, Dgc, Sidco, HardThreshold, AdaQ)
+_QUANTIZERS = (Qsgd, GlobalQsgd, TernGrad, Thc, Natural, U8bit, Sketch, Inceptionn)
+_SIGNS = (OneBit, SignSgd, Signum, EfSignSgd)
+_OTHERS = (PowerSgd, Szx)
+
 CODECS: dict[str, type[Codec]] = {
-    codec.name: codec
-    for codec in (
-        NoCodec,
-        Fp16,
-        Bf16,
-        RandomK,
-        TopK,
-        Threshold,
-        Dgc,
-        Sidco,
-        HardThreshold,
-        AdaQ,
-        Qsgd,
-        GlobalQsgd,
-        TernGrad,
-        Thc,
-        Natural,
-        U8bit,
-        Sketch,
-        Inceptionn,
-        OneBit,
-        SignSgd,
-        Signum,
-        EfSignSgd,
-        PowerSgd,
-        Szx,
-    )
+    codec.name: codec for codec in (*_FLOATS, *_SPARSIFIERS, *_QUANTIZERS, *_SIGNS, *_OTHERS)
 }
 """Name → class."""
 
@@ -72,22 +52,23 @@ _Settings = TypeVar("_Settings", bound=Settings)
 
 
 def parse(text: str) -> Codec:
-    """The codec that `text` names: "NAME" or "NAME:key=value,key=value". Raises ConfigError."""
+    """The codec that `text` specifies: "NAME" or "NAME:key=value,key=value". Raises ConfigError."""
     return parse_settings("codec", CODECS, text)
 
 
 def parse_memory(text: str) -> Memory:
-    """The memory that `text` names, written in the same way. Raises ConfigError."""
+    """The memory that `text` specifies, in the same syntax. Raises ConfigError."""
     return parse_settings("memory", MEMORIES, text)
 
 
 def by_number(number: int) -> type[Codec] | None:
-    """The codec that has this number in payload headers."""
+    """The codec with this number in payload headers; None if there is none."""
     return next((codec for codec in CODECS.values() if codec.number == number), None)
 
 
 def parse_settings(kind: str, table: dict[str, type[_Settings]], text: str) -> _Settings:
-    """The settings that `text` names in `table`; `kind` is what errors call it. Raises ConfigError."""
+    """The settings that `text` specifies, of a class in `table`. `kind` is the noun in error messages. Raises
+    ConfigError."""
     name, colon, rest = text.strip().partition(":")
     if name not in table:
         raise ConfigError(f"unknown {kind} {name!r}: expected one of {', '.join(sorted(table))}")

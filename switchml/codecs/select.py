@@ -7,7 +7,9 @@ NaN above those: what is not finite is always selected, so that it is seen at th
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
+from switchml.codecs.base import Floats
 from switchml.runtime.jit import kernel
 
 _SMALL = 4096
@@ -43,18 +45,28 @@ def top_k(x: np.ndarray, k: int) -> np.ndarray:
         sample.partition(place)
         room = min(n, 3 * k + 8192)
         indices = np.empty(room + _GROUP, np.int64)
-        found = _collect(bits, sample[place], indices)
-        if k <= found <= room:
-            indices = indices[:found]
+        count = _collect(bits, sample[place], indices)
+        if k <= count <= room:
+            indices = indices[:count]
             return _exactly(indices, bits[indices] & MAGNITUDE, k)
     counts = np.zeros(1 << 15, np.int64)
     _count(bits, counts)
     reaching = counts[::-1].cumsum()
     bin_from_top = int(np.searchsorted(reaching, k))
     indices = np.empty(int(reaching[bin_from_top]) + _GROUP, np.int64)
-    found = _collect(bits, np.uint32(((1 << 15) - 1 - bin_from_top) << 16), indices)
-    indices = indices[:found]
+    indices = indices[: _collect(bits, np.uint32(((1 << 15) - 1 - bin_from_top) << 16), indices)]
     return _exactly(indices, bits[indices] & MAGNITUDE, k)
+
+
+def ordered_bits(values: Floats) -> npt.NDArray[np.int32]:
+    """int32[m] in the order of float32[m] (NaN above all, -0 as 0); `floats_of` undoes it."""
+    bits = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0)).astype(np.float32).view(np.int32)
+    return np.where(bits < 0, bits ^ np.int32(0x7FFFFFFF), bits)
+
+
+def floats_of(ordered: npt.NDArray[np.int32]) -> Floats:
+    """float32[m] of int32[m] in the order of floats."""
+    return np.where(ordered < 0, ordered ^ np.int32(0x7FFFFFFF), ordered).astype(np.int32).view(np.float32)
 
 
 def _exactly(indices: np.ndarray, magnitudes: np.ndarray, k: int) -> np.ndarray:
@@ -81,19 +93,19 @@ def above(x: np.ndarray, threshold: float) -> np.ndarray:
 @kernel
 def count_reaching(bits, threshold):
     """How many magnitudes (bits of float32) are at least `threshold` (uint32)."""
-    found = 0
+    count = 0
     for i in range(bits.size):
-        found += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
-    return found
+        count += (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold
+    return count
 
 
 @kernel
 def _collect(bits, threshold, indices):
-    """Write the indices of magnitudes of at least `threshold` until `indices` is full; how many there are then.
+    """Write the indices of magnitudes of at least `threshold` until `indices` is full; return how many there are.
 
     Writes first and counts after: up to _GROUP places at the end are for that.
     """
-    found, room = 0, indices.size - _GROUP
+    count, room = 0, indices.size - _GROUP
     whole = bits.size - bits.size % _GROUP
     for start in range(0, whole, _GROUP):
         some = bits[start : start + _GROUP]
@@ -101,17 +113,17 @@ def _collect(bits, threshold, indices):
         for i in range(_GROUP):
             most = max(most, some[i] & np.uint32(0x7FFFFFFF))
         if most >= threshold:
-            if found > room:
-                return found
+            if count > room:
+                return count
             for i in range(_GROUP):
-                indices[found] = start + i
-                found += (some[i] & np.uint32(0x7FFFFFFF)) >= threshold
+                indices[count] = start + i
+                count += (some[i] & np.uint32(0x7FFFFFFF)) >= threshold
     for i in range(whole, bits.size):
         if (bits[i] & np.uint32(0x7FFFFFFF)) >= threshold:
-            if found < indices.size:
-                indices[found] = i
-            found += 1
-    return found
+            if count < indices.size:
+                indices[count] = i
+            count += 1
+    return count
 
 
 @kernel

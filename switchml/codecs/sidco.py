@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,16 +13,16 @@ from switchml.codecs.sparse import Sparsifier
 from switchml.runtime.jit import kernel
 
 _MOST_STAGES = 8
-_EVERY = 5
-"""Steps between two looks at how many stages are needed."""
+_PERIOD = 5
+"""Steps after which the number of stages is adjusted."""
 
 
+@dataclass
 class Stages:
-    """The state: how many stages are in use, and what share of the elements the last steps sent."""
+    """The state: how many stages are in use, and the share of the elements that each of the last steps sent."""
 
-    def __init__(self) -> None:
-        self.count = 1
-        self.sent: list[float] = []
+    count: int = 1
+    sent: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,11 @@ class Sidco(Sparsifier):
     """1. Fit the distribution to the magnitudes by their mean (and variance). Its quantile at 1 - d is a threshold that
        a share d of the elements exceeds: with one stage d = ratio, with more d = 0.25 in all but the last.
     2. Fit it again to what exceeds the threshold, less the threshold, and go on until all stages are done.
-    3. Every 5 steps compare what was sent with what was wanted: one stage more if it was over 1.2 times that, one less
-       if it was below 0.8 times.
+    3. Every 5 steps compare the share that was sent with `ratio`: one stage more if it was over 1.2 times that, one
+       less if it was below 0.8 times.
     4. Send the elements above the threshold.
 
-    Takes a pass over the elements and one over ever fewer, with no sorting at all.
+    Takes one pass over the elements for each stage, and never sorts.
 
     exponential: threshold = -mean * log(d). pareto (generalized): with shape s = (1 - mean^2 / variance) / 2 and scale
     a = mean * (mean^2 / variance + 1) / 2, threshold = a * (d^-s - 1) / s.
@@ -57,7 +57,7 @@ class Sidco(Sparsifier):
         chosen = above(x, threshold)
         if x.size:
             state.sent.append(chosen.size / x.size)
-        if len(state.sent) == _EVERY:
+        if len(state.sent) == _PERIOD:
             share = np.mean(state.sent) / self.ratio
             state.count = min(max(state.count + (share > 1.2) - (share < 0.8), 1), _MOST_STAGES)
             state.sent.clear()

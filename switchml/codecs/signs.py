@@ -1,4 +1,4 @@
-"""What sign codecs share: a bit an element, and votes."""
+"""What sign codecs share: one bit an element, and votes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, VOTE, Codec, Exchange, Outcome, Sum, Turn, expect_size
+from switchml.codecs.base import VOTE, Codec, Exchange, Outcome, Sum, Turn
+from switchml.codecs.quantize import lanes
 
 
 def pack(is_negative: np.ndarray) -> np.ndarray:
@@ -36,18 +37,17 @@ class Voter(Codec):
         """bool[n]: the elements of which this rank says -1."""
         return x < 0
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + (n + 7) // 8
+    def body_bytes(self, n: int) -> int:
+        return (n + 7) // 8
 
     def encode(self, state, x, turn):
         return pack(self.is_negative(state, x))
 
     def decode(self, body, n):
-        expect_size(self, body, (n + 7) // 8)
         return signs(unpack(body, n)).astype(np.float32)
 
     def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        mine = signs(self.is_negative(state, x))
-        wire = "int8" if turn.world <= 127 else "int16"
-        total = yield Sum(mine.astype(wire), wire)
-        return Outcome(np.sign(total).astype(np.float32), mine.astype(np.float32))
+        votes = signs(self.is_negative(state, x))
+        wire = lanes(1, turn.world)
+        total = yield Sum(votes.astype(wire), wire)
+        return Outcome(np.sign(total).astype(np.float32), votes.astype(np.float32))

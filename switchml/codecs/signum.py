@@ -10,11 +10,11 @@ from switchml.codecs.base import setting
 from switchml.codecs.signs import Voter
 
 
+@dataclass
 class Momentum:
-    """The state: the vector's moving average, float32[n], made at the first step."""
+    """The state: the vector's moving average, float32[n]; None before the first step."""
 
-    def __init__(self) -> None:
-        self.average: np.ndarray | None = None
+    average: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size, setting
+from switchml.codecs.base import GATHER, Codec, join, setting, split
 from switchml.codecs.quantize import largest
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
@@ -36,8 +36,8 @@ class Sketch(Codec):
 
     buckets: int = setting(64, "quantiles", least=2, most=65536)
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 * self.buckets + bitpack.packed_bytes(n, bitpack.width(self.buckets))
+    def body_bytes(self, n: int) -> int:
+        return 4 * self.buckets + bitpack.packed_bytes(n, bitpack.width(self.buckets))
 
     def encode(self, state, x, turn):
         means = np.full(self.buckets, np.nan, np.float32)
@@ -47,12 +47,10 @@ class Sketch(Codec):
             places = np.arange(1, self.buckets) * sample.size // self.buckets
             edges = sample[places] if sample.size else np.zeros(self.buckets - 1, np.float32)
             _encode(x, edges, codes, means)
-        return np.concatenate([means.view(np.uint8), bitpack.pack(codes, bitpack.width(self.buckets))])
+        return join(means, bitpack.pack(codes, bitpack.width(self.buckets)))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        means = np.frombuffer(body[: 4 * self.buckets].tobytes(), np.float32)
-        packed = body[4 * self.buckets :]
+        means, packed = split(body, ("<f4", self.buckets))
         codes = bitpack.unpack(packed, bitpack.width(self.buckets), np.empty(n, np.uint16))
         if n and codes.max() >= self.buckets:
             raise PayloadError(f"sketch: bucket {codes.max()} of {self.buckets}: the payload is damaged")

@@ -9,62 +9,58 @@ from typing import Any
 
 import numpy as np
 
+from switchml.codecs import base
 from switchml.codecs import indices as packing
-from switchml.codecs.base import HEADER_BYTES, SPARSE_SUM, Codec, Exchange, Outcome, Payload, SparseSum, Turn
+from switchml.codecs.base import Bytes, Floats, Indices, Turn
 from switchml.errors import PayloadError
 
 _COUNT_BYTES = 8
 
 
 def sparse_bytes(k: int, n: int) -> int:
-    """Size of the payload of k out of n elements."""
-    return HEADER_BYTES + _COUNT_BYTES + packing.packed_bytes(k, n) + 4 * k
+    """Size of the payload's body of k out of n elements."""
+    return _COUNT_BYTES + packing.packed_bytes(k, n) + 4 * k
 
 
-class Sparsifier(Codec):
-    """Base of the codecs that send some elements as they are. Subclasses say which: `select`."""
+class Sparsifier(base.Codec):
+    """Base of the codecs that send some elements as they are. Subclasses implement `select`."""
 
-    aggregation = SPARSE_SUM
+    aggregation = base.SPARSE_SUM
     memory = "residual"
     is_sized = False
-    """Whether how many elements are sent depends on the vector's length alone."""
+    """Whether the number of elements sent depends on the vector's length alone."""
 
-    def select(self, state: Any, x: np.ndarray, turn: Turn) -> np.ndarray:
+    def select(self, state: Any, x: Floats, turn: Turn) -> Indices:
         """Indices (int64[k], ascending) of the elements of x to send."""
         raise NotImplementedError
 
-    def encode(self, state, x, turn):
-        chosen = self.select(state, x, turn)
-        return _body(chosen, x[chosen], x.size)
+    def sparsify(self, state: Any, x: Floats, turn: Turn) -> tuple[Indices, Floats, Bytes]:
+        """Indices (int64[k], ascending) and values (float32[k]) to send, and the payload's body, which packs both."""
+        indices = self.select(state, x, turn)
+        values = x[indices]
+        count = np.array([indices.size], "<u8")
+        return indices, values, base.join(count, packing.pack(indices, x.size), values)
 
-    def decode(self, body, n):
-        x = np.zeros(n, np.float32)
-        indices, values = elements(body, n)
-        x[indices] = values
-        return x
+    def encode(self, state: Any, x: Floats, turn: Turn) -> Bytes:
+        return self.sparsify(state, x, turn)[2]
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        chosen = self.select(state, x, turn)
-        values = x[chosen]
-        payload = Payload(self.number, x.size, _body(chosen, values, x.size))
-        total = yield SparseSum(chosen, values, x.size, payload, self.is_sized)
-        own = np.zeros(x.size, np.float32)
-        own[chosen] = values
-        return Outcome(total / np.float32(turn.world), own)
+    def decode(self, body: Bytes, n: int) -> Floats:
+        return base.scatter(*elements(body, n), n)
 
-
-def _body(indices: np.ndarray, values: np.ndarray, n: int) -> np.ndarray:
-    count = np.array([indices.size], "<u8").view(np.uint8)
-    return np.concatenate([count, packing.pack(indices, n), values.view(np.uint8)])
+    def exchange(self, state: Any, x: Floats, turn: Turn) -> base.Exchange:
+        indices, values, body = self.sparsify(state, x, turn)
+        total = yield base.SparseSum(indices, values, x.size, self.payload(body, x.size), self.is_sized)
+        return base.Outcome(total / np.float32(turn.world), base.scatter(indices, values, x.size))
 
 
-def elements(body: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def elements(body: Bytes, n: int) -> tuple[Indices, Floats]:
     """Indices (int64[k]) and values (float32[k]) in a sparse payload's body. Raises PayloadError."""
     if body.size < _COUNT_BYTES:
         raise PayloadError(f"a sparse payload body of {body.size} bytes: expected at least {_COUNT_BYTES}")
-    k = int.from_bytes(body[:_COUNT_BYTES].tobytes(), "little")
-    split = _COUNT_BYTES + packing.packed_bytes(k, n) if k <= n else body.size + 1
-    if body.size != split + 4 * k:
-        raise PayloadError(f"a sparse payload body of {body.size} bytes says that it holds {k} of {n} elements")
-    indices = packing.unpack(body[_COUNT_BYTES:split], k, n)
-    return indices, np.frombuffer(body[split:].tobytes(), "<f4").astype(np.float32, copy=False)
+    [[k], body] = base.split(body, ("<u8", 1))
+    k = int(k)
+    if k > n or body.size != sparse_bytes(k, n) - _COUNT_BYTES:
+        size = body.size + _COUNT_BYTES
+        raise PayloadError(f"a sparse payload body of {size} bytes says that it holds {k} of {n} elements")
+    packed, values = np.split(body, [packing.packed_bytes(k, n)])
+    return packing.unpack(packed, k, n), values.copy().view("<f4")

@@ -18,6 +18,7 @@ import numpy as np
 
 from switchml.codecs import szx_kernels as kernels
 from switchml.codecs.base import GATHER, Codec, setting
+from switchml.codecs.select import floats_of
 from switchml.errors import PayloadError
 
 
@@ -77,8 +78,8 @@ def finite_range(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> float:
     """Largest less least finite element of x; `low` and `high` are the blocks' extremes."""
     if x.size == 0:
         return 0.0
-    ends = kernels.floats(np.array([low.min(), high.max()], np.int32))
+    ends = floats_of(np.array([low.min(), high.max()], np.int32))
     if not np.isfinite(ends).all():
         finite = x[np.isfinite(x)]
-        ends = np.array([finite.min(), finite.max()]) if finite.size else np.zeros(2)
+        ends = np.array([finite.min(), finite.max()] if finite.size else [0, 0], np.float32)
     return float(ends[1]) - float(ends[0])

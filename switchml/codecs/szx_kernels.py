@@ -28,11 +28,6 @@ def _float_of(ordered):
     return np.int32(ordered ^ ((ordered >> 31) & 0x7FFFFFFF))
 
 
-def floats(ordered: np.ndarray) -> np.ndarray:
-    """float32 of what `extremes` gives for them, int32."""
-    return np.where(ordered < 0, ordered ^ np.int32(0x7FFFFFFF), ordered).astype(np.int32).view(np.float32)
-
-
 @kernel
 def extremes(bits, block, low, high):
     """For each block of float32 bits (int32[n]) its least and largest element, as integers in the floats' order."""
@@ -83,7 +78,7 @@ def _plan(low, high, ends, bound):
 def encode(x, low, high, block, bound, lengths, medians, out):
     """Write the stream of x, float32[n], to `out`, uint8[enough]; its size.
 
-    `low`, `high`: what `extremes` found. `lengths` (uint8) and `medians` (float32), one a block, are room to work in.
+    `low`, `high`: the result of `extremes`. `lengths` (uint8) and `medians` (float32), one a block, are work space.
     """
     bits = x.view(np.uint32)
     ends = np.empty(2, np.float32)
@@ -103,7 +98,7 @@ def encode(x, low, high, block, bound, lengths, medians, out):
     differences = np.empty(MAX_BLOCK + 1, np.float32)
     difference_bits = differences.view(np.uint32)
     cut = np.empty(MAX_BLOCK + 1, np.uint32)
-    kept = np.empty(MAX_BLOCK + 1, np.uint32)
+    residual_bytes = np.empty(MAX_BLOCK + 1, np.uint32)
     leads = np.empty(MAX_BLOCK + 1, np.uint8)
     lead_words = leads.view(np.uint32)
     counts = np.empty(MAX_BLOCK + 1, np.uint8)
@@ -136,7 +131,7 @@ def encode(x, low, high, block, bound, lengths, medians, out):
             leads[i] = 0
         for i in range(count):
             counts[i] = max(size - leads[i], 0)
-            kept[i] = cut[i] >> unused
+            residual_bytes[i] = cut[i] >> unused
         at += 5
         packed = out[at : at + (count + 3) // 4]
         for i in range(packed.size):
@@ -144,7 +139,7 @@ def encode(x, low, high, block, bound, lengths, medians, out):
             packed[i] = np.uint8((four << 6 | four >> 4 | four >> 14 | four >> 24) & 0xFF)
         at += packed.size
         for i in range(count):
-            u32_at(base + at, 1)[0] = kept[i]
+            u32_at(base + at, 1)[0] = residual_bytes[i]
             at += counts[i]
     return at
 
@@ -169,16 +164,16 @@ def _put_median(out, at, bits):
 def constant_blocks(body, blocks):
     """How many of the blocks are constant by the bitmap, which must fit into the body, and by the count before it; -1
     if the two disagree or the unused bits are not 0."""
-    said = 0
+    declared = 0
     for i in range(8):
-        said = said << 8 | np.int64(body[5 + i])
+        declared = declared << 8 | np.int64(body[5 + i])
     others = 0
     for b in range((blocks + 7) // 8 * 8):
         state = (body[FIXED_BYTES + (b >> 3)] >> (7 - (b & 7))) & 1
         if b >= blocks and state:
             return _DAMAGED
         others += state
-    return said if said == blocks - others else _DAMAGED
+    return declared if declared == blocks - others else _DAMAGED
 
 
 @kernel

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Max, Outcome, Sum, expect_size, setting
-from switchml.codecs.noise import halves
-from switchml.codecs.quantize import dither, lanes, largest
+from switchml.codecs.base import join, setting, split
+from switchml.codecs.quantize import SharedScale, largest
 from switchml.errors import PayloadError
 from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)
-class TernGrad(Codec):
+class TernGrad(SharedScale):
     """1. Clip the elements to `clip` standard deviations.
     2. Scale: the largest magnitude; the ranks take the maximum of theirs.
     3. An element becomes its sign times the scale with probability magnitude / scale, and 0 otherwise.
@@ -28,52 +27,42 @@ class TernGrad(Codec):
 
     name = "terngrad"
     number = 13
-    aggregation = SUM
 
     clip: float = setting(2.5, "standard deviations that elements are clipped to; 0: not", least=0)
 
     @property
-    def is_unbiased(self) -> bool:
+    def is_unbiased(self) -> bool:  # type: ignore[override]  # a class variable of the others
         return self.clip == 0
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 + (n + 4) // 5
+    @property
+    def most(self) -> int:
+        return 1
+
+    def body_bytes(self, n: int) -> int:
+        return 4 + (n + 4) // 5
 
     def encode(self, state, x, turn):
-        x = self._clipped(x)
-        scale = np.array([largest(x)])
+        clipped, scale = self.prepare(x, turn)
         packed = np.empty((x.size + 4) // 5, np.uint8)
-        _pack(_signs(x, scale, turn), packed)
-        return np.concatenate([scale.view(np.uint8), packed])
+        _pack(self.quantize(clipped, scale, turn), packed)
+        return join(scale, packed)
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
+        scale, packed = split(body, ("<f4", 1))
         signs = np.empty(n, np.int16)
-        if not _unpack(body[4:], signs):
+        if not _unpack(packed, signs):
             raise PayloadError("terngrad: a byte above 242 in the payload: expected 5 digits of base 3")
-        return signs.astype(np.float32) * np.frombuffer(body[:4].tobytes(), np.float32)
+        return self.dequantize(signs, scale, 1, 0, n)
 
-    def exchange(self, state, x, turn):
-        clipped = self._clipped(x)
-        scale = yield Max(np.array([largest(clipped)]))
-        signs = _signs(clipped, scale, turn)
-        wire = lanes(1, turn.world)
-        total = yield Sum(signs.astype(wire), wire)
-        mean = total.astype(np.float32) * (scale / np.float32(turn.world))
-        return Outcome(mean, signs.astype(np.float32) * scale)
+    def prepare(self, x, turn):
+        if self.clip and x.size:
+            with np.errstate(invalid="ignore", over="ignore"):
+                limit = np.float32(self.clip * np.std(x, dtype=np.float64))
+            x = np.clip(x, -limit, limit) if np.isfinite(limit) else x
+        return x, np.array([largest(x)])
 
-    def _clipped(self, x: np.ndarray) -> np.ndarray:
-        if self.clip == 0 or x.size == 0:
-            return x
-        with np.errstate(invalid="ignore", over="ignore"):
-            limit = np.float32(self.clip * np.std(x, dtype=np.float64))
-        return np.clip(x, -limit, limit) if np.isfinite(limit) else x
-
-
-def _signs(x: np.ndarray, scale: np.ndarray, turn) -> np.ndarray:
-    signs = np.empty(x.size, np.int16)
-    dither(x, scale, max(x.size, 1), 1, *halves(turn.private_key()), signs)
-    return signs
+    def dequantize(self, integers, scale, world, key, n):
+        return integers.astype(np.float32) * (scale / np.float32(world))
 
 
 @kernel

@@ -6,20 +6,19 @@ import functools
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 
 from switchml.codecs import bitpack
-from switchml.codecs.base import HEADER_BYTES, SUM, Codec, Exchange, Max, Outcome, Sum, Turn, expect_size, setting
+from switchml.codecs.base import Array, Bytes, Floats, Turn, join, setting, split
 from switchml.codecs.hadamard import rotate, rotate_back
 from switchml.codecs.noise import halves, uniform
-from switchml.codecs.quantize import bucket_norms, lanes
+from switchml.codecs.quantize import SharedScale, bucket_norms
 from switchml.runtime.jit import kernel
 
 
 @dataclass(frozen=True)
-class Thc(Codec):
+class Thc(SharedScale):
     """1. Rotate the vector: random signs, then a Hadamard transform, both the same on all ranks. Its elements are then
        about normally distributed.
     2. The ranks take the maximum of their norms / sqrt(n); times the normal quantile at 1 - clip / 2 it is the range.
@@ -37,7 +36,6 @@ class Thc(Codec):
 
     name = "thc"
     number = 14
-    aggregation = SUM
     memory = "residual"
 
     bits: int = setting(4, "bits of a table index", least=1, most=8)
@@ -49,41 +47,30 @@ class Thc(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("steps", self.steps, {"least": 2**self.bits - 1, "help": "a table of 2^bits different entries"})
-        self._check("steps", self.steps % 2, {"most": 0, "help": "an even number"})
+        self._check("steps", self.steps, "a table of 2^bits different entries", least=2**self.bits - 1)
+        self._check("steps", self.steps % 2, "an even number", most=0)
 
     def _padded(self, n: int) -> int:
         return -(-n // self.block) * self.block
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 + 8 + bitpack.packed_bytes(self._padded(n), self.bits)
+    @property
+    def most(self) -> int:
+        return self.steps // 2
+
+    def body_bytes(self, n: int) -> int:
+        return 4 + 8 + bitpack.packed_bytes(self._padded(n), self.bits)
 
     def encode(self, state, x, turn):
-        rotated, reach = self._rotated(x, turn)
-        codes = self._codes(rotated, reach, turn)
+        rotated, reach = self.prepare(x, turn)
         key = np.array([turn.shared_key()], "<u8")
-        return np.concatenate([reach.view(np.uint8), key.view(np.uint8), bitpack.pack(codes, self.bits)])
+        return join(reach, key, bitpack.pack(self._codes(rotated, reach, turn), self.bits))
 
     def decode(self, body, n):
-        expect_size(self, body, self.payload_bytes(n) - HEADER_BYTES)
-        reach = np.frombuffer(body[:4].tobytes(), np.float32)
-        key = int.from_bytes(body[4:12].tobytes(), "little")
-        codes = bitpack.unpack(body[12:], self.bits, np.empty(self._padded(n), np.uint8))
-        entries = table(self.bits, self.steps, self.clip)[codes] - self.steps // 2
-        return self._values(entries, reach, 1, key, n)
+        reach, key, packed = split(body, ("<f4", 1), ("<u8", 1))
+        codes = bitpack.unpack(packed, self.bits, np.empty(self._padded(n), np.uint8))
+        return self.dequantize(self._entries(codes), reach, 1, int(key[0]), n)
 
-    def exchange(self, state: Any, x: np.ndarray, turn: Turn) -> Exchange:
-        rotated, reach = self._rotated(x, turn)
-        reach = yield Max(reach)
-        entries = table(self.bits, self.steps, self.clip)[self._codes(rotated, reach, turn)] - self.steps // 2
-        wire = lanes(self.steps // 2, turn.world)
-        total = yield Sum(entries.astype(wire), wire)
-        key = turn.shared_key()
-        return Outcome(
-            self._values(total, reach, turn.world, key, x.size), self._values(entries, reach, 1, key, x.size)
-        )
-
-    def _rotated(self, x: np.ndarray, turn: Turn) -> tuple[np.ndarray, np.ndarray]:
+    def prepare(self, x, turn):
         """The rotated vector, and its range as float32[1]; NaN or infinite if x has such elements."""
         norm = np.empty(1, np.float32)
         bucket_norms(x, max(x.size, 1), True, norm)
@@ -91,17 +78,24 @@ class Thc(Codec):
             reach = norm * np.float32(NormalDist().inv_cdf(1 - self.clip / 2) / math.sqrt(max(x.size, 1)))
         return rotate(x, self.block, turn.shared_key()), reach
 
-    def _codes(self, rotated: np.ndarray, reach: np.ndarray, turn: Turn) -> np.ndarray:
+    def quantize(self, prepared, scale, turn):
+        return self._entries(self._codes(prepared, scale, turn))
+
+    def dequantize(self, integers, scale, world, key, n):
+        with np.errstate(invalid="ignore"):
+            scaled = integers.astype(np.float32) * (scale * np.float32(2 / (self.steps * world)))
+        return rotate_back(scaled, self.block, key, n)
+
+    def _codes(self, rotated: Floats, reach: Floats, turn: Turn) -> Bytes:
         codes = np.empty(rotated.size, np.uint8)
         entries = table(self.bits, self.steps, self.clip)
         below = (np.searchsorted(entries, np.arange(self.steps + 1), side="right") - 1).astype(np.uint8)
         _quantize(rotated, reach[0], entries, below, *halves(turn.private_key()), codes)
         return codes
 
-    def _values(self, entries: np.ndarray, reach: np.ndarray, world: int, key: int, n: int) -> np.ndarray:
-        with np.errstate(invalid="ignore"):
-            scaled = entries.astype(np.float32) * (reach * np.float32(2 / (self.steps * world)))
-        return rotate_back(scaled, self.block, key, n)
+    def _entries(self, codes: Bytes) -> Array:
+        """int32[n], the table's entries, less half of the largest."""
+        return table(self.bits, self.steps, self.clip)[codes] - self.steps // 2
 
 
 @functools.cache

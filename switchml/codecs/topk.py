@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from switchml.codecs.base import setting
+from switchml.codecs.base import HEADER_BYTES, setting
 from switchml.codecs.select import top_k
 from switchml.codecs.sparse import Sparsifier, sparse_bytes
 
@@ -29,7 +29,7 @@ class TopK(Sparsifier):
         return min(n, math.ceil(self.ratio * n))
 
     def payload_bytes(self, n: int) -> int:
-        return sparse_bytes(self.k(n), n)
+        return HEADER_BYTES + sparse_bytes(self.k(n), n)
 
     def select(self, state, x, turn):
         return top_k(x, self.k(x.size))

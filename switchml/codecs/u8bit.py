@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from switchml.codecs.base import GATHER, HEADER_BYTES, Codec, expect_size
+from switchml.codecs.base import GATHER, Codec, split
 from switchml.codecs.quantize import largest
 from switchml.runtime.jit import kernel
 
@@ -29,8 +29,8 @@ class U8bit(Codec):
     number = 16
     aggregation = GATHER
 
-    def payload_bytes(self, n: int) -> int:
-        return HEADER_BYTES + 4 + n
+    def body_bytes(self, n: int) -> int:
+        return 4 + n
 
     def encode(self, state, x, turn):
         scale = np.array([largest(x)])
@@ -41,21 +41,20 @@ class U8bit(Codec):
         return body
 
     def decode(self, body, n):
-        expect_size(self, body, 4 + n)
-        scale = np.frombuffer(body[:4].tobytes(), np.float32)[0]
+        scale, codes = split(body, ("<f4", 1))
         with np.errstate(invalid="ignore", over="ignore"):
-            return (np.concatenate([magnitudes(), -magnitudes()]) * scale)[body[4:]]
+            return (np.concatenate([magnitudes(), -magnitudes()]) * scale)[codes]
 
 
 @functools.cache
 def magnitudes() -> np.ndarray:
     """The 128 magnitudes, float32, ascending from 0 to 1."""
-    found = [0.0]
+    values = [0.0]
     for e in range(6, -1, -1):
         edges = np.linspace(0.1, 1, 2 ** (6 - e) + 1)
-        found.extend((edges[:-1] + edges[1:]) / 2 * 10.0**-e)
-    found[-1] = 1.0
-    return np.array(found, np.float32)
+        values.extend((edges[:-1] + edges[1:]) / 2 * 10.0**-e)
+    values[-1] = 1.0
+    return np.array(values, np.float32)
 
 
 @functools.cache
