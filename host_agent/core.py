@@ -36,9 +36,8 @@ from switchml.errors import (
     UnsupportedTensor,
 )
 from switchml.protocol import worker as rules
+from switchml.protocol.sizes import WIRES
 
-WIRES = {"int32": 0, "int16": 1, "int8": 2}
-"""Lane types for float32 and half precision, with packet.py's codes."""
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
 _COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")

@@ -22,12 +22,11 @@ import numpy as np
 from switchml.net import libc, sockets, udp
 from switchml.protocol import fixedpoint, pool
 from switchml.protocol.packet import CODE_BIAS, HEADER_BYTES
+from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 from switchml.runtime.jit import compile_once, kernel
 from switchml.runtime.memory import copy_bytes
 
-PAYLOAD_BYTES = 1024
 PACKET_BYTES = HEADER_BYTES + PAYLOAD_BYTES
-WIRE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
 FORMATS = {"int32": fixedpoint.FLOAT32, "int16": fixedpoint.FLOAT32_INT16, "int8": fixedpoint.FLOAT32_INT8}
 
 _SOURCE_BYTES = 32 << 20
@@ -100,7 +99,7 @@ def measure(*, workers: int, transport: str, wire: str, cores: int) -> Limit:
         _arithmetic(step, wire, workers) for step in (_SCAN, _ENCODE, _ADD, _DECODE, _COPY)
     )
     carry = {"udp": _datagrams, "zmq": _stream, "shm": lambda: (0.0, 0.0)}[transport]
-    send, receive = (per_byte * WIRE_BYTES[wire] for per_byte in carry())
+    send, receive = (per_byte * LANE_BYTES[wire] for per_byte in carry())
     return Limit(workers, cores, transport, wire, scan, encode, send, receive, add, decode, copy)
 
 
@@ -147,7 +146,7 @@ def _arithmetic(step: int, wire: str, workers: int) -> float:
     """Nanoseconds an element of one step."""
     values = np.random.default_rng(1).standard_normal(_SOURCE_BYTES // 4, np.float32)
     packets, sums = np.zeros((2, _PACKETS, PAYLOAD_BYTES), np.uint8)
-    fmt, lane_bytes = FORMATS[wire], WIRE_BYTES[wire]
+    fmt, lane_bytes = FORMATS[wire], LANE_BYTES[wire]
     room = fixedpoint.headroom(workers)[fixedpoint.WIRES[fmt]]
     times = np.zeros(_ROUNDS, np.int64)
     arguments = (step, fmt, lane_bytes, values, packets, sums, room, times)

@@ -81,6 +81,8 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--fold", ("fold",), str, "Which equal ranks stand for each other: all, tensor or none."),
     ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate even what does not fit."),
 ]
+MOST_REPLAYED_OPS = 2_000_000
+"""Jobs up to this size are replayed with one thing faster, for the report."""
 KEYS = {flags.split("/")[0].lstrip("-").replace("-", "_"): path for flags, path, _, _ in OPTIONS}
 
 
@@ -259,6 +261,7 @@ def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> An
     """What the HTML page says."""
     from emulator.report.page import Page
     from emulator.report.tables import time_text
+    from emulator.whatif.faster import what_if
 
     job, cluster = found.plan.job, found.plan.cluster
     headline = {
@@ -289,6 +292,7 @@ def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> An
         settings=settings,
         memory_bytes=found.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
+        helps=what_if(found.played) if len(found.played.graph.ops) <= MOST_REPLAYED_OPS else {},
         charts=_charts(rows, [text.partition("=")[0].strip() for text in sweeps]),
         assumptions=found.assumptions(),
     )

@@ -15,6 +15,7 @@ from emulator.cluster.cluster import Interconnect
 from emulator.cluster.cost import FREE, Cost, node_rate
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
+from switchml.protocol.sizes import LANE_BYTES
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Streaming:
             raise ConfigError(f"density is {self.density:g}, but zero blocks are only left out where sparse is set")
         if self.jobs < 1:
             raise ConfigError(f"jobs is {self.jobs}; expected at least 1")
-        if self.wire_bytes not in (1.0, 2.0, 4.0):
+        if self.wire_bytes not in LANE_BYTES.values():
             raise ConfigError(f"wire-bytes is {self.wire_bytes}; expected 1, 2 or 4")
 
 

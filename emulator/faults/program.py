@@ -15,12 +15,12 @@ from emulator.faults import tensors
 from emulator.faults.agent import VirtualAgent
 from emulator.faults.control import Session
 from emulator.faults.plan import Call, JobPlan
-from emulator.netsim.config import WIRE_OF
 from emulator.netsim.link import NS
 from host_agent.calls import Request
 from switchml.control.membership import JoinRequest
 from switchml.errors import CollectiveTimeout, SumOverflow
 from switchml.net import udp
+from switchml.protocol.sizes import WIRES
 
 _FIRST_PORT = 20000
 MOST_ATTEMPTS = 60
@@ -112,7 +112,7 @@ class Program:
             address=self.address,
             slots=job.slots,
             payload_bytes=job.payload_bytes,
-            wire=WIRE_OF[job.wire],
+            wire=WIRES[job.wire],
             timeout_s=self.world.plan.join_timeout_s,
             host=f"host{self.host}",
             pid=self.attempts,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.faults.plan import Call, JobPlan
-from emulator.netsim.config import WIRE_OF
 from switchml.protocol.fixedpoint import headroom, spreads
+from switchml.protocol.sizes import WIRES
 
 _ELEMENTS = 32
 """Elements that share a scale; a chunk has several."""
@@ -84,7 +84,7 @@ def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
     if job.wire == "int32" or call.dtype == "float64":
         return Exact(values)
     largest = max(float(np.abs(part[np.isfinite(part)], dtype=np.float64).max(initial=0.0)) for part in parts)
-    wire = WIRE_OF[job.wire]
+    wire = WIRES[job.wire]
     half_step = largest * (1 << spreads(job.workers)[wire]) / headroom(job.workers)[wire]
     values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
     # A rank's value is off by half a step, and a step is a power of two over the levels: the block's, or a larger one

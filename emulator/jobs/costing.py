@@ -21,6 +21,7 @@ from emulator.workload import transformer
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
 from switchml.errors import ConfigError
+from switchml.protocol.sizes import LANE_BYTES
 
 OPTIMIZER_BYTES = {"adam": 32.0, "sgd": 24.0}
 """Memory traffic of a step for each parameter in mixed precision. Adam: read the gradient twice (norm, update), master
@@ -144,7 +145,7 @@ class Plan:
 
 def _lane(bytes: float) -> float:
     """The narrowest integers on the wire that hold so many bytes."""
-    return next(lane for lane in (1.0, 2.0, 4.0) if bytes <= lane)
+    return float(min(lane for lane in LANE_BYTES.values() if bytes <= lane))
 
 
 def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from emulator.netsim.config import JobConfig, LinkConfig
 from switchml.protocol.packet import HEADER_BYTES
-
-LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
+from switchml.protocol.sizes import LANE_BYTES
 
 
 def packets(job: JobConfig) -> int:

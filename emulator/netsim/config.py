@@ -32,16 +32,16 @@ from typing import Any
 from switchml.control.allocation import default_slots, fit_slots
 from switchml.errors import ConfigError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
+from switchml.protocol.sizes import ETHERNET_LINE_BYTES, IP_BYTES, UDP_BYTES, WIRES
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-FRAMING_BYTES = 8 + 20 + 14 + 4 + 8 + 12
+FRAMING_BYTES = UDP_BYTES + IP_BYTES + ETHERNET_LINE_BYTES
 """What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
 802.3)."""
-WIRE_OF = {"int32": 0, "int16": 1, "int8": 2}
 BACKENDS = ("switchml", "ring")
 
 
@@ -161,7 +161,7 @@ class JobConfig:
             f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
         )
         _check(self.backend in BACKENDS, f"backend = {self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        _check(self.wire in WIRE_OF, f"wire = {self.wire!r}: expected one of {', '.join(WIRE_OF)}")
+        _check(self.wire in WIRES, f"wire = {self.wire!r}: expected one of {', '.join(WIRES)}")
         _check(
             self.payload_bytes in SIZE_CODE_OF,
             f"payload_bytes = {self.payload_bytes}: expected one of {', '.join(map(str, SIZE_CODE_OF))}",

@@ -15,7 +15,7 @@ import simpy
 
 from emulator.netsim import bounds, ring
 from emulator.netsim.aggregator import Aggregator
-from emulator.netsim.config import WIRE_OF, JobConfig, LinkConfig, NetworkConfig
+from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
 from emulator.netsim.link import NS, LinkCounts, at
 from emulator.netsim.packets import Packet, Train
 from emulator.netsim.racks import TreeSwitch, rack_address, seats
@@ -26,6 +26,7 @@ from switchml.errors import SwitchMLError
 from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
 from switchml.protocol.packet import CODE_ZERO
 from switchml.protocol.pool import Pool
+from switchml.protocol.sizes import WIRES
 from switchml.protocol.worker import Worker, elements_per_chunk
 
 PROGRESS_EVERY = 20_000
@@ -245,7 +246,7 @@ class _AggregatedJob(_Job):
         self._sums = [np.zeros(numel, np.float32) for _ in range(job.workers)]
         self._dtype = "float32" if job.wire == "int32" else f"float32/{job.wire}"
         isn = int(generator.integers(2**32 // (2 * slots))) * 2 * slots
-        shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRE_OF[job.wire]}
+        shape = {"slots": slots, "payload_bytes": job.payload_bytes, "wire": WIRES[job.wire]}
         network.aggregate(number, job, hosts, tag=1 + number, isn=isn, **shape)
         chunks = -(-numel // elements_per_chunk(FORMATS[self._dtype], job.payload_bytes))
         self._ranks, self._histories = [], []
@@ -292,7 +293,7 @@ class _AggregatedJob(_Job):
             self.result.waits += int(me["waits"])
             self.result.repeated_rounds += int(me["repeats"])
         exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
-        wire, workers = WIRE_OF[self.config.wire], self.config.workers
+        wire, workers = WIRES[self.config.wire], self.config.workers
         # Narrow lanes: each rank's value is off by half a step at most, of the largest power of two above it or of a
         # larger one that was guessed.
         off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0

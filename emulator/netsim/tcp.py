@@ -15,10 +15,11 @@ import simpy
 
 from emulator.netsim.link import NS
 from emulator.netsim.rank import Alarm
+from switchml.protocol.sizes import IP_BYTES, MTU, TCP_BYTES, UDP_BYTES
 
-MSS_BYTES = 1448
+MSS_BYTES = MTU - IP_BYTES - TCP_BYTES
 """Payload of a segment on an MTU of 1500 with TCP's timestamps, as Linux sends them."""
-HEADER_BYTES = 20 + 12 - 8
+HEADER_BYTES = TCP_BYTES - UDP_BYTES
 """TCP with timestamps, less the UDP header that a link's framing counts."""
 ACK_EVERY = 2
 """Segments an acknowledgement (RFC 5681, delayed ACKs); at once if something is missing."""

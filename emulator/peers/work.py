@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 
+from emulator.peers.world import Call, World
 from host_agent.pytorch.work import NO_TIMEOUT, AllReduceWork, CallbackThreads
-
-if TYPE_CHECKING:
-    from emulator.peers.world import Call, World
 
 
 class PeersWork(AllReduceWork):

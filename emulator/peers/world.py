@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -19,8 +19,17 @@ from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.program import NOT_KEPT, Program
 from emulator.peers.settings import Settings
 
-if TYPE_CHECKING:
-    from emulator.peers.work import PeersWork
+
+class Handle(Protocol):
+    """What the script got for a collective, as far as the world knows it (`work.py`)."""
+
+    call: Call | None
+
+    def block(self) -> None:
+        """Wait for it on this machine only."""
+
+    def part_done(self, error: BaseException | None) -> None:
+        """It is done, or failed."""
 
 
 @dataclass
@@ -58,7 +67,7 @@ class Call:
     name: str
     seconds: float
     act: Callable[[], None]
-    work: PeersWork
+    work: Handle
     at_s: np.ndarray
     step: int = NOT_KEPT
     met: Met | None = None
@@ -85,7 +94,7 @@ class World:
         self._lock = threading.RLock()
         self._waiting = 0
         # Somebody has their futures, and nobody has told us yet that he waited.
-        self._untold: list[PeersWork] = []
+        self._untold: list[Handle] = []
         self._is_queued = False
         self._draw()
 
@@ -114,7 +123,7 @@ class World:
             used.calls, used.bytes, used.seconds = used.calls + 1, used.bytes + size_bytes, used.seconds + seconds
             line.submit(call)
 
-    def wait(self, works: list[PeersWork], block: Callable[[], None]) -> None:
+    def wait(self, works: list[Handle], block: Callable[[], None]) -> None:
         """The script waits for `works`; `block` returns when all of them are done here."""
         with self._lock:
             self._lap()
@@ -127,7 +136,7 @@ class World:
                 self._waiting -= 1
                 self._resume(from_s, works)
 
-    def _resume(self, from_s: float, works: list[PeersWork]) -> None:
+    def _resume(self, from_s: float, works: list[Handle]) -> None:
         calls = [work.call for work in works if work.call is not None and work.call.met is not None]
         self._untold = [work for work in self._untold if work not in works]
         mets = [call.met for call in calls]
@@ -158,7 +167,7 @@ class World:
             self._is_queued = False  # a backward pass that failed has not called us
             self._draw()
 
-    def future_taken(self, work: PeersWork) -> None:
+    def future_taken(self, work: Handle) -> None:
         """Someone will wait for `work` where Python is not told. During a backward pass that is DDP, which waits at its
         end: then so do we, just before."""
         import torch

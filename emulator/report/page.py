@@ -20,12 +20,9 @@ from emulator.report.lanes import COLUMNS, PHASES, SHADES, lanes
 from emulator.report.perfetto import shown_ranks
 from emulator.report.tables import LONGEST, time_text
 from emulator.report.templates import template
-from emulator.whatif.faster import what_if
 
 MOST_LANES = 16
 """Ranks in the page's timeline."""
-MOST_REPLAYED_OPS = 2_000_000
-"""Jobs up to this size are played again to say what would help."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +59,8 @@ class Page:
     memory_bytes: dict[str, float] = field(default_factory=dict)
     """Part → bytes on the fullest accelerator."""
     memory_limit_bytes: float | None = None
+    helps: dict[str, float] = field(default_factory=dict)
+    """What may be faster (`emulator.whatif.faster.THINGS`) → the iteration's seconds then, what helps most first."""
     charts: Sequence[Chart] = ()
     assumptions: Sequence[str] = ()
 
@@ -93,7 +92,7 @@ def _content(page: Page) -> dict[str, Any]:
         "ticks": ticks(played.makespan_s),
         "more_ranks": len(played.graph.ranks) - len({lane.rank for lane in shown}),
         "critical": [(name, seconds, seconds / charged_s) for name, seconds in list(path.by_work.items())[:LONGEST]],
-        "helps": _helps(played),
+        "helps": _helps(page),
         "memory_total": sum(page.memory_bytes.values()),
         "plots": [_plot(chart) for chart in page.charts],
         "ops": len(played.graph.ops),
@@ -103,14 +102,12 @@ def _content(page: Page) -> dict[str, Any]:
     }
 
 
-def _helps(played: Replayed) -> list[tuple[str, float, float]]:
-    """(what is twice as fast, seconds, share of the iteration that this saves), what helps most first. Not loading: the
-    graph has what training waits for samples, and faster storage can do more than halve that."""
-    if not played.makespan_s or len(played.graph.ops) > MOST_REPLAYED_OPS:
-        return []
-    found = what_if(played)
-    names = {"exposed communication": "communication"}
-    return [(names.get(thing, thing), s, 1 - s / played.makespan_s) for thing, s in found.items() if thing != "loading"]
+def _helps(page: Page) -> list[tuple[str, float, float]]:
+    """(what is twice as fast, seconds, share of the iteration that this saves). Not loading: the graph has what
+    training waits for samples, and faster storage can do more than halve that."""
+    whole_s = page.played.makespan_s
+    shown = {"exposed communication": "communication"}
+    return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
 
 
 def _bars(played: Replayed, found: Parts) -> list[tuple[str, list[tuple[str, float, float]]]]:

@@ -30,9 +30,6 @@ from switchml.errors import ConfigError, SwitchMLError
 NETWORK = ipaddress.ip_network("10.77.0.0/16")
 INTERFACE = "eth0"
 """Every host's."""
-ETHERNET_BYTES = 14
-"""What tbf counts of a frame besides the IP packet: no preamble, check sequence or gap (linux/net/sched)."""
-MTU = 1500
 
 BURST_BYTES = 72 << 10
 """What tbf lets through at once after a pause (so what follows a pause gains as much: 0.4 % of 16 MiB). Larger than any

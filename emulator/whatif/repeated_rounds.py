@@ -15,19 +15,19 @@ import numpy as np
 from emulator.traces.events import LaneKind, RankTrace, WireWhat
 from emulator.workload.graph import Collective
 from switchml.control.allocation import default_slots
+from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 
 AGAIN = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
 """Lanes → share of guessed chunks that go again, as measured training the digits: `switchml train --aggregator software
 --transport udp --workers 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted over chunks,
 less 1. Gradients that change less from step to step make less: those of scripts/examples/ddp_mlp.py 0.01 to 0.02."""
-ELEMENTS = {"int32": 256, "int16": 512, "int8": 1024}
+ELEMENTS = {lanes: PAYLOAD_BYTES // size for lanes, size in LANE_BYTES.items()}
 """Of a chunk of floats."""
-CHUNK_BYTES = 1024
 
 
 def guessed_bytes(ranks: int) -> int:
     """Bytes on the wire of the chunks that are guessed at most: one for each slot of such a job."""
-    return CHUNK_BYTES * default_slots(ranks)
+    return PAYLOAD_BYTES * default_slots(ranks)
 
 
 def times_usual(traces: Sequence[RankTrace]) -> float | None:

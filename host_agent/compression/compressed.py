@@ -19,6 +19,7 @@ from filelock import FileLock
 from switchml import codecs
 from switchml.codecs import HALVES, Codec, Gather, Max, Memory, Payload, Request, SparseSum, Sum, Turn
 from switchml.errors import RanksDisagree
+from switchml.protocol.sizes import LINE_OVERHEAD_BYTES, PAYLOAD_BYTES
 from switchml.protocol.sparse import Sparse, streams_of
 from switchml.runtime.jit import cache_root
 
@@ -163,9 +164,8 @@ LEAST_GATHER_BLOCKS = 64
 """Fewer blocks are a matter of one round trip either way, and a stream takes two."""
 ASK_EVERY = 16
 """Sums of sparse vectors of known size after which the ranks ask anew which way is the best."""
-PACKET_ELEMENTS, PACKET_BYTES = 256, 1024
-FRAME_BYTES = 76
-"""Of a packet besides what it carries: the protocol's header and Ethernet's share."""
+PACKET_BYTES, FRAME_BYTES = PAYLOAD_BYTES, LINE_OVERHEAD_BYTES
+PACKET_ELEMENTS = PACKET_BYTES // 4
 WORDS_BYTES = 32
 """In a packet of eight blocks."""
 

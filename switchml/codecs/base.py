@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from switchml.errors import ConfigError, PayloadError, UnsupportedTensor
+from switchml.protocol import sizes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -103,7 +104,7 @@ class Payload:
 
 # Requests of an exchange
 
-LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int32": 4, "int16": 2, "int8": 1}
+LANE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, **sizes.LANE_BYTES}
 """Values of `Sum.wire`: name → bytes an element."""
 HALVES = ("float16", "bfloat16")
 """Of these, the floats that also fit the aggregator's int16 lanes."""

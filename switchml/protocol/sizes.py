@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from switchml.protocol.packet import HEADER_BYTES
+from switchml.protocol.packet import HEADER_BYTES, WIRE_INT8, WIRE_INT16, WIRE_INT32
 
+WIRES = {"int32": WIRE_INT32, "int16": WIRE_INT16, "int8": WIRE_INT8}
+"""Integers that aggregators add up, by the name that jobs choose them by: their codes in packets (docs/protocol.md,
+section 3)."""
 LANE_BYTES = {"int32": 4, "int16": 2, "int8": 1}
-"""Integers that aggregators add up, by the name that jobs choose them by (docs/protocol.md, section 3)."""
+"""Of one such integer."""
 PAYLOAD_BYTES = 1024
 """Of a full packet."""
 ETHERNET_BYTES = 14

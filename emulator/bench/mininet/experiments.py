@@ -27,6 +27,7 @@ from emulator.testbed.world import PRIVATE_DIR
 from host_agent.pytorch.aggregator import ChildAggregator
 from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
+from switchml.protocol import sizes
 
 AGGREGATORS = ("p4", "software", "bmv2", "none")
 EXPERIMENTS = ("allreduce", "scaling", "loss", "slots", "two-racks", "train")
@@ -88,7 +89,7 @@ class Plan:
     @property
     def slots_for_the_link(self) -> int:
         """As many packets as the links hold in a round trip and QUEUED_S, rounded up to a power of two."""
-        frame_bits = 8 * (self.payload_bytes + network.HEADER_BYTES + network.UDP_IP_BYTES)
+        frame_bits = 8 * (self.payload_bytes + sizes.FRAME_OVERHEAD_BYTES - sizes.ETHERNET_BYTES)
         packets = self.rate_bps * (4 * self.delay_s + QUEUED_S) / frame_bits
         return 1 << max(1, math.ceil(math.log2(packets)))
 

@@ -17,7 +17,6 @@ from emulator.bench.allreduce import check_torch
 from emulator.bench.ranks.inputs import shared_tensors
 from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML, Target
 from emulator.bench.ranks.team import (
-    LANE_BITS,
     STORE_PORT,
     ReducingTeam,
     Repeat,
@@ -30,12 +29,8 @@ from emulator.bench.sparsity import Sparsity
 from emulator.bench.tally import Tally, add_to, median_ratio
 from emulator.testbed.fabric import Fabric
 from emulator.testbed.namespaces import check_rights
-from emulator.testbed.star import ETHERNET_BYTES, MTU, LinkOptions, Star
-from switchml.protocol.packet import HEADER_BYTES
-
-UDP_IP_BYTES = 8 + 20
-TCP_IP_BYTES = 20 + 12 + 20
-"""TCP's header with the timestamp option that Linux always negotiates, and IP's."""
+from emulator.testbed.star import LinkOptions, Star
+from switchml.protocol import sizes
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,8 @@ class Experiment:
     @property
     def framing_bound_bps(self) -> float:
         """Bits of float32 tensor a second that a link carries if it is never idle and nothing is sent twice."""
-        frame = self.payload_bytes + HEADER_BYTES + UDP_IP_BYTES + ETHERNET_BYTES
-        return self.link.rate_bps * self.payload_bytes / frame * 32 / LANE_BITS[self.wire]
+        frame = self.payload_bytes + sizes.FRAME_OVERHEAD_BYTES
+        return self.link.rate_bps * self.payload_bytes / frame * 4 / sizes.LANE_BYTES[self.wire]
 
     @property
     def union_density(self) -> float:
@@ -82,8 +77,7 @@ class Experiment:
     @property
     def ring_bound_bps(self) -> float | None:
         """The same bound for a ring over TCP; None for one rank."""
-        frame = MTU + ETHERNET_BYTES
-        return self.link.rate_bps * (MTU - TCP_IP_BYTES) / frame / self.ring_traffic if self.workers > 1 else None
+        return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic if self.workers > 1 else None
 
 
 @dataclass

@@ -37,6 +37,7 @@ from emulator.testbed.star import INTERFACE, LinkOptions, Star
 from host_agent.forking import fork_server
 from host_agent.pytorch.aggregator import ChildAggregator
 from switchml.errors import AggregatorLost, ConfigError, JobError, PeerLost, RanksDisagree, SwitchMLError
+from switchml.protocol.sizes import LANE_BYTES
 
 ANSWER_S = 300.0
 """How long a rank may take for anything; the first start on a machine compiles."""
@@ -44,7 +45,6 @@ ROOT_CAUSE_S = 2.0
 """After a first failure, how long to look for its cause."""
 STORE_PORT = 29500
 """Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
-LANE_BITS = {"int32": 32, "int16": 16, "int8": 8}
 _GRID_BITS = 4
 """Exponents of blocks are at most this many bits above what their values need (docs/protocol.md, section 4)."""
 
@@ -234,7 +234,7 @@ class ReducingTeam(Team):
         if len({sample.checksum for sample in repeat.samples}) > 1:
             raise RanksDisagree(f"{backend}: the ranks' results differ; every rank must get the same bits")
         n, largest = len(self.places), repeat.samples[0].largest
-        bits = 24 if backend == GLOO else LANE_BITS[self._wire] - (n - 1).bit_length() - _GRID_BITS - 1
+        bits = 24 if backend == GLOO else 8 * LANE_BYTES[self._wire] - (n - 1).bit_length() - _GRID_BITS - 1
         if repeat.error > n * largest * 2.0**-bits + n * largest * 2.0**-23:
             raise JobError(f"{backend}: a result is off by {repeat.error:.3g} where sums are at most {largest:.3g}")
         return repeat

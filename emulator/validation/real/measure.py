@@ -27,10 +27,10 @@ from emulator.bench.ranks.team import step_seconds, training_on_star
 from emulator.bench.ranks.training import WARMUP_STEPS, DigitsModel, Steps, Times
 from emulator.netsim import experiment
 from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
-from emulator.testbed import star as stars
 from emulator.testbed.star import LinkOptions
 from host_agent.training import data
 from switchml.errors import ConfigError
+from switchml.protocol import sizes
 
 BACKENDS = ("gloo", "switchml")
 CALIBRATION_WORKERS = 2
@@ -232,7 +232,7 @@ def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: 
             delay_s=0.0,
             queue_bytes=options.queue_limit_bytes,
             burst_bytes=options.burst_bytes,
-            framing_bytes=8 + 20 + stars.ETHERNET_BYTES,
+            framing_bytes=sizes.UDP_BYTES + sizes.IP_BYTES + sizes.ETHERNET_BYTES,
         ),
     )
     return pause_s + median(experiment.run(network).jobs[0].seconds[WARMUP_STEPS:])

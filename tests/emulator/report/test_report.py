@@ -19,6 +19,7 @@ from emulator.report.lanes import lanes, phase_of
 from emulator.report.page import Chart, Curve, Page, write_page
 from emulator.report.perfetto import shown_ranks, write_timeline
 from emulator.report.tables import bytes_text, critical_table, parts_table, time_text
+from emulator.whatif.faster import what_if
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
 from tests.support.html_pages import Seen
@@ -159,6 +160,7 @@ def page(played, tmp_path_factory):
             settings={"model": "gpt3"},
             memory_bytes={"weights": 3e9, "activations": 1e9},
             memory_limit_bytes=80e9,
+            helps=what_if(played),
             charts=[
                 Chart("Throughput", "GPUs", "samples/s", [Curve("ring", gpus, [1, 1.9, 3.5])], is_ideal=True),
                 Chart("One point", "GPUs", "s", [Curve("ring", [8], [2.0])]),

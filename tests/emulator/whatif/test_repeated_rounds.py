@@ -12,6 +12,7 @@ from emulator.whatif import changes, network, transfers
 from emulator.whatif import repeated_rounds as again
 from emulator.whatif.buckets import MIB
 from emulator.workload.graph import Collective
+from switchml.protocol.sizes import PAYLOAD_BYTES
 from tests.support import ddp_jobs
 
 
@@ -38,7 +39,7 @@ def trace(chunks: int, wrong: int, elements: int, world_size: int = 4) -> RankTr
 def test_packets_tell_how_many_rounds_went_again(lanes, elements):
     # Only all-reduces in which any went again count, and of these the chunks that were guessed.
     assert again.times_usual([trace(100, 20, elements)]) == pytest.approx(0.2 / again.AGAIN[lanes])
-    slots = again.guessed_bytes(4) // again.CHUNK_BYTES
+    slots = again.guessed_bytes(4) // PAYLOAD_BYTES
     assert again.times_usual([trace(3 * slots, 64, elements)]) == pytest.approx(64 / slots / again.AGAIN[lanes])
     assert again.times_usual([trace(100, 0, elements)]) == 0
 
