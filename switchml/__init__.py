@@ -4,4 +4,8 @@ Importing this package loads nothing else: name the module that you need, for ex
 `switchml.protocol.worker`. The PyTorch side lives in `host_agent`, the emulators in `emulator`.
 """
 
+from switchml import lazy
+
 __version__ = "0.1.0"
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

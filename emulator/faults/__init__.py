@@ -10,3 +10,7 @@ Value Store", SIGMOD'21, section 4.
 `agent` and `control` are the real code's simulated surroundings, `program` is the user's script, `checks` knows what
 may happen and what may not, `campaign` runs many seeds.
 """
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

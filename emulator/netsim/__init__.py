@@ -5,3 +5,7 @@ made and summed by the very rules of `switchml/` (worker.py, pool.py). simpy kee
 `aggregator` drive the rules, `ring` is Gloo's all-reduce over a model of TCP to compare with, `bounds` the closed
 forms that all of it has to agree with where they apply.
 """
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

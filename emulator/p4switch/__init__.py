@@ -4,3 +4,7 @@
 plane can see or change (`tables`, `action_profiles`, `arrays`, `meters`, `replication`, `digests`); `snapshot` saves
 it. `interpreter` is the reference engine; `switch` moves packets through an engine; `stf` tests one.
 """
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

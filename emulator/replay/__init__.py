@@ -4,3 +4,7 @@
 both are compiled, and `reference.py` writes the rules of both once more in simpy, slowly. `parts.py` and
 `critical.py` read what came out; `failures.py` goes on from one iteration to a whole run.
 """
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

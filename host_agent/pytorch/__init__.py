@@ -1,1 +1,5 @@
 """The PyTorch backend: process group, rendezvous, works, CUDA and sparse tensors, DDP hooks and settings."""
+
+from switchml import lazy
+
+__getattr__, __dir__, __all__ = lazy.attach(__name__, __file__)

@@ -62,5 +62,5 @@ def elements(body: Bytes, n: int) -> tuple[Indices, Floats]:
     if k > n or body.size != sparse_bytes(k, n) - _COUNT_BYTES:
         size = body.size + _COUNT_BYTES
         raise PayloadError(f"a sparse payload body of {size} bytes says that it holds {k} of {n} elements")
-    packed, values = np.split(body, [packing.packed_bytes(k, n)])
-    return packing.unpack(packed, k, n), values.copy().view("<f4")
+    values_at = packing.packed_bytes(k, n)
+    return packing.unpack(body[:values_at], k, n), body[values_at:].copy().view(np.float32)

@@ -1,0 +1,3 @@
+from emulator.faults.world import Outcome as Outcome
+from emulator.faults.world import World as World
+from emulator.faults.world import play as play

@@ -1,0 +1,10 @@
+from emulator.workload.builder import GraphBuilder as GraphBuilder
+from emulator.workload.checks import check as check
+from emulator.workload.costs import Costs as Costs
+from emulator.workload.graph import Collective as Collective
+from emulator.workload.graph import Graph as Graph
+from emulator.workload.graph import Kind as Kind
+from emulator.workload.job import Job as Job
+from emulator.workload.models import LayerTable as LayerTable
+from emulator.workload.models import Transformer as Transformer
+from emulator.workload.models import load as load

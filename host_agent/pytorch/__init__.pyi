@@ -1,0 +1,9 @@
+from host_agent.pytorch.all_to_all import BoundSchedule as BoundSchedule
+from host_agent.pytorch.all_to_all import EmbeddingExchange as EmbeddingExchange
+from host_agent.pytorch.comm_hooks import CodecState as CodecState
+from host_agent.pytorch.comm_hooks import codec_hook as codec_hook
+from host_agent.pytorch.process_group import SwitchMLProcessGroup as SwitchMLProcessGroup
+from host_agent.pytorch.settings import apply as apply
+from host_agent.pytorch.settings import ddp_arguments as ddp_arguments
+from host_agent.pytorch.settings import load as load
+from host_agent.pytorch.settings import set_environment as set_environment

@@ -1,0 +1,33 @@
+"""Public names of a package that are imported when they are first used (PEP 562), so that importing the package itself
+costs nothing.
+
+The names stand once, in the package's `__init__.pyi`, where type checkers and editors look for them, too: one line
+`from module import name as name` for each. The stub is read, never run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+_LINE = re.compile(r"^from (\S+) import (\w+) as \2$", re.MULTILINE)
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` for a package; pass its `__name__` and `__file__`."""
+    stub = Path(file).with_suffix(".pyi").read_text()
+    origins = {name: module for module, name in _LINE.findall(stub)}
+    names = sorted(origins)
+
+    def get(name: str) -> Any:
+        if name not in origins:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(origins[name]), name)
+        setattr(sys.modules[package], name, value)  # Python finds it there the next time
+        return value
+
+    return get, lambda: names, names
