@@ -20,7 +20,7 @@ import itertools
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
@@ -268,6 +268,7 @@ class JobRegistry:
             ("payload_bytes", request.payload_bytes, job.first.payload_bytes),
             ("wire format", request.wire, job.first.wire),
             ("slots", request.slots, job.first.slots),
+            ("control only", request.is_control_only, job.first.is_control_only),
         ):
             if theirs != ours:
                 raise Refused(
@@ -285,6 +286,8 @@ class JobRegistry:
             )
 
     def _check_address_free(self, request: JoinRequest) -> None:
+        if request.is_control_only:
+            return
         for job in self.live:
             for member in job.present:
                 if member.request.address == request.address:
@@ -297,7 +300,8 @@ class JobRegistry:
     def _start(self, job: Job, now: float) -> list[Notice]:
         try:
             spec = self._spec(job)
-            self.dataplane.start_job(spec)
+            if spec.slots:
+                self.dataplane.start_job(spec)
         except Refused as refusal:
             return self._refuse_all(job, refusal)
         except Exception as error:  # whatever it is, it is this job's trouble and must not become the others'
@@ -320,8 +324,10 @@ class JobRegistry:
     def _spec(self, job: Job) -> JobSpec:
         """The full job as the data plane will see it. Raises Refused if it does not fit."""
         addresses = tuple(job.members[rank].request.address for rank in range(job.world_size))
-        self._check_addresses_released(job, addresses)
-        slots = self._allocate(job)
+        slots = 0
+        if not job.first.is_control_only:
+            self._check_addresses_released(job, addresses)
+            slots = self._allocate(job)
         requests = [job.members[rank].request for rank in range(job.world_size)]
         return JobSpec(
             job_id=next(self._job_ids),
@@ -331,28 +337,35 @@ class JobRegistry:
             payload_bytes=job.first.payload_bytes,
             addresses=addresses,
             tag=draw_tag({other.tag for other in self.live}, self._randbelow),
-            isn=draw_isn(slots, self._randbelow),
+            isn=draw_isn(slots, self._randbelow) if slots else 0,
             wire=job.first.wire,
             transports=tuple(request.transport for request in requests),
             macs=tuple(request.mac for request in requests),
         )
 
     def _started(self, spec: JobSpec, request: JoinRequest, peers: tuple[Peer, ...]) -> Started:
-        return Started(
+        started = Started(
             job_id=spec.job_id,
             tag=spec.tag,
             isn=spec.isn,
             slots=spec.slots,
+            window=0,
+            payload_bytes=spec.payload_bytes,
+            wire=spec.wire,
+            data_address=self.dataplane.address,
+            peers=peers,
+        )
+        if request.is_control_only:
+            return started
+        return replace(
+            started,
             window=advised_window(
                 spec.slots,
                 1 if self.dataplane.buffer_a_rank else spec.workers,
                 self.dataplane.receive_buffer_bytes,
                 request.receive_buffer_bytes,
             ),
-            payload_bytes=spec.payload_bytes,
-            wire=spec.wire,
             data_address=self.dataplane.address_for(spec.addresses[request.rank]),
-            peers=peers,
             segment=self.dataplane.segment(spec.job_id),
             link=self.dataplane.link(spec.job_id, request.rank),
             padded=self.dataplane.padded,

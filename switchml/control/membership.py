@@ -25,6 +25,9 @@ MAX_SLOTS = 1 << 16
 (docs/protocol.md section 2).
 """
 MAX_NAME = 200
+CONTROL_ONLY = "none"
+"""The transport of ranks that send no packets. Their job is a membership alone: who is in it, who died or left. The data
+plane does not see it, and it takes no slots."""
 
 
 class Reason(Enum):
@@ -67,6 +70,10 @@ class JoinRequest:
     mac: int = 0
 
     @property
+    def is_control_only(self) -> bool:
+        return self.transport == CONTROL_ONLY
+
+    @property
     def who(self) -> str:
         """For messages: `rank 2 (node7, pid 123)`."""
         return f"rank {self.rank} ({self.host or 'unknown host'}, pid {self.pid})"
@@ -101,7 +108,8 @@ class JoinRequest:
             raise Refused(Reason.INVALID, f"join timeout of {self.timeout_s} s: expected 0 to 1000000")
         if not 0 <= self.mac < 1 << 48:
             raise Refused(Reason.INVALID, f"MAC address {self.mac:x}: expected one of 48 bits")
-        check_address(self.address)
+        if not self.is_control_only:
+            check_address(self.address)
 
 
 def check_address(address: Address) -> None:

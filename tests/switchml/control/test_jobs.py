@@ -11,7 +11,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from switchml.control.allocation import DATAGRAM_MEMORY_BYTES, default_slots, draw_isn, draw_tag
 from switchml.control.jobs import JobRegistry
-from switchml.control.membership import Ended, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started, name_ranks
+from switchml.control.membership import (
+    CONTROL_ONLY,
+    Ended,
+    JoinRequest,
+    PeerLeft,
+    PeerLost,
+    Reason,
+    Refused,
+    Started,
+    name_ranks,
+)
 from tests.support.fake_dataplane import FakeDataplane
 
 
@@ -362,3 +372,30 @@ def test_tags_and_sequence_numbers_are_drawn_as_the_protocol_says():
 
 def test_slots_that_nobody_asked_for_shrink_with_the_number_of_ranks():
     assert [default_slots(n) for n in (1, 2, 3, 4, 8, 16, 256)] == [2048, 2048, 1024, 1024, 512, 512, 512]
+
+
+# Jobs that are a membership alone
+
+
+def test_a_job_without_packets_takes_nothing_from_the_data_plane():
+    """Ranks learn who the others are and what becomes of them; addresses and slots are nobody's."""
+    plane = FakeDataplane()
+    registry = JobRegistry(plane)
+    same = {"transport": CONTROL_ONLY, "address": ("", 0)}
+    tickets, started = running(registry, 3, **same)
+    assert plane.jobs == {} and registry.slots_allocated == 0
+    assert (started[0].slots, started[0].window, started[0].segment, started[0].link) == (0, 0, "", None)
+    assert [peer.host for peer in started[0].peers] == ["node0", "node1", "node2"]
+    assert registry.leave(tickets[0], now=1.0) == [
+        (t, PeerLeft((0,), "rank 0 (node0, pid 100) left the job")) for t in tickets[1:]
+    ]
+    assert registry.lost(tickets[1], "disconnected", now=2.0) == [
+        (tickets[2], PeerLost((1,), "rank 1 (node1, pid 101) disconnected"))
+    ]
+    assert not registry.live and registry.ended[0].final is None
+
+
+def test_ranks_with_and_without_packets_do_not_mix():
+    registry = JobRegistry(FakeDataplane())
+    registry.join(request(0, transport=CONTROL_ONLY), now=0.0)
+    assert refusal(registry, request(1)).reason is Reason.CONFLICT
