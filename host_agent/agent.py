@@ -26,6 +26,8 @@ from host_agent import joining, loop, packet_log, recording
 from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
 from host_agent.core import WIRES, Core, new_worker
+from host_agent.hierarchy import choice
+from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
 
@@ -97,6 +99,7 @@ class HostAgent(Agent):
         transport: str | None = None,
         wire: str | None = None,
         sparse: SparseOption = None,
+        hierarchy: str | None = None,
     ) -> Agent:
         """Join `job` at the aggregator whose control port is `address` (host:port; default: $SWITCHML_AGGREGATOR).
         Several addresses, separated by commas, share the work (sharded.py); every rank must list the same ones in the
@@ -115,8 +118,10 @@ class HostAgent(Agent):
         `sparse`: what all-reduces do with blocks of zeros by default: "off" sends them, "on" skips those that are zero
         on every rank, "auto" skips them where the last tensor like this one had enough of them; with options,
         "on:block=64,threshold=1e-6" (elements, and the magnitude up to which an element counts as zero), or a
-        `Sparse(…)` (default: $SWITCHML_SPARSE, or off). Raises JoinError if the aggregator refuses or can't be reached,
-        ConfigError for invalid arguments.
+        `Sparse(…)` (default: $SWITCHML_SPARSE, or off). `hierarchy`: with "node" the ranks of a host sum in shared
+        memory, and one of them speaks to the network (docs/hierarchy.md); "node:NAME" names the host, which otherwise
+        is this machine and network namespace (default: $SWITCHML_HIERARCHY, or none). Raises JoinError if the
+        aggregator refuses or can't be reached, ConfigError for invalid arguments.
         """
         address = address or os.environ.get("SWITCHML_AGGREGATOR")
         if not address:
@@ -139,9 +144,11 @@ class HostAgent(Agent):
             wire=wire,
             sparse=sparse,
         )
-        if "," in address:
-            return ShardedAgent.join_all(split_addresses(address), options, functools.partial(_join_one, cls))
-        return _join_one(cls, address, options)
+        level, host = choice.resolve(hierarchy)
+        join = functools.partial(_join_aggregators, cls)
+        if level == "node":
+            return HierarchicalAgent.join_hosts(address, options, host, join)
+        return join(address, options)
 
     def leave(self) -> None:
         with self._close_lock:
@@ -171,6 +178,9 @@ class HostAgent(Agent):
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         self.core.on_failure(callback)
 
+    def missing_ranks(self) -> tuple[int, ...]:
+        return self.core.missing_ranks(time.monotonic())
+
     def stats(self) -> dict[str, Any]:
         return self.core.stats() | {"transport": self.transport}
 
@@ -197,6 +207,12 @@ class HostAgent(Agent):
             core.finish_turn(time.monotonic())
         if core.end_calls():
             self._session.leave()
+
+
+def _join_aggregators(agent: type[HostAgent], address: str, options: joining.Options) -> Agent:
+    """One aggregator, or several."""
+    join = functools.partial(_join_one, agent)
+    return ShardedAgent.join_all(split_addresses(address), options, join) if "," in address else join(address, options)
 
 
 def _join_one(agent: type[HostAgent], address: str, options: joining.Options) -> HostAgent:

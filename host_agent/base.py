@@ -72,6 +72,10 @@ class Agent(abc.ABC):
         any thread."""
 
     @abc.abstractmethod
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that stalled calls have waited for in the last moments; empty if none are known."""
+
+    @abc.abstractmethod
     def stats(self) -> dict[str, Any]:
         """Counters since joining (`Core.stats`), and the transport."""
 

@@ -74,6 +74,23 @@ def new_worker(
     )
 
 
+def accepted(
+    request: Request, *, wire: str, sparse: density.Choice, takes_sparse: bool
+) -> tuple[Request, density.Choice]:
+    """The request with half precision widened to float32, and what it does with blocks of zeros. `wire`, `sparse` and
+    `takes_sparse` are the agent's. Raises as `Agent.submit`."""
+    sparse = sparse if request.sparse is None else request.sparse
+    if not takes_sparse:
+        if sparse.mode == "on":
+            raise ConfigError(DENSE_ONLY)
+        sparse = density.OFF
+    if request.dtype not in tensors.ITEM_BYTES:
+        raise UnsupportedTensor(f"dtype {request.dtype}: expected one of {', '.join(tensors.ITEM_BYTES)}")
+    if request.wire not in (None, "int32", wire):
+        raise ConfigError(f"wire {request.wire!r}: this job has {wire}, and any job has int32")
+    return _widened(request) if request.dtype in tensors.HALVES else request, sparse
+
+
 class CallLog(Protocol):
     """Where a core records the life of its calls (recording.py has the one that profiles use)."""
 
@@ -131,24 +148,13 @@ class Core:
         Raises UnsupportedTensor for the dtype; ConfigError for sparse streams that the aggregator does not take, and
         for a wire that is neither the job's nor int32.
         """
-        dtype, on_done = request.dtype, request.on_done
-        sparse = self.sparse if request.sparse is None else request.sparse
-        if not self.takes_sparse:
-            if sparse.mode == "on":
-                raise ConfigError(DENSE_ONLY)
-            sparse = density.OFF
-        if dtype not in tensors.ITEM_BYTES:
-            raise UnsupportedTensor(f"dtype {dtype}: expected one of {', '.join(tensors.ITEM_BYTES)}")
-        nbytes = request.numel * tensors.ITEM_BYTES[dtype]
-        if dtype in tensors.HALVES:
-            request = _widened(request)
-            dtype, on_done = request.dtype, request.on_done
-        if request.wire not in (None, "int32", self.wire):
-            raise ConfigError(f"wire {request.wire!r}: this job has {self.wire}, and any job has int32")
+        nbytes = request.numel * tensors.ITEM_BYTES.get(request.dtype, 0)
+        request, sparse = accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
+        dtype = request.dtype
         if dtype == "float32" and (request.wire or self.wire) != "int32":
             dtype = f"float32/{self.wire}"
         if request.numel == 0:
-            on_done(self.error)
+            request.on_done(self.error)
             return
         call = Call(
             request.source,
@@ -156,7 +162,7 @@ class Core:
             request.numel,
             dtype,
             self.world_size if request.op == "mean" else 1,
-            on_done,
+            request.on_done,
             deadline=now + request.timeout_s if request.timeout_s is not None else float("inf"),
             keep=request.keep,
             sparse=sparse,
@@ -171,7 +177,11 @@ class Core:
                 self._queue.append(call)
                 self._wake()
         if error is not None:
-            on_done(error)
+            request.on_done(error)
+
+    def missing_ranks(self, now: float) -> tuple[int, ...]:
+        """Ranks that a stalled round waited for a moment ago."""
+        return self._watch.missing_ranks(now)
 
     def fail(self, error: BaseException) -> None:
         """End this rank's part in the job: every call under way and every later one fails with `error`. Only the first

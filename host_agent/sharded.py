@@ -140,6 +140,9 @@ class ShardedAgent(Agent):
                 raise
         call.all_queued()  # outside the lock: the last report may call anything
 
+    def missing_ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({rank for agent in self._agents for rank in agent.missing_ranks()}))
+
     def stats(self) -> dict[str, Any]:
         """Counters of all agents together; round-trip time, timeout and busy time of the slowest."""
         each = [agent.stats() for agent in self._agents]

@@ -49,12 +49,16 @@ class Watch:
             departure.ranks = (*self.departure.ranks, *departure.ranks)
         self.departure, self._departed_at = departure, now
 
+    def missing_ranks(self, now: float) -> tuple[int, ...]:
+        """Ranks that a recent wait packet named."""
+        return self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
+
     def check(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
         """The error that ends all calls, if there is one."""
         waits = self._worker.waits
         if waits != self._waits:
             self._waits, self._waited_at = waits, now
-        missing = self._worker.missing_ranks() if now - self._waited_at < _FRESH_S else ()
+        missing = self.missing_ranks(now)
         stalled_s = now - self._worker.progress_at_ns / 1e9
         is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):

@@ -126,7 +126,7 @@ def join(
     receive_buffer_bytes: int = 0,
     transport: str = "",
     mac: int = 0,
-    host: str | None = None,
+    host_name: str | None = None,
     timeout_s: float = 60.0,
     peer_timeout_s: float = PEER_TIMEOUT_S,
     tls_ca: str | Path | None = None,
@@ -135,8 +135,8 @@ def join(
 
     `data_address` is where this rank's data packets come from. `slots` is the wanted pool size, 0 for the
     aggregator's choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` say
-    how packets travel, for a switch that has to know; with transport "none" the job is a membership alone, without slots.
-    `host` is what the others see in `peers`; by default this machine's name. `secret` defaults to the
+    how packets travel, for a switch that has to know; with transport "none" the job is a membership alone, without
+    slots. `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the
     environment's SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. Within
     `timeout_s` an aggregator that can't be reached is tried again; a refusal is final. A silent aggregator is given
     up after `peer_timeout_s`.
@@ -156,7 +156,7 @@ def join(
             payload_bytes=payload_bytes,
             wire=wire,
             receive_buffer_bytes=receive_buffer_bytes,
-            host=socket.gethostname() if host is None else host,
+            host=socket.gethostname() if host_name is None else host_name,
             pid=os.getpid(),
             transport=transport,
             mac=mac,

@@ -26,8 +26,8 @@ MAX_SLOTS = 1 << 16
 """
 MAX_NAME = 200
 CONTROL_ONLY = "none"
-"""The transport of ranks that send no packets. Their job is a membership alone: who is in it, who died or left. The data
-plane does not see it, and it takes no slots."""
+"""The transport of ranks that send no packets. Their job is a membership alone (who is in it, who died or left): the
+data plane does not see it, and it takes no slots."""
 
 
 class Reason(Enum):

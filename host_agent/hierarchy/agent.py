@@ -1,0 +1,595 @@
+"""One rank of a job whose all-reduces have two levels.
+
+    with HostAgent.join("10.0.0.1:50099", job="demo", rank=0, world_size=8, hierarchy="node") as agent:
+        total = agent.allreduce(x)
+
+The ranks of a host sum in shared memory (memory.py), in the order of their ranks. Their leader is an ordinary agent in
+a job of the hosts, and all-reduces these sums: a host sends and receives each tensor once, however many ranks it has.
+
+Every rank has a thread that moves blocks on:
+
+1. Copy the next blocks of submitted tensors to this rank's inputs, as far as slots are free.
+2. Sum this rank's share of blocks that all ranks of the host have copied.
+3. The leader all-reduces summed blocks over the hosts.
+4. Copy results to where they belong, divide if it is a mean, and report tensors that are complete.
+
+Integer sums are exact: where the sum of a host does not fit its type, an element behind the block says so to all hosts,
+which then all-reduce the block once more in two halves of 64 bits.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from host_agent import core, density, joining, tensors, warmup
+from host_agent.base import Agent
+from host_agent.calls import Request
+from host_agent.hierarchy import memory as memories
+from host_agent.hierarchy.hosts import Membership
+from host_agent.hierarchy.memory import ARRIVED, BLOCK_BYTES, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
+from switchml import errors
+from switchml.errors import (
+    CollectiveTimeout,
+    ConfigError,
+    JobError,
+    JoinError,
+    PeerLost,
+    RanksDisagree,
+    SumOverflow,
+)
+from switchml.runtime.memory import i32_at, i64_at
+
+log = logging.getLogger("host_agent")
+
+_TICK_S = 0.25
+"""How often to look whether calls get on."""
+_STALL_S = 1.0
+_SHORTEST_JOIN_S = 1.0
+
+Join = Callable[[str, joining.Options], Agent]
+
+
+@dataclass
+class _Call:
+    """An all-reduce from submission to report. `digest`: of what all ranks must have alike."""
+
+    request: Request
+    sparse: density.Choice
+    divisor: int
+    deadline: float
+    index: int = 0
+    digest: int = 0
+    misfits: int = 0
+
+    def __post_init__(self) -> None:
+        request, blocks = self.request, self.sparse.blocks
+        text = f"{request.dtype} {request.numel} {request.wire} {self.sparse.mode} {blocks.block} {blocks.threshold}"
+        self.digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
+
+    @property
+    def item_bytes(self) -> int:
+        return tensors.ITEM_BYTES[self.request.dtype]
+
+    @property
+    def kind(self) -> int:
+        return memories.KINDS[self.request.dtype]
+
+    def blocks(self) -> Iterator[_Block]:
+        most, numel = BLOCK_BYTES // self.item_bytes, self.request.numel
+        for first in range(0, numel, most):
+            count = min(most, numel - first)
+            yield _Block(self, first, count, is_last=first + count == numel)
+
+
+@dataclass
+class _Block:
+    """Elements [first, first + count) of a call."""
+
+    call: _Call
+    first: int
+    count: int
+    is_last: bool
+    results: list[BaseException | None] = field(default_factory=list)
+    """The leader's: outcome of its all-reduce over the hosts, once it is there."""
+
+    @property
+    def kind(self) -> int:
+        return self.call.kind
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind >= memories.INT32
+
+    @property
+    def nbytes(self) -> int:
+        return self.count * self.call.item_bytes
+
+    def address(self, base: int) -> int:
+        """Of the block in a tensor at `base`."""
+        return base + self.first * self.call.item_bytes
+
+
+class HierarchicalAgent(Agent):
+    """One rank of one job in which the ranks of a host sum first, made by `HostAgent.join`."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        memory: memories.HostMemory,
+        network: Agent | None,
+        options: joining.Options,
+        sparse: density.Choice,
+    ):
+        """`network`: the leader's agent in the job of the hosts."""
+        super().__init__()
+        self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
+        facts = memory.facts()
+        self.transport, self.wire, self.takes_sparse = facts["transport"], facts["wire"], facts["takes_sparse"]
+        self.sparse = sparse
+        self._membership, self._memory, self._network = membership, memory, network
+        self._global_ranks = tuple(range(self.world_size))
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+        self._on_failure: list[Callable[[BaseException], None]] = []
+        self._closing = False
+        self._calls = self._bytes = 0
+        self._busy_s = self._busy_since = 0.0
+        self._queue: collections.deque[_Call] = collections.deque()
+        self._running: collections.deque[_Call] = collections.deque()
+        self._to_copy: Iterator[_Block] = iter(())
+        self._slots: list[_Block | None] = [None] * DEPTH
+        self._arrived = self._summed = self._submitted = self._taken = 0
+        self._progress_at = self._warn_at = 0.0
+        if network is not None:
+            network.on_failure(self._on_network_failure)
+        membership.on_failure(self._fail)
+        self._thread = threading.Thread(target=self._run, name=f"switchml-host-{self.rank}", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def join_hosts(cls, address: str, options: joining.Options, host: str, join: Join) -> Agent:
+        """Join the job of all ranks at the first aggregator of `address`; leaders also join that of the hosts, with
+        `join`. What `join` makes is all there is if no two ranks share a host. Raises JoinError, ConfigError."""
+        sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
+        if not 0 <= options.rank < options.world_size:
+            raise ConfigError(f"rank {options.rank} of {options.world_size}: expected 0 <= rank < world_size")
+        warmup.warm_up()
+        memories.warm_up()
+        deadline = time.monotonic() + options.timeout_s
+        secret = {} if options.secret is None else {"secret": options.secret}
+        membership = Membership.join(
+            address.split(",")[0],
+            job=options.job,
+            rank=options.rank,
+            world_size=options.world_size,
+            host=host,
+            timeout_s=options.timeout_s,
+            peer_timeout_s=options.peer_timeout_s,
+            tls_ca=options.tls_ca,
+            **secret,
+        )
+        try:
+            remaining_s = max(deadline - time.monotonic(), _SHORTEST_JOIN_S)
+            if len(membership.hosts) == options.world_size:
+                membership.leave()
+                return join(address, replace(options, timeout_s=remaining_s))
+            memory = membership.share_memory(deadline)
+            network = None
+            if membership.index == 0:
+                own = replace(options, rank=membership.host, world_size=len(membership.hosts), timeout_s=remaining_s)
+                network = _join_network(lambda: join(address, own), memory)
+            else:
+                _await_leader(membership, memory, deadline)
+            return cls(membership, memory, network, options, sparse)
+        except BaseException:
+            membership.leave()
+            raise
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The ranks of each host."""
+        return self._membership.hosts
+
+    @property
+    def global_ranks(self) -> tuple[int, ...]:
+        return self._global_ranks
+
+    @global_ranks.setter
+    def global_ranks(self, ranks: tuple[int, ...]) -> None:
+        self._global_ranks = ranks
+        if self._network is not None:
+            self._network.global_ranks = tuple(ranks[each[0]] for each in self.hosts)
+
+    def leave(self) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+        self._fail(JobError(f"rank {self.rank} left job '{self.job}'"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._part()
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        with self._lock:
+            error = self._error
+            if error is None:
+                self._on_failure.append(callback)
+        if error is not None:
+            callback(error)
+
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that the oldest block waits for: those of this host that have not copied it in, else those of the hosts
+        that the leader's agent waits for."""
+        local = [rank for i, rank in enumerate(self._membership.ranks) if self._memory.count(i, ARRIVED) <= self._taken]
+        if local:
+            return tuple(local)
+        return tuple(itertools.chain(*(self.hosts[h] for h in np.flatnonzero(self._memory.waits_for))))
+
+    def submit(self, request: Request) -> None:
+        request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
+        if request.numel == 0:
+            request.on_done(self._error)
+            return
+        deadline = time.monotonic() + request.timeout_s if request.timeout_s is not None else float("inf")
+        call = _Call(request, sparse, self.world_size if request.op == "mean" else 1, deadline)
+        with self._lock:
+            error = self._error or self._membership.departure()
+            if error is None:
+                call.index = self._calls
+                self._calls += 1
+                self._queue.append(call)
+        if error is not None:
+            request.on_done(error)
+        else:
+            self._memory.ring_own()
+
+    def stats(self) -> dict[str, float]:
+        """As HostAgent's; packets are those of the leader's agent, none for other ranks."""
+        packets = dict.fromkeys(
+            ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "window"), 0
+        ) | {"rtt_s": 0.0, "rto_s": 0.0}
+        return (packets if self._network is None else self._network.stats()) | {
+            "transport": self.transport,
+            "calls": self._calls,
+            "bytes": self._bytes,
+            "busy_s": self._busy_s,
+            "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0,
+        }
+
+    # -- this rank's thread --
+
+    def _run(self) -> None:
+        check_at = 0.0
+        try:
+            while self._error is None:
+                heard = self._memory.rings()
+                is_busy = self._copy_in() | self._sum() | self._submit() | self._collect() | self._copy_out()
+                now = time.monotonic()
+                if is_busy:
+                    self._progress_at = now
+                if now >= check_at:
+                    check_at = now + _TICK_S
+                    self._check_progress(now)
+                if not is_busy:
+                    self._memory.wait(heard, _TICK_S)
+        except Exception as error:  # not to leave callers waiting for a thread that is gone
+            log.exception("job '%s' rank %d", self.job, self.rank)
+            self._fail(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
+            self._part()
+        self._wind_up()
+
+    def _copy_in(self) -> bool:
+        """Step 1."""
+        free = self._memory.least(TAKEN) + DEPTH
+        before = self._arrived
+        while self._arrived < free and (block := self._next_block()) is not None:
+            slot, call = self._arrived % DEPTH, block.call
+            self._slots[slot] = block
+            self._memory.copy_in(slot, block.address(call.request.source), block.nbytes)
+            self._memory.records[self._memory.index, slot, DIGEST : OVERFLOWED + 1] = (
+                call.digest,
+                call.request.numel,
+                block.kind,
+                0,
+            )
+            self._arrived += 1
+            self._memory.publish(ARRIVED, self._arrived)
+        return self._arrived > before
+
+    def _next_block(self) -> _Block | None:
+        block = next(self._to_copy, None)
+        if block is None:
+            with self._lock:
+                if not self._queue:
+                    return None
+                call = self._queue.popleft()
+                self._running.append(call)
+                self._busy_since = self._busy_since or time.monotonic()
+            self._to_copy = iter(call.blocks())
+            block = next(self._to_copy)
+        return block
+
+    def _sum(self) -> bool:
+        """Step 2."""
+        ready, before = self._memory.least(ARRIVED), self._summed
+        while self._summed < ready:
+            slot = self._summed % DEPTH
+            block = self._slots[slot]
+            assert block is not None
+            if (self._memory.records[:, slot, DIGEST] != block.call.digest).any():
+                self._fail(self._disagreement(slot, block.call))
+                return True
+            overflowed = self._memory.sum_share(slot, block.kind, block.count)
+            self._memory.records[self._memory.index, slot, OVERFLOWED] = overflowed
+            self._summed += 1
+            self._memory.publish(SUMMED, self._summed)
+        return self._summed > before
+
+    def _submit(self) -> bool:
+        """Step 3, first half: the leader's all-reduces over the hosts. Integers go one block at a time, because what
+        follows a block must be the same on all hosts."""
+        if self._network is None:
+            return False
+        ready, before = self._memory.least(SUMMED), self._submitted
+        done = self._memory.count(0, DONE)
+        while self._submitted < ready:
+            slot = self._submitted % DEPTH
+            block = self._slots[slot]
+            assert block is not None
+            previous = self._slots[(self._submitted - 1) % DEPTH]
+            if self._submitted > done and previous is not None and previous.is_integer:
+                break
+            result, count = self._memory.result(slot), block.count
+            if block.is_integer:
+                overflowed = bool(self._memory.records[:, slot, OVERFLOWED].any())
+                (i32_at if block.kind == memories.INT32 else i64_at)(result, count + 1)[count] = overflowed
+                count += 1
+            self._submitted += 1
+            self._reduce(block, result, count, block.call.request.dtype)
+        return self._submitted > before
+
+    def _reduce(self, block: _Block, address: int, count: int, dtype: str) -> None:
+        """All-reduce over the hosts, in place; the outcome goes to the block's `results`."""
+        assert self._network is not None
+
+        def done(error: BaseException | None) -> None:
+            block.results.append(error)
+            self._memory.ring_own()
+
+        wire = block.call.request.wire
+        self._network.submit(
+            Request(address, address, count, dtype, "sum", done, None, self._memory, block.call.sparse, wire)
+        )
+
+    def _collect(self) -> bool:
+        """Step 3, second half: results of blocks that the hosts have summed, in their order."""
+        done = before = self._memory.count(0, DONE)
+        while self._network is not None and done < self._submitted:
+            slot = done % DEPTH
+            block = self._slots[slot]
+            assert block is not None
+            if not block.results:
+                break
+            error = block.results[0]
+            if error is not None and not isinstance(error, SumOverflow):
+                self._on_network_failure(error)
+                return True
+            misfits = error.misfits if isinstance(error, SumOverflow) else 0
+            if block.is_integer and self._flag(slot, block):
+                wide = self._reduce_wide(slot, block)
+                if wide is None:
+                    return True
+                misfits = self._memory.narrow(slot, block.kind, wide)
+            self._memory.records[0, slot, MISFITS] = misfits
+            done += 1
+            self._memory.publish(DONE, done)
+        return done > before
+
+    def _flag(self, slot: int, block: _Block) -> bool:
+        """Whether the sum of some host has overflowed."""
+        at = (i32_at if block.kind == memories.INT32 else i64_at)(self._memory.result(slot), block.count + 1)
+        return bool(at[block.count])
+
+    def _reduce_wide(self, slot: int, block: _Block) -> np.ndarray | None:
+        """The sums of a block of integers over all hosts as HostMemory.wide_sum has them; None if the job is over.
+        Waits for the network, where nothing else of the leader's is under way."""
+        wide = self._memory.wide_sum(slot, block.kind, block.count)
+        finished = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        def done(error: BaseException | None) -> None:
+            outcome.append(error)
+            finished.set()
+
+        assert self._network is not None
+        self._network.allreduce_address(
+            wide.ctypes.data, wide.ctypes.data, wide.size, "int64", "sum", done, sparse=False, keep=wide
+        )
+        finished.wait()  # the agent's own failure ends it, too
+        if outcome[0] is not None:
+            self._on_network_failure(outcome[0])
+            return None
+        return wide
+
+    def _copy_out(self) -> bool:
+        """Step 4."""
+        done, before = self._memory.count(0, DONE), self._taken
+        while self._taken < done and self._error is None:
+            slot = self._taken % DEPTH
+            block = self._slots[slot]
+            assert block is not None
+            call = block.call
+            self._memory.copy_out(slot, block.kind, block.address(call.request.target), block.count, call.divisor)
+            call.misfits += int(self._memory.records[0, slot, MISFITS])
+            self._slots[slot] = None
+            self._taken += 1
+            self._memory.publish(TAKEN, self._taken)
+            if block.is_last:
+                self._complete(call)
+        return self._taken > before
+
+    def _complete(self, call: _Call) -> None:
+        with self._lock:
+            self._running.popleft()
+            self._bytes += call.request.numel * call.item_bytes
+            if not self._running and not self._queue:
+                self._busy_s += time.monotonic() - self._busy_since
+                self._busy_since = 0.0
+        error = None
+        if call.misfits:
+            request = call.request
+            text = f"{call.misfits} of {request.numel} sums do not fit {request.dtype}; use a wider dtype"
+            error = SumOverflow(text, call.misfits)
+        self._report(call, error)
+
+    def _report(self, call: _Call, error: BaseException | None) -> None:
+        try:
+            call.request.on_done(error)
+        except Exception:
+            log.exception("all-reduce %d: its completion callback failed", call.index)
+
+    # -- what can go wrong --
+
+    def _check_progress(self, now: float) -> None:
+        memory = self._memory
+        if self._network is not None:
+            memory.waits_for[:] = 0
+            memory.waits_for[list(self._network.missing_ranks())] = 1
+        elif memory.state == memories.FAILED:
+            self._fail(_error_of(memory.facts()))
+            return
+        if not self._running:
+            return
+        gone = tuple(rank for rank in self._membership.departed if self._is_needed(rank))
+        if gone:
+            self._fail(self._membership.lost(gone))
+            return
+        with self._lock:
+            late = [call for call in (*self._running, *self._queue) if call.deadline <= now]
+        if late:
+            missing = self.missing_ranks()
+            whom = f"; it waits for rank {', '.join(map(str, missing))}" if missing else ""
+            text = f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}"
+            self._fail(CollectiveTimeout(text, missing))
+        elif now - self._progress_at >= _STALL_S and now >= self._warn_at:
+            stalled_s = now - self._progress_at
+            whom = ", ".join(map(str, self.missing_ranks())) or "the network"
+            log.warning(
+                "job '%s' rank %d: an all-reduce has waited %.0f s for %s", self.job, self.rank, stalled_s, whom
+            )
+            self._warn_at = now + min(max(1.0, stalled_s), 30.0)
+
+    def _is_needed(self, rank: int) -> bool:
+        """Whether the oldest block needs something of a rank of this host that it has not done."""
+        if rank not in self._membership.ranks:
+            return False
+        index = self._membership.ranks.index(rank)
+        return self._memory.count(index, DONE if index == 0 else SUMMED) <= self._taken
+
+    def _on_network_failure(self, error: BaseException) -> None:
+        """The leader's: its agent gave up, and so must all ranks of the host."""
+        if self._error is not None:  # which is why
+            return
+        if isinstance(error, PeerLost):
+            hosts = [self.hosts[host] for host in error.ranks]
+            ranks = tuple(rank for host in hosts for rank in host if rank in self._membership.departed)
+            if ranks:
+                error = self._membership.lost(ranks)
+            else:  # its own event comes a moment later
+                ranks = tuple(host[0] for host in hosts)
+                listed = ", ".join(map(str, ranks))
+                text = f"job '{self.job}': rank {listed} lost: the leader of its host is gone ({error})"
+                error = PeerLost(text, ranks)
+        if self._fail(error):
+            facts = {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
+            self._memory.announce(memories.FAILED, **facts)
+
+    def _disagreement(self, slot: int, call: _Call) -> RanksDisagree:
+        names = {kind: name for name, kind in memories.KINDS.items()}
+        records = self._memory.records[:, slot]
+        calls = "; ".join(
+            f"rank {rank} {names.get(int(record[memories.KIND]), '?')}[{record[memories.NUMEL]}]"
+            for rank, record in zip(self._membership.ranks, records, strict=True)
+        )
+        return RanksDisagree(
+            f"job '{self.job}' all-reduce {call.index}: the ranks of this host differ in tensors or options ({calls}); "
+            "every rank must all-reduce the same tensors in the same order"
+        )
+
+    def _fail(self, error: BaseException) -> bool:
+        """End this rank's part in the job; False if that has happened."""
+        with self._lock:
+            if self._error is not None:
+                return False
+            self._error = error
+            callbacks, self._on_failure = self._on_failure, []
+        if self._network is not None:
+            self._network.abort(error)
+        self._memory.ring_own()
+        for callback in callbacks:
+            callback(error)
+        return True
+
+    def _wind_up(self) -> None:
+        """Fail every call that is left. Where this rank found out by itself what is wrong, it leaves, so that the
+        others need not find out by waiting."""
+        error = self._error
+        assert error is not None
+        with self._lock:
+            calls = [*self._running, *self._queue]
+            self._running.clear()
+            self._queue.clear()
+        for call in calls:
+            self._report(call, error)
+        if isinstance(error, (RanksDisagree, CollectiveTimeout)):
+            self._part()
+        elif isinstance(error, PeerLost) and self._network is not None:
+            self._network.leave()
+
+    def _part(self) -> None:
+        if self._network is not None:
+            self._network.leave()
+        self._membership.leave()
+
+
+def _join_network(join: Callable[[], Agent], memory: memories.HostMemory) -> Agent:
+    """The leader's agent in the job of the hosts; the other ranks hear what became of it."""
+    try:
+        network = join()
+    except BaseException as error:
+        memory.announce(memories.FAILED, error=type(error).__name__, message=str(error), ranks=[])
+        raise
+    memory.announce(memories.READY, transport=network.transport, wire=network.wire, takes_sparse=network.takes_sparse)
+    return network
+
+
+def _await_leader(membership: Membership, memory: memories.HostMemory, deadline: float) -> None:
+    """Until the leader is in the job of the hosts. Raises its error."""
+    while memory.state == memories.STARTING:
+        heard = memory.rings()
+        if memory.state == memories.STARTING:
+            memory.wait(heard, _TICK_S)
+        membership.check(deadline + 1.0, f"rank {membership.ranks[0]} of this host did not join")
+    if memory.state == memories.FAILED:
+        raise _error_of(memory.facts())
+
+
+def _error_of(facts: dict) -> BaseException:
+    """An error that the leader announced."""
+    kind = getattr(errors, facts["error"], JoinError)
+    if issubclass(kind, (PeerLost, CollectiveTimeout)):
+        return kind(facts["message"], tuple(facts["ranks"]))
+    return (
+        kind(facts["message"]) if issubclass(kind, (JobError, JoinError, ConfigError)) else JobError(facts["message"])
+    )

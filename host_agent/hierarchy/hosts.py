@@ -1,0 +1,193 @@
+"""Which ranks share a host, and how they come to share memory.
+
+All ranks of a job first join one that has no packets (`Membership`): it tells who is on which host, and later who died
+or left. Then the lowest rank of each host, its leader, creates the memory and passes it to the others over a Unix
+socket in the abstract namespace, which ends where the network namespace does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from host_agent.hierarchy.memory import HostMemory, create
+from switchml.control import client
+from switchml.control.membership import CONTROL_ONLY
+from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost
+
+RANKS_SUFFIX = ".ranks"
+"""What the job of all ranks has behind the name of the job of the hosts."""
+_RETRY_S = 0.01
+_NO_ADDRESS = ("", 0)
+
+
+def this_machine() -> str:
+    """A text that two processes share if and only if they can reach each other over loopback."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot_id = file.read().strip()
+    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def host_label(name: str = "") -> str:
+    """This host for people, with a mark that all its processes share: this machine, network namespace and user, or
+    whoever has the same `name`."""
+    identity = f"name {name}" if name else f"{this_machine()}/{os.getuid()}"
+    return f"{socket.gethostname()[:40]}/{hashlib.blake2b(identity.encode(), digest_size=5).hexdigest()}"
+
+
+class Membership:
+    """One rank's membership in the job of all ranks. `hosts[h]`: the ranks of host h in ascending order; hosts are in
+    the order of their lowest ranks."""
+
+    def __init__(self, session: client.Session, job: str, rank: int):
+        self._session, self._job = session, job
+        info = session.info
+        self.hosts = group_by([peer.host for peer in info.peers])
+        self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        self.index = self.hosts[self.host].index(rank)
+        leader = info.peers[self.hosts[self.host][0]]
+        mark = f"{job} {info.job_id} {info.tag} {leader.rank} {leader.pid} {leader.host}"
+        self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
+        self._lock = threading.Lock()
+        self._failure: JobError | None = None
+        self._on_failure: Callable[[JobError], None] = lambda error: None
+        self.departed: dict[int, str] = {}
+        """Ranks that have left, and how."""
+        session.events(self._on_event)
+
+    @classmethod
+    def join(
+        cls, address: str, *, job: str, rank: int, world_size: int, host: str, timeout_s: float, **options
+    ) -> Membership:
+        """Wait until all ranks are in. `host`: a name for it, or "" for the machine's own identity; `options` are
+        `client.join`'s. Raises JoinError."""
+        session = client.join(
+            address,
+            job=job + RANKS_SUFFIX,
+            rank=rank,
+            world_size=world_size,
+            data_address=_NO_ADDRESS,
+            transport=CONTROL_ONLY,
+            host_name=host_label(host),
+            timeout_s=timeout_s,
+            **options,
+        )
+        return cls(session, job, rank)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Those of this host; the first is its leader."""
+        return self.hosts[self.host]
+
+    def on_failure(self, callback: Callable[[JobError], None]) -> None:
+        """Call `callback` with what ends the job: PeerLost or AggregatorLost; at once if that has happened."""
+        with self._lock:
+            self._on_failure, error = callback, self._failure
+        if error is not None:
+            callback(error)
+
+    def departure(self) -> PeerLost | None:
+        """What calls that begin now must fail with, if a rank has left."""
+        return self.lost(tuple(self.departed)) if self.departed else None
+
+    def lost(self, ranks: tuple[int, ...]) -> PeerLost:
+        reasons = "; ".join(self.departed[rank] for rank in ranks if rank in self.departed)
+        listed = ", ".join(map(str, ranks))
+        return PeerLost(f"job '{self._job}': rank {listed} lost{': ' if reasons else ''}{reasons}", ranks)
+
+    def share_memory(self, deadline: float) -> HostMemory:
+        """The memory of this host's ranks, once all of them have it. Raises JoinError."""
+        if self.index:
+            fd = self._receive_memory(deadline)
+        else:
+            try:
+                fd = create(len(self.ranks))
+                self._hand_out(fd, deadline)
+            except OSError as error:
+                raise JoinError(f"job '{self._job}': no memory for the ranks of this host: {error}") from None
+        try:
+            return HostMemory(fd, self.index, len(self.ranks))
+        finally:
+            os.close(fd)
+
+    def leave(self) -> None:
+        self._session.leave()
+
+    def check(self, deadline: float, awaited: str) -> None:
+        """While joining: raises JoinError when the job is over, or it is too late."""
+        if self._failure is not None:
+            raise JoinError(f"while this rank joined: {self._failure}")
+        if self.departed:
+            raise JoinError(f"while this rank joined: {self.departure()}")
+        if time.monotonic() >= deadline:
+            raise JoinError(f"job '{self._job}': {awaited} in the time given")
+
+    def _hand_out(self, fd: int, deadline: float) -> None:
+        missing = set(self.ranks[1:])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self._socket_name)
+            listener.listen(len(self.ranks))
+            listener.settimeout(10 * _RETRY_S)
+            while missing:
+                self.check(deadline, f"ranks {sorted(missing)} of this host did not fetch its memory")
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    continue
+                with connection, contextlib.suppress(OSError):  # a rank that is gone: `check` knows
+                    if _user_of(connection) == os.getuid():
+                        connection.settimeout(max(deadline - time.monotonic(), _RETRY_S))
+                        rank = int.from_bytes(connection.recv(4), "little")
+                        socket.send_fds(connection, [b"memory"], [fd])
+                        missing.discard(rank)
+
+    def _receive_memory(self, deadline: float) -> int:
+        while True:
+            self.check(deadline, f"rank {self.ranks[0]} of this host did not hand out its memory")
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+                try:
+                    connection.connect(self._socket_name)
+                    if _user_of(connection) != os.getuid():
+                        raise ConfigError(f"job '{self._job}': its leader on this host is another user's process")
+                    connection.settimeout(max(deadline - time.monotonic(), _RETRY_S))
+                    connection.send(self.ranks[self.index].to_bytes(4, "little"))
+                    _, fds, _, _ = socket.recv_fds(connection, 64, 1)
+                    if fds:
+                        return fds[0]
+                except OSError:
+                    pass  # not there yet, or gone: `check` knows
+            time.sleep(_RETRY_S)
+
+    def _on_event(self, event: client.SessionEvent) -> None:
+        if isinstance(event, client.PeerLeft):
+            self.departed |= dict.fromkeys(event.ranks, event.reason)
+            return
+        error: JobError
+        if isinstance(event, client.AggregatorLost):
+            error = AggregatorLost(f"job '{self._job}': aggregator lost: {event.reason}")
+        else:
+            listed = ", ".join(map(str, event.ranks))
+            error = PeerLost(f"job '{self._job}': rank {listed} lost: {event.reason}", tuple(event.ranks))
+        with self._lock:
+            self._failure, callback = error, self._on_failure
+        callback(error)
+
+
+def group_by(labels: list[str]) -> tuple[tuple[int, ...], ...]:
+    """The places of equal labels, in the order in which labels first occur."""
+    places: dict[str, list[int]] = {}
+    for place, label in enumerate(labels):
+        places.setdefault(label, []).append(place)
+    return tuple(tuple(each) for each in places.values())
+
+
+def _user_of(connection: socket.socket) -> int:
+    """The user behind the other end of a Unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return int(struct.unpack("3i", credentials)[1])

@@ -1,0 +1,195 @@
+"""What ranks hear when one of them dies, leaves, is late or calls something else: the same errors, with the same rank
+numbers, as without hierarchy."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from host_agent.agent import HostAgent
+from host_agent.hierarchy.memory import BLOCK_BYTES
+from switchml.control import client
+from switchml.errors import CollectiveTimeout, JobError, JoinError, PeerLost, RanksDisagree
+from tests.support.launch import DEADLINE_S, Aggregator, Rank, contribution, good, leave_all, on_all, until
+
+LARGE = BLOCK_BYTES // 4 * 3
+
+
+@pytest.fixture(scope="module")
+def outside():
+    """An aggregator in a process of its own."""
+    running = Aggregator("--peer-timeout=3")
+    yield running
+    running.kill()
+
+
+@pytest.fixture
+def ranks(outside):
+    """`ranks([2, 2], job)`: a process for each rank, joined."""
+    processes: list[Rank] = []
+
+    def begin(ranks_of_host: list[int], job: str, address: str = outside.address) -> list[Rank]:
+        host_of = [host for host, count in enumerate(ranks_of_host) for _ in range(count)]
+        processes.extend(Rank(f"rank {rank}") for rank in range(len(host_of)))
+        for rank, process in enumerate(processes):
+            hierarchy = f"node:host {host_of[rank]}"
+            process.tell("join", address=address, job=job, rank=rank, world_size=len(host_of), hierarchy=hierarchy)
+        assert [process.next() for process in processes] == [{}] * len(processes)
+        for process in processes:
+            process.tell("reduce", seed=1, numel=LARGE, count=2)
+        assert len({process.next()["sha256"] for process in processes}) == 1
+        return processes
+
+    yield begin
+    for process in processes:
+        process.kill()
+
+
+@pytest.mark.parametrize(("victim", "who"), [(1, "a rank"), (0, "a leader of peers"), (4, "a rank alone on its host")])
+def test_a_killed_rank_is_named_everywhere(ranks, victim, who):
+    """While all are at work, on hosts of two, two and one."""
+    processes = ranks([2, 2, 1], f"kill {victim}")
+    for process in processes:
+        process.tell("endless", numel=LARGE)
+    time.sleep(0.3)
+    processes[victim].kill()
+    began = time.monotonic()
+    for rank, process in enumerate(processes):
+        if rank != victim:
+            answer = process.next()
+            assert (answer["error"], answer["ranks"]) == ("PeerLost", [victim]), (who, rank, answer)
+            assert f"rank {victim} lost: " in answer["message"]
+            assert process.ask("leave") == {}
+    assert time.monotonic() - began < DEADLINE_S / 2
+
+
+def test_a_frozen_leader_is_given_up(ranks):
+    processes = ranks([2, 1], "frozen")
+    for process in processes:
+        process.tell("endless", numel=LARGE)
+    processes[0].signal(signal.SIGSTOP)
+    for process in processes[1:]:
+        answer = process.next()
+        assert (answer["error"], answer["ranks"]) == ("PeerLost", [0]), answer
+        assert "did not answer for 3 s" in answer["message"]
+
+
+def test_a_killed_aggregator_ends_the_job(ranks):
+    aggregator = Aggregator()
+    try:
+        processes = ranks([2, 1], "no aggregator", aggregator.address)
+        for process in processes:
+            process.tell("endless", numel=LARGE)
+        aggregator.kill()
+        assert [process.next()["error"] for process in processes] == ["AggregatorLost"] * 3
+    finally:
+        aggregator.kill()
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 3])
+def test_a_rank_that_leaves_early(join, leaver):
+    """Calls of which the others have no need any more are complete; the next ones fail, by its name."""
+    agents = join([2, 2])
+    good(on_all(agents, lambda agent: agent.allreduce(np.ones(5, "float32"))))
+    others = [agent for agent in agents if agent.rank != leaver]
+    handles = [agent.allreduce(np.ones(LARGE, "float32"), async_op=True) for agent in others]
+    agents[leaver].leave()
+    for handle in handles:
+        with pytest.raises(PeerLost) as caught:
+            handle.wait(DEADLINE_S)
+        assert caught.value.ranks == (leaver,) and f"rank {leaver} lost" in str(caught.value)
+    for agent in others:
+        with pytest.raises(PeerLost):
+            agent.allreduce(np.ones(1, "float32"))
+    with pytest.raises(JobError, match=f"rank {leaver} left job"):
+        agents[leaver].allreduce(np.ones(1, "float32"))
+
+
+def test_ranks_that_leave_in_good_order_disturb_nobody(join):
+    """Each leaves as soon as it has its results."""
+    agents = join([2, 3])
+
+    def work(agent: HostAgent) -> np.ndarray:
+        with agent:
+            return [agent.allreduce(contribution(k, agent.rank, LARGE)) for k in range(3)][-1]
+
+    results = good(on_all(agents, work))
+    assert all((result == results[0]).all() for result in results)
+
+
+@pytest.mark.parametrize("sleeper", [0, 1, 2])
+def test_a_rank_that_does_not_call_is_named(join, sleeper):
+    """By those of its host, and by leaders of others; the host of two may only be named as a whole."""
+    agents = join([2, 1])
+    awake = [agent for agent in agents if agent.rank != sleeper]
+    outcomes = on_all(awake, lambda agent: agent.allreduce(np.ones(LARGE, "float32"), timeout_s=2.0))
+    for agent, outcome in zip(awake, outcomes, strict=True):
+        assert isinstance(outcome, (CollectiveTimeout, PeerLost)), outcome
+        same_host = {agent.rank, sleeper} <= {0, 1}
+        if isinstance(outcome, CollectiveTimeout):
+            assert outcome.ranks == ((sleeper,) if same_host or sleeper == 2 else (0, 1)), (agent.rank, outcome)
+    assert any(isinstance(outcome, CollectiveTimeout) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [((5, "float32"), (9000, "float32")), ((5, "float32"), (5, "int32")), ((5, "float64"), (5, "int64"))],
+)
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_ranks_that_call_different_tensors(join, one, other, odd):
+    """Within a host everybody hears it at once; over hosts as without hierarchy."""
+    agents = join([2, 1])
+    outcomes = on_all(
+        agents,
+        lambda agent: agent.allreduce(np.ones(*(other if agent.rank == odd else one)), timeout_s=3.0),
+    )
+    if odd < 2:
+        assert all(isinstance(outcome, RanksDisagree) for outcome in outcomes[:2]), outcomes
+        assert all(
+            f"rank {rank} {dtype}[{numel}]" in str(outcomes[0])
+            for rank, (numel, dtype) in enumerate([other if rank == odd else one for rank in range(2)])
+        )
+    assert any(isinstance(outcome, JobError) for outcome in outcomes), outcomes
+
+
+def test_leaving_and_aborting(join):
+    agents = join([2, 1])
+    x = np.ones(LARGE, "float32")
+    handles = [agents[0].allreduce(x, async_op=True) for _ in range(3)]
+    reported: list[str] = []
+    agents[0].on_failure(lambda error: reported.append(str(error)))
+    agents[0].abort(JobError("enough"))
+    agents[0].on_failure(lambda error: reported.append(str(error)))
+    assert reported == ["enough"] * 2
+    for handle in handles:
+        with pytest.raises(JobError, match="enough"):
+            handle.wait(DEADLINE_S)
+    agents[1].leave()
+    agents[1].leave()
+    with pytest.raises(JobError, match="rank 1 left job"):
+        agents[1].allreduce(x)
+
+
+def test_nothing_is_left_behind(join, aggregator):
+    agents = join([2, 2], job="tidy")
+    good(on_all(agents, lambda agent: agent.allreduce(np.ones(5, "float32"))))
+    leave_all(agents)
+
+    def states() -> dict[str, str]:
+        return {job.name: job.state for job in client.status(aggregator.address).jobs if job.name.startswith("tidy")}
+
+    until(lambda: states() == {"tidy": "ended", "tidy.ranks": "ended"})
+    assert not any(agent._thread.is_alive() for agent in agents)
+
+
+def test_a_rank_that_never_comes(aggregator):
+    outcomes = on_all(
+        range(2),
+        lambda rank: HostAgent.join(
+            aggregator.address, job="alone", rank=rank, world_size=3, timeout_s=1.0, hierarchy="node"
+        ),
+    )
+    assert all(isinstance(outcome, JoinError) and "rank 2 is missing" in str(outcome) for outcome in outcomes), outcomes
