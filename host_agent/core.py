@@ -40,7 +40,8 @@ from switchml.protocol.sizes import WIRES
 
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
-_COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")
+COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")
+"""Names of the worker's counters in `Core.stats`."""
 _DISAGREEMENTS = {
     rules.ERROR_MIXED: "the ranks' contributions differ in dtype",
     rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
@@ -275,7 +276,7 @@ class Core:
         spurious, repeats, streamed (rounds of sparse streams after their first); round-trip time and retransmission
         timeout in seconds; the window in rounds; calls, bytes reduced, the seconds in which calls were under way, and
         goodput in bits of tensor per such second."""
-        return self.worker.counters(_COUNTERS) | {
+        return self.worker.counters(COUNTERS) | {
             "rtt_s": self.worker.rtt_ns / 1e9,
             "rto_s": self.worker.rto_ns / 1e9,
             "window": self.worker.window,

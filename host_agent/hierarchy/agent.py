@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -152,7 +153,7 @@ class HierarchicalAgent(Agent):
         self._progress_at = self._warn_at = 0.0
         if network is not None:
             network.on_failure(self._on_network_failure)
-        membership.on_failure(self._fail)
+        membership.on_failure(self.abort)
         self._thread = threading.Thread(target=self._run, name=f"switchml-host-{self.rank}", daemon=True)
         self._thread.start()
 
@@ -220,6 +221,9 @@ class HierarchicalAgent(Agent):
             self._thread.join()
         self._part()
 
+    def abort(self, error: BaseException) -> None:
+        self._fail(error)
+
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         with self._lock:
             error = self._error
@@ -254,12 +258,12 @@ class HierarchicalAgent(Agent):
         else:
             self._memory.ring_own()
 
-    def stats(self) -> dict[str, float]:
-        """As HostAgent's; packets are those of the leader's agent, none for other ranks."""
-        packets = dict.fromkeys(
-            ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed", "window"), 0
-        ) | {"rtt_s": 0.0, "rto_s": 0.0}
-        return (packets if self._network is None else self._network.stats()) | {
+    def stats(self) -> dict[str, Any]:
+        """Counters as of every agent; packets are those of the leader's agent, none for other ranks."""
+        packets: dict[str, Any] = dict.fromkeys((*core.COUNTERS, "window", "rtt_s", "rto_s"), 0)
+        if self._network is not None:
+            packets = self._network.stats()
+        return packets | {
             "transport": self.transport,
             "calls": self._calls,
             "bytes": self._bytes,
@@ -585,7 +589,7 @@ def _await_leader(membership: Membership, memory: memories.HostMemory, deadline:
         raise _error_of(memory.facts())
 
 
-def _error_of(facts: dict) -> BaseException:
+def _error_of(facts: dict[str, Any]) -> BaseException:
     """An error that the leader announced."""
     kind = getattr(errors, facts["error"], JoinError)
     if issubclass(kind, (PeerLost, CollectiveTimeout)):

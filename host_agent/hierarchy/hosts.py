@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from host_agent.hierarchy.memory import HostMemory, create
 from switchml.control import client
@@ -56,14 +57,14 @@ class Membership:
         self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
         self._lock = threading.Lock()
         self._failure: JobError | None = None
-        self._on_failure: Callable[[JobError], None] = lambda error: None
+        self._on_failure: Callable[[BaseException], None] = lambda error: None
         self.departed: dict[int, str] = {}
         """Ranks that have left, and how."""
         session.events(self._on_event)
 
     @classmethod
     def join(
-        cls, address: str, *, job: str, rank: int, world_size: int, host: str, timeout_s: float, **options
+        cls, address: str, *, job: str, rank: int, world_size: int, host: str, timeout_s: float, **options: Any
     ) -> Membership:
         """Wait until all ranks are in. `host`: a name for it, or "" for the machine's own identity; `options` are
         `client.join`'s. Raises JoinError."""
@@ -85,7 +86,7 @@ class Membership:
         """Those of this host; the first is its leader."""
         return self.hosts[self.host]
 
-    def on_failure(self, callback: Callable[[JobError], None]) -> None:
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         """Call `callback` with what ends the job: PeerLost or AggregatorLost; at once if that has happened."""
         with self._lock:
             self._on_failure, error = callback, self._failure
