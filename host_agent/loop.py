@@ -79,7 +79,7 @@ def new_loop(
     most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
     ip, port = sock.getsockname()
     bad = impaired or Impaired()
-    held = 2 * impair.HELD if impaired else 0
+    held = 2 * impair.MAX_DELAYED if impaired else 0
     return Loop(
         worker.state,
         udp.new_udp_io(sock),

@@ -350,7 +350,7 @@ def new_loop(
     sock: socket.socket, wake: int, uplink: impair.Impairment, downlink: impair.Impairment, packets_out: int = 4096
 ) -> Loop:
     """Empty tables and lists around a bound UDP socket, an eventfd, and what happens to packets on their two ways."""
-    batch = 2 * udp.RECEIVE_PACKETS + 2 * impair.HELD
+    batch = 2 * udp.RECEIVE_PACKETS + 2 * impair.MAX_DELAYED
     return Loop(
         io=udp.new_udp_io(sock),
         jobs=np.zeros(MAX_JOBS, JOB_ENTRY),
@@ -359,7 +359,7 @@ def new_loop(
         nearby=udp.new_packets(2 * udp.RECEIVE_PACKETS),
         delayed=udp.new_packets(batch),
         outgoing=udp.new_packets(packets_out),
-        impaired=udp.new_packets(2 * packets_out + 2 * impair.HELD),
+        impaired=udp.new_packets(2 * packets_out + 2 * impair.MAX_DELAYED),
         replies=np.zeros((batch, wire_format.MAX_SPARSE_BYTES), np.uint8),
         done=np.zeros((batch, 4), np.int64),
         bad_uplink=uplink,

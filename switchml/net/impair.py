@@ -11,20 +11,19 @@ from typing import NamedTuple
 import numpy as np
 
 from switchml.errors import ConfigError
-from switchml.net.udp import Packets
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import copy_bytes
 
-HELD = 64
-_HELD_BYTES = 2048
-_HOLD_NS = 2_000_000
+MAX_DELAYED = 64
+_DELAYED_BYTES = 2048
+_DELAY_NS = 2_000_000
 _FURTHEST = 32
 _RELEASED = -2
-"""`held_length` of a copy that this call's output lists: it may be reused from the next call on."""
+"""`delayed_length` of a copy that this call's output lists: it may be reused from the next call on."""
 
 
 class Impairment(NamedTuple):
-    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets held
+    """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets delayed
     back.
 
     `counts` int64[3]: packets lost, held back, doubled so far.
@@ -32,11 +31,11 @@ class Impairment(NamedTuple):
 
     odds: np.ndarray
     random: np.ndarray
-    held: np.ndarray
-    held_length: np.ndarray
-    held_endpoint: np.ndarray
-    held_until: np.ndarray
-    held_passes: np.ndarray
+    delayed: np.ndarray
+    delayed_length: np.ndarray
+    delayed_endpoint: np.ndarray
+    delayed_until: np.ndarray
+    delayed_passes: np.ndarray
     counts: np.ndarray
 
 
@@ -48,11 +47,11 @@ def new_impairment(loss: float = 0.0, reorder: float = 0.0, duplicate: float = 0
     return Impairment(
         np.array([loss, reorder, duplicate]),
         np.array([seed * 0x9E3779B97F4A7C15 + 1 & 0xFFFFFFFFFFFFFFFF], np.uint64),
-        np.zeros((HELD, _HELD_BYTES), np.uint8),
-        np.full(HELD, -1, np.int64),
-        np.zeros(HELD, np.uint64),
-        np.zeros(HELD, np.int64),
-        np.zeros(HELD, np.int64),
+        np.zeros((MAX_DELAYED, _DELAYED_BYTES), np.uint8),
+        np.full(MAX_DELAYED, -1, np.int64),
+        np.zeros(MAX_DELAYED, np.uint64),
+        np.zeros(MAX_DELAYED, np.int64),
+        np.zeros(MAX_DELAYED, np.int64),
         np.zeros(3, np.int64),
     )
 
@@ -84,55 +83,53 @@ def _append(output, n, address, length, endpoint):
 
 
 @kernel
+def _release(impairment, k, output, n):
+    """List the packet that is held back in place k."""
+    length = impairment.delayed_length[k]
+    impairment.delayed_length[k] = _RELEASED
+    return _append(output, n, impairment.delayed[k].ctypes.data, length, impairment.delayed_endpoint[k])
+
+
+@kernel
 def impair(impairment, packets, count, now, output):
     """What becomes of packets[:count] at `now` (ns); returns how many packets `output` then lists.
 
     What `output` lists stays valid until the next call.
     """
     n = 0
-    for k in range(HELD):
-        if impairment.held_length[k] == _RELEASED:
-            impairment.held_length[k] = -1
+    for k in range(MAX_DELAYED):
+        if impairment.delayed_length[k] == _RELEASED:
+            impairment.delayed_length[k] = -1
     for i in range(count):
         if random(impairment.random, 0) < impairment.odds[0]:
             impairment.counts[0] += 1
             continue
         address, length, endpoint = packets.address[i], packets.length[i], packets.endpoint[i]
-        hold = -1
-        if random(impairment.random, 0) < impairment.odds[1] and length <= _HELD_BYTES:
-            for k in range(HELD):
-                if impairment.held_length[k] == -1:
-                    hold = k
+        place = -1
+        if random(impairment.random, 0) < impairment.odds[1] and length <= _DELAYED_BYTES:
+            for k in range(MAX_DELAYED):
+                if impairment.delayed_length[k] == -1:
+                    place = k
                     break
-        if hold >= 0:
+        if place >= 0:
             impairment.counts[1] += 1
-            copy_bytes(impairment.held[hold].ctypes.data, address, length)
-            impairment.held_length[hold], impairment.held_endpoint[hold] = length, endpoint
-            impairment.held_until[hold] = now + _HOLD_NS
-            impairment.held_passes[hold] = 1 + np.int64(random(impairment.random, 0) * _FURTHEST)
+            copy_bytes(impairment.delayed[place].ctypes.data, address, length)
+            impairment.delayed_length[place], impairment.delayed_endpoint[place] = length, endpoint
+            impairment.delayed_until[place] = now + _DELAY_NS
+            impairment.delayed_passes[place] = 1 + np.int64(random(impairment.random, 0) * _FURTHEST)
         else:
             n = _append(output, n, address, length, endpoint)
         if random(impairment.random, 0) < impairment.odds[2]:
             impairment.counts[2] += 1
             n = _append(output, n, address, length, endpoint)
-        for k in range(HELD):
-            if impairment.held_length[k] >= 0 and k != hold:
-                impairment.held_passes[k] -= 1
-                if impairment.held_passes[k] <= 0:
-                    n = _append(
-                        output,
-                        n,
-                        impairment.held[k].ctypes.data,
-                        impairment.held_length[k],
-                        impairment.held_endpoint[k],
-                    )
-                    impairment.held_length[k] = _RELEASED
-    for k in range(HELD):
-        if impairment.held_length[k] >= 0 and impairment.held_until[k] <= now:
-            n = _append(
-                output, n, impairment.held[k].ctypes.data, impairment.held_length[k], impairment.held_endpoint[k]
-            )
-            impairment.held_length[k] = _RELEASED
+        for k in range(MAX_DELAYED):
+            if impairment.delayed_length[k] >= 0 and k != place:
+                impairment.delayed_passes[k] -= 1
+                if impairment.delayed_passes[k] <= 0:
+                    n = _release(impairment, k, output, n)
+    for k in range(MAX_DELAYED):
+        if impairment.delayed_length[k] >= 0 and impairment.delayed_until[k] <= now:
+            n = _release(impairment, k, output, n)
     return n
 
 
@@ -140,10 +137,7 @@ def impair(impairment, packets, count, now, output):
 def next_release(impairment):
     """When the next held packet is due (ns), or the largest int64."""
     due = np.int64(0x7FFFFFFFFFFFFFFF)
-    for k in range(HELD):
-        if impairment.held_length[k] >= 0:
-            due = min(due, impairment.held_until[k])
+    for k in range(MAX_DELAYED):
+        if impairment.delayed_length[k] >= 0:
+            due = min(due, impairment.delayed_until[k])
     return due
-
-
-__all__ = ["Impairment", "Packets", "active", "impair", "new_impairment", "next_release"]

@@ -118,16 +118,19 @@ def _map(fd: int, layout: np.ndarray) -> Segment:
     return Segment(layout, memory)
 
 
+def _rows(segment: Segment, offset: int, count: int) -> np.ndarray:
+    return segment.memory[offset : offset + count * ROW_BYTES].reshape(-1, ROW_BYTES)
+
+
 def packets_of(segment: Segment, rank: int) -> np.ndarray:
     """A rank's packets: uint8[slots, ROW_BYTES]."""
-    first = int(segment.at[PACKETS]) + rank * int(segment.at[SLOTS]) * ROW_BYTES
-    return segment.memory[first : first + int(segment.at[SLOTS]) * ROW_BYTES].reshape(-1, ROW_BYTES)
+    slots = int(segment.at[SLOTS])
+    return _rows(segment, int(segment.at[PACKETS]) + rank * slots * ROW_BYTES, slots)
 
 
 def pool_rows(segment: Segment) -> np.ndarray:
     """The pool's result rows: uint8[2 * slots, ROW_BYTES]."""
-    first = int(segment.at[ROWS])
-    return segment.memory[first : first + 2 * int(segment.at[SLOTS]) * ROW_BYTES].reshape(-1, ROW_BYTES)
+    return _rows(segment, int(segment.at[ROWS]), 2 * int(segment.at[SLOTS]))
 
 
 @kernel(inline=True)
@@ -136,9 +139,24 @@ def _block(at, rank):
 
 
 @kernel
-def _push(at, head_at, tail_at, entries_at, address, length, room):
+def _up(at, rank):
+    """A rank's ring to the aggregator: addresses of its head, its tail and its entries."""
+    block = _block(at, rank)
+    return block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES)
+
+
+@kernel
+def _down(at, rank):
+    """The ring from the aggregator to a rank, as `_up`."""
+    block = _block(at, rank)
+    return block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
+
+
+@kernel
+def _push(at, ring, address, length, room):
     """Append one entry unless fewer than `room` places would stay free; 1 if done. Only the ring's writer may call
     this."""
+    head_at, tail_at, entries_at = ring
     head = u64_at(head_at, 1)[0]
     if head - load_acquire(tail_at) + np.uint64(room) >= np.uint64(at[CAPACITY]):
         return 0
@@ -154,38 +172,26 @@ def _push(at, head_at, tail_at, entries_at, address, length, room):
 def push_up(at, rank, address, length):
     """Rank's side: name one of its packets to the aggregator; 0 if the ring is full (then it is lost, and the timer
     will resend it)."""
-    block = _block(at, rank)
-    return _push(
-        at, block + np.uint64(_UP_HEAD), block + np.uint64(_UP_TAIL), block + np.uint64(_ENTRIES), address, length, 0
-    )
+    return _push(at, _up(at, rank), address, length, 0)
 
 
 @kernel
 def ask_up(at, rank, seq):
     """Rank's side: ask whom the round `seq` waits for; dropped if the ring is more than half full."""
-    block = _block(at, rank)
-    return _push(
-        at,
-        block + np.uint64(_UP_HEAD),
-        block + np.uint64(_UP_TAIL),
-        block + np.uint64(_ENTRIES),
-        np.uint64(at[BASE] + seq),
-        0,
-        at[CAPACITY] // 2,
-    )
+    return _push(at, _up(at, rank), np.uint64(at[BASE] + seq), 0, at[CAPACITY] // 2)
 
 
 @kernel
 def push_down(at, rank, address, length, room):
     """Aggregator's side: name a result to a rank. `room`: places to leave free (0 for results, which always fit; more
     for hints)."""
-    block = _block(at, rank)
-    entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
-    return _push(at, block + np.uint64(_DOWN_HEAD), block + np.uint64(_DOWN_TAIL), entries, address, length, room)
+    return _push(at, _down(at, rank), address, length, room)
 
 
 @kernel
-def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, count, most):
+def _pop(at, ring, lowest, highest, sender, packets, count, most):
+    """Append up to `most` entries to `packets` from `count` on, those that lie between two offsets; the new count."""
+    head_at, tail_at, entries_at = ring
     head, tail = load_acquire(head_at), u64_at(tail_at, 1)[0]
     entries = u64_at(entries_at, at[CAPACITY])
     looks = min(most, packets.address.size - count)
@@ -210,53 +216,32 @@ def _pop(at, head_at, tail_at, entries_at, lowest, highest, sender, packets, cou
 def receive_up(at, rank, sender, packets, count, most):
     """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
     endpoint; the new count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
-    block = _block(at, rank)
     lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
-    return _pop(
-        at,
-        block + np.uint64(_UP_HEAD),
-        block + np.uint64(_UP_TAIL),
-        block + np.uint64(_ENTRIES),
-        lowest,
-        lowest + at[SLOTS] * ROW_BYTES,
-        sender,
-        packets,
-        count,
-        most,
-    )
+    highest = lowest + at[SLOTS] * ROW_BYTES
+    return _pop(at, _up(at, rank), lowest, highest, sender, packets, count, most)
 
 
 @kernel
 def receive_down(at, rank, packets):
     """Rank's side: fill `packets` with what the aggregator has named; how many."""
-    block = _block(at, rank)
-    entries = block + np.uint64(_ENTRIES + 8 * at[CAPACITY])
-    return _pop(
-        at,
-        block + np.uint64(_DOWN_HEAD),
-        block + np.uint64(_DOWN_TAIL),
-        entries,
-        at[ROWS],
-        at[SIZE],
-        np.uint64(0),
-        packets,
-        0,
-        at[CAPACITY],
-    )
+    return _pop(at, _down(at, rank), at[ROWS], at[SIZE], np.uint64(0), packets, 0, at[CAPACITY])
+
+
+@kernel
+def _has_entries(ring):
+    return load_acquire(ring[0]) != u64_at(ring[1], 1)[0]
 
 
 @kernel
 def up_waits(at, rank):
     """Whether a rank has named packets that the aggregator has not taken."""
-    block = _block(at, rank)
-    return load_acquire(block + np.uint64(_UP_HEAD)) != u64_at(block + np.uint64(_UP_TAIL), 1)[0]
+    return _has_entries(_up(at, rank))
 
 
 @kernel
 def down_waits(at, rank):
     """Whether the aggregator has named results that the rank has not taken."""
-    block = _block(at, rank)
-    return load_acquire(block + np.uint64(_DOWN_HEAD)) != u64_at(block + np.uint64(_DOWN_TAIL), 1)[0]
+    return _has_entries(_down(at, rank))
 
 
 @kernel

@@ -17,8 +17,25 @@ from numba.core.dispatcher import Dispatcher
 
 from switchml.net import checksum, libc
 from switchml.runtime import memory
+from switchml.runtime.jit import compile_once
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Kernel:
+    """A kernel that is interpreted until `compile` has come back. `example`: arguments of the types that it gets."""
+
+    def __init__(self, kernel: Dispatcher, *example: Any) -> None:
+        self._kernel, self._example = kernel, example
+        self._function = interpreted(kernel)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._function(*arguments)
+
+    def compile(self) -> None:
+        """Compile it, or load it from the disk."""
+        compile_once(self._kernel, *self._example)
+        self._function = self._kernel
 
 
 def interpreted(kernel: Dispatcher) -> Callable[..., Any]:

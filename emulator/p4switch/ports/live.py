@@ -16,14 +16,11 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numba.core.dispatcher import Dispatcher
 
-from emulator.p4switch.ports.interpreted import interpreted
+from emulator.p4switch.ports.interpreted import Kernel
 from emulator.p4switch.ports.pcap import PcapWriter
 from emulator.p4switch.ports.port import Frames, PortInfo, Ports, Take, TakeBatch
 from switchml.errors import ConfigError
@@ -31,7 +28,6 @@ from switchml.net import packet_io, sockets, udp
 from switchml.net.packet_io import Batch, PacketIO, new_batch, new_packet_io, send_frames
 from switchml.net.packet_ring import new_ring, receive_ring
 from switchml.net.trains import MAX_PACKETS, VIRTIO_BYTES
-from switchml.runtime.jit import compile_once
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -43,25 +39,24 @@ _POLL_MS = 500
 class LivePort(ABC):
     """A port behind a socket. `is_warm`: its kernels are compiled."""
 
-    def __init__(self, number: int, interface: str, kernels: tuple[Dispatcher, ...]) -> None:
+    socket: socket.socket
+    _receive: Kernel
+    _send_batch: Kernel
+
+    def __init__(self, number: int, interface: str) -> None:
         self.number = number
         self.interface = interface
         self.is_warm = False
-        self.socket: socket.socket
-        self._kernels = kernels
-        self._interpreted: tuple[Callable[..., Any], ...] = tuple(map(interpreted, kernels))
 
-    def _run(self, kernel: int, *arguments: Any) -> Any:
-        """Run one of the port's kernels."""
-        return (self._kernels if self.is_warm else self._interpreted)[kernel](*arguments)
-
-    @abstractmethod
     def warm(self) -> None:
         """Have the port's kernels compiled."""
+        self._receive.compile()
+        self._send_batch.compile()
+        self.is_warm = True
 
-    @abstractmethod
     def is_up(self) -> bool:
         """Whether frames can pass."""
+        return True
 
     @abstractmethod
     def receive(self, batch: Batch) -> int:
@@ -72,38 +67,24 @@ class LivePort(ABC):
         """Send frames (int64[n] each), with `join` as trains where they belong together. One that the kernel does not
         take is lost. For the thread that receives."""
 
-    def send(self, data: bytes) -> None:
-        """Send a frame, from any thread; one that the kernel does not take is lost."""
-        try:
-            self._send(data)
-        except OSError as error:
-            log.debug("Port %d: a frame of %d bytes was not sent: %s", self.number, len(data), error.strerror)
-
     @abstractmethod
-    def _send(self, data: bytes) -> None:
-        """Send a frame. Raises OSError."""
-
-
-_RECEIVE, _SEND = 0, 1
+    def send(self, data: bytes) -> None:
+        """Send a frame, from any thread. Raises OSError if the kernel does not take it."""
 
 
 class InterfacePort(LivePort):
     """A port on a network interface. `io` is shared by the ports of a thread."""
 
     def __init__(self, number: int, interface: str, io: PacketIO) -> None:
-        super().__init__(number, interface, (receive_ring, send_frames))
+        super().__init__(number, interface)
         self.socket = sockets.new_packet_socket(interface)
         self.socket.setsockopt(sockets.SOL_PACKET, sockets.AUXDATA, 1)
-        self._ring = new_ring(self.socket)
+        self._io, self._ring = io, new_ring(self.socket)
         sockets.attach(self.socket, interface, promiscuous=True)
-        self._io = io
-        self._state = Path("/sys/class/net", interface, "operstate")
-
-    def warm(self) -> None:
         none = np.zeros(0, np.int64)
-        compile_once(receive_ring, self._io, self._ring, 0, new_batch())
-        compile_once(send_frames, self._io, 0, none, none, packet_io.APART)
-        self.is_warm = True
+        self._receive = Kernel(receive_ring, io, self._ring, 0, new_batch())
+        self._send_batch = Kernel(send_frames, io, 0, none, none, packet_io.APART)
+        self._state = Path("/sys/class/net", interface, "operstate")
 
     def is_up(self) -> bool:
         try:
@@ -112,24 +93,24 @@ class InterfacePort(LivePort):
             return False
 
     def receive(self, batch: Batch) -> int:
-        n = self._run(_RECEIVE, self._io, self._ring, self.socket.fileno(), batch)
+        n = self._receive(self._io, self._ring, self.socket.fileno(), batch)
         batch.port[:n] = self.number
         return n
 
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         joining = packet_io.JOIN if join else packet_io.APART
-        self._run(_SEND, self._io, self.socket.fileno(), addresses, lengths, joining)
+        self._send_batch(self._io, self.socket.fileno(), addresses, lengths, joining)
 
-    def _send(self, data: bytes) -> None:
+    def send(self, data: bytes) -> None:
         os.writev(self.socket.fileno(), (bytes(VIRTIO_BYTES), data))
 
 
 class UdpPort(LivePort):
-    """A port on a UDP socket, always up. Nothing is sent before somebody has sent something here, or there is a fixed
-    address to send to."""
+    """A port on a UDP socket. Nothing is sent before somebody has sent something here, or there is a fixed address to
+    send to."""
 
     def __init__(self, number: int, interface: str) -> None:
-        super().__init__(number, interface, (udp.receive_batch, udp.send_batch))
+        super().__init__(number, interface)
         here, _, there = interface.removeprefix(UDP_PREFIX).partition(",")
         self.peer = _endpoint(interface, there) if there else 0
         self._is_fixed = bool(there)
@@ -142,17 +123,11 @@ class UdpPort(LivePort):
             raise ConfigError(f"can't open {interface!r}: {error.strerror or error}") from error
         self._io = udp.new_udp_io(self.socket)
         self._packets = udp.new_packets(MAX_PACKETS)
-
-    def warm(self) -> None:
-        compile_once(udp.receive_batch, self._io, self._packets)
-        compile_once(udp.send_batch, self._io, self._packets, 0)
-        self.is_warm = True
-
-    def is_up(self) -> bool:
-        return True
+        self._receive = Kernel(udp.receive_batch, self._io, self._packets)
+        self._send_batch = Kernel(udp.send_batch, self._io, self._packets, 0)
 
     def receive(self, batch: Batch) -> int:
-        n = self._run(_RECEIVE, self._io, self._packets)
+        n = self._receive(self._io, self._packets)
         if n and not self._is_fixed:
             self.peer = int(self._packets.endpoint[n - 1])
         batch.port[:n] = self.number
@@ -160,18 +135,18 @@ class UdpPort(LivePort):
         batch.length[:n] = self._packets.length[:n]
         return n
 
-    def _send(self, data: bytes) -> None:
-        if self.peer:
-            self.socket.sendto(data, udp.endpoint_text(self.peer))
-
     def send_batch(self, addresses: np.ndarray, lengths: np.ndarray, join: bool) -> None:
         for start in range(0, len(addresses) if self.peer else 0, MAX_PACKETS):
             part = slice(start, start + MAX_PACKETS)
             n = len(addresses[part])
-            self._packets.address[:n] = addresses[part].astype(np.uint64)
+            self._packets.address[:n] = addresses[part].view(np.uint64)
             self._packets.length[:n] = lengths[part]
             self._packets.endpoint[:n] = self.peer
-            self._run(_SEND, self._io, self._packets, n)
+            self._send_batch(self._io, self._packets, n)
+
+    def send(self, data: bytes) -> None:
+        if self.peer:
+            self.socket.sendto(data, udp.endpoint_text(self.peer))
 
 
 def _endpoint(interface: str, text: str) -> int:
@@ -303,10 +278,14 @@ class LivePorts(Ports):
     def send(self, frames: Frames) -> None:
         for number, data in frames:
             port = self._ports.get(number)
-            if port is not None:
+            if port is None:
+                continue
+            if number in self._dumps:
+                self._dumps[number][1].write(data)
+            try:
                 port.send(data)
-                if number in self._dumps:
-                    self._dumps[number][1].write(data)
+            except OSError as error:
+                log.debug("Port %d: a frame of %d bytes was not sent: %s", number, len(data), error.strerror)
 
     def close(self) -> None:
         self._is_closed = True

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from switchml.errors import ConfigError
 from switchml.net import udp
-from switchml.net.impair import HELD, active, impair, new_impairment, next_release
+from switchml.net.impair import MAX_DELAYED, active, impair, new_impairment, next_release
 
 MILLISECOND = 1_000_000
 HOLD = 2 * MILLISECOND
@@ -26,7 +26,7 @@ class Link:
 
     def pass_on(self, count: int, now: int, size: int = 64) -> list[int]:
         """`count` more packets at `now`; returns the numbers of what comes out, whose bytes have to be whole."""
-        packets, output = udp.new_packets(max(count, 1)), udp.new_packets(2 * count + 2 * HELD)
+        packets, output = udp.new_packets(max(count, 1)), udp.new_packets(2 * count + 2 * MAX_DELAYED)
         buffers = []
         for i in range(count):
             buffers.append(np.frombuffer(self.packet(self.sent + i, size), np.uint8))
@@ -148,7 +148,7 @@ def test_a_held_packet_is_passed_by_32_others_at_most():
     late = [place[number] - number for number in sorted(place)]
     held = link.counts[1]
     assert held > 100 and sum(by > 0 for by in late) > held / 2
-    assert max(late) <= 32 + HELD
+    assert max(late) <= 32 + MAX_DELAYED
     passed = [sum(1 for other in out[: place[number]] if other > number) for number in sorted(place)]
     assert max(passed) <= 32 and sorted(set(p for p in passed if p))[-1] > 16
     straight = [number for number, p in zip(sorted(place), passed, strict=True) if p == 0]
@@ -169,5 +169,5 @@ def test_what_finds_no_room_is_not_held():
     assert out == [0] and link.counts[1] == 0
     assert link.pass_on(1, 0, size=2048) == [] and link.counts[1] == 1
     several = Link(0, 0.999, 0, seed=6)
-    out = several.pass_on(3 * HELD, 0) + several.pass_on(0, HOLD)
-    assert sorted(out) == list(range(3 * HELD))
+    out = several.pass_on(3 * MAX_DELAYED, 0) + several.pass_on(0, HOLD)
+    assert sorted(out) == list(range(3 * MAX_DELAYED))

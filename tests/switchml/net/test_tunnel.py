@@ -1,4 +1,4 @@
-"""The ZeroMQ tunnel: trains of packets both ways, clients that come and go, and jobs whose packets go through it.
+"""The ZeroMQ tunnel: trains of packets both ways, and clients that come and go.
 
 The aggregator of most tests is a plain UDP socket that the test reads and writes itself, and so is the agent.
 """
@@ -20,16 +20,13 @@ import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from host_agent import joining
-from host_agent.agent import HostAgent
-from switchml.control import v2_pb2
-from switchml.control.server import Controller
-from switchml.errors import AggregatorLost, ConfigError, JoinError
+from switchml.errors import ConfigError, JoinError
 from switchml.net import libc, sockets, tunnel, udp
 from switchml.net.tunnel import messages
-from tests.support.launch import LocalAggregator, contribution, good, join_all, leave_all, on_all, total, until
+from tests.support.launch import until
+from tests.support.sleepers import threads_named, until_asleep
 
-PATIENCE_S = 10.0
+DEADLINE_S = 10.0
 
 
 class Plain:
@@ -38,7 +35,7 @@ class Plain:
     def __init__(self):
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.bind(("127.0.0.1", 0))
-        self.socket.settimeout(PATIENCE_S)
+        self.socket.settimeout(DEADLINE_S)
         sockets.grow_buffers(self.socket, 4 << 20)
         self.address = self.socket.getsockname()
         self.io = udp.new_udp_io(self.socket)
@@ -73,7 +70,7 @@ class Pair:
         url = next(url for url in self.server.addresses if url.startswith(kind))
         agent = Plain()
         self.agents.append(agent)
-        client = tunnel.TunnelClient(url, agent.address, **{"timeout_s": PATIENCE_S} | options)
+        client = tunnel.TunnelClient(url, agent.address, **{"timeout_s": DEADLINE_S} | options)
         self.clients.append(client)
         return client, agent
 
@@ -218,7 +215,7 @@ def test_a_client_whose_connection_is_gone_is_forgotten(pair):
         dealer.connect(pair.server.addresses[0])
         dealer.send(bytes((messages.HELLO, messages.VERSION)))
         assert dealer.recv()[0] == messages.WELCOME and pair.server.clients == 1
-    until(lambda: pair.server.clients == 0, PATIENCE_S)
+    until(lambda: pair.server.clients == 0, DEADLINE_S)
 
 
 def test_a_connection_that_comes_back_in_time_goes_on(pair):
@@ -244,7 +241,7 @@ def test_a_server_that_was_started_again_is_said(caplog):
     second = tunnel.TunnelServer(first.aggregator.address, port=port)
     try:
         with caplog.at_level(logging.WARNING):
-            until(lambda: agent.send([b"hello?"], client.address) or lost, PATIENCE_S)
+            until(lambda: agent.send([b"hello?"], client.address) or lost, DEADLINE_S)
         assert "does not know this rank any more" in lost[0] and lost[0] in caplog.text
         client.on_lost(lost.append)  # too late for the first call: told at once
         assert len(lost) == 2 and lost[0] == lost[1]
@@ -260,7 +257,7 @@ def test_who_hears_that_the_server_is_another_may_close_the_client(monkeypatch):
     with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         router.linger = 0
         url = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-        monkeypatch.setattr(tunnel.relay.Relay, "deliver", lambda relay, frame: going_on.wait(PATIENCE_S))
+        monkeypatch.setattr(tunnel.relay.Relay, "deliver", lambda relay, frame: going_on.wait(DEADLINE_S))
         agent, names = Plain(), []
 
         def welcome() -> None:
@@ -270,7 +267,7 @@ def test_who_hears_that_the_server_is_another_may_close_the_client(monkeypatch):
 
         server = threading.Thread(target=welcome)
         server.start()
-        client = tunnel.TunnelClient(url, agent.address, timeout_s=PATIENCE_S)
+        client = tunnel.TunnelClient(url, agent.address, timeout_s=DEADLINE_S)
         server.join()
         number = client._relay.socket.fileno()
 
@@ -288,8 +285,8 @@ def test_who_hears_that_the_server_is_another_may_close_the_client(monkeypatch):
         router.send_multipart([names[0], messages.plain(messages.STRANGER)])
         agent.send([b"hello?"], client.address)
         going_on.set()
-        assert closed.wait(PATIENCE_S)
-        client._thread.join(PATIENCE_S)
+        assert closed.wait(DEADLINE_S)
+        client._thread.join(DEADLINE_S)
         assert any(each.socket.fileno() == number for each in opened)
         for each in opened:
             assert each.take(1) == [(agent.address, b"yours")]
@@ -312,14 +309,12 @@ def test_another_version_is_refused(pair):
     assert pair.server.clients == 0
 
 
-def test_no_server_is_an_error_in_time():
+def test_no_server_is_an_error():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         url = "tcp://{}:{}".format(*listener.getsockname())
-        started = time.monotonic()
         with pytest.raises(JoinError, match=f"tunnel {url} did not answer within 0.5 s"):
             tunnel.TunnelClient(url, ("127.0.0.1", 9), timeout_s=0.5)
-        assert time.monotonic() - started < 5
 
 
 def test_a_taken_port_is_an_error(pair):
@@ -340,7 +335,7 @@ def test_a_client_that_takes_nothing_costs_bounded_memory(pair):
         to = socket.inet_ntoa(ip), port
         client, agent = pair.connect()
         train = numbered(60, 1034)
-        deadline = time.monotonic() + 2 * PATIENCE_S
+        deadline = time.monotonic() + 2 * DEADLINE_S
         while not pair.server.dropped:
             assert time.monotonic() < deadline
             pair.aggregator.send(train, to)
@@ -348,12 +343,12 @@ def test_a_client_that_takes_nothing_costs_bounded_memory(pair):
             assert agent.take(1) == [(client.address, b"you too")]
 
 
-def test_idle_tunnels_cost_no_processor_time(pair):
+def test_idle_tunnels_sleep(pair):
     for _ in range(5):
         pair.connect()
-    before = time.process_time()
-    time.sleep(0.5)
-    assert time.process_time() - before < 0.1
+    threads = threads_named("switchml-tunnel")
+    assert len(threads) >= 6
+    until_asleep(threads)
 
 
 def test_nothing_is_left_behind(pair):
@@ -376,7 +371,7 @@ def test_nothing_is_left_behind(pair):
         assert path.is_socket() and path.parent.stat().st_mode & 0o077 == 0
         made.close()
         assert not path.parent.exists()
-    until(lambda: held() == before, PATIENCE_S)
+    until(lambda: held() == before, DEADLINE_S)
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path, monkeypatch):
@@ -406,107 +401,3 @@ def test_which_address_is_chosen(tmp_path):
     assert tunnel.choose_address(["tcp://10.0.0.1:7"], "node1") == "tcp://10.0.0.1:7"
     with pytest.raises(JoinError, match="has no ZeroMQ tunnel"):
         tunnel.choose_address((), "node1")
-
-
-# Jobs
-
-
-@pytest.fixture(scope="module")
-def aggregator():
-    running = LocalAggregator()
-    yield running
-    running.stop()
-
-
-@pytest.fixture(params=["ipc", "tcp"])
-def kind(request, monkeypatch):
-    """Which of the two addresses the agents take."""
-
-    def choose(addresses, host):
-        return next(url for url in addresses if url.startswith(request.param))
-
-    monkeypatch.setattr(joining, "choose_address", choose)
-    return request.param
-
-
-def reduce_all(agents, arrays, **options) -> list[np.ndarray]:
-    return good(on_all(agents, lambda agent: agent.allreduce(arrays[agent.rank], **options)))
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_results_are_those_of_udp(aggregator, kind, ranks):
-    inputs = [np.random.default_rng((1, rank)).standard_normal(300_000).astype(np.float32) for rank in range(ranks)]
-    whole = [contribution(2, rank, 20_011, "int64") for rank in range(ranks)]
-    results = {}
-    for transport in ("udp", "zmq"):
-        agents = join_all(aggregator.address, ranks, job=f"{kind} {transport}", transport=transport)
-        try:
-            assert {agent.transport for agent in agents} == {transport}
-            results[transport] = reduce_all(agents, inputs)
-            for result in reduce_all(agents, whole):
-                np.testing.assert_array_equal(result, total(2, ranks, 20_011, "int64"))
-        finally:
-            leave_all(agents)
-    for by_udp, by_zmq in zip(results["udp"], results["zmq"], strict=True):
-        assert by_udp.tobytes() == by_zmq.tobytes() == results["udp"][0].tobytes()
-
-
-def test_ranks_of_one_job_may_come_either_way(aggregator):
-    transports = ["zmq", "udp", "auto"]
-    join = HostAgent.join
-    agents = good(
-        on_all(range(3), lambda r: join(aggregator.address, job="mixed", rank=r, world_size=3, transport=transports[r]))
-    )
-    try:
-        for result in reduce_all(agents, [contribution(3, rank, 50_000) for rank in range(3)]):
-            np.testing.assert_array_equal(result, total(3, 3, 50_000))
-    finally:
-        leave_all(agents)
-
-
-def test_an_agent_that_leaves_frees_its_tunnel(aggregator):
-    agents = join_all(aggregator.address, 2, job="leavers", transport="zmq")
-    leave_all(agents)
-    for agent in agents:
-        assert not agent._tunnel._thread.is_alive()
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind(agent._tunnel.address)  # free again
-
-
-def test_an_aggregator_without_a_tunnel(aggregator, monkeypatch):
-    monkeypatch.setattr("switchml.control.client.wait_for", lambda *_, **__: v2_pb2.StatusReply())
-    with pytest.raises(JoinError, match="has no ZeroMQ tunnel"):
-        join_all(aggregator.address, 1, job="none", transport="zmq")
-
-
-def test_a_tunnel_that_forgot_the_rank_ends_its_job(aggregator):
-    """The control connection may survive what the tunnel did not."""
-    (agent,) = join_all(aggregator.address, 1, job="forgotten", transport="zmq")
-    try:
-        agent._tunnel._give_up("for a test")
-        with pytest.raises(AggregatorLost, match="job 'forgotten': aggregator lost: for a test"):
-            agent.allreduce(np.ones(10, np.float32))
-    finally:
-        agent.leave()
-
-
-def test_no_aggregator_is_a_join_error():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        address = "{}:{}".format(*listener.getsockname())
-        with pytest.raises(JoinError, match="no answer from an aggregator"):
-            join_all(address, 1, job="nobody", transport="zmq", timeout_s=0.5)
-
-
-def test_ports_of_the_controller(aggregator):
-    """By default the tunnel is two ports above the control port."""
-    port = next(port for port in range(20_000, 30_000, 3) if all(_is_free(port + i) for i in range(3)))
-    controller = Controller(aggregator.dataplane, control_port=port)
-    found = controller.start()
-    controller.stop()
-    assert found.tunnel == ("127.0.0.1", port + 2)
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0

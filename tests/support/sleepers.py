@@ -1,0 +1,37 @@
+"""Whether threads sleep: without a clock, by what the kernel says of them (proc(5), field 3 of stat)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support.launch import until
+
+_LOOKS = 20
+"""A thread that spins is not found asleep so often in a row."""
+
+
+def threads_of(pid: int) -> list[Path]:
+    """All threads of a process."""
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
+def threads_named(name: str) -> list[Path]:
+    """The threads of this process that have a name in Python."""
+    return [Path(f"/proc/self/task/{t.native_id}") for t in threading.enumerate() if t.name == name]
+
+
+def until_asleep(threads: Iterable[Path]) -> None:
+    """Wait until all these threads are asleep whenever one looks."""
+    threads = list(threads)
+    assert threads
+    looks = 0
+
+    def all_asleep() -> bool:
+        nonlocal looks
+        states = {(thread / "stat").read_text().rpartition(") ")[2][0] for thread in threads}
+        looks = looks + 1 if states == {"S"} else 0
+        return looks == _LOOKS
+
+    until(all_asleep)

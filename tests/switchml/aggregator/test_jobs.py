@@ -1,0 +1,134 @@
+"""Many jobs on one software aggregator, which come and go while packets flow."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from switchml.aggregator.software import MAX_JOBS
+from switchml.control.dataplane import JobSpec
+from switchml.errors import ConfigError
+from switchml.protocol.packet import RESULT, V2Packet
+from tests.support.dataplane import DEADLINE_S, Workers, address_of, drain
+from tests.support.launch import until
+
+
+def test_many_jobs_at_once(dataplane, marker, bind):
+    """Traffic of 40 jobs, shuffled packet by packet: each worker gets the sums of its own job and no other packet."""
+    rng = random.Random(2)
+    jobs = []
+    for number in range(1, 41):
+        shape = {"slots": 8, "payload_bytes": rng.choice((256, 1024)), "isn": 16 * rng.randrange(2**28)}
+        jobs.append(Workers(dataplane, bind, number, rng.randint(1, 4), **shape))
+    for round_ in range(6):
+        packets, sums = [], {}
+        for job in jobs:
+            for slot in range(job.slots):
+                values = np.array(
+                    [[rng.randrange(-1000, 1000) for _ in range(job.lanes)] for _ in job.sockets], np.int32
+                )
+                sums[job.spec.job_id, slot] = job.packet(round_, slot, values.sum(0), kind=RESULT)
+                packets += [(job, rank, job.packet(round_, slot, values[rank])) for rank in range(len(job.sockets))]
+        rng.shuffle(packets)
+        for number, (job, rank, data) in enumerate(packets, 1):
+            job.send(rank, data)
+            if number % 50 == 0 or number == len(packets):  # no more than a small socket buffer holds
+                marker.pass_through()
+        for job in jobs:
+            for sock in job.sockets:
+                assert sorted(data for data, _ in drain(sock)) == sorted(
+                    sums[job.spec.job_id, slot] for slot in range(job.slots)
+                )
+    for job in jobs:
+        counted = dataplane.counters(job.spec.job_id)
+        assert sum(rank["completed"] for rank in counted.ranks) == 6 * job.slots
+        assert counted.slots_in_use == 0
+    assert dataplane.refused() == {"refused_address": 0}
+
+
+def test_jobs_come_and_go_while_traffic_flows(dataplane, bind):
+    """One job's packets never stop; it is stopped and started under them, and the job beside it never notices."""
+    steady, victim = Workers(dataplane, bind, 1, 2), Workers(dataplane, bind, 2, 2)
+    stop = threading.Event()
+
+    def flood() -> None:
+        packets = [victim.packet(round_, slot, np.full(64, 7)) for round_ in range(8) for slot in range(16)]
+        while not stop.is_set():
+            for data in packets:
+                victim.send(0, data)
+                victim.send(1, data)
+            for sock in victim.sockets:
+                drain(sock)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        for round_ in range(150):
+            if round_ % 5 == 0:
+                dataplane.stop_job(2)
+            elif round_ % 5 == 2:
+                dataplane.start_job(victim.spec)
+            assert all((values == 2 * round_).all() for values in exchange(steady, round_))
+    finally:
+        stop.set()
+        thread.join()
+    dataplane.stop_job(2)
+    exchange(steady, 150)  # behind the last of the flood
+    for sock in victim.sockets:
+        drain(sock)
+    before = dataplane.refused()["refused_address"]
+    assert before > 0
+    victim.send(0, victim.packet(0, 0, np.zeros(64)))
+    until(lambda: dataplane.refused()["refused_address"] == before + 1, DEADLINE_S)
+    assert drain(victim.sockets[0]) == []
+    with pytest.raises(KeyError):
+        dataplane.counters(2)
+
+
+def exchange(job: Workers, number: int) -> list[np.ndarray]:
+    """One round of all workers, `number` in every lane; asked for again, since a flooded socket may lose a packet."""
+    packets = [job.packet(number // job.slots, number % job.slots, np.full(64, number), r=r) for r in (False, True)]
+    results: dict[int, np.ndarray] = {}
+    deadline = time.monotonic() + DEADLINE_S
+    for data in itertools.chain(packets[:1], itertools.repeat(packets[1])):
+        for rank in range(len(job.sockets)):
+            job.send(rank, data)
+        for rank, sock in enumerate(job.sockets):
+            sock.settimeout(0.2)
+            with contextlib.suppress(TimeoutError):
+                while rank not in results:
+                    answer = sock.recv(2048)
+                    if answer[0] >> 4 == RESULT and answer[2:6] == data[2:6]:
+                        results[rank] = V2Packet.unpack(answer).values
+        if len(results) == len(job.sockets):
+            return [results[rank] for rank in range(len(job.sockets))]
+        assert time.monotonic() < deadline, f"round {number} did not come back"
+
+
+def test_room_for_so_many_jobs_and_no_more(dataplane):
+    for number in range(MAX_JOBS):
+        dataplane.start_job(JobSpec(number, 2, 1, 1, 256, ((address_of(1, number), 5000),)))
+    with pytest.raises(ConfigError, match="no room for another job: at most 256 jobs"):
+        dataplane.start_job(JobSpec(1000, 2, 1, 1, 256, (("127.9.9.9", 1),)))
+    dataplane.stop_job(17)
+    dataplane.start_job(JobSpec(1000, 2, 1, 1, 256, (("127.9.9.9", 1),)))
+
+
+def test_a_restarted_job_has_clean_slots(dataplane, marker, bind):
+    job = Workers(dataplane, bind, 1, 2)
+    job.send(0, job.packet(0, 0, np.full(64, 5)))
+    marker.pass_through()
+    assert dataplane.counters(1).slots_in_use == 1
+    dataplane.stop_job(1)
+    dataplane.start_job(job.spec)
+    assert dataplane.counters(1).slots_in_use == 0
+    for rank in range(2):
+        job.send(rank, job.packet(0, 0, np.full(64, 1)))
+    marker.pass_through()
+    assert [data for data, _ in drain(job.sockets[0])] == [job.packet(0, 0, np.full(64, 2), kind=RESULT)]
