@@ -57,7 +57,7 @@ class Fabric:
         from emulator.testbed.nodes import Net  # needs Mininet, which `check_programs` has looked for
 
         self.layout = layout
-        self._captures: list[subprocess.Popen] = []
+        self._captures: list[subprocess.Popen[bytes]] = []
         self._wires: Wires | None = None
         self.switch = _name(ROOT, os.getpid())
         self.switch.set_sysctl(
@@ -120,8 +120,8 @@ class Fabric:
         named: dict[str, list[tuple[Namespace, str]]] = {}
         for number, cable in enumerate(self.layout.cables):
             which = "" if number < self.layout.hosts else "trunks "
-            for way, end in zip(("up", "down"), self._ends(cable), strict=True):
-                named.setdefault(which + way, []).append(end)
+            for direction, end in zip(("up", "down"), self._ends(cable), strict=True):
+                named.setdefault(which + direction, []).append(end)
         return {name: star.queue_counts(interfaces) for name, interfaces in named.items()}
 
     def links(self) -> dict[str, dict[str, int]]:
@@ -141,12 +141,12 @@ class Fabric:
         command = ["tcpdump", "-Z", "root", "-U", "-w", str(file), "-i", interface]
         process = space.popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert process.stderr is not None
-        said = b""
-        while b"listening" not in said:
+        message = b""
+        while b"listening" not in message:
             line = process.stderr.readline()
             if not line:
-                raise ConfigError(f"can't capture to {file}: {said.decode(errors='replace').strip()}")
-            said = line
+                raise ConfigError(f"can't capture to {file}: {message.decode(errors='replace').strip()}")
+            message = line
         self._captures.append(process)
 
     def close(self) -> None:
@@ -183,10 +183,10 @@ class Fabric:
 
 def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
     """Raises ConfigError that says what is missing on this machine: for a kind of switch, and for captures."""
-    wanted = {"ip": "iproute2", "tc": "iproute2", "mnexec": "mininet", "ifconfig": "net-tools"}
+    packages = {"ip": "iproute2", "tc": "iproute2", "mnexec": "mininet", "ifconfig": "net-tools"}
     if with_captures:
-        wanted["tcpdump"] = "tcpdump"
-    lacking = [f"{name} (Debian: {package})" for name, package in wanted.items() if not find_program(name)]
+        packages["tcpdump"] = "tcpdump"
+    lacking = [f"{name} (Debian: {package})" for name, package in packages.items() if not find_program(name)]
     if switch == BMV2 and not find_program("simple_switch"):
         lacking.append("simple_switch (of p4lang's behavioral-model)")
     if importlib.util.find_spec("mininet") is None and not (DEBIAN_PACKAGES / "mininet").is_dir():

@@ -1,8 +1,8 @@
-"""Network namespaces that leave nothing behind: made here, entered by processes that die with us, gone afterwards.
+"""Network namespaces that leave nothing behind: created here, entered by processes that die with us, then removed.
 
 A `Lab` owns all namespaces of one process. Their names begin with that process's pid and start time, so that a later
-Lab recognizes what a process left that was killed, and removes it. What connects the namespaces is said elsewhere
-(star.py). Needs root and iproute2.
+Lab recognizes and removes those of a process that was killed. What connects the namespaces is elsewhere (star.py).
+Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +38,7 @@ Result = TypeVar("Result")
 
 
 class Namespace:
-    """One network namespace by name. Made by `Lab.add`."""
+    """One network namespace, by name; `Lab.add` creates it."""
 
     def __init__(self, name: str):
         self.name = name
@@ -52,21 +53,13 @@ class Namespace:
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run `function` on a thread that is inside, and return what it returns. Sockets that it opens stay there."""
-        outcome: list[Any] = []
 
-        def inside() -> None:
-            try:
-                enter(self.name)
-                outcome.extend((function(), None))
-            except BaseException as error:
-                outcome.extend((None, error))
+        def inside() -> Result:
+            enter(self.name)
+            return function()
 
-        thread = threading.Thread(target=inside)
-        thread.start()
-        thread.join()
-        if outcome[1] is not None:
-            raise outcome[1]
-        return outcome[0]
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(inside).result()
 
     def set_sysctl(self, **values: object) -> None:
         """Write files below /proc/sys/net; `__` in a key stands for a slash: `ipv4__tcp_congestion_control="cubic"`.
@@ -84,7 +77,7 @@ class Namespace:
 
         self.call(write)
 
-    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen:
+    def popen(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a program inside. It is killed when the calling thread ends, however that happens; Ctrl-C in the
         terminal does not reach it.
         """
@@ -112,7 +105,7 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _deaf(bool(self._handlers)):
+        with _signals_ignored(bool(self._handlers)):
             self.close()
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -155,15 +148,15 @@ def sweep() -> list[str]:
 
 
 def run(command: Sequence[str], stdin: str = "") -> str:
-    """Run a program of iproute2 and return what it printed. Raises SwitchMLError with what it had to say."""
+    """Run a program of iproute2 and return its output. Raises SwitchMLError with its error message."""
     program = find_program(command[0])
     if program is None:
         raise ConfigError(f"not found: {command[0]}; install it with: apt install iproute2")
     # A session of its own: Ctrl-C must not stop it half-way through a batch.
     done = subprocess.run([program, *command[1:]], input=stdin, capture_output=True, text=True, start_new_session=True)
     if done.returncode:
-        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise SwitchMLError(f"{' '.join(command)}: {said}")
+        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise SwitchMLError(f"{' '.join(command)}: {reason}")
     return done.stdout
 
 
@@ -206,7 +199,7 @@ def _existing() -> list[str]:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if there is none that runs."""
+    """When a process started, in clock ticks since boot (proc(5), stat field 22); None if it does not run."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -221,8 +214,8 @@ def raise_exit(number: int, _: object) -> None:
 
 
 @contextlib.contextmanager
-def _deaf(is_main_thread: bool) -> Iterator[None]:
-    """Ignore Ctrl-C and its like for a moment."""
+def _signals_ignored(is_main_thread: bool) -> Iterator[None]:
+    """Ignore Ctrl-C, SIGTERM and SIGHUP, which only the main thread can."""
     if not is_main_thread:
         yield
         return

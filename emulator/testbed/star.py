@@ -209,7 +209,7 @@ class Wires:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Frames on all links since the start by link.COUNTS, "up" and "down"."""
-        counts = json.loads(self._ask())
+        counts = json.loads(self._request())
         return {
             name: dict(zip(COUNTS, map(sum, zip(*rows, strict=True)), strict=True))
             for name, rows in (("up", counts[0::2]), ("down", counts[1::2]))
@@ -219,12 +219,13 @@ class Wires:
         self._process.kill()
         self._process.communicate()
 
-    def _ask(self) -> str:
+    def _request(self) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
             print("counts", file=stdin, flush=True)
-            if line := stdout.readline():
+            line: str = stdout.readline()
+            if line:
                 return line
         except OSError:
             pass
@@ -249,8 +250,8 @@ def has_udp_trains() -> bool:
     """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it, links of
     our own see single packets, and cost that much more.
     """
-    major, minor = platform.release().split(".")[:2]
-    return (int(major), int(re.match(r"\d+", minor)[0])) >= (6, 2)
+    major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
+    return (major, minor) >= (6, 2)
 
 
 def wait_until_up(space: Namespace) -> None:
@@ -270,7 +271,7 @@ def wait_until_up(space: Namespace) -> None:
 
 def _is_up(link: dict[str, Any]) -> bool:
     port = link.get("linkinfo", {}).get("info_slave_data", {})
-    return link["operstate"] == "UP" and port.get("state", "forwarding") == "forwarding"
+    return bool(link["operstate"] == "UP" and port.get("state", "forwarding") == "forwarding")
 
 
 def queue_counts(interfaces: Iterable[tuple[Namespace, str]]) -> QueueCounts:

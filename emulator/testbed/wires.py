@@ -51,9 +51,9 @@ def main() -> None:
         )
         compile_once(serve, links, stop)
         groups.append(links)
-    threads = [threading.Thread(target=serve, args=(links, stop), daemon=True) for links in groups]
-    for thread in threads:
-        thread.start()
+    workers = [threading.Thread(target=serve, args=(links, stop), daemon=True) for links in groups]
+    for worker in workers:
+        worker.start()
     print("ready", flush=True)
     for _ in sys.stdin:
         counts = np.zeros((2 * len(sockets), len(COUNTS)), np.int64)
@@ -62,8 +62,8 @@ def main() -> None:
             counts[2 * i + 1 :: 2 * len(groups)] = links.counts[1::2]
         print(json.dumps(counts.tolist()), flush=True)
     os.eventfd_write(stop, 1)
-    for thread in threads:
-        thread.join()
+    for worker in workers:
+        worker.join()
 
 
 if __name__ == "__main__":

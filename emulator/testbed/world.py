@@ -17,7 +17,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from emulator.testbed.namespaces import ENDING_SIGNALS, NETNS_DIR, call_libc, raise_exit, run
 from switchml.errors import ConfigError, SwitchMLError
@@ -65,10 +65,10 @@ def call(function: Callable[[], Result]) -> Result:
             signal.signal(number, handler)
     if not answer:
         raise WorldLost(f"the process inside ended without an answer, with status {status:#x}")
-    ended_well, value = pickle.loads(answer)
-    if not ended_well:
-        raise value
-    return value
+    result, error = pickle.loads(answer)
+    if error is not None:
+        raise error
+    return cast("Result", result)
 
 
 def _fork_into_own_processes() -> int:
@@ -97,12 +97,12 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
             os._exit(1)
         _furnish()
         try:
-            answer = True, function()
+            answer: tuple[object, SwitchMLError | None] = function(), None
         except SwitchMLError as error:
-            answer = False, error
+            answer = None, error
         except Exception as error:
             traceback.print_exc()
-            answer = False, SwitchMLError(f"{type(error).__name__}: {error}")
+            answer = None, SwitchMLError(f"{type(error).__name__}: {error}")
         with os.fdopen(writer, "wb") as pipe:
             pickle.dump(answer, pipe)
         sys.stdout.flush()

@@ -2,9 +2,9 @@
 loop.
 
 `SoftwareDataplane` implements the control plane's `Dataplane`. One thread owns all state and spends its life in
-`aggregator_loop.serve`, which holds no GIL and makes no Python object; whoever wants to change a job hands that thread
-a function and wakes it (the loop returns, the function runs, the loop goes on). Each job has its own slots; a table
-from sender to (job, rank) is all they share.
+`loop.serve`, which holds no GIL and makes no Python object; whoever wants to change a job hands that thread a function
+and wakes it: the loop returns, the function runs, the loop starts again. Each job has its own slots; all that jobs
+share is a table from sender to (job, rank).
 """
 
 import logging
@@ -13,13 +13,15 @@ import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import numpy as np
 
 from switchml.aggregator import loop as compiled
 from switchml.aggregator.loop import MAX_JOBS, MAX_SENDERS
-from switchml.control.dataplane import JobCounters, JobSpec
+from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.net import impair, shm, sockets, udp
@@ -31,18 +33,22 @@ log = logging.getLogger("switchml.aggregator")
 
 SOCKET_BUFFER_BYTES = 16 << 20
 
+Result = TypeVar("Result")
+
 
 class _JobState:
-    """A job's arrays, and what is remembered for `counters`."""
+    """A job's arrays, and since when its rounds have been open, for `counters`."""
 
-    def __init__(self, spec: JobSpec, shared: bool):
+    def __init__(self, spec: JobSpec, shared: bool) -> None:
         self.spec = spec
-        self.segment, self.segment_name, self._segment_fd = None, "", -1
+        self.segment: shm.Segment | None = None
+        self.segment_name, self._segment_fd = "", -1
         if shared and spec.protocol == 2:
             try:
                 self.segment, self._segment_fd, self.segment_name = shm.create(spec.workers, spec.slots)
             except OSError as error:
                 log.warning("job %d: no shared memory (%s); its ranks will use UDP", spec.job_id, error)
+        self.pool: Pool | PoolV1
         if spec.protocol == 1:
             self.pool = PoolV1(workers=spec.workers, payload_bytes=spec.payload_bytes)
         else:
@@ -61,9 +67,11 @@ class _JobState:
         self.index = -1
         self.opened: dict[int, tuple[int, float]] = {}
 
-    def entry(self) -> tuple:
+    def entry(self) -> tuple[int, ...]:
+        """The job's row in the compiled loop's table (JOB_ENTRY)."""
         pool = self.pool
-        seen = pool.seen.ctypes.data if self.spec.protocol == 2 else 0
+        assert pool.rows is not None and pool.wide is not None
+        seen = pool.seen.ctypes.data if isinstance(pool, Pool) else 0
         return (
             self.spec.protocol,
             self.spec.workers,
@@ -84,7 +92,7 @@ class _JobState:
         )
 
     def close(self) -> None:
-        """Nobody can attach to the shared memory any more; who has it mapped keeps it."""
+        """Let nobody attach to the shared memory any more; who has it mapped keeps it."""
         if self._segment_fd >= 0:
             os.close(self._segment_fd)
             self._segment_fd = -1
@@ -100,14 +108,30 @@ class _JobState:
 
     def missing(self, row: int) -> set[int]:
         """Ranks that have not contributed to a row's round."""
-        if self.spec.protocol == 1:
+        if isinstance(self.pool, PoolV1):
             bitmap = int(self.pool.slots["bitmap"][row])
         else:
             bitmap = sum(int(word) << (64 * i) for i, word in enumerate(self.pool.seen[row]))
-        return {rank for rank in range(self.spec.workers) if not bitmap >> rank & 1}
+        return {rank for rank in range(self.spec.workers) if bitmap >> rank & 1 == 0}
 
 
-class SoftwareDataplane:
+class SoftwareTraits:
+    """What a software aggregator tells the control plane about itself, of one thread or several."""
+
+    kind = "software"
+    buffer_a_rank = False
+    transports = ("shm", "udp", "zmq")
+    padded = dense_only = False
+    mac = 0
+
+    def link(self, job_id: int, rank: int) -> None:
+        """Agents need nothing but the address."""
+
+    def failed(self) -> dict[int, str]:
+        return {}
+
+
+class SoftwareDataplane(SoftwareTraits):
     """The aggregator's data side on a UDP socket of `bind`:`port` (0: any free port).
 
     `slot_capacity`: slots that v2 jobs may have together (2 kB of memory each). `loss_rate`, `reorder_rate`,
@@ -115,12 +139,6 @@ class SoftwareDataplane:
     repeatable. `shared_memory`: let ranks of this machine and user hand packets over in memory (not with a rate above
     0, which is for the network to have). Raises ConfigError if the address can't be bound or a rate is no probability.
     """
-
-    kind = "software"
-    buffer_a_rank = False
-    transports = ("shm", "udp", "zmq")
-    padded = dense_only = False
-    mac = 0
 
     def __init__(
         self,
@@ -133,7 +151,7 @@ class SoftwareDataplane:
         duplicate_rate: float = 0.0,
         seed: int = 0,
         shared_memory: bool = True,
-    ):
+    ) -> None:
         self.slot_capacity = slot_capacity
         uplink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 1)
         downlink = impair.new_impairment(loss_rate, reorder_rate, duplicate_rate, 2 * seed + 2)
@@ -146,12 +164,12 @@ class SoftwareDataplane:
             raise ConfigError(
                 f"data port {bind}:{port}: {error.strerror}; choose another with --data-port, or 0 for any free one"
             ) from None
-        self.address = self._socket.getsockname()
+        self.address: Address = self._socket.getsockname()
         self.receive_buffer_bytes = sockets.grow_buffers(self._socket, SOCKET_BUFFER_BYTES)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._loop = compiled.new_loop(self._socket, self._wake, uplink, downlink)
         self._jobs: dict[int, _JobState] = {}
-        self._requests: queue.SimpleQueue = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()  # between _in_loop and stop: no request may come after the last look at the queue
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="switchml-aggregator", daemon=True)
@@ -196,12 +214,12 @@ class SoftwareDataplane:
             except BaseException as error:
                 future.set_exception(error)
 
-    def _in_loop(self, action):
+    def _in_loop(self, action: Callable[[], Result]) -> Result:
         """Run `action` on the thread that owns the arrays, between two batches; returns its result."""
         with self._lock:
             serving = self._thread.ident is not None and not self._stopping
             if serving:
-                future: Future = Future()
+                future: Future[Result] = Future()
                 self._requests.put((action, future))
                 os.eventfd_write(self._wake, 1)
         if serving:
@@ -222,6 +240,7 @@ class SoftwareDataplane:
             return []
         job = next(job for job in self._jobs.values() if job.index == value >> 16)
         if action == MULTICAST:
+            assert job.pool.rows is not None
             result = job.pool.rows[row, -length:].tobytes()
             return [(endpoint, result) for endpoint in job.endpoints.tolist()]
         size = wire_format.HEADER_BYTES + wire_format.BITMAP_BYTES if action == WAITING else length
@@ -264,11 +283,11 @@ class SoftwareDataplane:
                 state.endpoints[rank] = udp.endpoint(*address)
         self._rebuild_senders()
 
-    def set_address(self, job_id: int, rank: int, address: tuple[str, int], mac: int = 0) -> None:
+    def set_address(self, job_id: int, rank: int, address: Address, mac: int = 0) -> None:
         """v1: a rank's address became known. Raises ConfigError if it belongs to somebody else, KeyError for an unknown
         job."""
 
-        def install():
+        def install() -> None:
             state = self._jobs[job_id]
             self._check_address(state.spec, rank, address)
             state.endpoints[rank] = udp.endpoint(*address)
@@ -277,7 +296,7 @@ class SoftwareDataplane:
         self._in_loop(install)
 
     def stop_job(self, job_id: int) -> None:
-        def remove():
+        def remove() -> None:
             state = self._jobs.pop(job_id, None)
             if state is not None:
                 self._loop.jobs[state.index]["protocol"] = 0
@@ -286,17 +305,11 @@ class SoftwareDataplane:
 
         self._in_loop(remove)
 
-    def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
+    def address_for(self, sender: Address) -> Address:
         return self.address
 
     def segment(self, job_id: int) -> str:
         return self._jobs[job_id].segment_name
-
-    def link(self, job_id: int, rank: int) -> None:
-        """Agents need nothing but the address."""
-
-    def failed(self) -> dict[int, str]:
-        return {}
 
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job. Ranks count as missing when the round was open at a call at least a
@@ -304,7 +317,8 @@ class SoftwareDataplane:
         state = self._jobs[job_id]
         ranks = tuple(dict(zip(COUNTERS, (int(v) for v in row), strict=True)) for row in state.pool.counters)
         rows, marks = state.open_rounds()
-        now, opened, missing = time.monotonic(), {}, set()
+        now, opened = time.monotonic(), {}
+        missing: set[int] = set()
         for row, mark in zip(rows.tolist(), marks.tolist(), strict=True):
             before = state.opened.get(row)
             opened[row] = before if before is not None and before[0] == mark else (mark, now)
@@ -316,7 +330,7 @@ class SoftwareDataplane:
     def refused(self) -> dict[str, int]:
         return {"refused_address": int(self._loop.totals[0])}
 
-    def _check_address(self, spec: JobSpec, rank: int, address: tuple[str, int]) -> None:
+    def _check_address(self, spec: JobSpec, rank: int, address: Address) -> None:
         value = udp.endpoint(*address)
         for job in self._jobs.values():
             for other, known in enumerate(job.endpoints):

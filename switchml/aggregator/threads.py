@@ -1,31 +1,26 @@
 """Several aggregator threads as one data plane: each has its own UDP port, its own slots, and its own jobs.
 
 Threads share nothing, so they scale with the cores. A job lives on one of them; one that needs more than a core joins
-several times, by listing the aggregator as often (`host:50099,host:50099`), and its shards land on different threads.
-Sessions of protocol v1, whose agents know one port only, live on the first.
+several times, by listing the aggregator several times (`host:50099,host:50099`), and its shards are on different
+threads. Sessions of protocol v1, whose agents know only one port, are on the first.
 """
 
 import threading
 from collections import Counter
+from typing import Any
 
-from switchml.aggregator.software import SoftwareDataplane
+from switchml.aggregator.software import SoftwareDataplane, SoftwareTraits
 from switchml.control.dataplane import Address, JobCounters, JobSpec
 from switchml.errors import ConfigError
 from switchml.protocol import packet as wire_format
 
 
-class ThreadedDataplane:
+class ThreadedDataplane(SoftwareTraits):
     """`threads` SoftwareDataplanes on ports `port`, `port` + 1, … (0: any free ones) behind the interface of one.
 
     Other options are SoftwareDataplane's; `slot_capacity` is that of all threads together. Raises ConfigError if a port
     can't be had.
     """
-
-    kind = "software"
-    buffer_a_rank = False
-    transports = ("shm", "udp", "zmq")
-    padded = dense_only = False
-    mac = 0
 
     def __init__(
         self,
@@ -35,8 +30,8 @@ class ThreadedDataplane:
         threads: int,
         slot_capacity: int = 65536,
         seed: int = 0,
-        **options,
-    ):
+        **options: Any,
+    ) -> None:
         if threads < 1 or (port and port + threads - 1 > 65535):
             raise ConfigError(f"{threads} threads from data port {port} on: expected at least 1, on ports up to 65535")
         self.slot_capacity = slot_capacity
@@ -113,12 +108,6 @@ class ThreadedDataplane:
 
     def segment(self, job_id: int) -> str:
         return self._homes[job_id].segment(job_id)
-
-    def link(self, job_id: int, rank: int) -> None:
-        """Agents need nothing but the address."""
-
-    def failed(self) -> dict[int, str]:
-        return {}
 
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job."""

@@ -1,8 +1,8 @@
 """Ports that are files: interface X reads X_in.pcap and writes X_out.pcap (simple_switch's --use-files).
 
 As there, each input is opened when its port is added, which waits for a writer where it is a named pipe; reading starts
-some seconds later, with the first frame of every file; and of the frames at hand the one with the earliest time comes
-next. The times say nothing else: there are no pauses between frames.
+some seconds later, with the first frame of every file; and the file whose next frame has the earliest time comes next.
+The times have no other effect: there are no pauses between frames.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ IN_PCAP, OUT_PCAP = "in_pcap", "out_pcap"
 
 
 class FilePorts(Ports):
-    """`wait_s`: seconds between `start` and the first frame. `on_error` is called with what went wrong in a file, from
-    the thread that reads."""
+    """`wait_s`: seconds between `start` and the first frame. `on_error` is called with an error in a file, from the
+    thread that reads."""
 
     def __init__(self, wait_s: float, on_error: Callable[[ConfigError], None] | None = None) -> None:
         self.wait_s = wait_s
@@ -54,24 +54,24 @@ class FilePorts(Ports):
     def _read_all(self, take: Take) -> None:
         try:
             time.sleep(self.wait_s)
-            at_hand: dict[int, Captured] = {}
+            next_frames: dict[int, Captured] = {}
             for number in list(self._readers):
-                self._advance(number, at_hand)
-            while at_hand:
-                number = min(at_hand, key=lambda key: at_hand[key].time_ns)
-                take([(number, at_hand[number].data)])
-                self._advance(number, at_hand)
+                self._advance(number, next_frames)
+            while next_frames:
+                number = min(next_frames, key=lambda key: next_frames[key].time_ns)
+                take([(number, next_frames[number].data)])
+                self._advance(number, next_frames)
         except ConfigError as error:
             log.critical("%s", error)
             if self.on_error is not None:
                 self.on_error(error)
 
-    def _advance(self, number: int, at_hand: dict[int, Captured]) -> None:
-        """Wait for a port's next frame; nothing is at hand any more at the end of its file."""
-        at_hand.pop(number, None)
+    def _advance(self, number: int, next_frames: dict[int, Captured]) -> None:
+        """Wait for a port's next frame; at the end of its file there is none."""
+        next_frames.pop(number, None)
         captured = self._readers[number].read()
         if captured is not None:
-            at_hand[number] = captured
+            next_frames[number] = captured
 
     def send(self, frames: Frames) -> None:
         for number, data in frames:
@@ -79,5 +79,7 @@ class FilePorts(Ports):
                 self._writers[number].write(data)
 
     def close(self) -> None:
-        for file in (*self._readers.values(), *self._writers.values()):
-            file.close()
+        for reader in self._readers.values():
+            reader.close()
+        for writer in self._writers.values():
+            writer.close()

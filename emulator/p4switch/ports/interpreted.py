@@ -40,14 +40,14 @@ class Kernel:
 
 def interpreted(kernel: Dispatcher) -> Callable[..., Any]:
     """A kernel's Python function; the kernels that it calls are interpreted, too."""
-    return _of(kernel)
+    function = kernel.py_func
+    return _REPLACED.get(kernel) or FunctionType(function.__code__, _globals(function.__globals__))
 
 
 def _of(value: Any) -> Any:
     """What stands for a global name's value."""
     if isinstance(value, Dispatcher):
-        function = value.py_func
-        return _REPLACED.get(value) or FunctionType(function.__code__, _globals(function.__globals__))
+        return interpreted(value)
     if isinstance(value, ModuleType) and value.__name__.startswith("switchml."):
         return SimpleNamespace(**_globals(vars(value)))
     return _INTRINSICS.get(getattr(value, "__name__", ""), value)
@@ -65,12 +65,8 @@ def _globals(names: dict[str, Any]) -> dict[str, Any]:
     return _twins[module]
 
 
-def _array_at(kind: type) -> Callable[[int, int], np.ndarray]:
-    def array(address: int, count: int) -> np.ndarray:
-        size = int(count) * np.dtype(kind).itemsize
-        return np.frombuffer((ctypes.c_char * size).from_address(int(address)), kind) if size else np.zeros(0, kind)
-
-    return array
+def _u8_at(address: int, count: int) -> np.ndarray:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * int(count)).from_address(int(address)))
 
 
 def _store(address: int, value: int) -> None:
@@ -84,15 +80,15 @@ def _ones_sum(at: int, count: int, start: int) -> int:
 
 
 def _recvmmsg(fd: int, headers: np.ndarray, count: int, flags: int) -> int:
-    return _libc.recvmmsg(int(fd), ctypes.c_void_p(headers.ctypes.data), int(count), flags, None)
+    return int(_libc.recvmmsg(int(fd), ctypes.c_void_p(headers.ctypes.data), int(count), flags, None))
 
 
 def _sendmmsg(fd: int, headers: np.ndarray, first: int, count: int, flags: int) -> int:
-    return _libc.sendmmsg(int(fd), ctypes.c_void_p(headers[first:].ctypes.data), int(count), flags)
+    return int(_libc.sendmmsg(int(fd), ctypes.c_void_p(headers[first:].ctypes.data), int(count), flags))
 
 
 _REPLACED: dict[Dispatcher, Callable[..., Any]] = {
-    memory.u8_at: _array_at(np.uint8),
+    memory.u8_at: _u8_at,
     memory.copy_bytes: lambda to, source, count: ctypes.memmove(int(to), int(source), int(count)),
     checksum.ones_sum: _ones_sum,
     libc.recvmmsg: _recvmmsg,

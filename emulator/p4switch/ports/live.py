@@ -93,7 +93,7 @@ class InterfacePort(LivePort):
             return False
 
     def receive(self, batch: Batch) -> int:
-        n = self._receive(self._io, self._ring, self.socket.fileno(), batch)
+        n: int = self._receive(self._io, self._ring, self.socket.fileno(), batch)
         batch.port[:n] = self.number
         return n
 
@@ -127,7 +127,7 @@ class UdpPort(LivePort):
         self._send_batch = Kernel(udp.send_batch, self._io, self._packets, 0)
 
     def receive(self, batch: Batch) -> int:
-        n = self._receive(self._io, self._packets)
+        n: int = self._receive(self._io, self._packets)
         if n and not self._is_fixed:
             self.peer = int(self._packets.endpoint[n - 1])
         batch.port[:n] = self.number
@@ -192,8 +192,8 @@ class LivePorts(Ports):
             else:
                 port = InterfacePort(number, interface, self._io)
             if pcap_dir:
-                name = interface.replace("/", "_")
-                self._dumps[number] = tuple(PcapWriter(Path(pcap_dir, f"{name}_{way}.pcap")) for way in ("in", "out"))
+                dump, name = Path(pcap_dir), interface.replace("/", "_")
+                self._dumps[number] = PcapWriter(dump / f"{name}_in.pcap"), PcapWriter(dump / f"{name}_out.pcap")
             self._ports[number] = self._of_fd[port.socket.fileno()] = port
             self._poller.register(port.socket.fileno(), select.POLLIN)
             if self._thread is not None:
@@ -236,9 +236,8 @@ class LivePorts(Ports):
                 if fd == self._wake:
                     os.eventfd_read(fd)
                 with self._lock:
-                    port = self._of_fd.get(fd)
-                    if port is not None:
-                        self._serve_port(port, take, take_batch)
+                    if fd in self._of_fd:
+                        self._serve_port(self._of_fd[fd], take, take_batch)
 
     @staticmethod
     def _warm(port: LivePort) -> None:

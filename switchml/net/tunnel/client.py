@@ -24,11 +24,11 @@ class TunnelClient:
     `close`.
 
     `address` is where the agent sends its packets, `data_address` where the aggregator sees them come from (both IPv4,
-    port), and `receive_buffer_bytes` the smaller of the receive buffers on the way. A connection that breaks is made
-    again. Raises JoinError if the tunnel does not answer within `timeout_s` seconds, or refuses.
+    port), and `receive_buffer_bytes` the smaller of the receive buffers on the way. A connection that breaks is
+    re-established. Raises JoinError if the tunnel does not answer within `timeout_s` seconds, or refuses.
     """
 
-    def __init__(self, url: str, agent: tuple[str, int], *, timeout_s: float = 60.0):
+    def __init__(self, url: str, agent: tuple[str, int], *, timeout_s: float = 60.0) -> None:
         self.url = url
         buffers = Buffers()  # before the hello: it may take a while
         self._context = zmq.Context()
@@ -53,12 +53,12 @@ class TunnelClient:
         self._lost = ""
         self._stopping = False
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="switchml-tunnel", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._relay,), name="switchml-tunnel", daemon=True)
         self._thread.start()
 
     def on_lost(self, callback: Callable[[str], None]) -> None:
         """Call `callback(reason)`, from the client's thread or at once, if the server no longer knows this client: it
-        was started again, or the connection was away for too long. Nothing is relayed any more then.
+        was restarted, or the connection was lost for too long. Nothing is relayed from then on.
         """
         with self._lock:
             self._on_lost = callback
@@ -105,8 +105,8 @@ class TunnelClient:
 
     # Everything below runs in the thread.
 
-    def _run(self) -> None:
-        fd = self._relay.socket.fileno()
+    def _run(self, relay: Relay) -> None:
+        fd = relay.socket.fileno()
         poller = zmq.Poller()
         poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
@@ -115,11 +115,11 @@ class TunnelClient:
         while not self._stopping:
             ready = dict(poller.poll())
             if ready.get(self._dealer, 0) & zmq.POLLIN:
-                self._take_messages()
-            if self._lost:  # and whoever was told may have closed all sockets by now
+                self._take_messages(relay)
+            if self._lost:  # and the callback may have closed all sockets by now
                 return
             if fd in ready:
-                waiting = self._relay.fetch()
+                waiting = relay.fetch()
             if waiting is None:
                 continue
             # While the queue is full the agent's packets stay in the socket, whose buffer is bounded too.
@@ -131,7 +131,7 @@ class TunnelClient:
             poller.modify(self._dealer, zmq.POLLIN if waiting is None else zmq.POLLIN | zmq.POLLOUT)
             poller.modify(fd, zmq.POLLIN if waiting is None else 0)
 
-    def _take_messages(self) -> None:
+    def _take_messages(self, relay: Relay) -> None:
         for _ in range(TURN):
             try:
                 frame = self._dealer.recv(zmq.DONTWAIT, copy=False)
@@ -139,7 +139,7 @@ class TunnelClient:
                 return
             kind = frame.buffer[0] if len(frame) else 0
             if kind == PACKETS:
-                self._relay.deliver(frame)
+                relay.deliver(frame)
             elif kind == STRANGER:
                 self._give_up("the tunnel's server does not know this rank any more; was it started again?")
                 return
@@ -154,7 +154,7 @@ class TunnelClient:
 
 
 def choose_address(addresses: Iterable[str], host: str) -> str:
-    """Of a server's `addresses` the best for a client here: ipc:// if that file is on this machine, else tcp://, at
+    """The best of a server's `addresses` for a client here: ipc:// if that file is on this machine, else tcp://, at
     `host` if the server listens on all its addresses. Raises JoinError if there is none.
     """
     addresses = tuple(addresses)

@@ -26,7 +26,7 @@ LINGER_S = 0.2
 class Relay:
     """A connected UDP socket that turns messages into packets and back. Relays of one thread share their `Buffers`."""
 
-    def __init__(self, peer: tuple[str, int], bind_ip: str | None, buffers: Buffers):
+    def __init__(self, peer: tuple[str, int], bind_ip: str | None, buffers: Buffers) -> None:
         self._buffers = buffers
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -43,7 +43,7 @@ class Relay:
             raise
 
     def turn_to(self, peer: tuple[str, int]) -> None:
-        """Exchange packets with somebody else from now on."""
+        """Exchange packets with another peer from now on."""
         self.socket.connect(peer)
         self._to = udp.endpoint(*peer)
 
@@ -55,7 +55,7 @@ class Relay:
     def deliver(self, frame: zmq.Frame) -> bool:
         """Send the packets of a message; False if it was none."""
         data = np.frombuffer(frame.buffer, np.uint8)
-        return scatter(self._io, self._buffers.packets, data.ctypes.data, data.size, self._to) >= 0
+        return bool(scatter(self._io, self._buffers.packets, data.ctypes.data, data.size, self._to) >= 0)
 
     def close(self) -> None:
         self.socket.close()
@@ -64,12 +64,12 @@ class Relay:
 class Buffers:
     """Memory for one batch, and the kernels that use it, compiled."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             self._io = udp.new_udp_io(sock)
         self.packets = udp.new_packets(udp.RECEIVE_PACKETS)
         self.message = np.zeros(MESSAGE_BYTES, np.uint8)
-        self.view = memoryview(self.message)
+        self.view = self.message.data
         compile_once(gather, self._io, self.packets, self.message)
         compile_once(scatter, self._io, self.packets, 0, 0, 0)
 
@@ -78,11 +78,12 @@ class Buffers:
         return self._io._replace(config=np.array([sock.fileno(), segment], np.int64))
 
 
-def new_socket(context: zmq.Context, kind: int) -> zmq.Socket:
-    made = context.socket(kind)
-    made.linger = int(LINGER_S * 1000)
-    made.set_hwm(QUEUE_MESSAGES)
-    made.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
-    made.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
-    made.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
-    return made
+def new_socket(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
+    """A ZeroMQ socket with bounded queues, and heartbeats that notice a broken connection."""
+    zmq_socket = context.socket(kind)
+    zmq_socket.linger = int(LINGER_S * 1000)
+    zmq_socket.set_hwm(QUEUE_MESSAGES)
+    zmq_socket.setsockopt(zmq.MAXMSGSIZE, MESSAGE_BYTES)
+    zmq_socket.setsockopt(zmq.HEARTBEAT_IVL, int(HEARTBEAT_S * 1000))
+    zmq_socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(CONNECTION_TIMEOUT_S * 1000))
+    return zmq_socket

@@ -43,14 +43,15 @@ _STALE_S = 60.0
 
 
 class _Peer:
-    """One client: its ROUTER identity and its socket towards the aggregator. `gone_since`: when its connection was
-    missed first; `settled`: it has sent packets, so its job runs and its socket is turned to the job's address.
+    """One client: its ROUTER identity and its socket towards the aggregator. `disconnected_at`: when its
+    connection was missed first; `is_settled`: it has sent packets, so its job runs and its socket is connected to the
+    job's address.
     """
 
     def __init__(self, identity: bytes, relay: Relay):
         self.identity, self.relay = identity, relay
-        self.settled = False
-        self.gone_since: float | None = None
+        self.is_settled = False
+        self.disconnected_at: float | None = None
 
     @property
     def welcome(self) -> bytes:
@@ -91,7 +92,7 @@ class TunnelServer:
         self._router = new_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a client that is back before we noticed that it was gone
-        self._folder: tempfile.TemporaryDirectory | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
             self._router.bind(f"tcp://{bind}:{port or '*'}")
         except zmq.ZMQError as error:
@@ -174,9 +175,9 @@ class TunnelServer:
             head = bytes(frames[0].buffer[:2]) if len(frames) == 1 else b""
             peer = self._peers.get(name)
             if head == plain(PACKETS) and peer is not None:
-                if not peer.settled and self._address_for is not None:
+                if not peer.is_settled and self._address_for is not None:
                     peer.relay.turn_to(_reachable(self._address_for(peer.relay.address)))
-                peer.settled = True
+                peer.is_settled = True
                 if not peer.relay.deliver(frames[0]):
                     log.warning("a client of the tunnel sent %d bytes that are no packets", len(frames[0]))
             elif head[:1] == bytes((HELLO,)):
@@ -204,7 +205,7 @@ class TunnelServer:
             self._poller.register(peer.relay.socket.fileno(), zmq.POLLIN)
         self._send(name, self._peers[name].welcome)
 
-    def _send(self, name: bytes, message) -> bool:
+    def _send(self, name: bytes, message: bytes | memoryview) -> bool:
         """False if the client's queue is full or it is not connected."""
         peer = self._peers.get(name)
         sent = connected = False
@@ -217,14 +218,14 @@ class TunnelServer:
             if error.errno != zmq.EHOSTUNREACH:
                 raise
         if peer is not None:
-            peer.gone_since = None if connected else peer.gone_since or time.monotonic()
+            peer.disconnected_at = None if connected else peer.disconnected_at or time.monotonic()
         return sent
 
     def _probe(self, now: float) -> None:
         """Whose connection is gone shows when something is sent there."""
         for peer in list(self._peers.values()):
             self._send(peer.identity, plain(PROBE))
-            if peer.gone_since is not None and now - peer.gone_since >= self._grace_s:
+            if peer.disconnected_at is not None and now - peer.disconnected_at >= self._grace_s:
                 log.info("forgot a client of the tunnel: its connection is gone")
                 self._forget(peer)
 
@@ -244,8 +245,8 @@ def _sweep() -> None:
     """Remove the socket files of this user's servers that were killed: those where nobody listens."""
     for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_FILE}"):
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            about = path.stat()
-            if about.st_uid != os.getuid() or time.time() - about.st_mtime < _STALE_S:
+            status = path.stat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < _STALE_S:
                 continue
             probe.setblocking(False)
             try:
