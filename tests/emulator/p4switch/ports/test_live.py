@@ -50,10 +50,10 @@ FORWARD = """{"__meta__": {"version": [2, 18]}, "header_types": [{"name": "stand
 @pytest.fixture
 def ports():
     """Ports of a switch that runs FORWARD."""
-    found = LivePorts()
-    device = Device(Switch(loader.loads(FORWARD)), found)
+    live_ports = LivePorts()
+    device = Device(Switch(loader.loads(FORWARD)), live_ports)
     device.start()
-    yield found
+    yield live_ports
     device.close()
 
 
@@ -64,9 +64,11 @@ def udp_socket() -> socket.socket:
     return sock
 
 
-def free_port() -> int:
-    with udp_socket() as sock:
-        return sock.getsockname()[1]
+def add_udp(ports: LivePorts, number: int, peer: socket.socket | None = None, pcap_dir: str | None = None) -> int:
+    """Add a UDP port whose number the kernel picks, and which sends to `peer` if there is one; returns the number."""
+    there = f",127.0.0.1:{peer.getsockname()[1]}" if peer else ""
+    ports.add(number, f"udp:127.0.0.1:0{there}", pcap_dir)
+    return ports._ports[number].socket.getsockname()[1]
 
 
 @pytest.mark.parametrize(
@@ -84,10 +86,9 @@ def test_what_is_no_interface(text):
 
 
 def test_frames_between_udp_ports(ports, tmp_path):
-    one, two = free_port(), free_port()
     with udp_socket() as left, udp_socket() as right:
-        ports.add(1, f"udp:127.0.0.1:{one}", str(tmp_path))
-        ports.add(2, f"udp:127.0.0.1:{two},127.0.0.1:{right.getsockname()[1]}", str(tmp_path))
+        one = add_udp(ports, 1, pcap_dir=str(tmp_path))
+        two = add_udp(ports, 2, right, str(tmp_path))
         frames = [bytes([n]) * (14 + 37 * n) for n in range(20)] + [bytes(9000)]
         for frame in frames:
             left.sendto(frame, ("127.0.0.1", one))
@@ -95,15 +96,14 @@ def test_frames_between_udp_ports(ports, tmp_path):
         right.sendto(b"back" * 10, ("127.0.0.1", two))
         assert left.recvfrom(65536) == (b"back" * 10, ("127.0.0.1", one))  # to whoever sent last
         assert [port.number for port in ports.show()] == [1, 2]
-        dumped = PcapReader(next(tmp_path.glob(f"udp:127.0.0.1:{one}_in.pcap")))
+        dumped = PcapReader(next(tmp_path.glob("udp:127.0.0.1:0_in.pcap")))
         assert [dumped.read().data for _ in frames] == frames
-        dumped = PcapReader(next(tmp_path.glob(f"udp:127.0.0.1:{one}_out.pcap")))
+        dumped = PcapReader(next(tmp_path.glob("udp:127.0.0.1:0_out.pcap")))
         assert dumped.read().data == b"back" * 10
 
 
 def test_ports_come_and_go(ports):
-    one, two = free_port(), free_port()
-    ports.add(1, f"udp:127.0.0.1:{one}")
+    one = add_udp(ports, 1)
     with pytest.raises(ConfigError, match="port 1 exists"):
         ports.add(1, "udp:127.0.0.1:0")
     with pytest.raises(ConfigError, match="can't open"):
@@ -114,7 +114,7 @@ def test_ports_come_and_go(ports):
         ports.remove(2)
     with udp_socket() as left, udp_socket() as right:
         left.sendto(bytes(60), ("127.0.0.1", one))  # leaves by port 2, which is not there
-        ports.add(2, f"udp:127.0.0.1:{two},127.0.0.1:{right.getsockname()[1]}")
+        add_udp(ports, 2, right)
         left.sendto(b"x" * 60, ("127.0.0.1", one))
         assert right.recv(100)[-1:] in (b"x", b"\0")
     ports.remove(1)
@@ -263,12 +263,11 @@ def changes_over(ports: LivePorts, cold: threading.Event, send, receive) -> None
 
 
 def test_udp_ports_change_over_to_their_kernels(cold, ports):
-    numbers = free_port(), free_port()
     with udp_socket() as left, udp_socket() as right:
-        ports.add(1, f"udp:127.0.0.1:{numbers[0]}")
-        ports.add(2, f"udp:127.0.0.1:{numbers[1]},127.0.0.1:{right.getsockname()[1]}")
+        number = add_udp(ports, 1)
+        add_udp(ports, 2, right)
         changes_over(
-            ports, cold, lambda data: left.sendto(data.ljust(60), ("127.0.0.1", numbers[0])),
+            ports, cold, lambda data: left.sendto(data.ljust(60), ("127.0.0.1", number)),
             lambda: right.recv(2000).rstrip(),
         )  # fmt: skip
 
