@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from switchml.control import client, v2_pb2, v2_pb2_grpc
+from switchml.control import client, rpc, v2_pb2
 from switchml.errors import JoinError
 from switchml.protocol.packet import CONTRIBUTION, RESULT, V1Packet, V2Packet, WaitPacket
 from tests.support.launch import (
@@ -386,7 +386,7 @@ def nonsense_calls(address: str, stop: threading.Event, seed: int) -> int:
     count = 0
     with grpc.insecure_channel(address) as channel:
         raw = [channel.unary_unary(f"/{method}", lambda data: data, lambda data: data) for method in METHODS]
-        jobs = v2_pb2_grpc.JobsStub(channel)
+        jobs = rpc.client(channel, client.JOBS)
         while not stop.is_set():
             count += 1
             with contextlib.suppress(grpc.RpcError):

@@ -140,21 +140,8 @@ class Session:
         if self._left:
             return
         if isinstance(event, Started):
-            self.info = JobInfo(
-                job=self.request.job,
-                rank=self.request.rank,
-                world_size=self.request.world_size,
-                job_id=event.job_id,
-                tag=event.tag,
-                isn=event.isn,
-                slots=event.slots,
-                window=event.window,
-                payload_bytes=event.payload_bytes,
-                wire=event.wire,
-                data_address=event.data_address,
-                peers=event.peers,
-                segment=event.segment,
-            )
+            request = self.request
+            self.info = JobInfo(**vars(event), job=request.job, rank=request.rank, world_size=request.world_size)
             self._decide(None)
         elif isinstance(event, Refused):
             self._connection.client_open = False

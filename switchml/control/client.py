@@ -26,10 +26,11 @@ from pathlib import Path
 
 import grpc
 
-from switchml.control import v2_pb2, v2_pb2_grpc
+from switchml.control import rpc, v2_pb2
 from switchml.control.channel import PEER_TIMEOUT_S, keepalive_options, read_ca, split_address
 from switchml.control.dataplane import Address, Link
-from switchml.control.membership import PROTOCOL, Peer, PeerLeft, PeerLost
+from switchml.control.membership import PROTOCOL, JobInfo, Peer, PeerLeft, PeerLost
+from switchml.control.messages import fields
 from switchml.errors import ConfigError, JoinError
 
 __all__ = ["AggregatorLost", "JobInfo", "Link", "Peer", "PeerLeft", "PeerLost", "Session", "join", "status", "wait_for"]
@@ -41,33 +42,7 @@ RETRY_S = 0.2
 ANSWER_GRACE_S = 2.0
 """How much longer than the join timeout a client waits: the aggregator's own message says which ranks are missing."""
 LEAVE_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True)
-class JobInfo:
-    """A started job. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md; `window` rounds may be under way at once;
-    packets go to `data_address`; `peers[rank]` says who the others are; `segment` names the memory that the aggregator
-    offers to share (io/shm.py), or is empty. `padded`: sparse packets without data have to be padded;
-    `dense_only`: none are taken at all.
-    """
-
-    job: str
-    rank: int
-    world_size: int
-    job_id: int
-    tag: int
-    isn: int
-    slots: int
-    window: int
-    payload_bytes: int
-    wire: int
-    data_address: Address
-    peers: tuple[Peer, ...]
-    segment: str
-    link: Link | None = None
-    """For ranks that make their Ethernet frames themselves."""
-    padded: bool = False
-    dense_only: bool = False
+JOBS = v2_pb2.DESCRIPTOR.services_by_name["Jobs"]
 
 
 @dataclass(frozen=True)
@@ -179,7 +154,7 @@ def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float =
     target = "{}:{}".format(*split_address(address))
     with _open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:
-            return v2_pb2_grpc.JobsStub(channel).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
+            return rpc.client(channel, JOBS).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
 
@@ -227,10 +202,6 @@ def _is_final(error: grpc.RpcError) -> bool:
     return not _broke(error) or "SSL_ERROR_SSL" in (error.details() or "")
 
 
-def _fields(message) -> dict[str, object]:
-    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-
-
 def _words(error: grpc.RpcError) -> str:
     return f"{error.details() or 'no details'} ({error.code().name})"
 
@@ -252,7 +223,7 @@ class _Link:
         self._timeout_s = timeout_s
         self._peer_timeout_s = peer_timeout_s
         self._channel = _open_channel(target, peer_timeout_s, tls_ca)
-        self._jobs = v2_pb2_grpc.JobsStub(self._channel)
+        self._jobs = rpc.client(self._channel, JOBS)
         self._lock = threading.Lock()
         self._left = False
         self._stream: grpc.Call | None = None
@@ -392,24 +363,8 @@ class _Link:
         )
 
     def _info(self, started: v2_pb2.Started) -> JobInfo:
-        return JobInfo(
-            job=self._request.job,
-            rank=self._request.rank,
-            world_size=self._request.world_size,
-            job_id=started.job_id,
-            tag=started.tag,
-            isn=started.isn,
-            slots=started.slots,
-            window=started.window,
-            payload_bytes=started.payload_bytes,
-            wire=started.wire,
-            data_address=(started.data_address.ip, started.data_address.port),
-            peers=tuple(Peer(peer.rank, peer.host, peer.pid) for peer in started.peers),
-            segment=started.segment,
-            link=Link(**_fields(started.link)) if started.HasField("link") else None,
-            padded=started.padded,
-            dense_only=started.dense_only,
-        )
+        request = self._request
+        return JobInfo(**fields(started), job=request.job, rank=request.rank, world_size=request.world_size)
 
     # The dispatching thread.
 

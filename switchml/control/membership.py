@@ -138,8 +138,10 @@ class Peer:
 
 @dataclass(frozen=True)
 class Started:
-    """All ranks are in. `tag` and `isn` as in docs/protocol.md section 2; `window` is advice for the rank that gets
-    this event. `segment`, `link`, `padded`, `dense_only`: see `Dataplane`.
+    """All ranks have joined. `tag`, `isn`, `slots`, `wire` as in docs/protocol.md section 2; at most `window` rounds
+    should be under way at once; packets go to `data_address`; `peers[rank]` describes the others. `segment` names the
+    memory that the aggregator offers to share (switchml/net/shm.py), or is empty; `link` is set for ranks that build
+    their Ethernet frames themselves; `padded` and `dense_only`: see `Dataplane`.
     """
 
     job_id: int
@@ -155,6 +157,15 @@ class Started:
     link: Link | None = None
     padded: bool = False
     dense_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobInfo(Started):
+    """A started job as one of its ranks sees it."""
+
+    job: str
+    rank: int
+    world_size: int
 
 
 @dataclass(frozen=True)

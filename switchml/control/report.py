@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from google.protobuf.message import Message
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -23,19 +25,18 @@ def as_json(reply: v2_pb2.StatusReply) -> str:
     return json.dumps(_plain(reply))
 
 
-def _plain(message) -> Any:
+def _plain(message: Message) -> dict[str, Any]:
     """`message` as dicts, lists and numbers; protobuf's own JSON has 64-bit integers as strings."""
     result: dict[str, Any] = {}
     for descriptor in message.DESCRIPTOR.fields:
         value = getattr(message, descriptor.name)
-        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
-            result[descriptor.name] = dict(sorted(value.items()))
-        elif hasattr(value, "DESCRIPTOR"):
-            result[descriptor.name] = _plain(value)
-        elif isinstance(value, (str, int, float)):
-            result[descriptor.name] = value
-        else:
-            result[descriptor.name] = [_plain(item) if hasattr(item, "DESCRIPTOR") else item for item in value]
+        if isinstance(value, Mapping):
+            value = dict(sorted(value.items()))
+        elif isinstance(value, Message):
+            value = _plain(value)
+        elif not isinstance(value, (str, int, float)):
+            value = [_plain(item) if isinstance(item, Message) else item for item in value]
+        result[descriptor.name] = value
     return result
 
 
@@ -58,7 +59,7 @@ def as_tables(reply: v2_pb2.StatusReply) -> list[RenderableType]:
     return [escape(head), _job_table(reply.jobs), *([_rank_table(live)] if any(job.ranks for job in live) else [])]
 
 
-def _job_table(jobs) -> Table:
+def _job_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
     table = Table(
         "job",
         "id",
@@ -93,7 +94,7 @@ def _job_table(jobs) -> Table:
     return table
 
 
-def _rank_table(jobs) -> Table:
+def _rank_table(jobs: Iterable[v2_pb2.JobStatus]) -> Table:
     table = Table(
         "job",
         "rank",

@@ -27,7 +27,7 @@ from typing import Any
 
 import grpc
 
-from switchml.control import metrics, v2_pb2, v2_pb2_grpc
+from switchml.control import metrics, rpc, v2_pb2
 from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, keepalive_options, read_key_pair
 from switchml.control.dataplane import Dataplane
 from switchml.control.events import EventPublisher
@@ -36,7 +36,7 @@ from switchml.control.membership import Address
 from switchml.control.service import JobsService
 from switchml.control.sessions import IDLE_TIMEOUT_S, SWITCH_MAC, V1Sessions
 from switchml.control.status import Monitor
-from switchml.control.v1 import v1_pb2_grpc
+from switchml.control.v1 import v1_pb2
 from switchml.control.v1.service import SessionService, SyncService
 from switchml.control.wording import describe
 from switchml.errors import ConfigError
@@ -159,11 +159,15 @@ class Controller:
         loop.set_exception_handler(_quiet_about_wakeups)
         self._stop_reason = loop.create_future()
         server = grpc.aio.server(options=self._options)
-        v2_pb2_grpc.add_JobsServicer_to_server(self._jobs, server)
-        v1_pb2_grpc.add_SessionServicer_to_server(
-            SessionService(self._sessions, lambda: self._dataplane.address, self._mac), server
+        v1_sessions = SessionService(self._sessions, lambda: self._dataplane.address, self._mac)
+        v1_services = v1_pb2.DESCRIPTOR.services_by_name
+        server.add_generic_rpc_handlers(
+            (
+                rpc.handler(v2_pb2.DESCRIPTOR.services_by_name["Jobs"], self._jobs),
+                rpc.handler(v1_services["Session"], v1_sessions),
+                rpc.handler(v1_services["Sync"], SyncService()),
+            )
         )
-        v1_pb2_grpc.add_SyncServicer_to_server(SyncService(), server)
         page = tunnel = None
         tickers: list[asyncio.Task[None]] = []
         try:

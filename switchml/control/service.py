@@ -16,10 +16,11 @@ from time import monotonic
 
 import grpc
 
-from switchml.control import v2_pb2, v2_pb2_grpc
+from switchml.control import v2_pb2
 from switchml.control.connections import was_closed_by_us
 from switchml.control.jobs import JobRegistry, Notice
 from switchml.control.membership import Address, Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.messages import address, fields
 
 log = logging.getLogger("switchml.control")
 
@@ -34,7 +35,7 @@ STATUS_OF_REASON = {
 """UNAVAILABLE is not among them: clients take it for a connection that may come back."""
 
 
-class JobsService(v2_pb2_grpc.JobsServicer):
+class JobsService:
     """Serves v2.proto on a `JobRegistry`. `status()` makes the reply of Status."""
 
     def __init__(self, registry: JobRegistry, status: Callable[[], v2_pb2.StatusReply], peer_timeout_s: float):
@@ -99,25 +100,10 @@ class JobsService(v2_pb2_grpc.JobsServicer):
 
 
 def from_wire(request: v2_pb2.JoinRequest) -> JoinRequest:
+    values = fields(request)
     # The host's name goes into messages to other people: nothing long or unprintable.
-    host = "".join(character for character in request.host[:64] if character.isprintable())
-    return JoinRequest(
-        job=request.job,
-        rank=request.rank,
-        world_size=request.world_size,
-        address=(request.data_address.ip, request.data_address.port),
-        secret=request.secret,
-        slots=request.slots,
-        payload_bytes=request.payload_bytes,
-        wire=request.wire,
-        protocol=request.protocol,
-        receive_buffer_bytes=request.receive_buffer_bytes,
-        timeout_s=request.timeout_s,
-        host=host,
-        pid=request.pid,
-        transport=request.transport,
-        mac=request.mac,
-    )
+    values["host"] = "".join(character for character in request.host[:64] if character.isprintable())
+    return JoinRequest(address=values.pop("data_address") or ("", 0), **values)
 
 
 def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
@@ -125,25 +111,12 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
     all.
     """
     if isinstance(event, Started):
-        ip, port = reachable_address(event.data_address, agent_ip)
-        peers = [v2_pb2.Peer(rank=peer.rank, host=peer.host, pid=peer.pid) for peer in event.peers]
-        return v2_pb2.JobEvent(
-            started=v2_pb2.Started(
-                job_id=event.job_id,
-                tag=event.tag,
-                isn=event.isn,
-                slots=event.slots,
-                window=event.window,
-                payload_bytes=event.payload_bytes,
-                wire=event.wire,
-                data_address=v2_pb2.Address(ip=ip, port=port),
-                peers=peers,
-                segment=event.segment,
-                link=v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
-                padded=event.padded,
-                dense_only=event.dense_only,
-            )
-        )
+        started = vars(event) | {
+            "data_address": address(reachable_address(event.data_address, agent_ip)),
+            "peers": [v2_pb2.Peer(**vars(peer)) for peer in event.peers],
+            "link": v2_pb2.Link(**vars(event.link)) if event.link is not None else None,
+        }
+        return v2_pb2.JobEvent(started=v2_pb2.Started(**started))
     if isinstance(event, PeerLost):
         return v2_pb2.JobEvent(peer_lost=v2_pb2.PeerLost(ranks=event.ranks, reason=event.reason))
     if isinstance(event, PeerLeft):
@@ -152,14 +125,14 @@ def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
     return v2_pb2.JobEvent(ended=v2_pb2.Ended(reason=event.reason))
 
 
-def reachable_address(address: Address, peer_ip: str) -> Address:
-    """`address`, with 0.0.0.0 replaced by the address of the interface that leads to `peer_ip` (no packet is sent)."""
-    ip, port = address
+def reachable_address(listening: Address, peer_ip: str) -> Address:
+    """`listening`, with 0.0.0.0 replaced by the address of the interface that leads to `peer_ip`. Sends no packet."""
+    ip, port = listening
     if ip != "0.0.0.0":
-        return address
+        return listening
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((peer_ip, 9))
             return probe.getsockname()[0], port
         except OSError:
-            return address
+            return listening

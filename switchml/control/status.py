@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from switchml import __version__
 from switchml.control import v2_pb2
 from switchml.control.dataplane import Dataplane, JobCounters
 from switchml.control.jobs import Job, JobRegistry, Journal
+from switchml.control.messages import address
 from switchml.control.sessions import V1Session, V1Sessions
 from switchml.counters import COUNTERS
 
@@ -68,7 +70,6 @@ class Monitor:
 
     def reply(self, now: float) -> v2_pb2.StatusReply:
         """The state at this moment, with the rates of the last sample."""
-        ip, port = self._dataplane.address
         live = [self._registry_job(job, now) for job in self._registry.live]
         sessions = [self._v1_session(session, now) for session in self._sessions.live.values()]
         ended = [self._registry_job(job, now) for job in reversed(self._registry.ended)]
@@ -82,7 +83,7 @@ class Monitor:
             events_address=self.events_address,
             dataplane=v2_pb2.DataplaneStatus(
                 kind=getattr(self._dataplane, "kind", type(self._dataplane).__name__),
-                address=v2_pb2.Address(ip=ip, port=port),
+                address=address(self._dataplane.address),
                 slot_capacity=self._dataplane.slot_capacity,
                 slots_allocated=self._registry.slots_allocated,
                 receive_buffer_bytes=self._dataplane.receive_buffer_bytes,
@@ -133,64 +134,72 @@ class Monitor:
     def _registry_job(self, job: Job, now: float) -> v2_pb2.JobStatus:
         running = job.state in ("running", "ending")
         counters = self._counters(job.job_id) if running else job.final or NO_COUNTERS
-        sample = self._samples.get(job.job_id, Sample(now, NO_COUNTERS)) if running else Sample(now, NO_COUNTERS)
         first = job.first if job.members else None
-        status = v2_pb2.JobStatus(
-            job_id=job.job_id,
-            name=job.name,
+        return self._job_status(
+            job,
+            counters,
+            [
+                v2_pb2.RankStatus(
+                    rank=rank,
+                    state=member.state,
+                    address=address(member.request.address),
+                    host=member.request.host,
+                    pid=member.request.pid,
+                )
+                for rank, member in sorted(job.members.items())
+            ],
+            self._samples.get(job.job_id) if running else None,
+            now,
             state=job.state,
             reason=job.reason,
             protocol=2,
             world_size=job.world_size,
-            age_s=now - job.created,
-            slots=job.slots,
             slots_in_use=counters.slots_in_use if running else 0,
             payload_bytes=first.payload_bytes if first else 0,
             wire=first.wire if first else 0,
             missing=job.missing if job.state == "forming" else counters.missing if running else (),
-            goodput_bps=self._goodput_bps(sample, first.payload_bytes) if first else 0.0,
         )
-        for rank in sorted(job.members):
-            member = job.members[rank]
-            ip, port = member.request.address
-            status.ranks.append(
-                v2_pb2.RankStatus(
-                    rank=rank,
-                    state=member.state,
-                    address=v2_pb2.Address(ip=ip, port=port),
-                    host=member.request.host,
-                    pid=member.request.pid,
-                    counters=counters.ranks[rank] if counters.ranks else {},
-                    rates=sample.rates[rank] if sample.rates else {},
-                )
-            )
-        return status
 
     def _v1_session(self, session: V1Session, now: float) -> v2_pb2.JobStatus:
         counters = self._counters(session.job_id)
-        sample = self._samples.get(session.job_id, Sample(now, NO_COUNTERS))
-        status = v2_pb2.JobStatus(
-            job_id=session.job_id,
-            name=session.name,
+        return self._job_status(
+            session,
+            counters,
+            [
+                v2_pb2.RankStatus(rank=rank, state="joined", address=address(known))
+                for rank, known in enumerate(session.addresses)
+                if known is not None
+            ],
+            self._samples.get(session.job_id),
+            now,
             state="running",
             protocol=1,
             world_size=session.workers,
-            age_s=now - session.created,
-            slots=session.slots,
             slots_in_use=counters.slots_in_use,
             payload_bytes=session.payload_bytes,
             missing=sorted({*session.missing, *counters.missing}),
-            goodput_bps=self._goodput_bps(sample, session.payload_bytes),
         )
-        for rank, address in enumerate(session.addresses):
-            if address is not None:
-                status.ranks.append(
-                    v2_pb2.RankStatus(
-                        rank=rank,
-                        state="joined",
-                        address=v2_pb2.Address(ip=address[0], port=address[1]),
-                        counters=counters.ranks[rank] if counters.ranks else {},
-                        rates=sample.rates[rank] if sample.rates else {},
-                    )
-                )
-        return status
+
+    def _job_status(
+        self,
+        job: Job | V1Session,
+        counters: JobCounters,
+        ranks: list[v2_pb2.RankStatus],
+        sample: Sample | None,
+        now: float,
+        **values: Any,
+    ) -> v2_pb2.JobStatus:
+        """What both protocols report of a job: `values` are further fields of the message."""
+        sample = sample or Sample(now, NO_COUNTERS)
+        for status in ranks:
+            status.counters.update(counters.ranks[status.rank] if counters.ranks else {})
+            status.rates.update(sample.rates[status.rank] if sample.rates else {})
+        return v2_pb2.JobStatus(
+            job_id=job.job_id,
+            name=job.name,
+            age_s=now - job.created,
+            slots=job.slots,
+            goodput_bps=self._goodput_bps(sample, values["payload_bytes"]),
+            ranks=ranks,
+            **values,
+        )

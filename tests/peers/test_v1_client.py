@@ -26,7 +26,8 @@ import grpc
 import numpy as np
 import pytest
 
-from switchml.control.v1 import v1_pb2, v1_pb2_grpc
+from switchml.control import rpc
+from switchml.control.v1 import v1_pb2
 from switchml.protocol.packet import V1Packet
 from tests.support.launch import DEADLINE_S, Aggregator, good, on_all
 
@@ -45,8 +46,8 @@ class V1Client:
         self.shift = self.jobs = 0
         self.retransmitted = self.refused = 0
         self._channel = grpc.insecure_channel(control)
-        self._session = v1_pb2_grpc.SessionStub(self._channel)
-        self._sync = v1_pb2_grpc.SyncStub(self._channel)
+        self._session = rpc.client(self._channel, v1_pb2.DESCRIPTOR.services_by_name["Session"])
+        self._sync = rpc.client(self._channel, v1_pb2.DESCRIPTOR.services_by_name["Sync"])
 
     def connect(self) -> None:
         own = time.time_ns() if self.rank == 0 else 0

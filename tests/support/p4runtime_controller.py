@@ -18,6 +18,7 @@ from emulator.p4switch.process import NO_PROGRAM
 from emulator.p4switch.program.loader.loader import load
 from emulator.p4switch.switch import Switch
 from switchml.control import p4runtime_protos as protos
+from switchml.control import rpc
 from switchml.control.p4runtime_protos import info, v1
 from tests.support.p4_programs import PATHS, SOURCES
 
@@ -186,18 +187,7 @@ class Controller(Stub):
         self.channel = grpc.insecure_channel(target.address)
         self.election_id = election_id
         self.role = role
-        for method in protos.METHODS:
-            kinds = ("unary", "stream")
-            make = f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}"
-            setattr(
-                self,
-                method.name,
-                getattr(self.channel, make)(
-                    f"/{protos.SERVICE}/{method.name}",
-                    request_serializer=lambda message: message.SerializeToString(),
-                    response_deserializer=protos.class_of(method.output_type).FromString,
-                ),
-            )
+        vars(self).update(vars(rpc.client(self.channel, protos.SERVICE)))
         self.stream = Stream(self.StreamChannel)
 
     def arbitrate(self, election_id: int | None = None, **fields) -> v1.MasterArbitrationUpdate:

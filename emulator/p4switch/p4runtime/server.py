@@ -20,6 +20,7 @@ from emulator.p4switch.p4runtime.controllers import MAX_STREAMS, Controllers, St
 from emulator.p4switch.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
 from emulator.p4switch.p4runtime.refusals import batch_status, refuse, status_code
 from switchml.control import p4runtime_protos as protos
+from switchml.control import rpc
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ConfigError, ControlError, SwitchMLError
 
@@ -68,7 +69,7 @@ class P4RuntimeServer:
             ThreadPoolExecutor(MAX_STREAMS + 16, "p4runtime"),
             options=[("grpc.max_receive_message_length", MAX_MESSAGE_BYTES), ("grpc.so_reuseport", 0)],
         )
-        self._server.add_generic_rpc_handlers((_handlers(self),))
+        self._server.add_generic_rpc_handlers((rpc.handler(protos.SERVICE, self, _guarded),))
         try:
             if credentials is None:
                 self.port = self._server.add_insecure_port(address)
@@ -248,46 +249,22 @@ def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.
 # gRPC
 
 
-def _handlers(server: P4RuntimeServer) -> grpc.GenericRpcHandler:
-    kinds = {
-        (True, True): grpc.stream_stream_rpc_method_handler,
-        (False, True): grpc.unary_stream_rpc_method_handler,
-        (False, False): grpc.unary_unary_rpc_method_handler,
-    }
-    handlers = {}
-    for method in protos.METHODS:
-        make = kinds[method.client_streaming, method.server_streaming]
-        call = getattr(server, method.name)
-        handlers[method.name] = make(
-            _guarded_stream(call) if method.server_streaming else _guarded(call),
-            request_deserializer=protos.class_of(method.input_type).FromString,
-            response_serializer=lambda message: message.SerializeToString(),
-        )
-    return grpc.method_handlers_generic_handler(protos.SERVICE, handlers)
-
-
-def _guarded(call: Callable) -> Callable:
+def _guarded(method: Any, call: Callable) -> Callable:
     """A call whose errors become gRPC's."""
 
-    def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+    def answer(request: Any, context: grpc.ServicerContext) -> Any:
         try:
             return call(request, context)
         except Exception as error:
             _abort(context, error)
 
-    return guarded
-
-
-def _guarded_stream(call: Callable) -> Callable:
-    """A call that answers with several messages, whose errors become gRPC's."""
-
-    def guarded(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+    def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         try:
             yield from call(request, context)
         except Exception as error:
             _abort(context, error)
 
-    return guarded
+    return stream if method.server_streaming else answer
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> None:

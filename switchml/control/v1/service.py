@@ -24,13 +24,13 @@ import grpc
 from switchml.control.membership import Address, Refused
 from switchml.control.service import STATUS_OF_REASON, reachable_address
 from switchml.control.sessions import SWITCH_MAC, V1Sessions
-from switchml.control.v1 import v1_pb2, v1_pb2_grpc
+from switchml.control.v1 import v1_pb2
 from switchml.protocol.packet import V1_MAX_WORKERS
 
 log = logging.getLogger("switchml.control.v1")
 
 
-class SessionService(v1_pb2_grpc.SessionServicer):
+class SessionService:
     """Opens sessions. `data_address()` is the aggregator's."""
 
     def __init__(self, sessions: V1Sessions, data_address: Callable[[], Address], mac: int = SWITCH_MAC):
@@ -83,7 +83,7 @@ class Group:
             raise
 
 
-class SyncService(v1_pb2_grpc.SyncServicer):
+class SyncService:
     """Barriers are grouped by num_workers, broadcasts by num_workers and root."""
 
     def __init__(self) -> None:

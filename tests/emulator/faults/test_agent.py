@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 class Session:
-    info = JobInfo("j", 0, 2, 1, 7, 0, 4, 4, 256, 0, ("10.0.0.1", 1), (), "")
+    info = JobInfo(1, 7, 0, 4, 4, 256, 0, ("10.0.0.1", 1), (), "", job="j", rank=0, world_size=2)
 
     def events(self, callback):
         self.report = callback

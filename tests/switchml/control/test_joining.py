@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from switchml.control import client, v2_pb2, v2_pb2_grpc
+from switchml.control import client, rpc, v2_pb2
 from switchml.control.client import AggregatorLost, PeerLeft, PeerLost
 from switchml.control.server import Controller
 from switchml.errors import ConfigError, JoinError
@@ -236,7 +236,7 @@ def test_garbage_at_the_control_port_harms_nobody(aggregator):
 def test_a_token_is_needed_to_leave_for_somebody(aggregator):
     first, second = aggregator.fill(2)
     with grpc.insecure_channel(aggregator.address) as channel:
-        v2_pb2_grpc.JobsStub(channel).Leave(v2_pb2.LeaveRequest(token="0" * 32), timeout=DEADLINE_S)
+        rpc.client(channel, client.JOBS).Leave(v2_pb2.LeaveRequest(token="0" * 32), timeout=DEADLINE_S)
     assert client.status(aggregator.address).jobs[0].state == "running"
 
 

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from switchml.control import client
+from switchml.control import client, rpc
 from switchml.control.membership import Reason, Refused
 from switchml.control.sessions import V1Sessions
-from switchml.control.v1 import v1_pb2, v1_pb2_grpc
+from switchml.control.v1 import v1_pb2
 from tests.support.fake_dataplane import FakeDataplane
 from tests.switchml.control.conftest import DEADLINE_S, until
 
@@ -23,8 +23,8 @@ class Host:
     def __init__(self, address: str, rank: int, workers: int):
         self.rank, self.workers = rank, workers
         self.channel = grpc.insecure_channel(address)
-        self.sync = v1_pb2_grpc.SyncStub(self.channel)
-        self.session = v1_pb2_grpc.SessionStub(self.channel)
+        self.sync = rpc.client(self.channel, v1_pb2.DESCRIPTOR.services_by_name["Sync"])
+        self.session = rpc.client(self.channel, v1_pb2.DESCRIPTOR.services_by_name["Session"])
 
     def barrier(self) -> None:
         self.sync.Barrier(v1_pb2.BarrierRequest(num_workers=self.workers), timeout=DEADLINE_S)

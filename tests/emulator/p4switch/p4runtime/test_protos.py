@@ -14,7 +14,7 @@ def test_messages_survive_the_wire():
 
 
 def test_all_calls_are_there():
-    names = {method.name for method in protos.METHODS}
+    names = {method.name for method in protos.SERVICE.methods}
     assert names == {
         "Write",
         "Read",
