@@ -1,6 +1,8 @@
-"""`switchml aggregate`: the software aggregator with its control plane, until it is told to stop."""
+"""`switchml aggregate`: the software aggregator with its control plane, until a signal stops it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -10,7 +12,7 @@ from switchml.cli import serving
 @click.command()
 @serving.options
 @click.option(
-    "--data-port", default=48864, show_default=True, help="Where packets are added up (UDP); 0 for any free port."
+    "--data-port", default=48864, show_default=True, help="UDP port where packets are added up; 0 for any free port."
 )
 @click.option(
     "--threads",
@@ -20,11 +22,13 @@ from switchml.cli import serving
     help="Threads, each on a data port of its own from --data-port on; a job that lists this aggregator k times uses "
     "k of them.",
 )
-@click.option("--slots", default=65536, show_default=True, help="Slots that all jobs together may have.")
-@click.option("--loss-rate", default=0.0, metavar="P", help="Lose packets with this probability, each way (for tests).")
+@click.option("--slots", default=65536, show_default=True, help="Total slots of all jobs.")
+@click.option(
+    "--loss-rate", default=0.0, metavar="P", help="Lose packets with this probability in each direction (for tests)."
+)
 @click.option("--reorder-rate", default=0.0, metavar="P", help="Delay packets behind later ones with this probability.")
 @click.option("--duplicate-rate", default=0.0, metavar="P", help="Deliver packets twice with this probability.")
-@click.option("--seed", default=0, show_default=True, help="Of the random choices behind the three rates.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random choices behind the three rates.")
 def aggregate(
     bind: str,
     data_port: int,
@@ -35,15 +39,15 @@ def aggregate(
     duplicate_rate: float,
     seed: int,
     verbose: bool,
-    **options,
+    **options: Any,
 ) -> None:
     """Run the software aggregator until SIGINT or SIGTERM.
 
-    Agents join at the control port and send their packets to the data port, or through the tunnel port. Nothing is
-    reachable from other machines unless --bind says so; TLS protects the control port, and a job's secret
-    (SWITCHML_SECRET) keeps strangers out of it.
+    Agents join at the control port and send their packets to the data port, or through the tunnel port. The
+    aggregator is reachable from other machines only if --bind allows it; TLS protects the control port, and only ranks
+    with a job's secret (SWITCHML_SECRET) can join it.
     """
-    with serving.told_to_stop(verbose) as stop:
+    with serving.stop_signals(verbose) as stop:
         from switchml.aggregator.threads import ThreadedDataplane
 
         dataplane = ThreadedDataplane(

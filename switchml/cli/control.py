@@ -1,42 +1,35 @@
-"""`switchml control`: the control plane of a P4 switch, until it is told to stop."""
+"""`switchml control`: the control plane of a P4 switch, until a signal stops it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from switchml.cli import serving
 
 
-class Station(click.ParamType):
-    """MAC=PORT."""
+def _station(text: str) -> tuple[int, int]:
+    """(MAC address, port) of MAC=PORT."""
+    from switchml.control.mac import parse_mac
+    from switchml.errors import ConfigError
 
-    name = "MAC=PORT"
-
-    def convert(self, value, param, ctx):
-        from switchml.control.mac import parse_mac
-        from switchml.errors import ConfigError
-
-        mac, _, port = value.partition("=")
-        if not port.isdecimal():
-            self.fail(f"{value!r}: expected MAC=PORT, like 02:00:00:00:00:01=1", param, ctx)
-        try:
-            return parse_mac(mac), int(port)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+    mac, _, port = text.partition("=")
+    if not port.isdecimal():
+        raise click.BadParameter(f"{text!r}: expected MAC=PORT, like 02:00:00:00:00:01=1")
+    try:
+        return parse_mac(mac), int(port)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
-class PortLink(click.ParamType):
-    """PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT."""
-
-    name = "PORT=LINK"
-
-    def convert(self, value, param, ctx):
-        port, _, where = value.partition("=")
-        if not port.isdecimal() or not where.startswith(("packet:", "udp:")):
-            self.fail(f"{value!r}: expected PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT", param, ctx)
-        return int(port), where
+def _link(text: str) -> tuple[int, str]:
+    """(port, link) of PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT."""
+    port, _, where = text.partition("=")
+    if not port.isdecimal() or not where.startswith(("packet:", "udp:")):
+        raise click.BadParameter(f"{text!r}: expected PORT=packet:INTERFACE or PORT=udp:ADDRESS:PORT")
+    return int(port), where
 
 
 @click.command()
@@ -45,42 +38,49 @@ class PortLink(click.ParamType):
     default="p4",
     show_default=True,
     metavar="SWITCH",
-    help="thrift://HOST:PORT of a switch that runs p4/switchml.p4, p4runtime://HOST:PORT of one that is to run it, or "
-    "what to start: p4 (our switch, without root) or bmv2 (simple_switch from PATH, root).",
+    help="thrift://HOST:PORT of a switch that runs p4/switchml.p4, p4runtime://HOST:PORT of one to run it on, or what "
+    "to start: p4 (ours, without root) or bmv2 (simple_switch from PATH, needs root).",
 )
-@click.option("--program", default="switchml", show_default=True, help="The compiled program; not for thrift://.")
-@click.option("--ports", default=4, show_default=True, type=click.IntRange(1, 32), help="Ports that bmv2 gets.")
+@click.option("--program", default="switchml", show_default=True, help="Compiled program to run; not for thrift://.")
+@click.option("--ports", default=4, show_default=True, type=click.IntRange(1, 32), help="Number of bmv2's ports.")
 @click.option("--switch-address", metavar="IP", help="IPv4 address that the switch answers for.  [default: 10.0.0.254]")
 @click.option("--switch-mac", metavar="MAC", help="Its MAC address.  [default: 02:00:00:00:00:fe]")
 @click.option(
     "--station",
     "stations",
-    type=Station(),
+    type=_station,
+    metavar="MAC=PORT",
     multiple=True,
-    help="Port of a host; may be repeated.  [default: what the switch has learned]",
+    help="Port that a host is attached to; may be repeated.  [default: what the switch has learned]",
 )
 @click.option(
     "--link",
     "links",
-    type=PortLink(),
+    type=_link,
+    metavar="PORT=LINK",
     multiple=True,
-    help="A port that a rank on this machine may be lent; may be repeated.",
+    help="Port to lend to a rank on this machine; may be repeated.",
 )
 @click.option(
-    "--port", "told_ports", type=int, multiple=True, help="A port of a switch at p4runtime://; may be repeated."
+    "--port", "known_ports", type=int, multiple=True, help="Port of a switch at p4runtime://; may be repeated."
 )
 @click.option(
     "--udp-bind",
     metavar="IP",
-    help="Where the switch opens UDP ports for ranks without an interface (our switch only).  [default: 127.0.0.1]",
+    help="Address at which our switch opens UDP ports for ranks without an interface.  [default: 127.0.0.1]",
 )
 @click.option(
     "--tree",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Several switches that aggregate below each other, in place of --switch; docs/mininet.md has the format.",
+    help="File of a tree of switches, in place of --switch; docs/mininet.md has the format.",
 )
-@click.option("--loss-rate", default=0.0, metavar="P", help="Have the switch lose packets at each port, each way.")
+@click.option(
+    "--loss-rate",
+    default=0.0,
+    metavar="P",
+    help="Have the switch lose packets at each port with this probability, in each direction.",
+)
 @serving.options
 def control(
     switch: str,
@@ -90,19 +90,19 @@ def control(
     switch_mac: str | None,
     stations: tuple[tuple[int, int], ...],
     links: tuple[tuple[int, str], ...],
-    told_ports: tuple[int, ...],
+    known_ports: tuple[int, ...],
     udp_bind: str | None,
     tree: Path | None,
     loss_rate: float,
     verbose: bool,
-    **options,
+    **options: Any,
 ) -> None:
     """Run the control plane of a P4 switch until SIGINT or SIGTERM.
 
     Agents join at the control port, as they do at `switchml aggregate`; their packets are summed by the switch, which
-    is told of each job when it starts, and of its end. A switch that is started again is programmed anew.
+    is programmed when a job starts and when it ends. A switch that was restarted is programmed anew.
     """
-    with serving.told_to_stop(verbose) as stop:
+    with serving.stop_signals(verbose) as stop:
         from switchml.control.mac import parse_mac
         from switchml.control.p4 import dataplane as p4_dataplane
         from switchml.control.p4.processes import OurSwitch, SimpleSwitch, connect
@@ -117,7 +117,7 @@ def control(
                 many.stop()
             return
         mac = parse_mac(switch_mac) if switch_mac else p4_dataplane.SWITCH_MAC
-        process = None
+        process: OurSwitch | SimpleSwitch | None = None
         if switch == "p4":
             process = OurSwitch(program)
         elif switch == "bmv2":
@@ -130,7 +130,7 @@ def control(
                 address=switch_address or p4_dataplane.SWITCH_ADDRESS,
                 mac=mac,
                 links=process.links if process is not None else dict(links),
-                ports=told_ports,
+                ports=known_ports,
                 stations=dict(stations),
                 udp_bind=(udp_bind or "127.0.0.1") if is_ours else "",
                 loss_rate=loss_rate,

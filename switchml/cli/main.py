@@ -62,7 +62,8 @@ class LazyGroup(click.Group):
         if cmd_name not in self.table:
             return None
         module_name, attribute = self.table[cmd_name][0].split(":")
-        return getattr(importlib.import_module(module_name), attribute)
+        command: click.Command = getattr(importlib.import_module(module_name), attribute)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         # click's own version would import every subcommand for its help line.

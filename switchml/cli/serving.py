@@ -1,5 +1,5 @@
-"""What `switchml aggregate` and `switchml control` have in common: a control plane around a data plane, until it is
-told to stop."""
+"""What `switchml aggregate` and `switchml control` share: a control plane around a data plane, until a signal stops
+it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ _OPTIONS = (
         "--bind", default="127.0.0.1", show_default=True, metavar="IP", help="Address to listen on; 0.0.0.0 for all."
     ),
     click.option(
-        "--control-port", default=50099, show_default=True, help="Where agents join (gRPC); 0 for any free port."
+        "--control-port", default=50099, show_default=True, help="Port where agents join (gRPC); 0 for any free port."
     ),
     click.option(
-        "--events-port", type=int, help="Live events (ZeroMQ).  [default: control port + 1; 0 for any free port]"
+        "--events-port",
+        type=int,
+        help="Port of the live events (ZeroMQ).  [default: control port + 1; 0 for any free port]",
     ),
     click.option(
         "--tunnel-port",
         type=int,
-        help="Packets over ZeroMQ, for networks that drop UDP.  [default: control port + 2; 0 for any free port]",
+        help="Port for packets over ZeroMQ where networks drop UDP.  [default: control port + 2; 0 for any free port]",
     ),
     click.option(
-        "--metrics-port", type=int, help="Serve Prometheus metrics over HTTP here; 0 for any free port.  [default: off]"
+        "--metrics-port", type=int, help="Port of Prometheus metrics over HTTP; 0 for any free port.  [default: off]"
     ),
     click.option(
         "--peer-timeout",
         default=10.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long a silent agent counts as alive.",
+        help="After how long a silent agent counts as lost.",
     ),
     click.option(
         "--join-timeout", default=60.0, show_default=True, metavar="SECONDS", help="How long a job may take to fill."
@@ -46,7 +48,7 @@ _OPTIONS = (
     click.option("--tls-key", metavar="FILE", help="Key (PEM) of that certificate."),
     click.option("--verbose", "-v", is_flag=True, help="Log every change of a job to stderr."),
     click.option(
-        "--json", "as_json", is_flag=True, help="Print the addresses as one JSON object on stdout when ready."
+        "--json", "as_json", is_flag=True, help="When ready, print the addresses as one JSON object on stdout."
     ),
 )
 
@@ -59,9 +61,9 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def told_to_stop(verbose: bool) -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; sets up logging, too. To be entered before grpc is imported."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say about ports and handshakes we say ourselves
+def stop_signals(verbose: bool) -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; sets up logging, too. Enter it before importing grpc."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our own messages cover ports and handshakes
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -87,8 +89,8 @@ def serve(
     as_json: bool,
     **_: object,
 ) -> None:
-    """Run the control plane of a data plane that has been started, until `stop` is set. `what` it is and where its
-    `data` go is told to who started us."""
+    """Run the control plane of a data plane that has been started, until `stop` is set. `what` names it and `data` is
+    its data address, for the report that it is ready."""
     from switchml.control.server import Controller
 
     controller = Controller(
@@ -103,14 +105,14 @@ def serve(
         tls_cert=tls_cert,
         tls_key=tls_key,
     )
-    found = controller.start()
+    ports = controller.start()
     try:
         addresses = {
-            "control": "{}:{}".format(*found.control),
+            "control": "{}:{}".format(*ports.control),
             "data": data,
-            "events": "{}:{}".format(*found.events),
-            "tunnel": "{}:{}".format(*found.tunnel) if found.tunnel else None,
-            "metrics": "{}:{}".format(*found.metrics) if found.metrics else None,
+            "events": "{}:{}".format(*ports.events),
+            "tunnel": "{}:{}".format(*ports.tunnel) if ports.tunnel else None,
+            "metrics": "{}:{}".format(*ports.metrics) if ports.metrics else None,
         }
         if as_json:
             click.echo(json.dumps({**addresses, "pid": os.getpid()}))

@@ -1,8 +1,10 @@
-"""`switchml status`: what a running aggregator is doing, for people, for programs, for Prometheus, once or as it
-happens.
+"""`switchml status`: the state of a running aggregator, for people, for programs or for Prometheus, once or
+continuously.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
@@ -18,15 +20,13 @@ import click
 @click.option(
     "--tls-ca", metavar="FILE", help="Certificates (PEM) to trust; turns TLS on.  [default: $SWITCHML_TLS_CA]"
 )
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one a line for each event)."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --watch: one line per event).")
 @click.option("--prometheus", is_flag=True, help="Print Prometheus' text format.")
-@click.option("--watch", is_flag=True, help="Follow what happens, until interrupted.")
+@click.option("--watch", is_flag=True, help="Follow events until interrupted.")
 def status(address: str, tls_ca: str | None, as_json: bool, prometheus: bool, watch: bool) -> None:
     """Show a running aggregator's jobs, pools and counters."""
     if prometheus and (as_json or watch):
-        raise click.UsageError("--prometheus goes with neither --json nor --watch")
+        raise click.UsageError("--prometheus can't be combined with --json or --watch")
 
     from switchml.control import client
 
@@ -49,7 +49,7 @@ def status(address: str, tls_ca: str | None, as_json: bool, prometheus: bool, wa
         Console().print(*as_tables(reply), sep="\n")
 
 
-def _watch(address: str, reply, as_json: bool) -> None:
+def _watch(address: str, reply: Any, as_json: bool) -> None:
     import json
 
     from switchml.control.channel import split_address

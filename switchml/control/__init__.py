@@ -1,13 +1,14 @@
-"""The control plane: who is in which job, what slots it has, and whether everybody is still alive.
+"""The control plane: which ranks are in which job, which slots it has, and whether all ranks are alive.
 
-    membership.py   what a rank asks for and may be told: plain data
+    membership.py   what a rank requests and the events that it gets: plain data
     jobs.py         the registry of v2 jobs, a state machine without sockets or a clock
     allocation.py   what a job gets: slots, window, tag
     sessions.py     the same for v1 sessions
-    dataplane.py    what both ask of whatever adds the packets up
-    p4/dataplane.py a P4 switch that does; p4/tree.py: a tree of them; p4/base.py: what both have in common
+    dataplane.py    the interface of whatever adds the packets up
+    p4/dataplane.py one P4 switch as such; p4/tree.py: a tree of them; p4/base.py: what both share
     service.py      gRPC for v2 (v2.proto); v1/service.py for v1 (v1.proto)
     channel.py      what both ends of a connection agree on; connections.py: how one ended
+    rpc.py          gRPC services from descriptors; messages.py: v2.proto's messages as plain data
     status.py       samples and rates; report.py, wording.py and metrics.py: the same for people and Prometheus
     events.py       the live stream (ZeroMQ)
     server.py       `Controller`: all of this around a data plane

@@ -1,4 +1,5 @@
-"""How much of an aggregator a job gets: its slots, the window of each rank, and the numbers that keep strangers out."""
+"""How much of an aggregator a job gets: its slots, the window of each rank, and the numbers that identify its
+packets."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ DATAGRAM_MEMORY_BYTES = 2304
 area plus the sk_buff itself. A buffer of B bytes therefore holds B / 2304 packets, whatever their payload adds up to.
 """
 MIN_WINDOW = 4
-"""Advised even if the buffers are tiny: below this a round trip costs more than a lost packet now and then."""
+"""The least window that is advised, however small the buffers: below it, waiting for round trips costs more than
+occasional losses."""
 
 ALL_RANKS_SLOTS, LEAST_SLOTS, MOST_SLOTS = 4096, 512, 2048
-"""Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that what all of them have on the way
-stays in a processor's cache, within these bounds. Few ranks profit from more, since they take turns more rarely."""
+"""Slots of a job that leaves the number to us: ALL_RANKS_SLOTS over its ranks, so that the data of all rounds under way
+fits a processor's cache, within these bounds. Few ranks benefit from more slots, as they use each one less often."""
 
 
 def default_slots(workers: int) -> int:
@@ -25,9 +27,9 @@ def default_slots(workers: int) -> int:
     return min(max(share, LEAST_SLOTS), MOST_SLOTS)
 
 
-def fit_slots(wanted: int, free: int) -> int:
-    """`wanted` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS do."""
-    slots = wanted
+def fit_slots(requested: int, free: int) -> int:
+    """`requested` slots (a power of two), halved until `free` suffices; 0 if not even MIN_SLOTS do."""
+    slots = requested
     while slots > free and slots > MIN_SLOTS:
         slots //= 2
     return slots if slots <= free else 0

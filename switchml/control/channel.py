@@ -17,7 +17,7 @@ CONTROL_PORT = 50099
 """p4app-switchML's controller listens here; v1 hosts expect it."""
 PEER_TIMEOUT_S = 10.0
 MIN_PEER_TIMEOUT_S = 2.0
-"""gRPC clients send at most one ping a second, so a silence of less can't be told from none."""
+"""gRPC clients send at most one ping a second, so a shorter silence is no sign of failure."""
 
 
 def keepalive_options(peer_timeout_s: float) -> list[tuple[str, int]]:

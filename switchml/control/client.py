@@ -1,4 +1,4 @@
-"""The agent's end of the control plane: join a job, hear what happens to it, leave.
+"""The agent's end of the control plane: join a job, follow its events, leave.
 
     session = join("10.0.0.254:50099", job="resnet", rank=0, world_size=4, data_address=("10.0.0.1", 4000))
     session.info.slots, session.info.tag, ...
@@ -7,7 +7,7 @@
 
 This module imports grpc, which takes a while; import it where a job is joined, not at program start. A session does
 not survive fork(): a child process must not use it, and may well inherit the connection's socket, in which case the
-death of the parent is noticed by the missing answers to pings (within the aggregator's peer timeout) and not at once.
+parent's death is noticed only by unanswered pings (within the aggregator's peer timeout).
 Start children before joining, or with spawn.
 """
 
@@ -71,8 +71,8 @@ class Session:
         self._link.dispatch(callback)
 
     def leave(self) -> None:
-        """Tell the aggregator that this rank is done; the others get PeerLeft. Quick, may be called again, never
-        raises because the aggregator is gone. No more events come.
+        """Report that this rank is done; the others get PeerLeft. Returns quickly, may be called twice, and does not
+        raise if the aggregator is gone. No more events come.
         """
         self._link.leave()
 
@@ -108,15 +108,14 @@ def join(
 ) -> Session:
     """Join a job at the aggregator at `address` ("host:port") and wait until all ranks are in.
 
-    `data_address` is where this rank's data packets come from. `slots` is the wanted pool size, 0 for the
-    aggregator's choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` say
-    how packets travel, for a switch that has to know; with transport "none" the job is a membership alone, without
-    slots. `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the
-    environment's SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. Within
-    `timeout_s` an aggregator that can't be reached is tried again; a refusal is final. A silent aggregator is given
-    up after `peer_timeout_s`.
+    `data_address` is the source of this rank's data packets. `slots` is the requested pool size, 0 for the aggregator's
+    choice. `receive_buffer_bytes` of the data socket bounds the advised window. `transport` and `mac` describe how
+    packets travel, for switches that need it; with the transport "none" the job is a membership alone, without slots.
+    `host_name` is what the others see in `peers` (default: this machine's). `secret` defaults to the environment's
+    SWITCHML_SECRET, `tls_ca` (a PEM file; its presence turns TLS on) to SWITCHML_TLS_CA. An aggregator that can't be
+    reached is retried for `timeout_s`; a refusal is final. An aggregator silent for `peer_timeout_s` counts as lost.
 
-    Raises JoinError with the aggregator's words, or ConfigError if an argument makes no sense.
+    Raises JoinError with the aggregator's message, or ConfigError for an invalid argument.
     """
     host, port = split_address(address)
     try:
@@ -148,28 +147,30 @@ def join(
 
 
 def status(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 5.0) -> v2_pb2.StatusReply:
-    """Ask the aggregator at `address` for everything that `switchml status` shows. Raises JoinError if it can't be
-    reached.
-    """
+    """Everything that `switchml status` shows of the aggregator at `address`. Raises JoinError if it can't be
+    reached."""
     target = "{}:{}".format(*split_address(address))
     with _open_channel(target, PEER_TIMEOUT_S, tls_ca) as channel:
         try:
-            return rpc.client(channel, JOBS).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
+            reply: v2_pb2.StatusReply = rpc.client(channel, JOBS).Status(v2_pb2.StatusRequest(), timeout=timeout_s)
+            return reply
         except grpc.RpcError as error:
             raise JoinError(f"no answer from an aggregator at {target}: {_words(error)}") from error
 
 
 def wait_for(address: str, *, tls_ca: str | Path | None = None, timeout_s: float = 60.0) -> v2_pb2.StatusReply:
-    """The status of the aggregator at `address`, for who wants to know how to reach it. Within `timeout_s` one that
-    can't be reached is tried again. Raises JoinError.
+    """The status of the aggregator at `address`, which may still be starting: it is retried for `timeout_s`. Raises
+    JoinError.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         try:
             return status(address, tls_ca=tls_ca)
         except JoinError as error:
-            silent = error.__cause__.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            if time.monotonic() >= deadline or (_is_final(error.__cause__) and not silent):
+            cause = error.__cause__
+            assert isinstance(cause, grpc.RpcError)
+            is_silent = cause.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if time.monotonic() >= deadline or (_is_final(cause) and not is_silent):
                 raise
         time.sleep(RETRY_S)
 
@@ -192,14 +193,14 @@ def _open_channel(target: str, peer_timeout_s: float, tls_ca: str | Path | None)
     return grpc.insecure_channel(target, options)
 
 
-def _broke(error: grpc.RpcError) -> bool:
-    """True if the connection failed or broke; every other status is the aggregator's own word."""
+def _is_broken(error: grpc.RpcError) -> bool:
+    """True if the connection failed or broke; every other status was set by the aggregator."""
     return error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 def _is_final(error: grpc.RpcError) -> bool:
-    """True if trying again won't help: the aggregator refused, or the certificate is the wrong one."""
-    return not _broke(error) or "SSL_ERROR_SSL" in (error.details() or "")
+    """True if a retry can't help: the aggregator refused, or the certificate does not match."""
+    return not _is_broken(error) or "SSL_ERROR_SSL" in (error.details() or "")
 
 
 def _words(error: grpc.RpcError) -> str:
@@ -280,7 +281,7 @@ class _Link:
     def _read(self) -> None:
         try:
             self._connect_and_read()
-        except Exception as error:  # whatever it is, nobody may be left waiting for this thread
+        except Exception as error:  # callers wait for this thread: they must get an outcome
             log.debug("control stream of %s ended", self._request.job, exc_info=True)
             self._over(f"the control stream failed: {error!r}")
         finally:
@@ -336,7 +337,7 @@ class _Link:
         self._decided.set()
 
     def _over(self, reason: str) -> None:
-        """The aggregator is gone: before the job started that is a refusal, afterwards an event."""
+        """The aggregator is lost: a refusal before the job started, an event afterwards."""
         if self._outcome is None:
             self._decide(JoinError(f"aggregator at {self._target}: {reason}"))
         elif isinstance(self._outcome, JobInfo) and not self._left:
@@ -348,8 +349,8 @@ class _Link:
         return f"the connection to the aggregator at {self._target} broke: {_words(error)}"
 
     def _refusal(self, error: grpc.RpcError) -> str:
-        words = error.details()
-        if _broke(error):
+        words = error.details() or "no details"
+        if _is_broken(error):
             return f"no TLS connection to the aggregator at {self._target}: {words}"
         if error.code() is grpc.StatusCode.UNIMPLEMENTED:
             words += " (is this a switchml aggregator's control port?)"

@@ -1,8 +1,8 @@
-"""Why a control connection is gone: did the peer close it, or did we, after the peer had stopped answering?
+"""Why a control connection ended: the peer closed it, or we did, after the peer had stopped answering.
 
-gRPC tells a server's handler only that its call was cancelled. The kernel knows more: a socket that our side closed
-first is in FIN_WAIT, one that the peer closed first is in CLOSE_WAIT, LAST_ACK or gone, and one whose peer cancelled
-the call is still open.
+gRPC reports to a server's handler only that its call was cancelled. The kernel knows more: a socket that our side
+closed first is in FIN_WAIT, one that the peer closed first is in CLOSE_WAIT, LAST_ACK or removed, and one whose peer
+cancelled the call is still open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 def was_closed_by_us(peer: str) -> bool:
     """True if the TCP connection to gRPC peer `peer` ("ipv4:10.0.0.1:5555") was closed from this side. False if that
-    can't be told.
+    is unknown.
     """
     family, _, rest = unquote(peer).partition(":")
     host, _, port = rest.rpartition(":")
@@ -27,10 +27,10 @@ def was_closed_by_us(peer: str) -> bool:
         if family == "ipv4":
             packed = socket.inet_pton(socket.AF_INET, host)
             # gRPC listens with IPv6 sockets where there are any; they show an IPv4 peer as ::ffff:a.b.c.d.
-            wanted = {_hex_words(packed), _hex_words(bytes(10) + b"\xff\xff" + packed)}
+            addresses = {_hex_words(packed), _hex_words(bytes(10) + b"\xff\xff" + packed)}
         else:
-            wanted = {_hex_words(socket.inet_pton(socket.AF_INET6, host.strip("[]")))}
-        remotes = {f"{words}:{int(port):04X}" for words in wanted}
+            addresses = {_hex_words(socket.inet_pton(socket.AF_INET6, host.strip("[]")))}
+        remotes = {f"{words}:{int(port):04X}" for words in addresses}
     except (OSError, ValueError):
         return False
     # Columns: number, local address, remote address, state (Documentation/networking/proc_net_tcp.rst).

@@ -1,8 +1,7 @@
-"""What a control plane asks of whatever adds the packets up: the software aggregator (aggregator.py) or a P4 switch
-(p4/dataplane.py).
+"""The interface of what adds packets up, the software aggregator (switchml/aggregator) or P4 switches
+(p4/dataplane.py), as the control plane uses it.
 
-Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are kept is the driver's own
-business.
+Plain data goes in (`JobSpec`) and comes out (`JobCounters`); how slots and workers are stored is up to the data plane.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ class JobSpec:
     `workers` is the world size n. `protocol` 1 or 2. `slots` is S, a power of two in v2 and 8192 in v1.
     `addresses[rank]` is (IPv4, UDP port): where the rank's packets come from and its results go to; in v1 the port is 0
     (any) and an entry is None until that rank has called UdpSession. `tag`, `isn` as in docs/protocol.md section 2 (0
-    in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown) say how the rank's packets travel,
-    as it said when it joined; a software aggregator need not know. Empty: by UDP sockets.
+    in v1). `wire` as in packet.py. `transports[rank]` and `macs[rank]` (0: unknown), from the rank's join request,
+    describe how its packets travel; a software aggregator ignores them. Empty: by UDP sockets.
     """
 
     job_id: int
@@ -54,7 +53,7 @@ class Link:
 
 @dataclass(frozen=True)
 class JobCounters:
-    """`ranks[rank][name]` for the names in COUNTERS, and how many slots have a round under way."""
+    """`ranks[rank][name]` for the names in COUNTERS, and the number of slots with a round under way."""
 
     ranks: tuple[dict[str, int], ...]
     slots_in_use: int
@@ -94,14 +93,15 @@ class Dataplane(Protocol):
         """Remove the job; its packets are refused from now on. Unknown ids are ignored."""
 
     def address_for(self, sender: Address) -> Address:
-        """Where packets of a rank that sends from `sender` must go (`address` unless there are several); asked once the
-        rank's job has started."""
+        """Where packets of a rank that sends from `sender` must go (`address` unless there are several); called once
+        the rank's job has started."""
 
     def segment(self, job_id: int) -> str:
-        """Name of the memory that ranks on the data plane's own machine may share with it (io/shm.py), or ""."""
+        """Name of the memory that ranks on the data plane's own machine may share with it (switchml/net/shm.py), or
+        ""."""
 
     def link(self, job_id: int, rank: int) -> Link | None:
-        """How the rank's frames travel; None if it needs to know nothing but `address_for`."""
+        """How the rank's frames travel; None if `address_for` is all that it needs."""
 
     def failed(self) -> dict[int, str]:
         """Jobs that can't go on because the data plane lost their state, and why. They are still to be stopped."""

@@ -1,5 +1,4 @@
-"""The live stream of events for onlookers: ZeroMQ PUB at the aggregator, SUB at whoever watches. JSON, and nothing
-secret in it.
+"""The live stream of events for observers: ZeroMQ PUB at the aggregator, SUB at each observer. JSON, without secrets.
 
 A message has two frames, the kind of the event (so that a subscriber can filter) and a JSON object with `event` (the
 kind again), `time` (seconds since 1970) and these fields:
@@ -13,7 +12,7 @@ kind again), `time` (seconds since 1970) and these fields:
     stall        job, job_id, missing: ranks that a round has waited for longer than a second; empty when it is over
     rates        job, job_id, goodput_bps, rounds_per_s, slots_in_use, received_packets_per_s, …; once a second
 
-PUB drops what a subscriber does not fetch in time; the aggregator never waits for an onlooker.
+PUB drops what a subscriber does not fetch in time; the aggregator never waits for an observer.
 """
 
 from __future__ import annotations

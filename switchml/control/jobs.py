@@ -1,15 +1,15 @@
-"""The job registry: who is in which job, and what everybody is told when that changes.
+"""The job registry: which ranks are in which job, and the notices that they get when that changes.
 
 A state machine without gRPC, sockets, threads or a clock: requests, losses and `now` (seconds, any monotonic origin)
-go in, and notices come out, pairs of (ticket, event). A ticket stands for one rank's membership. The data plane is
-told through `dataplane.Dataplane`.
+go in, and notices come out, pairs of (ticket, event). A ticket stands for one rank's membership. The data
+plane is driven through `dataplane.Dataplane`.
 
     forming ──all ranks in──► running ──a rank left──► ending ──all left──► ended
        │ timeout, nobody left    └────── a rank lost ──────┴─────────────► failed
        └──────────────────────► failed
 
 A job in `ending` still holds its slots, because a rank that has not left may need a last result once more; its name
-is free already. Jobs that have ended or failed hold nothing.
+is free already. Jobs that have ended or failed hold no resources.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from switchml.control.allocation import advised_window, default_slots, draw_isn, draw_tag, fit_slots
-from switchml.control.dataplane import Dataplane, JobCounters, JobSpec
+from switchml.control.dataplane import Address, Dataplane, JobCounters, JobSpec
 from switchml.control.membership import (
     MIN_SLOTS,
     PROTOCOL,
-    Address,
     Ended,
     Event,
     JoinRequest,
@@ -49,11 +48,11 @@ NAMED = 8
 
 Notice = tuple[int, Event]
 Journal = Callable[..., None]
-"""Called as `journal(kind, **fields)` for each change that an onlooker may want to see; events.py lists them."""
+"""Called as `journal(kind, **fields)` for each change that observers may follow; events.py lists them."""
 
 
 def no_journal(kind: str, **fields: Any) -> None:
-    """Nobody looks on."""
+    """The journal of a registry without observers."""
 
 
 @dataclass(eq=False)
@@ -103,10 +102,9 @@ class Job:
 class JobRegistry:
     """All v2 jobs of one aggregator. Not thread-safe: one thread or event loop owns it.
 
-    A job may take `join_timeout_s` to fill if its first rank does not say otherwise, and gets `slots` (0: what suits
+    A job may take `join_timeout_s` to fill unless its first rank sets a timeout, and gets `slots` (0: a default for
     the number of ranks) if its ranks leave that to the aggregator. `job_ids` is shared with other registries on the
-    same data plane. `randbelow` draws what strangers must not guess; only a simulation, which has none, may put in
-    another.
+    same data plane. `randbelow` draws the numbers that outsiders must not guess; only simulations replace it.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class JobRegistry:
         self._tickets = itertools.count(1)
         self._job_of: dict[int, Job] = {}
         self._journal = journal
-        # Secrets are kept as keyed hashes under a key of this process: what is in memory is of no use elsewhere.
+        # Secrets are stored as hashes keyed with this process's key, so that memory contents are useless elsewhere.
         self._key = secrets.token_bytes(32)
 
     @property
@@ -143,7 +141,7 @@ class JobRegistry:
         return ticket in self._job_of
 
     def join(self, request: JoinRequest, now: float) -> tuple[int, list[Notice]]:
-        """Take a rank in; returns its ticket and what is to be told to whom. Raises Refused.
+        """Add a rank; returns its ticket, and the notices to deliver. Raises Refused.
 
         The notices hold Started for every rank if this was the last one, or Refused for every rank if the job could
         not start.
@@ -197,7 +195,7 @@ class JobRegistry:
         return [(other.ticket, event) for other in job.present]
 
     def lost(self, ticket: int, how: str, now: float) -> list[Notice]:
-        """A rank is gone without a word; `how` completes the sentence that begins with its name ("disconnected")."""
+        """A rank vanished; `how` completes the sentence that begins with its name ("disconnected")."""
         job = self._job_of.get(ticket)
         if job is None:
             return []
@@ -228,7 +226,7 @@ class JobRegistry:
         return notices
 
     def fail(self, job_id: int, reason: str) -> list[Notice]:
-        """The data plane lost a job's state: end it, and tell everybody who is in it. Unknown ids are ignored."""
+        """The data plane lost a job's state: end the job and notify its ranks. Unknown ids are ignored."""
         job = next((job for job in self.live if job.job_id == job_id), None)
         if job is None:
             return []
@@ -237,25 +235,25 @@ class JobRegistry:
         return notices
 
     def shutdown(self, reason: str) -> list[Notice]:
-        """End every job; everybody who is still in one is told `reason`."""
+        """End every job and notify its ranks of `reason`."""
         notices: list[Notice] = []
         for job in list(self.live):
             notices += [(member.ticket, Ended(reason)) for member in job.present]
             self._end(job, "ended", reason)
         return notices
 
-    # Inside: who may come in.
+    # Inside: admission.
 
     def _by_name(self, name: str) -> Job | None:
-        """The job that a new rank of this name belongs to: one that is ending takes nobody in."""
+        """The job that a new rank of this name joins: one that is ending admits no rank."""
         return next((job for job in self.live if job.name == name and job.state != "ending"), None)
 
     def _hash(self, secret: str) -> bytes:
         return hashlib.blake2b(secret.encode(), key=self._key).digest()
 
     def _check_fits(self, job: Job, request: JoinRequest) -> None:
-        """Raises Refused unless `request` may become a member of `job`. The secret comes first: without it nothing is
-        told.
+        """Raises Refused unless `request` may become a member of `job`. The secret is checked first: without it no
+        detail of the job is revealed.
         """
         if not hmac.compare_digest(job.secret, self._hash(request.secret)):
             raise Refused(
@@ -273,16 +271,16 @@ class JobRegistry:
             if theirs != ours:
                 raise Refused(
                     Reason.CONFLICT,
-                    f"rank {request.rank} asks for {what} {theirs}, but job {job.name!r} was begun "
+                    f"rank {request.rank} requests {what} {theirs}, but job {job.name!r} was started "
                     f"with {ours} by {job.first.who}",
                 )
-        taken = job.members.get(request.rank)
-        if taken is not None:
-            ip, port = taken.request.address
+        member = job.members.get(request.rank)
+        if member is not None:
+            ip, port = member.request.address
             raise Refused(
                 Reason.DUPLICATE,
                 f"rank {request.rank} has joined already from {ip}:{port} "
-                f"({taken.request.host}, pid {taken.request.pid}), job {job.name!r}",
+                f"({member.request.host}, pid {member.request.pid}), job {job.name!r}",
             )
 
     def _check_address_free(self, request: JoinRequest) -> None:
@@ -295,7 +293,7 @@ class JobRegistry:
                     whose = f"by {member.request.who}" if job.name == request.job else f"in job {job.name!r}"
                     raise Refused(Reason.DUPLICATE, f"data address {ip}:{port} is used already {whose}")
 
-    # Inside: beginnings and ends.
+    # Inside: start and end.
 
     def _start(self, job: Job, now: float) -> list[Notice]:
         try:
@@ -304,9 +302,9 @@ class JobRegistry:
                 self.dataplane.start_job(spec)
         except Refused as refusal:
             return self._refuse_all(job, refusal)
-        except Exception as error:  # whatever it is, it is this job's trouble and must not become the others'
-            words = error if isinstance(error, SwitchMLError) else repr(error)
-            return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {words}"))
+        except Exception as error:  # no failure of this job may affect the others
+            message = error if isinstance(error, SwitchMLError) else repr(error)
+            return self._refuse_all(job, Refused(Reason.CAPACITY, f"job {job.name!r} can't start: {message}"))
         job.job_id, job.tag, job.isn, job.slots, job.state = spec.job_id, spec.tag, spec.isn, spec.slots, "running"
         self._journal(
             "job_started",
@@ -365,7 +363,7 @@ class JobRegistry:
                 self.dataplane.receive_buffer_bytes,
                 request.receive_buffer_bytes,
             ),
-            data_address=self.dataplane.address_for(spec.addresses[request.rank]),
+            data_address=self.dataplane.address_for(request.address),
             segment=self.dataplane.segment(spec.job_id),
             link=self.dataplane.link(spec.job_id, request.rank),
             padded=self.dataplane.padded,
@@ -388,17 +386,17 @@ class JobRegistry:
                     )
 
     def _allocate(self, job: Job) -> int:
-        """Slots for a job: what it wants, halved until it fits. Raises Refused with the numbers if not even MIN_SLOTS
-        do.
+        """Slots for a job: as many as it requests, halved until they fit. Raises Refused with the numbers if not even
+        MIN_SLOTS do.
         """
         capacity = self.dataplane.slot_capacity
         free = capacity - self.slots_allocated
-        wanted = job.first.slots or self.slots or default_slots(job.world_size)
-        slots = fit_slots(wanted, free)
+        requested = job.first.slots or self.slots or default_slots(job.world_size)
+        slots = fit_slots(requested, free)
         if not slots:
             raise Refused(
                 Reason.CAPACITY,
-                f"job {job.name!r} wants {wanted} slots and needs at least {MIN_SLOTS}: {free} of the "
+                f"job {job.name!r} requests {requested} slots and needs at least {MIN_SLOTS}: {free} of the "
                 f"aggregator's {capacity} are free, {len(self.live) - 1} other jobs have the rest",
             )
         return slots
@@ -407,7 +405,7 @@ class JobRegistry:
         return next(member for member in job.members.values() if member.ticket == ticket)
 
     def _withdraw(self, job: Job, member: Member, how: str) -> list[Notice]:
-        """A rank goes before the job has started: the others wait on, and the rank may come again."""
+        """A rank leaves before the job has started: the others go on waiting, and the rank may join again."""
         del job.members[member.request.rank]
         del self._job_of[member.ticket]
         reason = f"{member.request.who} {how} before the job started"

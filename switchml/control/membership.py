@@ -1,9 +1,8 @@
-"""What goes into the job registry and what comes out: plain data, and the checks that need to know nothing but the
-request itself.
+"""The job registry's inputs and outputs: plain data, and the checks that need only the request itself.
 
-`JoinRequest` is one rank's wish to join. `Started`, `PeerLost`, `PeerLeft`, `Ended` and `Refused` are what that rank
-may be told. The gRPC messages of v2.proto say the same on the wire; here they are free of gRPC so that the registry
-can be tested without it.
+`JoinRequest` is one rank's request to join. `Started`, `PeerLost`, `PeerLeft`, `Ended` and `Refused` are the events
+that the rank may get. The messages of v2.proto carry the same; these are free of gRPC so that the registry can be
+tested without it.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ data plane does not see it, and it takes no slots."""
 class Reason(Enum):
     """Why a join was refused; server.py maps each to a gRPC status."""
 
-    INVALID = "the request makes no sense by itself"
-    SECRET = "the job's secret is another one"
+    INVALID = "the request is invalid in itself"
+    SECRET = "the job has another secret"
     CONFLICT = "the request does not fit the job as it is"
-    DUPLICATE = "rank or address is taken"
+    DUPLICATE = "rank or address is in use"
     CAPACITY = "the aggregator has not enough slots or memory"
     TIMEOUT = "the job did not fill in time"
 
 
 class Refused(JoinError):
-    """A rank can't join; `reason` says which kind of refusal, the text is for people."""
+    """A rank can't join: `reason` is the kind of refusal, the text is for people."""
 
     def __init__(self, reason: Reason, message: str):
         super().__init__(message)
@@ -51,7 +50,7 @@ class Refused(JoinError):
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """One rank's wish to join. The fields are those of JoinRequest in v2.proto."""
+    """One rank's request to join. The fields are those of JoinRequest in v2.proto."""
 
     job: str
     rank: int

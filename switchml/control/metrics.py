@@ -22,7 +22,7 @@ from switchml.errors import ConfigError
 HELP = {
     "accepted": "Contributions that were added to a slot",
     "completed": "Rounds that this rank's packet completed",
-    "answered": "Retransmissions of completed rounds, answered with the kept result",
+    "answered": "Retransmissions of completed rounds, answered with the stored result",
     "duplicates": "Contributions that had been added already",
     "waits": "Wait packets sent to a rank that retransmitted while others are missing",
     "stale": "Contributions older than the slot's round",
@@ -40,7 +40,7 @@ HELP = {
 
 
 class StatusCollector(Collector):
-    """Turns what `status()` returns into metrics each time it is asked."""
+    """Turns what `status()` returns into metrics each time they are collected."""
 
     def __init__(self, status: Callable[[], v2_pb2.StatusReply]):
         self._status = status
@@ -121,7 +121,7 @@ class MetricsPage:
     def __init__(self, server: WSGIServer, thread: threading.Thread):
         self._server = server
         self._thread = thread
-        self.address = server.server_address[0], server.server_address[1]
+        self.address = str(server.server_address[0]), int(server.server_address[1])
 
     def close(self) -> None:
         self._server.shutdown()
@@ -141,7 +141,7 @@ def serve(bind: str, port: int, status: Callable[[], v2_pb2.StatusReply]) -> Met
 
 
 def _registry(status: Callable[[], v2_pb2.StatusReply]) -> CollectorRegistry:
-    # Registering would call status() at once, for the names; the page may open before there is anything to ask.
+    # Registering would call status() at once, for the names; the page may open before there is a status.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(StatusCollector(status))
     return registry

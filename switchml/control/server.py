@@ -29,10 +29,9 @@ import grpc
 
 from switchml.control import metrics, rpc, v2_pb2
 from switchml.control.channel import CONTROL_PORT, PEER_TIMEOUT_S, keepalive_options, read_key_pair
-from switchml.control.dataplane import Dataplane
+from switchml.control.dataplane import Address, Dataplane
 from switchml.control.events import EventPublisher
 from switchml.control.jobs import JobRegistry
-from switchml.control.membership import Address
 from switchml.control.service import JobsService
 from switchml.control.sessions import IDLE_TIMEOUT_S, SWITCH_MAC, V1Sessions
 from switchml.control.status import Monitor
@@ -49,7 +48,7 @@ WORTH_A_WARNING = ("peer_lost", "stall")
 EXPIRY_PERIOD_S = 0.2
 SAMPLE_PERIOD_S = 1.0
 STOP_GRACE_S = 1.0
-"""How long a stopping server waits for its last words to reach the agents."""
+"""How long a stopping server waits for its last messages to reach the agents."""
 MAX_REQUEST_BYTES = 64 << 10
 
 
@@ -72,10 +71,10 @@ class Controller:
 
     Ports may be 0 for any free one. `events_port` None stands for the one after the control port, `tunnel_port` None
     for the next but one. `metrics_port` None turns the Prometheus page off. `join_timeout_s` is how long a job may take
-    to fill if its first rank does not say. `peer_timeout_s` bounds how long a silent rank stays unnoticed. TLS is on
-    when `tls_cert` and `tls_key` (PEM files) are given. `mac` is told to v1 hosts.
+    to fill unless its first rank sets a timeout. A rank that is silent for `peer_timeout_s` is lost. TLS is on
+    when `tls_cert` and `tls_key` (PEM files) are given. v1 hosts get `mac` as the switch's.
 
-    Raises ConfigError from `start` if a port is taken or a file can't be used.
+    Raises ConfigError from `start` if a port is in use or a file can't be used.
     """
 
     def __init__(
@@ -132,7 +131,7 @@ class Controller:
         return ready.result()
 
     def stop(self, reason: str = "aggregator shut down") -> None:
-        """End all jobs, telling every rank `reason`, and close the ports. May be called again."""
+        """End all jobs, notify every rank of `reason`, and close the ports. May be called twice."""
         if self._thread is None or self._loop is None:
             return
         with suppress(RuntimeError):  # the loop is closed: stopped already
@@ -206,7 +205,7 @@ class Controller:
                 ticker.cancel()
             if page is not None:
                 page.close()
-            # Also if it never started: it has a port open, perhaps.
+            # Even if it never started: its port may be open.
             await server.stop(STOP_GRACE_S if tickers else None)
             if tunnel is not None:
                 tunnel.close()
@@ -217,7 +216,7 @@ class Controller:
     def _open_control_port(self, server: grpc.aio.Server) -> int:
         address = f"{self._bind}:{self._control_port}"
         refusal = ConfigError(f"control port {address} can't be opened: is another aggregator running there?")
-        # Ask the kernel first: gRPC hides the cause and writes to stderr by itself.
+        # The kernel reports the cause, which gRPC hides.
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -237,9 +236,9 @@ class Controller:
             raise refusal
         return port
 
-    def _choose_port(self, wanted: int | None, offset: int) -> int:
-        if wanted is not None:
-            return wanted
+    def _choose_port(self, port: int | None, offset: int) -> int:
+        if port is not None:
+            return port
         return self._control_port + offset if self._control_port else 0
 
     async def _tick(self, period_s: float, work: Any) -> None:
@@ -247,7 +246,7 @@ class Controller:
             await asyncio.sleep(period_s)
             try:
                 work(monotonic())
-            except Exception:  # one job's trouble must not end the watch over the others
+            except Exception:  # a failure of one job must not end the watch over the others
                 log.exception("%s failed", work.__name__)
 
     def _expire(self, now: float) -> None:
@@ -278,8 +277,8 @@ class Controller:
 
 
 def _quiet_about_wakeups(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """grpc.aio has one wake-up pipe for all loops of a process: with several, whoever comes second finds it empty. No
-    harm is done.
+    """grpc.aio has one wake-up pipe for all loops of a process: with several, the second one finds it empty, which is
+    harmless.
     """
     if not isinstance(context.get("exception"), BlockingIOError):
         loop.default_exception_handler(context)

@@ -13,16 +13,20 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import Any
 
 import grpc
 
 from switchml.control import v2_pb2
 from switchml.control.connections import was_closed_by_us
+from switchml.control.dataplane import Address
 from switchml.control.jobs import JobRegistry, Notice
-from switchml.control.membership import Address, Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
+from switchml.control.membership import Ended, Event, JoinRequest, PeerLeft, PeerLost, Reason, Refused, Started
 from switchml.control.messages import address, fields
 
 log = logging.getLogger("switchml.control")
+
+Context = grpc.aio.ServicerContext[Any, Any]
 
 STATUS_OF_REASON = {
     Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
@@ -45,7 +49,7 @@ class JobsService:
         self._streams: dict[int, asyncio.Queue[Event | None]] = {}
         self._ticket_of: dict[str, int] = {}
 
-    async def Join(self, request, context) -> None:
+    async def Join(self, request: v2_pb2.JoinRequest, context: Context) -> None:
         try:
             ticket, notices = self.registry.join(from_wire(request), monotonic())
         except Refused as refusal:
@@ -58,36 +62,36 @@ class JobsService:
         try:
             self.deliver(notices)
             await context.write(v2_pb2.JobEvent(joined=v2_pb2.Joined(token=token)))
-            await self._relay(stream, request, context)
+            await self._relay(stream, request.data_address.ip, context)
         finally:
             del self._streams[ticket], self._ticket_of[token]
             # If the rank has left or its job is over, this is how its stream was meant to end.
             if self.registry.knows(ticket):
                 self.deliver(self.registry.lost(ticket, self._how_lost(context.peer()), monotonic()))
 
-    async def _relay(self, stream: asyncio.Queue[Event | None], request, context) -> None:
+    async def _relay(self, stream: asyncio.Queue[Event | None], agent_ip: str, context: Context) -> None:
         while True:
             event = await stream.get()
             if event is None:
                 return
             if isinstance(event, Refused):
                 await context.abort(STATUS_OF_REASON[event.reason], str(event))
-            await context.write(to_wire(event, request.data_address.ip))
+            await context.write(to_wire(event, agent_ip))
             if isinstance(event, (PeerLost, Ended)):
                 return
 
-    async def Leave(self, request, context):
+    async def Leave(self, request: v2_pb2.LeaveRequest, context: Context) -> v2_pb2.LeaveReply:
         ticket = self._ticket_of.get(request.token)
         if ticket is not None:
             self.deliver(self.registry.leave(ticket, monotonic()))
             self._streams[ticket].put_nowait(None)
         return v2_pb2.LeaveReply()
 
-    async def Status(self, request, context):
+    async def Status(self, request: v2_pb2.StatusRequest, context: Context) -> v2_pb2.StatusReply:
         return self._status()
 
     def deliver(self, notices: Iterable[Notice]) -> None:
-        """Hand each event to the stream of its rank; a rank whose stream is gone needs none."""
+        """Put each event on the stream of its rank; a rank whose stream has ended gets none."""
         for ticket, event in notices:
             stream = self._streams.get(ticket)
             if stream is not None:
@@ -107,9 +111,7 @@ def from_wire(request: v2_pb2.JoinRequest) -> JoinRequest:
 
 
 def to_wire(event: Event, agent_ip: str) -> v2_pb2.JobEvent:
-    """`agent_ip` is where the event goes: it decides which of the aggregator's addresses is named if it listens on
-    all.
-    """
+    """`agent_ip` receives the event: it decides which of the aggregator's addresses is named if it listens on all."""
     if isinstance(event, Started):
         started = vars(event) | {
             "data_address": address(reachable_address(event.data_address, agent_ip)),

@@ -1,11 +1,11 @@
 """v1 sessions: what p4app-switchML's controller keeps for UDP hosts, one job in the data plane each.
 
 Like jobs.py a state machine without gRPC or a clock. A host calls UdpSession once; rank 0's call starts the session,
-the others' calls add their addresses. v1 has no way to leave and no sign of life, so a session ends when
-- rank 0 opens it again (same session id),
-- a host opens another session from an address that this one uses, since v1 tells workers apart by nothing but their
+the others' calls add their addresses. v1 has neither a call to leave nor a heartbeat, so a session ends when
+- rank 0 opens another with its session id,
+- a host opens another session from an address that this one uses, since v1 distinguishes workers only by their
   IPv4 address,
-- nothing was heard of it for the idle timeout, neither a call nor a packet.
+- neither a call nor a packet came for the idle timeout.
 Anybody who can reach the control port can thus end a v1 session; v2 jobs are not affected.
 """
 
@@ -25,7 +25,7 @@ from switchml.protocol.packet import SIZE_CODES, V1_MAX_WORKERS, V1_SLOTS
 
 IDLE_TIMEOUT_S = 3600.0
 SWITCH_MAC = 0x001122334455
-"""The MAC address that p4app-switchML's switch has unless told otherwise; hosts put it into their frames."""
+"""The default MAC address of p4app-switchML's switch; hosts put it into their frames."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class V1Sessions:
                 self._end(session, f"idle for {self.idle_timeout_s:g} s")
 
     def fail(self, job_id: int, reason: str) -> None:
-        """The data plane lost a session's state. v1 has no way to tell its hosts."""
+        """The data plane lost a session's state. v1 has no message that could notify its hosts."""
         for session in [session for session in self.live.values() if session.job_id == job_id]:
             self._end(session, reason)
 
@@ -134,7 +134,7 @@ class V1Sessions:
     ) -> V1Session:
         """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
         if session_id in self.live:
-            self._end(self.live[session_id], "rank 0 opened it again")
+            self._end(self.live[session_id], "rank 0 opened it anew")
         self._take_over(address)
         addresses: list[tuple[str, int] | None] = [address] + [None] * (workers - 1)
         session = V1Session(
@@ -178,7 +178,7 @@ class V1Sessions:
             if theirs != ours:
                 raise Refused(
                     Reason.CONFLICT,
-                    f"rank {rank} asks for {what} {theirs}, but rank 0 opened session {session_id} with {ours}",
+                    f"rank {rank} requests {what} {theirs}, but rank 0 opened session {session_id} with {ours}",
                 )
         if address in session.addresses and session.addresses[rank] != address:
             raise Refused(

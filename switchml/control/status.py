@@ -1,6 +1,6 @@
-"""What the aggregator tells onlookers: counters sampled once a second, rates made of them, and the reply to `Status`.
+"""What observers see of the aggregator: counters sampled once a second, rates from them, and the reply to `Status`.
 
-`Monitor` reads the registries and the data plane, changes neither, and reports stalls and rates to the journal
+`Monitor` reads the registries and the data plane, changes neither, and writes stalls and rates to the journal
 (events.py).
 """
 

@@ -14,7 +14,7 @@ def describe(event: Mapping[str, Any]) -> str:
     """One line for an event of events.py, without its time."""
     kind, job = event.get("event", "?"), event.get("job", "?")
     if kind == "job_forming":
-        text = f"forming, {event['world_size']} ranks wanted"
+        text = f"forming, {event['world_size']} ranks expected"
     elif kind == "rank_joined":
         who = f" ({event['host']}, pid {event['pid']})" if event["host"] else ""
         text = f"rank {event['rank']}{who} joined from {event['address']}, {event['joined']} of {event['world_size']}"
@@ -25,7 +25,7 @@ def describe(event: Mapping[str, Any]) -> str:
     elif kind == "job_ended":
         text = f"{event['state']}: {event['reason']}"
     elif kind == "stall":
-        text = f"stalled, waits for {name_ranks(event['missing'])}" if event["missing"] else "goes on"
+        text = f"stalled, waits for {name_ranks(event['missing'])}" if event["missing"] else "resumed"
     elif kind == "rates":
         text = (
             f"{si(event['goodput_bps'], 'bit/s')} goodput, {si(event['rounds_per_s'], 'rounds/s')}, "

@@ -232,7 +232,7 @@ def test_a_switch_that_is_started_again():
         ended.join(DEADLINE_S)
         for outcome in outcomes:
             assert isinstance(outcome, AggregatorLost)
-            assert "was started again and has lost the job's slots" in str(outcome)
+            assert "was restarted and has lost the job's slots" in str(outcome)
         assert len(outcomes) == 2
         leave_all(agents)
         until(lambda: served.inside() == served.empty)

@@ -1,5 +1,5 @@
-"""What the P4 data planes have in common, whether one switch sums or a tree of them: jobs come and go under one lock,
-and a thread watches the switches and says of jobs that they have lost their slots.
+"""What the P4 data planes share, whether one switch sums or a tree of them: jobs come and go under one lock, and a
+thread watches the switches and marks jobs that have lost their slots as failed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from switchml.control.dataplane import Address, JobSpec
 from switchml.control.p4.driver import Driver, Unreachable
@@ -27,18 +27,21 @@ WATCH_EVERY_S = 0.25
 
 @dataclass
 class Job:
-    """A job in the switches. `failure`: why it can't go on."""
+    """A job in the switches. `failure`: why it can't continue."""
 
     spec: JobSpec
     failure: str = ""
 
 
-class P4Base:
-    """What of `Dataplane` is the same for all, around `drivers`, which are connected. A data plane adds the rest, and
-    what is asked for below: `_remove`, `_look` and `_clear`.
+JobType = TypeVar("JobType", bound=Job)
 
-    `address`, `mac`: where ranks send. `window_bytes`: what the way to a switch can hold of one rank's packets. Methods
-    may be called from any thread.
+
+class P4Base(Generic[JobType]):
+    """The common part of `Dataplane` around connected `drivers`. A data plane adds the rest, with `_remove`,
+    `_check_switches` and `_clear`.
+
+    `address`, `mac`: where ranks send. `window_bytes`: how much of one rank's packets the path to a switch can buffer.
+    Methods may be called from any thread.
     """
 
     kind = "p4"
@@ -51,7 +54,7 @@ class P4Base:
         self.where = ", ".join(driver.where for driver in drivers)
         self.slot_capacity = min(driver.rows for driver in drivers) // 2
         self._drivers = list(drivers)
-        self._jobs: dict[int, Any] = {}
+        self._jobs: dict[int, JobType] = {}
         self._lock = threading.RLock()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="switchml-p4-watch", daemon=True)
@@ -61,7 +64,7 @@ class P4Base:
         return self
 
     def stop(self) -> None:
-        """Take everything out of the switches and hang up. May be called twice."""
+        """Remove everything from the switches and disconnect. May be called twice."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -90,31 +93,31 @@ class P4Base:
     def refused(self) -> dict[str, int]:
         with self._lock:
             try:
-                strangers = [driver.read_counter("outcomes", 0, 1)[0][0] for driver in self._drivers]
+                unknown = [driver.read_counter("outcomes", 0, 1)[0][0] for driver in self._drivers]
             except (Unreachable, ControlError):
-                strangers = []
-            return {"refused_address": sum(strangers)}
+                unknown = []
+            return {"refused_address": sum(unknown)}
 
-    # Asked of each data plane
+    # What each data plane defines
 
-    def _remove(self, job: Job) -> None:
-        """Leave nothing of a job behind, nor of one that did not come in whole."""
+    def _remove(self, job: JobType) -> None:
+        """Remove all of a job, also of one that was only partly added."""
         raise NotImplementedError
 
-    def _look(self) -> None:
-        """See how the switches are; called every WATCH_EVERY_S, under the lock."""
+    def _check_switches(self) -> None:
+        """Check the switches; called every WATCH_EVERY_S, under the lock."""
         raise NotImplementedError
 
     def _clear(self) -> None:
-        """Take out what the switches need before any job."""
+        """Remove what the switches need before any job."""
         raise NotImplementedError
 
-    # For each of them
+    # What each data plane uses
 
     @contextlib.contextmanager
-    def _coming_in(self, job: Job) -> Iterator[None]:
-        """Around what puts a job into the switches: it is known once all of it is there, and else nothing is. Raises
-        ConfigError if a switch won't."""
+    def _adding(self, job: JobType) -> Iterator[None]:
+        """The context in which a job is put into the switches: it is listed once it is complete, and removed if an
+        error occurs. Raises ConfigError if a switch refuses."""
         try:
             yield
         except BaseException as error:
@@ -127,7 +130,7 @@ class P4Base:
         self._jobs[job.spec.job_id] = job
 
     def _fail_all(self, reason: str) -> None:
-        """A job keeps the first reason that it was given."""
+        """The first reason for a job's failure stays."""
         for job in self._jobs.values():
             job.failure = job.failure or reason
 
@@ -141,6 +144,6 @@ class P4Base:
         while not self._stopping.wait(WATCH_EVERY_S):
             try:
                 with self._lock:
-                    self._look()
+                    self._check_switches()
             except Exception:
                 log.exception("watching the switch at %s failed", self.where)

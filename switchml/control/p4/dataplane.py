@@ -1,9 +1,8 @@
 """The P4 data plane: jobs on a switch that runs p4/switchml.p4, through a driver (p4/driver.py).
 
-What a job has in the switch, it has while it lives: entries, a multicast group, and a UDP port for each rank that
-reaches the switch that way. A thread watches the switch. One that was started again has lost the slots of all jobs, and
-nobody else has the sums that were in them: those jobs fail, with a reason, and the switch is programmed anew for the
-next ones.
+While a job lives, it has entries in the switch, a multicast group, and a UDP port for each rank that reaches the switch
+that way. A thread watches the switch. A restart loses the slots of all jobs, whose sums exist nowhere else: those jobs
+fail, with a reason, and the switch is programmed anew for the next ones.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from switchml.control.p4.tables import (
     Changes,
     Host,
     Place,
+    address_of,
     job_changes,
     job_counters,
     loss_changes,
@@ -39,7 +39,7 @@ from switchml.net import sockets
 log = logging.getLogger("switchml.control")
 
 SWITCH_ADDRESS, SWITCH_MAC = "10.0.0.254", 0x02_00_00_00_00_FE
-"""The switch as a host, unless it is told otherwise."""
+"""The switch's default addresses as a host."""
 RANK_MACS = 0x02_5A_00_00_00_00
 """MAC addresses of ranks without an interface: these bits, and the worker's number on the switch."""
 GIVEN_UP_AFTER_S = 3.0
@@ -48,7 +48,7 @@ STALL_S = 1.0
 MAX_PORT = 510
 STATIONS = 4096
 SOCKET_BYTES = 16 << 20
-"""What our switch asks for each UDP port."""
+"""The buffer that our switch requests for each UDP port."""
 BMV2_WINDOW_BYTES = 32 * DATAGRAM_MEMORY_BYTES
 """simple_switch reads its ports through libpcap, whose small ring loses what comes faster than about 32 packets."""
 _LOCATE_TRIES, _LOCATE_PAUSE_S = 10, 0.05
@@ -68,18 +68,18 @@ class _Job(p4_base.Job):
     accepted: list[int] = field(default_factory=list)
     moved_at: float = 0.0
     stalled: tuple[int, tuple[int, ...]] | None = None
-    """(slots with a round under way, whom they wait for), once nothing has moved for a while."""
+    """(slots with a round under way, the ranks that they wait for), once nothing has moved for STALL_S."""
 
 
-class P4Dataplane(p4_base.P4Base):
+class P4Dataplane(p4_base.P4Base[_Job]):
     """Implements `Dataplane` on the switch behind `driver`, which is connected.
 
-    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that ranks may
-    be lent for their frames; UDP ports that the switch shows are such, too. `ports`: what it has, if it does not show
-    them. `stations`: MAC address → port of hosts; others are found by what the switch has learned.
+    `address`, `mac`: the switch's own. `links`: port → `packet:INTERFACE` or `udp:ADDRESS:PORT`, ports that may be lent
+    to ranks for their frames, besides the UDP ports that the switch shows. `ports`: its ports, if it does not show
+    them. `stations`: MAC address → port of hosts; others are looked up in what the switch has learned.
     `udp_bind`: the address of the switch's machine at which it opens UDP ports for ranks; "" if it has no such ports.
-    `loss_rate`: what the switch's drop simulator loses at each rank's port, each way. `window_bytes`: what the way to
-    the switch can hold of one rank's packets. Methods may be called from any thread.
+    `loss_rate`: what the switch's drop simulator loses at each rank's port, in each direction. `window_bytes`: how much
+    of one rank's packets the path to the switch can buffer. Methods may be called from any thread.
     """
 
     padded = True
@@ -101,7 +101,7 @@ class P4Dataplane(p4_base.P4Base):
         super().__init__([driver], address, mac, window_bytes)
         self._driver = driver
         self._links = dict(links or {})
-        self._told_ports = tuple(ports)
+        self._known_ports = tuple(ports)
         self._stations = dict(stations or {})
         self._udp_bind = udp_bind
         self._loss_rate = loss_rate
@@ -118,12 +118,12 @@ class P4Dataplane(p4_base.P4Base):
     # Dataplane: jobs
 
     def start_job(self, spec: JobSpec) -> None:
-        """Raises ConfigError if there is no room, an address is taken, or the switch does not answer."""
+        """Raises ConfigError if there is no room, an address is in use, or the switch does not answer."""
         with self._lock:
-            self._check(spec)
+            self._check_job(spec)
             nowhere = [None] * spec.workers
             job = _Job(spec, place=self._places.take(spec), hosts=list(nowhere), links=list(nowhere))
-            with self._coming_in(job):
+            with self._adding(job):
                 for rank in range(spec.workers):
                     if spec.addresses[rank] is not None:
                         job.hosts[rank] = self._attach(job, rank, spec.macs[rank] if spec.macs else 0)
@@ -136,7 +136,7 @@ class P4Dataplane(p4_base.P4Base):
             addresses = list(job.spec.addresses)
             addresses[rank] = address
             spec = JobSpec(**{**vars(job.spec), "addresses": tuple(addresses)})
-            self._check(spec, but=job)
+            self._check_job(spec, but=job)
             job.spec = spec
             try:
                 job.hosts[rank] = self._attach(job, rank, mac)
@@ -167,7 +167,7 @@ class P4Dataplane(p4_base.P4Base):
             now = time.monotonic()
             job.cells = self._read_cells(job)
             ranks = job_counters(job.spec, job.cells)
-            accepted = [rank["accepted"] for rank in ranks]  # who waits asks again and again: that is no progress
+            accepted = [rank["accepted"] for rank in ranks]  # retransmissions are no progress
             if accepted != job.accepted:
                 job.accepted, job.moved_at, job.stalled = accepted, now, None
             in_use = _rounds_under_way(ranks)
@@ -189,20 +189,20 @@ class P4Dataplane(p4_base.P4Base):
     def _read_slots(self, job: _Job) -> tuple[int, tuple[int, ...]] | None:
         first, last = job.place.row, job.place.row + 2 * job.spec.slots
         try:
-            columns = [self._driver.read_register(name, first, last) for name in ("rounds", "marks")]
+            rounds, marks = (self._driver.read_register(name, first, last) for name in ("rounds", "marks"))
         except (Unreachable, ControlError):
             return None
-        return None if None in columns else open_slots(job.spec, job.place, *columns)
+        return None if rounds is None or marks is None else open_slots(job.spec, job.place, rounds, marks)
 
-    # Inside: what goes in and out
+    # Inside: programming
 
     def _prepare(self) -> None:
         """Program what a switch needs before any job. Raises Unreachable, ControlError."""
         self._driver.reset()
-        found = self._driver.ports()
-        if found is None:
-            found = [AttachedPort(number, self._links.get(number, "")) for number in {*self._links, *self._told_ports}]
-        self._ports: list[AttachedPort] = sorted(found)
+        ports = self._driver.ports()
+        if ports is None:
+            ports = [AttachedPort(number, self._links.get(number, "")) for number in {*self._links, *self._known_ports}]
+        self._ports: list[AttachedPort] = sorted(ports)
         static = [port.number for port in self._ports]
         base = switch_changes(self.address[0], self.mac, [n for n in static if n not in self._links])
         lossy = [loss_changes(port, self._loss_rate, self._loss_rate) for port in static]
@@ -215,7 +215,7 @@ class P4Dataplane(p4_base.P4Base):
         if self._silent_since is None:
             self._undo_base(self._driver, self._base)
 
-    def _check(self, spec: JobSpec, but: _Job | None = None) -> None:
+    def _check_job(self, spec: JobSpec, but: _Job | None = None) -> None:
         if self._silent_since is not None:
             raise ConfigError(f"the switch at {self.where} does not answer")
         if spec.workers > MAX_WORKERS:
@@ -225,7 +225,7 @@ class P4Dataplane(p4_base.P4Base):
                 f"payload of {spec.payload_bytes} bytes: the switch's program takes "
                 f"{' and '.join(map(str, self._driver.payloads))}"
             )
-        taken = {
+        used = {
             address: (rank, job.spec.job_id)
             for job in self._jobs.values()
             if job is not but
@@ -237,9 +237,9 @@ class P4Dataplane(p4_base.P4Base):
                 continue
             if address in spec.addresses[:rank]:
                 first = spec.addresses.index(address)
-                raise ConfigError(f"address {address[0]}:{address[1]} is given for rank {first} and for rank {rank}")
-            if address in taken:
-                other, job_id = taken[address]
+                raise ConfigError(f"address {address[0]}:{address[1]} is both rank {first}'s and rank {rank}'s")
+            if address in used:
+                other, job_id = used[address]
                 raise ConfigError(
                     f"address {address[0]}:{address[1]} of rank {rank} belongs to rank {other} of job {job_id}"
                 )
@@ -249,35 +249,37 @@ class P4Dataplane(p4_base.P4Base):
         self._driver.apply(changes)
 
     def _remove(self, job: _Job) -> None:
-        """Leave nothing of a job behind; in a switch that does not answer, as soon as it does again."""
+        """Remove all of a job; from a switch that does not answer, as soon as it answers again."""
         try:
-            self._take_out(job)
+            self._undo(job)
         except (Unreachable, ControlError) as error:
             log.debug("job %d: %s", job.spec.job_id, error)
             self._left_behind.append(job)
         self._free_links = sorted([*self._free_links, *job.lent_ports])
         self._places.release(job.spec.job_id)
 
-    def _take_out(self, job: _Job) -> None:
+    def _undo(self, job: _Job) -> None:
         for changes in reversed(job.changes):
             self._driver.undo(changes)
         for port in job.own_ports:
             self._driver.remove_port(port)
 
-    # Inside: where ranks are
+    # Inside: where ranks are attached
 
     def _attach(self, job: _Job, rank: int, mac: int) -> Host:
-        """Where a rank is, or will be. Raises ConfigError if that can't be told."""
+        """Where a rank is attached, or will be. Raises ConfigError if that is unknown."""
         transport = (job.spec.transports[rank] if job.spec.transports else "") or "udp"
         if transport == "frames":
             return self._lend(job, rank)
-        address = job.spec.addresses[rank]
+        ip, _ = address_of(job.spec, rank)
         if transport not in ("udp", "raw"):
-            ways = ", ".join(self.transports)
-            raise ConfigError(f"rank {rank} came by {transport}; the switch at {self.where} is reached by {ways}")
-        if not mac or ipaddress.IPv4Address(address[0]).is_loopback:
+            transports = ", ".join(self.transports)
             raise ConfigError(
-                f"rank {rank} sends from {address[0]}, which is on no port of the switch at {self.where}; "
+                f"rank {rank} uses the transport {transport}; the switch at {self.where} is reached by {transports}"
+            )
+        if not mac or ipaddress.IPv4Address(ip).is_loopback:
+            raise ConfigError(
+                f"rank {rank} sends from {ip}, which is on no port of the switch at {self.where}; "
                 f"it is reached by {', '.join(self.transports)} (SWITCHML_TRANSPORT)"
             )
         job.links[rank] = Link("", mac, self.mac)
@@ -295,16 +297,16 @@ class P4Dataplane(p4_base.P4Base):
         if not self._udp_bind:
             raise ConfigError(f"no port of the switch is free for rank {rank}: all {len(self._links)} are lent")
         used = {port.number for port in self._ports} | {n for other in self._jobs.values() for n in other.own_ports}
-        port = next((n for n in range(MAX_PORT + 1) if n not in used and n not in job.own_ports), None)
-        if port is None:
+        port = next((n for n in range(MAX_PORT + 1) if n not in used and n not in job.own_ports), -1)
+        if port < 0:
             raise ConfigError(f"no port of the switch is free for rank {rank}: all {MAX_PORT + 1} are in use")
-        ip, udp_port = job.spec.addresses[rank]
+        ip, udp_port = address_of(job.spec, rank)
         for tries_left in (2, 1, 0):
             here = f"{self._udp_bind}:{_free_udp_port(self._udp_bind)}"
             try:
                 self._driver.add_port(port, f"{UDP_PREFIX}{here},{ip}:{udp_port}")
                 break
-            except ControlError as error:  # somebody else has taken the UDP port since
+            except ControlError as error:  # another process may have bound the UDP port
                 if not tries_left:
                     raise ConfigError(f"the switch can't open a UDP port at {here} for rank {rank}: {error}") from error
         job.own_ports.append(port)
@@ -314,14 +316,14 @@ class P4Dataplane(p4_base.P4Base):
         return Host(port, mac)
 
     def _locate(self, rank: int, mac: int) -> int:
-        """The port at which the switch has last seen a MAC address: ranks send a broadcast before they join."""
+        """The port at which the switch last saw a MAC address: ranks send a broadcast before they join."""
         cell = crc16(mac.to_bytes(6, "big")) % STATIONS
         for _ in range(_LOCATE_TRIES):
-            found = self._driver.read_register("stations", cell, cell + 1)
-            if found is None:
+            cells = self._driver.read_register("stations", cell, cell + 1)
+            if cells is None:
                 break
-            if found[0] >> 48 and found[0] & 0xFFFF_FFFF_FFFF == mac:
-                return (found[0] >> 48) - 1
+            if cells[0] >> 48 and cells[0] & 0xFFFF_FFFF_FFFF == mac:
+                return (cells[0] >> 48) - 1
             time.sleep(_LOCATE_PAUSE_S)
         raise ConfigError(
             f"the switch at {self.where} has seen nothing from rank {rank} ({mac_text(mac)}): is it attached to one of "
@@ -330,7 +332,7 @@ class P4Dataplane(p4_base.P4Base):
 
     # Inside: the watch
 
-    def _look(self) -> None:
+    def _check_switches(self) -> None:
         now = time.monotonic()
         try:
             if self._silent_since is not None:
@@ -338,14 +340,14 @@ class P4Dataplane(p4_base.P4Base):
             if self._driver.has_state():
                 lost = ""
                 while self._left_behind:
-                    self._take_out(self._left_behind[-1])
+                    self._undo(self._left_behind[-1])
                     self._left_behind.pop()
             else:
                 self._left_behind.clear()
-                lost = f"the switch at {self.where} was started again and has lost the job's slots"
+                lost = f"the switch at {self.where} was restarted and has lost the job's slots"
                 self._prepare()
             if self._silent_since is not None or lost:
-                log.warning("the switch at %s answers%s", self.where, "; it was started again" if lost else " again")
+                log.warning("the switch at %s answers%s", self.where, "; it was restarted" if lost else " again")
             self._silent_since = None
         except (Unreachable, ControlError, ConfigError) as error:
             if self._silent_since is None:
@@ -358,7 +360,7 @@ class P4Dataplane(p4_base.P4Base):
 
 
 def udp_window_bytes() -> int:
-    """What a UDP port of our switch can hold unread, if the switch may ask for as much as this process may."""
+    """How much a UDP port of our switch can buffer, if the switch may request as much as this process."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         return sockets.grow_buffers(probe, SOCKET_BYTES)
 
@@ -370,13 +372,13 @@ def _rounds_under_way(ranks: Sequence[dict[str, int]]) -> int:
 
 
 def _free_udp_port(address: str) -> int:
-    """A UDP port that is free now. On another machine's address any: it may be taken there."""
+    """A UDP port that is free now; for another machine's address, one that is free here."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind((address, 0))
         except OSError:
             probe.bind(("", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def crc16(data: bytes) -> int:

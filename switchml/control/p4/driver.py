@@ -1,22 +1,26 @@
-"""What the P4 data plane asks of whoever programs a switch for it, over Thrift (p4/thrift.py) or P4Runtime
-(p4/p4runtime.py), and what both need to know of the program."""
+"""The interface to a switch that the P4 data planes program, over Thrift (p4/thrift.py) or P4Runtime (p4/p4runtime.py),
+and what both need to know of its program."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from switchml.control.p4.tables import Changes, Entry
-from switchml.errors import ConfigError, SwitchMLError
+from switchml.errors import ConfigError, ControlError, SwitchMLError
 
 UDP_PREFIX = "udp:"
 """Ports of our switch that are UDP sockets: one Ethernet frame a datagram."""
+TABLES = ("own_addresses", "workers", "workers_v1", "switches", "receivers", "loss_in", "loss_out")
+"""The program's tables that a controller fills."""
 
 
 class Unreachable(SwitchMLError):
-    """The switch does not answer; it may have ended, or been started again."""
+    """The switch does not answer; it may have ended, or been restarted."""
 
 
 @dataclass(frozen=True, order=True)
@@ -36,53 +40,75 @@ class AttachedPort:
         return self.is_udp and "," in self.interface
 
 
-class Driver(Protocol):
-    """A connection to a switch. All methods raise Unreachable if it does not answer."""
+class Driver(ABC):
+    """A connection to a switch at `where`. All methods raise Unreachable if it does not answer. Not thread-safe.
 
-    where: str
+    `rows`: versions of slots of all jobs together. `payloads`: sizes of payload that the program takes, in bytes."""
+
     rows: int
-    """Versions of slots of all jobs together."""
     payloads: tuple[int, ...]
-    """Sizes of payload that the program takes, in bytes."""
 
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._entries: dict[Entry, Any] = {}
+        """What was put in, and the switch's handle of each."""
+
+    @abstractmethod
     def reconnect(self) -> None:
-        """Try again after Unreachable. What was put in is believed to be there still."""
+        """Connect again after Unreachable. What was put in is assumed to be there still. Raises ConfigError for a
+        switch that can't be programmed."""
 
+    @abstractmethod
     def reset(self) -> None:
-        """Take out whatever is in the switch, also what an earlier controller left: a switch has one controller."""
+        """Remove whatever is in the switch, also what an earlier controller left: a switch has one controller."""
 
+    @abstractmethod
     def apply(self, changes: Changes) -> None:
-        """Zero the cells, make the groups, add the entries. Raises ControlError if the switch refuses; then nothing of
-        `changes` stays."""
+        """Zero the cells, create the groups, add the entries. Raises ControlError if the switch refuses, and leaves
+        nothing of `changes` behind."""
 
+    @abstractmethod
     def undo(self, changes: Changes) -> None:
-        """Take entries and groups out; what is not there is passed over."""
+        """Remove entries and groups; those that are not there are skipped."""
+
+    @abstractmethod
+    def _table_sizes(self) -> list[int]:
+        """Entries in each of TABLES, default entries not counted."""
 
     def has_state(self) -> bool:
-        """Whether what was put in is still there."""
+        """Whether what was put in is still there: a switch that was restarted has nothing."""
+        expected = Counter(entry.table for entry in self._entries)
+        return self._table_sizes() == [expected[table] for table in TABLES]
 
+    @abstractmethod
     def read_counter(self, name: str, start: int, end: int) -> Sequence[tuple[int, int]]:
         """(packets, bytes) of cells `start` to `end - 1`."""
 
+    @abstractmethod
     def read_register(self, name: str, start: int, end: int) -> Sequence[int] | None:
-        """Cells `start` to `end - 1`; None if this way of talking to the switch does not show registers."""
+        """Cells `start` to `end - 1`; None if the switch does not show registers."""
 
     def ports(self) -> Sequence[AttachedPort] | None:
-        """All ports; None if this way of talking to the switch does not show them."""
+        """All ports, in order; None if the switch does not show them."""
+        return None
 
     def add_port(self, number: int, interface: str) -> None:
-        """Attach a UDP port. Raises ControlError if the switch can't."""
+        """Attach a UDP port of our switch, `udp:ADDRESS:PORT…`. Raises ControlError if the switch can't."""
+        raise ControlError(
+            "DevMgr", "ERROR", f"port {number} on {interface}: {self.where} adds none; name one by --link"
+        )
 
-    def remove_port(self, number: int) -> None:
+    def remove_port(self, number: int) -> None:  # noqa: B027 - nothing to detach where `add_port` refuses
         """Detach what `add_port` attached."""
 
+    @abstractmethod
     def close(self) -> None:
-        """Hang up; what is in the switch stays there."""
+        """Close the connection; what is in the switch stays there."""
 
 
 class Layout:
-    """How wide a program's keys and parameters are. `text` is p4c's BMv2 JSON. Raises ConfigError if it is no program
-    like p4/switchml.p4; `where` says whose it is."""
+    """The widths of a program's keys and parameters, from `text`, p4c's BMv2 JSON. Raises ConfigError, which names the
+    switch `where`, for a program that is not p4/switchml.p4."""
 
     def __init__(self, text: str, where: str):
         try:
@@ -116,7 +142,7 @@ class Layout:
     @property
     def rows(self) -> int:
         """Versions of slots of all jobs together."""
-        return self.registers["rounds"]
+        return int(self.registers["rounds"])
 
     def entry_bytes(self, entry: Entry) -> tuple[list[bytes], list[bytes]]:
         """(keys, parameters), big-endian and as wide as the program has them."""

@@ -2,7 +2,7 @@
 simple_switch_grpc.
 
 The program is put into the switch, too, unless it runs already. Numbers of tables, fields and actions come from its
-p4info. P4Runtime shows no ports, and of real BMv2 no registers: who uses this says which ports there are.
+p4info. P4Runtime shows no ports, and BMv2's own server no registers: the caller names the ports.
 """
 
 from __future__ import annotations
@@ -17,27 +17,26 @@ from typing import Any
 import grpc
 from google.protobuf import text_format
 
-from switchml.control.p4.driver import AttachedPort, Layout, Unreachable
+from switchml.control import rpc
+from switchml.control.p4.driver import TABLES, Driver, Layout, Unreachable
 from switchml.control.p4.tables import Changes, Entry, Group
-from switchml.control.p4runtime_protos import METHODS, SERVICE, class_of, info, v1
+from switchml.control.p4runtime_protos import SERVICE, info, v1
 from switchml.errors import ConfigError, ControlError
 
 CONNECT_S = 2.0
 TIMEOUT_S = 30.0
 """How long the switch may take for one answer; putting a program in is one."""
 BATCH = 256
-"""Updates or questions in one message."""
+"""Updates or reads in one message."""
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
-_TABLES = ("own_addresses", "workers", "workers_v1", "receivers", "loss_in", "loss_out")
 
 
-class P4RuntimeSwitch:
+class P4RuntimeSwitch(Driver):
     """A switch at `target` (HOST:PORT) that is to run `program` (the path of a BMv2 JSON; its p4info beside it). Raises
-    Unreachable if nobody answers there, ConfigError if it takes another controller's word or not the program. Not
-    thread-safe."""
+    Unreachable if nobody answers there, ConfigError if it has another controller or refuses the program."""
 
     def __init__(self, target: str, program: Path, device_id: int = 0):
-        self.where = f"p4runtime://{target}"
+        super().__init__(f"p4runtime://{target}")
         self._target, self._device_id = target, device_id
         self._json = program.read_bytes()
         self._p4info = text_format.Parse(program.with_suffix(".p4info.txtpb").read_text(), info.P4Info())
@@ -49,7 +48,6 @@ class P4RuntimeSwitch:
             for item in getattr(self._p4info, kind)
         }
         self._channel: grpc.Channel | None = None
-        self._entries: set[Entry] = set()
         self._groups: set[int] = set()
         self._has_registers = True
         self._to_switch: queue.SimpleQueue[Any] | None = None
@@ -58,7 +56,6 @@ class P4RuntimeSwitch:
     # The connection
 
     def reconnect(self) -> None:
-        """Call again after Unreachable, and become the switch's controller. Raises as making one does."""
         self.close()
         self._channel = grpc.insecure_channel(
             self._target, [("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0)]
@@ -68,13 +65,13 @@ class P4RuntimeSwitch:
         except grpc.FutureTimeoutError as error:
             self.close()
             raise Unreachable(f"no switch at {self.where}: no connection within {CONNECT_S:g} s") from error
-        self._methods = {method.name: self._method(method) for method in METHODS}
+        self._calls = rpc.client(self._channel, SERVICE)
         # What counts is that it is larger than that of a controller that was there before.
         self._election_id = v1.Uint128(high=0, low=time.time_ns())
         self._to_switch = queue.SimpleQueue()
         update = v1.MasterArbitrationUpdate(device_id=self._device_id, election_id=self._election_id)
         self._to_switch.put(v1.StreamMessageRequest(arbitration=update))
-        self._stream = self._methods["StreamChannel"](iter(self._to_switch.get, None))
+        self._stream = self._calls.StreamChannel(iter(self._to_switch.get, None))
         try:
             answer = next(self._stream)
         except (grpc.RpcError, StopIteration) as error:
@@ -92,7 +89,6 @@ class P4RuntimeSwitch:
             self._call("SetForwardingPipelineConfig", request)
 
     def close(self) -> None:
-        """Hang up; what is in the switch stays there."""
         if self._channel is not None:
             if self._to_switch is not None:
                 self._to_switch.put(None)
@@ -100,15 +96,9 @@ class P4RuntimeSwitch:
             self._channel = None
 
     def reset(self) -> None:
-        """Take out whatever is in the switch, also what an earlier controller left: a switch has one controller."""
         self._entries.clear()
         self._groups.clear()
-        old = [
-            v1.Update(type="DELETE", entity=entity)
-            for name in _TABLES
-            for entity in self._read([v1.Entity(table_entry=v1.TableEntry(table_id=self._ids["tables", name]))])
-            if not entity.table_entry.is_default_action
-        ]
+        old = [v1.Update(type="DELETE", entity=entity) for name in TABLES for entity in self._table(name)]
         for update in old:
             update.entity.table_entry.ClearField("action")
         pre = v1.PacketReplicationEngineEntry(multicast_group_entry=v1.MulticastGroupEntry())
@@ -118,11 +108,9 @@ class P4RuntimeSwitch:
         ]
         self._write(old)
 
-    # What is in it
+    # State
 
     def apply(self, changes: Changes) -> None:
-        """Zero the cells, make the groups, add the entries. Raises Unreachable; ControlError if the switch refuses,
-        and then nothing of `changes` stays."""
         updates = [
             v1.Update(type="MODIFY", entity=self._counter_entity(cells.name, index, v1.CounterData()))
             for cells in changes.counters
@@ -133,7 +121,7 @@ class P4RuntimeSwitch:
             updates.append(v1.Update(type=kind, entity=self._group_entity(group)))
         updates += [v1.Update(type="INSERT", entity=self._table_entity(entry)) for entry in changes.entries]
         self._groups.update(group.group for group in changes.groups)
-        self._entries.update(changes.entries)
+        self._entries.update(dict.fromkeys(changes.entries))
         try:
             self._write(updates)
         except ControlError:
@@ -142,80 +130,50 @@ class P4RuntimeSwitch:
             raise
 
     def undo(self, changes: Changes) -> None:
-        """Take entries and groups out; what is not there is passed over. Raises Unreachable, ControlError."""
         entries = [entry for entry in changes.entries if entry in self._entries]
         groups = [group for group in changes.groups if group.group in self._groups]
-        self._entries.difference_update(entries)
+        for entry in entries:
+            del self._entries[entry]
         self._groups.difference_update(group.group for group in groups)
         self._write(
             [v1.Update(type="DELETE", entity=self._table_entity(entry)) for entry in entries]
             + [v1.Update(type="DELETE", entity=self._group_entity(Group(group.group, ()))) for group in groups]
         )
 
-    def has_state(self) -> bool:
-        """Whether what was put in is still there. Raises Unreachable."""
-        held = {name: 0 for name in _TABLES}
-        for entry in self._entries:
-            held[entry.table] += 1
-        return all(
-            held[name]
-            == sum(
-                not entity.table_entry.is_default_action
-                for entity in self._read([v1.Entity(table_entry=v1.TableEntry(table_id=self._ids["tables", name]))])
-            )
-            for name in _TABLES
-        )
+    def _table_sizes(self) -> list[int]:
+        return [len(self._table(name)) for name in TABLES]
 
     def read_counter(self, name: str, start: int, end: int) -> list[tuple[int, int]]:
-        """(packets, bytes) of cells `start` to `end - 1`. Raises Unreachable."""
-        found = self._read([self._counter_entity(name, index) for index in range(start, end)])
-        return [(entity.counter_entry.data.packet_count, entity.counter_entry.data.byte_count) for entity in found]
+        cells = [
+            entity.counter_entry.data
+            for entity in self._read([self._counter_entity(name, index) for index in range(start, end)])
+        ]
+        return [(cell.packet_count, cell.byte_count) for cell in cells]
 
     def read_register(self, name: str, start: int, end: int) -> list[int] | None:
-        """Cells `start` to `end - 1`; None from a switch that does not show them. Raises Unreachable."""
         if not self._has_registers:
             return None
         number = self._ids["registers", name]
-        wanted = [
+        cells = [
             v1.Entity(register_entry=v1.RegisterEntry(register_id=number, index=v1.Index(index=index)))
             for index in range(start, end)
         ]
         try:
-            found = self._read(wanted)
+            values = self._read(cells)
         except ControlError as error:
             if error.code != grpc.StatusCode.UNIMPLEMENTED.name:
                 raise
             self._has_registers = False
             return None
-        return [int.from_bytes(entity.register_entry.data.bitstring, "big") for entity in found]
-
-    # Ports
-
-    def ports(self) -> Sequence[AttachedPort] | None:
-        return None
-
-    def add_port(self, number: int, interface: str) -> None:
-        raise ControlError("DevMgr", "ERROR", f"port {number} on {interface}: P4Runtime adds none; name one by --link")
-
-    def remove_port(self, number: int) -> None:
-        """There is none that `add_port` attached."""
+        return [int.from_bytes(entity.register_entry.data.bitstring, "big") for entity in values]
 
     # Inside
-
-    def _method(self, method: Any) -> Any:
-        kinds = ("unary", "stream")
-        make = getattr(self._channel, f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}")
-        return make(
-            f"/{SERVICE}/{method.name}",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=class_of(method.output_type).FromString,
-        )
 
     def _call(self, name: str, request: Any) -> Any:
         if self._channel is None:
             raise Unreachable(f"no connection to the switch at {self.where}")
         try:
-            answer = self._methods[name](request, timeout=TIMEOUT_S)
+            answer = getattr(self._calls, name)(request, timeout=TIMEOUT_S)
             return list(answer) if name == "Read" else answer
         except grpc.RpcError as error:
             if error.code() in _GONE:
@@ -226,7 +184,7 @@ class P4RuntimeSwitch:
     def _runs_our_program(self) -> bool:
         request = v1.GetForwardingPipelineConfigRequest(device_id=self._device_id, response_type="ALL")
         try:
-            return self._call("GetForwardingPipelineConfig", request).config.p4info == self._p4info
+            return bool(self._call("GetForwardingPipelineConfig", request).config.p4info == self._p4info)
         except ControlError:
             return False  # it runs none
 
@@ -237,34 +195,42 @@ class P4RuntimeSwitch:
             )
             self._call("Write", request)
 
-    def _read(self, wanted: Sequence[Any]) -> list[Any]:
-        found: list[Any] = []
-        for start in range(0, len(wanted), BATCH):
-            request = v1.ReadRequest(device_id=self._device_id, entities=wanted[start : start + BATCH])
-            found += [entity for answer in self._call("Read", request) for entity in answer.entities]
-        return found
+    def _read(self, patterns: Sequence[Any]) -> list[Any]:
+        """The entities that `patterns`, entities with fields left out, select."""
+        entities: list[Any] = []
+        for start in range(0, len(patterns), BATCH):
+            request = v1.ReadRequest(device_id=self._device_id, entities=patterns[start : start + BATCH])
+            entities += [entity for answer in self._call("Read", request) for entity in answer.entities]
+        return entities
+
+    def _table(self, name: str) -> list[Any]:
+        """The entries of a table but for its default entry; none of a table that the program lacks."""
+        if ("tables", name) not in self._ids:
+            return []
+        entities = self._read([v1.Entity(table_entry=v1.TableEntry(table_id=self._ids["tables", name]))])
+        return [entity for entity in entities if not entity.table_entry.is_default_action]
 
     def _table_entity(self, entry: Entry) -> Any:
-        made = v1.TableEntry(table_id=self._ids["tables", entry.table])
+        message = v1.TableEntry(table_id=self._ids["tables", entry.table])
         for number, value in enumerate(entry.key, 1):
-            made.match.add(field_id=number).exact.value = _short(value)
-        action = made.action.action
+            message.match.add(field_id=number).exact.value = _short(value)
+        action = message.action.action
         action.action_id = self._ids["actions", entry.action]
         for number, value in enumerate(entry.params, 1):
             action.params.add(param_id=number, value=_short(value))
-        return v1.Entity(table_entry=made)
+        return v1.Entity(table_entry=message)
 
     def _group_entity(self, group: Group) -> Any:
-        made = v1.MulticastGroupEntry(multicast_group_id=group.group)
+        message = v1.MulticastGroupEntry(multicast_group_id=group.group)
         for rid, port in group.copies:
-            made.replicas.add(egress_port=port, instance=rid)
-        return v1.Entity(packet_replication_engine_entry=v1.PacketReplicationEngineEntry(multicast_group_entry=made))
+            message.replicas.add(egress_port=port, instance=rid)
+        return v1.Entity(packet_replication_engine_entry=v1.PacketReplicationEngineEntry(multicast_group_entry=message))
 
     def _counter_entity(self, name: str, index: int, data: Any = None) -> Any:
-        made = v1.CounterEntry(counter_id=self._ids["counters", name], index=v1.Index(index=index))
+        message = v1.CounterEntry(counter_id=self._ids["counters", name], index=v1.Index(index=index))
         if data is not None:
-            made.data.CopyFrom(data)
-        return v1.Entity(counter_entry=made)
+            message.data.CopyFrom(data)
+        return v1.Entity(counter_entry=message)
 
 
 def _short(value: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Who has what of a P4 switch: rows of its registers, workers' numbers and multicast groups, and the generations that
-keep what one job left in its rows from the next one."""
+"""The allocation of a P4 switch's resources: rows of its registers, workers' numbers and multicast groups, and the
+generations that separate what one job left in its rows from the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchml.errors import ConfigError
 
 WORKER_NUMBERS = range(1, 1024)
 GENERATIONS = 1 << 31
-"""They stand on top of a register's 64 bits, and Thrift shows numbers of 63."""
+"""They are the top bits of a register's 64, and Thrift carries 63."""
 GROUPS = range(FLOOD_GROUP + 1, 1024)
 
 
@@ -21,40 +21,40 @@ class Places:
 
     def __init__(self, n_rows: int):
         self._rows = range(n_rows)
-        self._taken: dict[int, tuple[range, range, int]] = {}  # job id → rows, workers' numbers, group
+        self._used: dict[int, tuple[range, range, int]] = {}  # job id → rows, workers' numbers, group
         # Another controller may have numbered jobs on this switch before.
         self._generation = secrets.randbits(31)
 
     def take(self, spec: JobSpec) -> Place:
         """A place for a job. Raises ConfigError if there is none."""
-        taken = list(self._taken.values())
-        row = _first_gap(self._rows, rows(spec), (rows_of for rows_of, _, _ in taken))
-        worker = _first_gap(WORKER_NUMBERS, spec.workers, (numbers for _, numbers, _ in taken))
-        group = _first_gap(GROUPS, 1, (range(number, number + 1) for _, _, number in taken))
+        places = list(self._used.values())
+        row = _first_gap(self._rows, rows(spec), (rows_of for rows_of, _, _ in places))
+        worker = _first_gap(WORKER_NUMBERS, spec.workers, (numbers for _, numbers, _ in places))
+        group = _first_gap(GROUPS, 1, (range(number, number + 1) for _, _, number in places))
         if row is None:
-            left = len(self._rows) - sum(len(rows_of) for rows_of, _, _ in taken)
+            left = len(self._rows) - sum(len(rows_of) for rows_of, _, _ in places)
             raise ConfigError(
                 f"job {spec.job_id} needs {rows(spec)} rows of the switch's registers in one piece; "
                 f"{left} of {len(self._rows)} are free"
             )
         if worker is None or group is None:
             raise ConfigError(
-                f"job {spec.job_id}: the switch has no room for {spec.workers} workers more, of {len(WORKER_NUMBERS)}"
+                f"job {spec.job_id}: the switch has no room for {spec.workers} more workers, of {len(WORKER_NUMBERS)}"
             )
-        self._taken[spec.job_id] = range(row, row + rows(spec)), range(worker, worker + spec.workers), group
+        self._used[spec.job_id] = range(row, row + rows(spec)), range(worker, worker + spec.workers), group
         self._generation = (self._generation + 1) % GENERATIONS or 1
         return Place(row, worker, group, self._generation)
 
     def release(self, job_id: int) -> None:
-        """The job's place is free again; unknown ids are passed over."""
-        self._taken.pop(job_id, None)
+        """Free the job's place; unknown ids are ignored."""
+        self._used.pop(job_id, None)
 
 
-def _first_gap(space: range, size: int, taken: Iterable[range]) -> int | None:
+def _first_gap(space: range, size: int, used: Iterable[range]) -> int | None:
     """Where the first gap of that size begins."""
     at = space.start
-    for used in sorted(taken, key=lambda used: used.start):
-        if used.start - at >= size:
+    for span in sorted(used, key=lambda span: span.start):
+        if span.start - at >= size:
             return at
-        at = max(at, used.stop)
+        at = max(at, span.stop)
     return at if space.stop - at >= size else None

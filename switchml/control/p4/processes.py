@@ -1,7 +1,7 @@
 """Switches that a controller runs itself, as processes of their own: ours, which needs no root and gets its ports
-later, and simple_switch from PATH, on veth pairs that are made for it (root).
+later, and simple_switch from PATH, on veth pairs that are created for it (root).
 
-A switch that dies is started again at the same control port. None outlives the controller.
+A switch that dies is restarted at the same control port. None outlives the controller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,13 +31,13 @@ from switchml.errors import ConfigError
 log = logging.getLogger("switchml.control")
 
 COMPILED = Path(__file__).with_name("compiled")
-"""What p4c made of p4/switchml.p4."""
+"""p4/switchml.p4 as compiled by p4c."""
 RUNTIME_PREFIX = "p4runtime://"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 3.0
 RESTART_PAUSE_S = 0.2
 PREFIX = "sml"
-"""How the interfaces that are made here begin: sml, process id, end (a: the ranks', b: the switch's), number."""
+"""The prefix of interfaces created here: sml, process id, end (a: the ranks', b: the switch's), number."""
 
 _PR_SET_PDEATHSIG = 1
 _SIOCETHTOOL, _STXCSUM, _SSG = 0x8946, 0x17, 0x19
@@ -48,12 +48,12 @@ _numbers = itertools.count()
 
 
 class SwitchProcess:
-    """`command` with `--thrift-port` and the program, watched and started again when it dies. `thrift` is where it
-    listens. Raises ConfigError if it does not come up."""
+    """`command` with `--thrift-port` and the program, watched and restarted when it dies. `thrift` is the address that
+    it listens on. Raises ConfigError if it does not start."""
 
     def __init__(self, command: Sequence[str], program: Path):
         self._folder = tempfile.TemporaryDirectory(prefix="switchml-switch-")
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as this object
         self.thrift = "127.0.0.1", _free_tcp_port()
         self._command = [
             *command,
@@ -68,7 +68,7 @@ class SwitchProcess:
         self._watcher = threading.Thread(target=self._watch, name="switchml-switch-watch", daemon=True)
 
     def connect(self) -> ThriftSwitch:
-        """Wait until the switch answers, and have it watched from then on. Raises ConfigError if it does not."""
+        """Wait until the switch answers, and watch it from then on. Raises ConfigError if it does not."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -95,20 +95,20 @@ class SwitchProcess:
         if self._watcher.ident is not None:
             self._watcher.join()
         self._end()
-        self._said.close()
+        self._output.close()
         self._folder.cleanup()
 
     @property
     def _name(self) -> str:
         return " ".join(Path(word).name for word in self._command[:1] if word != sys.executable) or "switchml switch"
 
-    def _start(self) -> subprocess.Popen:
+    def _start(self) -> subprocess.Popen[bytes]:
         # A session of its own: Ctrl-C is for the controller, which ends the jobs first.
         return subprocess.Popen(
             self._command,
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=self._said,
+            stdout=self._output,
+            stderr=self._output,
             start_new_session=True,
             preexec_fn=_end_with_parent(),
         )
@@ -118,7 +118,7 @@ class SwitchProcess:
             code = self._process.poll()
             if code is not None:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                log.warning("%s (pid %d) %s; starting it again", self._name, self.pid, how)
+                log.warning("%s (pid %d) %s; restarting it", self._name, self.pid, how)
                 self._process = self._start()
 
     def _end(self) -> None:
@@ -130,9 +130,9 @@ class SwitchProcess:
             self._process.wait()
 
     def _last_line(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        self._output.seek(0)
+        lines = self._output.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no output"
 
 
 class OurSwitch(SwitchProcess):
@@ -153,7 +153,7 @@ class SimpleSwitch(SwitchProcess):
         lacking = [] if binary else ["simple_switch on PATH (p4lang's behavioral-model)"]
         lacking += [] if shutil.which("ip") else ["ip (Debian: iproute2)"]
         lacking += [] if os.geteuid() == 0 else ["root, for network interfaces"]
-        if lacking:
+        if binary is None or lacking:
             raise ConfigError(f"the aggregator bmv2 needs {' and '.join(lacking)}; the aggregator p4 needs none of it")
         self._names: list[str] = []
         _remove_stale()
@@ -189,13 +189,13 @@ def compiled(variant: str) -> Path:
     """The BMv2 JSON of a variant of the program. Raises ConfigError."""
     path = COMPILED / f"{variant}.json"
     if not path.is_file():
-        found = ", ".join(sorted(each.stem for each in COMPILED.glob("*.json")))
-        raise ConfigError(f"there is no compiled program {variant!r}: expected one of {found}")
+        names = ", ".join(sorted(each.stem for each in COMPILED.glob("*.json")))
+        raise ConfigError(f"there is no compiled program {variant!r}: expected one of {names}")
     return path.resolve()
 
 
 def connect(address: str, variant: str = "switchml") -> Driver:
-    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, where it is given the program.
+    """A driver for a switch that runs: thrift://HOST:PORT, or p4runtime://HOST:PORT, which is sent the program.
     Raises Unreachable, ConfigError."""
     if address.startswith(RUNTIME_PREFIX):
         from switchml.control.p4.p4runtime import P4RuntimeSwitch  # its messages are an extra
@@ -204,7 +204,7 @@ def connect(address: str, variant: str = "switchml") -> Driver:
     return ThriftSwitch(*parse_thrift(address))
 
 
-def _end_with_parent():
+def _end_with_parent() -> Callable[[], None]:
     """What a child does first: it is killed when this process dies."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
@@ -219,7 +219,7 @@ def _end_with_parent():
 def _free_tcp_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 def _run(*command: str) -> None:

@@ -1,7 +1,7 @@
-"""What the P4 program (p4/switchml.p4) needs in its tables for a switch and for each job, and what its counters say.
+"""The P4 program's (p4/switchml.p4) table entries for a switch and for each job, and what its counters mean.
 
-All of it is plain data: a driver puts `Changes` into a switch in whatever way it has, takes them out again when the
-job ends, and gives the cells that it read to `job_counters`. Names and orders of fields are those of the program.
+All of it is plain data: a driver applies `Changes` to a switch, undoes them when the job ends, and passes the cells
+that it read to `job_counters`. Names and orders of fields are those of the program.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from switchml.control.dataplane import JobSpec
+from switchml.control.dataplane import Address, JobSpec
 from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.protocol.packet import BITMAP_BYTES, CONTRIBUTION, HEADER_BYTES, SIZE_CODE_OF, UDP_PORT
@@ -20,7 +20,7 @@ MAX_WORKERS = 32
 FLOOD_GROUP = 1
 """The multicast group of all ports; those of jobs come after it."""
 OUTCOMES = 32
-"""Cells of the counter `outcomes` for each worker; cell 0 of all counts packets from nobody who joined."""
+"""Cells of the counter `outcomes` for each worker; cell 0 of all counts packets from unknown senders."""
 RECEIVED_BEFORE_PAYLOAD = 14 + 20 + 8
 """Bytes that the switch counts of a packet, and a socket would not: Ethernet, IPv4 and UDP headers."""
 
@@ -74,8 +74,8 @@ class Cells:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a driver does: zero the cells, then make the groups, then add the entries. In the opposite order it takes
-    groups and entries out again."""
+    """What a driver applies: zero the cells, then create the groups, then add the entries. It undoes groups and entries
+    in the opposite order."""
 
     counters: tuple[Cells, ...] = ()
     groups: tuple[Group, ...] = ()
@@ -117,6 +117,14 @@ def address_number(address: str) -> int:
     return int(ipaddress.IPv4Address(address))
 
 
+def address_of(spec: JobSpec, rank: int) -> Address:
+    """Where a rank sends from. Raises ValueError if that is not known."""
+    address = spec.addresses[rank]
+    if address is None:
+        raise ValueError(f"the address of rank {rank} of job {spec.job_id} is not known")
+    return address
+
+
 def rows(spec: JobSpec) -> int:
     """Rows that a job's slots take: two versions each."""
     return 2 * spec.slots
@@ -132,16 +140,16 @@ def switch_changes(address: str, mac: int, ports: Sequence[int]) -> Changes:
 
 def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
     """The drop simulator at a port: probabilities (0 to 1) for what comes in and what leaves."""
-    asked = (("in", incoming), ("out", outgoing))
-    for way, probability in asked:
+    rates = (("in", incoming), ("out", outgoing))
+    for direction, probability in rates:
         if not 0 <= probability <= 1:
             raise ConfigError(
-                f"a probability of {probability} that packets are lost {way} port {port}: expected 0 to 1"
+                f"a probability of {probability} that packets are lost {direction} port {port}: expected 0 to 1"
             )
     return Changes(
         entries=tuple(
-            Entry(f"loss_{way}", (port,), f"lose_{way}", (min(round(probability * 2**32), 2**32 - 1),))
-            for way, probability in asked
+            Entry(f"loss_{direction}", (port,), f"lose_{direction}", (min(round(probability * 2**32), 2**32 - 1),))
+            for direction, probability in rates
             if probability
         )
     )
@@ -149,26 +157,27 @@ def loss_changes(port: int, incoming: float, outgoing: float) -> Changes:
 
 def job_changes(spec: JobSpec, place: Place, hosts: Sequence[Host | None], udp_port: int = UDP_PORT) -> Changes:
     """What a job needs. `hosts[rank]` is None for a rank of protocol 1 whose address is not known yet; when it is,
-    `rank_entries` has what is missing, and the group is to be made anew."""
+    `rank_entries` gives what is missing, and the group is replaced."""
     if spec.workers > MAX_WORKERS:
         raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
-    known = [rank for rank in range(spec.workers) if spec.addresses[rank] and hosts[rank]]
+    known = [(rank, host) for rank, host in enumerate(hosts) if spec.addresses[rank] and host is not None]
     first, last = place.worker, place.worker + spec.workers
     return Changes(
         counters=(Cells("outcomes", OUTCOMES * first, OUTCOMES * last),),
-        groups=(Group(place.group, tuple((place.worker + rank, hosts[rank].port) for rank in known)),),
-        entries=tuple(entry for rank in known for entry in rank_entries(spec, place, rank, hosts[rank], udp_port)),
+        groups=(Group(place.group, tuple((place.worker + rank, host.port) for rank, host in known)),),
+        entries=tuple(entry for rank, host in known for entry in rank_entries(spec, place, rank, host, udp_port)),
     )
 
 
 def rank_entries(spec: JobSpec, place: Place, rank: int, host: Host, udp_port: int = UDP_PORT) -> tuple[Entry, ...]:
     """The entries of one rank: its packets, then the results that go to it."""
-    address, port = address_number(spec.addresses[rank][0]), spec.addresses[rank][1]
+    ip, port = address_of(spec, rank)
+    address = address_number(ip)
     number, me = place.worker + rank, 1 << rank
     if spec.protocol == 1:
-        job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
+        v1_job = (number, me, spec.workers - 1, place.generation, place.row, spec.slots, place.group)
         return (
-            Entry("workers_v1", (address, udp_port), "v1_worker", job),
+            Entry("workers_v1", (address, udp_port), "v1_worker", v1_job),
             Entry("receivers", (number,), "v1_receiver", (host.mac, address)),
         )
     job = _v2_job(spec, replace(place, worker=number), me, (1 << spec.workers) - 1)
@@ -193,27 +202,27 @@ def tree_changes(
     workers' numbers, one more for each of `below` and for `above`, in this order; and the group after its own.
     """
     bits = [sum(1 << rank for rank in ranks) for _, ranks in below]
-    everybody = sum(bits) + sum(1 << rank for rank in hosts)
+    all_ranks = sum(bits) + sum(1 << rank for rank in hosts)
     heads = len(hosts) + sum(len(ranks) for _, ranks in below)
     if spec.protocol != 2:
         raise ConfigError("a tree of switches takes jobs of protocol 2; protocol 1 has one switch")
     if spec.workers > MAX_WORKERS:
         raise ConfigError(f"{spec.workers} workers: a P4 switch takes {MAX_WORKERS} a job")
-    if everybody.bit_count() != heads or everybody >> spec.workers or not everybody:
+    if all_ranks.bit_count() != heads or all_ranks >> spec.workers or not all_ranks:
         raise ConfigError(f"ranks at a switch of a tree: expected each of 0 to {spec.workers - 1} at most once")
     down, up = place.group, place.group + 1
     role, group = (_HAS_ABOVE, up) if above else (0, down)
 
     def sender(tree: int, number: int, me: int, its_group: int) -> tuple[int, ...]:
-        *job, size, last = _v2_job(spec, replace(place, worker=number, group=its_group), me, everybody)
+        *job, size, last = _v2_job(spec, replace(place, worker=number, group=its_group), me, all_ranks)
         return (tree, *job, size | (_PARTIAL if tree & _FROM_BELOW else 0), last)
 
     entries, copies = [], []
     for rank, host in hosts.items():
-        (address, port), number = spec.addresses[rank], place.worker + rank
-        key = (address_number(address), port, udp_port)
+        (ip, port), number = address_of(spec, rank), place.worker + rank
+        key = (address_number(ip), port, udp_port)
         entries.append(Entry("workers", key, "tree_worker", sender(role, number, 1 << rank, group)))
-        entries.append(Entry("receivers", (number,), "receiver", (host.mac, address_number(address), port)))
+        entries.append(Entry("receivers", (number,), "receiver", (host.mac, address_number(ip), port)))
         copies.append((number, host.port))
     neighbours = [(switch, role | _FROM_BELOW, me, group) for (switch, _), me in zip(below, bits, strict=True)]
     if above:
@@ -232,12 +241,12 @@ def tree_changes(
     return Changes((Cells("outcomes", OUTCOMES * first, OUTCOMES * last),), tuple(groups), tuple(entries))
 
 
-def _v2_job(spec: JobSpec, place: Place, me: int, everybody: int) -> tuple[int, ...]:
+def _v2_job(spec: JobSpec, place: Place, me: int, all_ranks: int) -> tuple[int, ...]:
     """The parameters of v2_worker, for the sender whose number is `place.worker`."""
     origin = (spec.isn - 2 * spec.slots) % 2**32
     kind, size = CONTRIBUTION + spec.wire, SIZE_CODE_OF[spec.payload_bytes]
     slots = (place.generation, place.row, spec.slots, origin)
-    return place.worker, me, everybody, *slots, spec.tag, kind, size, place.group
+    return place.worker, me, all_ranks, *slots, spec.tag, kind, size, place.group
 
 
 def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[str, int], ...]:
@@ -269,14 +278,14 @@ def job_counters(spec: JobSpec, cells: Sequence[tuple[int, int]]) -> tuple[dict[
 
 def open_slots(spec: JobSpec, place: Place, rounds: Sequence[int], marks: Sequence[int]) -> tuple[int, tuple[int, ...]]:
     """(slots with a round under way, ranks that these wait for), from the job's rows of the registers `rounds` and
-    `marks`. Thrift gives cells as signed numbers; both ways of reading them are understood."""
-    is_v1, everybody = spec.protocol == 1, (1 << spec.workers) - 1
+    `marks`. Thrift returns cells as signed numbers; both forms are understood."""
+    is_v1, all_ranks = spec.protocol == 1, (1 << spec.workers) - 1
     slots, missing = set(), 0
     for row, (cell, mark) in enumerate(zip(rounds, marks, strict=True)):
         if mark >> 32 & 0xFFFFFFFF != place.generation:
             continue
         upper, lower = cell >> 32 & 0xFFFFFFFF, cell & 0xFFFFFFFF
-        waits_for = (everybody & ~lower if upper else 0) if is_v1 else lower
+        waits_for = (all_ranks & ~lower if upper else 0) if is_v1 else lower
         if waits_for:
             slots.add(row % spec.slots)
             missing |= waits_for

@@ -1,7 +1,6 @@
 """Programs a switch that runs p4/switchml.p4 over BMv2's Thrift interface: our switch and the real simple_switch alike.
 
-The widths of keys and parameters come from the program that the switch says it runs. What was put in is remembered by
-its handles, so that exactly this can be taken out again.
+The widths of keys and parameters come from the program that the switch reports.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from switchml.control.p4.driver import AttachedPort, Layout, Unreachable
+from switchml.control.p4.driver import TABLES, AttachedPort, Driver, Layout, Unreachable
 from switchml.control.p4.tables import Changes, Entry, Group
 from switchml.control.thrift.client import Client
 from switchml.control.thrift.protocol import ProtocolError
@@ -22,53 +21,45 @@ TIMEOUT_S = 60.0
 QUEUE_DEPTH = 1 << 16
 """Packets that an egress queue of simple_switch may hold, in place of 64: a window of results leaves at once."""
 _EXACT = 0
-_TABLES = ("own_addresses", "workers", "workers_v1", "switches", "receivers", "loss_in", "loss_out")
 
 
-class ThriftSwitch:
-    """A switch at `host`:`port`. Raises Unreachable if nobody answers there, ConfigError if it runs another program.
-    Not thread-safe.
-    """
+class ThriftSwitch(Driver):
+    """A switch at `host`:`port`. Raises Unreachable if nobody answers there, ConfigError if it runs another program."""
 
     def __init__(self, host: str, port: int):
-        self.where = f"thrift://{host}:{port}"
-        self._at = host, port
+        super().__init__(f"thrift://{host}:{port}")
+        self._address = host, port
         self._client: Client | None = None
-        self._handles: dict[Entry, int] = {}
         self._groups: dict[int, tuple[int, tuple[int, ...]]] = {}
         self._added_ports: set[int] = set()
         self.reconnect()
         self.rows, self.payloads = self._layout.rows, self._layout.payloads
 
     def reconnect(self) -> None:
-        """Call again after Unreachable. What was put in is believed to be there still. Raises as making one does."""
         self.close()
         try:
-            self._client = Client(*self._at, TIMEOUT_S)
+            self._client = Client(*self._address, TIMEOUT_S)
         except OSError as error:
             raise Unreachable(f"no switch at {self.where}: {error.strerror or error}") from error
         self._layout = Layout(self._call("standard", "bm_get_config"), self.where)
 
     def reset(self) -> None:
-        """Take out whatever is in the switch, also what an earlier controller left: a switch has one controller."""
-        self._handles.clear()
+        self._entries.clear()
         self._groups.clear()
         self._added_ports.clear()
-        for table in _TABLES:
+        for table in TABLES:
             self._call("standard", "bm_mt_clear_entries", cxt=0, table=table, reset_default=False)
-        found = json.loads(self._call("simple_pre_lag", "bm_mc_get_entries", cxt=0))
-        for group in found.get("mgrps") or []:
+        replication = json.loads(self._call("simple_pre_lag", "bm_mc_get_entries", cxt=0))
+        for group in replication.get("mgrps") or []:
             self._drop_group(group["id"], group.get("l1_handles") or [])
         for port in self.ports():
             if port.is_dynamic:
                 self._call("standard", "bm_dev_mgr_remove_port", port=port.number)
         self._call("simple_switch", "set_all_egress_queue_depths", depth=QUEUE_DEPTH)
 
-    # What is in it
+    # State
 
     def apply(self, changes: Changes) -> None:
-        """Zero the cells, make the groups, add the entries. Raises Unreachable; ControlError if the switch refuses,
-        and then nothing of `changes` stays."""
         zero = SimpleNamespace(bytes=0, packets=0)
         try:
             for cells in changes.counters:
@@ -77,59 +68,48 @@ class ThriftSwitch:
             for group in changes.groups:
                 self._make_group(group)
             for entry in changes.entries:
-                self._handles[entry] = self._call("standard", "bm_mt_add_entry", **self._entry(entry))
+                self._entries[entry] = self._call("standard", "bm_mt_add_entry", **self._entry(entry))
         except ControlError:
             self.undo(changes)
             raise
 
     def undo(self, changes: Changes) -> None:
-        """Take entries and groups out; what is not there is passed over. Raises Unreachable."""
         for entry in changes.entries:
-            handle = self._handles.pop(entry, None)
+            handle = self._entries.pop(entry, None)
             if handle is not None:
                 self._call("standard", "bm_mt_delete_entry", cxt=0, table=entry.table, entry=handle)
         for group in changes.groups:
             if group.group in self._groups:
                 self._drop_group(*self._groups.pop(group.group))
 
-    def has_state(self) -> bool:
-        """Whether what was put in is still there: a switch that was started again has nothing. Raises Unreachable."""
-        held: dict[str, int] = dict.fromkeys(_TABLES, 0)
-        for entry in self._handles:
-            held[entry.table] += 1
-        found = self._calls("standard", "bm_mt_get_num_entries", [{"cxt": 0, "table": name} for name in held])
-        return found == list(held.values())
+    def _table_sizes(self) -> list[int]:
+        return self._calls("standard", "bm_mt_get_num_entries", [{"cxt": 0, "table": name} for name in TABLES])
 
     def read_counter(self, name: str, start: int, end: int) -> list[tuple[int, int]]:
-        """(packets, bytes) of cells `start` to `end - 1`. Raises Unreachable."""
         cells = [{"cxt": 0, "counter": name, "index": index} for index in range(start, end)]
         return [(cell.packets, cell.bytes) for cell in self._calls("standard", "bm_counter_read", cells)]
 
     def read_register(self, name: str, start: int, end: int) -> list[int]:
-        """Cells `start` to `end - 1`, as signed numbers of 64 bits. Raises Unreachable."""
+        """As signed numbers of 64 bits."""
         cells = [{"cxt": 0, "array": name, "index": index} for index in range(start, end)]
         return self._calls("standard", "bm_register_read", cells)
 
     # Ports
 
     def ports(self) -> list[AttachedPort]:
-        """All ports. Raises Unreachable."""
-        found = self._call("standard", "bm_dev_mgr_show_ports")
-        return sorted(AttachedPort(port.port_num, port.iface_name) for port in found)
+        ports = self._call("standard", "bm_dev_mgr_show_ports")
+        return sorted(AttachedPort(port.port_num, port.iface_name) for port in ports)
 
     def add_port(self, number: int, interface: str) -> None:
-        """Attach an interface, or for our switch `udp:ADDRESS:PORT…`. Raises Unreachable; ControlError."""
         self._call("standard", "bm_dev_mgr_add_port", iface_name=interface, port=number, pcap="")
         self._added_ports.add(number)
 
     def remove_port(self, number: int) -> None:
-        """Detach what `add_port` attached. Raises Unreachable."""
         if number in self._added_ports:
             self._added_ports.remove(number)
             self._call("standard", "bm_dev_mgr_remove_port", port=number)
 
     def close(self) -> None:
-        """Hang up; what is in the switch stays there."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -145,8 +125,8 @@ class ThriftSwitch:
         try:
             return self._client.calls(service, name, many)
         except (OSError, EOFError, ProtocolError) as error:
-            self.close()  # answers that come later would be taken for those of later calls
-            reason = getattr(error, "strerror", None) or str(error) or "it hung up"
+            self.close()  # late answers would be taken for those of later calls
+            reason = getattr(error, "strerror", None) or str(error) or "it disconnected"
             raise Unreachable(f"the switch at {self.where} does not answer: {reason}") from error
 
     def _entry(self, entry: Entry) -> dict[str, Any]:
@@ -161,7 +141,7 @@ class ThriftSwitch:
         }
 
     def _make_group(self, group: Group) -> None:
-        if group.group in self._groups:  # made anew: another rank has become known
+        if group.group in self._groups:  # replaced: another rank has become known
             self._drop_group(*self._groups.pop(group.group))
         handle = self._call("simple_pre_lag", "bm_mc_mgrp_create", cxt=0, mgid=group.group)
         nodes: list[int] = []

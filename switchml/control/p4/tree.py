@@ -1,10 +1,10 @@
 """The P4 data plane of several switches: a tree of them in which each adds up what comes from below (docs/protocol.md,
 section 9).
 
-Which switches there are, how they are connected, and at which ports the ranks' hosts are is told by a file, see
-`read_tree`. A job has a place on every switch that has ranks of it below. Ranks are reached through interfaces of their
-own; they send to the switch that they are attached to. A switch that does not answer, or was started again, costs the
-jobs that were on the tree: nobody else has the sums that it had.
+A file lists the switches, their connections and the ports of the ranks' hosts, see `read_tree`. A job has a place on
+every switch that has ranks of it below. Ranks are reached through interfaces of their own; they send to the switch that
+they are attached to. If a switch does not answer or was restarted, the jobs on the tree fail: its sums exist nowhere
+else.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from switchml.control.dataplane import Address, JobCounters, JobSpec, Link
 from switchml.control.mac import mac_text, parse_mac
@@ -70,15 +71,15 @@ def read_tree(path: Path) -> list[TreeSwitch]:
                       {"name": "r1", …, "above": "s1", "ports": {"s1": 3, "02:00:00:00:00:01": 1, …}}, …]}
 
     `ports` has the port that leads to each neighbouring switch, by name, and to each host, by MAC address. Raises
-    ConfigError for a file that is no such thing, Unreachable if a switch does not answer.
+    ConfigError for a file of another form, Unreachable if a switch does not answer.
     """
     try:
-        told = json.loads(path.read_text())["switches"]
-        known = {switch["name"]: switch for switch in told}
+        listed = json.loads(path.read_text())["switches"]
+        known = {switch["name"]: switch for switch in listed}
         order = [name for name, switch in known.items() if not switch.get("above")]
         for name in order:
             order += [other for other, switch in known.items() if switch.get("above") == name]
-        for switch in told:
+        for switch in listed:
             above = switch.get("above")
             if above and not (above in switch["ports"] and switch["name"] in known[above]["ports"]):
                 raise ConfigError(f"{path}: no port leads from {switch['name']} to {above} and back")
@@ -86,22 +87,22 @@ def read_tree(path: Path) -> list[TreeSwitch]:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path}: expected switches with name, switch, address, mac and ports: {error!r}") from None
-    if len(order) != len(told) or sum(not switch.get("above") for switch in told) != 1:
+    if len(order) != len(listed) or sum(not switch.get("above") for switch in listed) != 1:
         raise ConfigError(f"{path}: expected one switch with none above it, and all others below it")
     return [_connect(known[name], known) for name in order]
 
 
-def _connect(told: dict, known: dict) -> TreeSwitch:
-    ports = {name: int(port) for name, port in told["ports"].items() if name in known}
-    stations = {parse_mac(mac): int(port) for mac, port in told["ports"].items() if mac not in known and ":" in mac}
-    driver = ThriftSwitch(*parse_thrift(told["switch"]))
-    mac = parse_mac(told["mac"])
-    return TreeSwitch(told["name"], driver, told["address"], mac, told.get("above"), ports, stations)
+def _connect(listed: dict[str, Any], known: dict[str, Any]) -> TreeSwitch:
+    ports = {name: int(port) for name, port in listed["ports"].items() if name in known}
+    stations = {parse_mac(mac): int(port) for mac, port in listed["ports"].items() if mac not in known and ":" in mac}
+    driver = ThriftSwitch(*parse_thrift(listed["switch"]))
+    mac = parse_mac(listed["mac"])
+    return TreeSwitch(listed["name"], driver, listed["address"], mac, listed.get("above"), ports, stations)
 
 
-class P4TreeDataplane(p4_base.P4Base):
-    """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: what the way to a switch can hold of one
-    rank's packets. Methods may be called from any thread."""
+class P4TreeDataplane(p4_base.P4Base[_Job]):
+    """Implements `Dataplane` on the switches of `read_tree`. `window_bytes`: how much of one rank's packets the path to
+    a switch can buffer. Methods may be called from any thread."""
 
     transports = ("udp", "raw")
     padded = False
@@ -124,9 +125,9 @@ class P4TreeDataplane(p4_base.P4Base):
         """Raises ConfigError if a rank is at no switch, there is no room, or a switch does not answer."""
         with self._lock:
             if any(job.spec.tag == spec.tag for job in self._jobs.values()):
-                raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it again")
+                raise ConfigError(f"job {spec.job_id} has the tag of another job on this tree; start it anew")
             job = _Job(spec, at={rank: self._switch_of(spec, rank) for rank in range(spec.workers)})
-            with self._coming_in(job):
+            with self._adding(job):
                 for switch in self._switches:
                     self._place(job, switch)
 
@@ -222,18 +223,18 @@ class P4TreeDataplane(p4_base.P4Base):
         for switch in self._switches:
             self._undo_base(switch.driver, switch.base)
 
-    def _look(self) -> None:
+    def _check_switches(self) -> None:
         for switch in self._switches:
-            if lost := self._what_is_wrong_with(switch):
+            if lost := self._fault_of(switch):
                 self._fail_all(lost)
 
-    def _what_is_wrong_with(self, switch: TreeSwitch) -> str:
+    def _fault_of(self, switch: TreeSwitch) -> str:
         try:
             if switch.driver.has_state():
                 return ""
             switch.driver.reset()
             switch.driver.apply(switch.base)
-            return f"switch {switch.name} was started again and has lost the job's slots"
+            return f"switch {switch.name} was restarted and has lost the job's slots"
         except (Unreachable, ControlError) as error:
             try:
                 switch.driver.reconnect()

@@ -38,14 +38,14 @@ class Client:
         self._sequence = 0
 
     def call(self, service: str, name: str, /, **arguments: Any) -> Any:
-        """Make a call; gives its result back. Structs are given and come as Records. Raises ControlError if the switch
-        refuses (its `operation` and `code` are BMv2's), EOFError if it goes away, ProtocolError if it sends nonsense.
+        """Make a call and return its result. Structs are SimpleNamespaces. Raises ControlError if the switch refuses
+        (its `operation` and `code` are BMv2's), EOFError if it disconnects, ProtocolError for invalid bytes.
         """
         return self.calls(service, name, [arguments])[0]
 
     def calls(self, service: str, name: str, many: Sequence[dict[str, Any]]) -> list[Any]:
-        """Make the same call with different arguments, without waiting for one answer before the next question; the
-        results in order. Raises as `call` does, with the first refusal, once all answers have come."""
+        """Make the same call with each of several arguments, without waiting for one answer before sending the next
+        call; the results in order. Raises as `call` does, for the first refusal, once all answers have come."""
         call = self.interface.services[service][name]
         results: list[Any] = []
         refusal: ControlError | None = None
@@ -72,7 +72,7 @@ class Client:
             raise ControlError("Thrift", "ERROR", APPLICATION_ERROR.read(reader).message)
         result = call.result.read(reader)
         refused = getattr(result, "refused", None)
-        if refused is not None:
+        if refused is not None and call.exception is not None:
             numbers = self.interface.enums[f"{call.exception}Code"]
             code = next((key for key, number in numbers.items() if number == refused.code), str(refused.code))
             operation = call.exception.removeprefix("Invalid").removesuffix("Operation")

@@ -8,10 +8,10 @@ bytes that have arrived."""
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 VERSION_1 = 0x80010000
 CALL, REPLY, EXCEPTION, ONEWAY = 1, 2, 3, 4
@@ -20,7 +20,7 @@ STOP, BOOL, BYTE, DOUBLE, I16, I32, I64, STRING, STRUCT, MAP, SET, LIST = 0, 2, 
 """Codes of types."""
 
 MAX_BYTES = 1 << 26
-"""The longest string that is taken (the largest program is a few MB)."""
+"""The longest string that is accepted (the largest program is a few MB)."""
 MAX_DEPTH = 32
 """Levels of containers within a field that is skipped."""
 
@@ -46,8 +46,8 @@ class Reader:
         return layout.unpack(self.take(layout.size))[0]
 
     def length(self) -> int:
-        """A length or count, which must be sensible."""
-        size = self.number(_I32)
+        """A length or count. Raises ProtocolError if it is negative or above MAX_BYTES."""
+        size: int = self.number(_I32)
         if not 0 <= size <= MAX_BYTES:
             raise ProtocolError(f"a length of {size}: expected 0 to {MAX_BYTES}")
         return size
@@ -93,7 +93,7 @@ class Number:
         self._bits = 8 * self._layout.size
         self.default = {BOOL: False, DOUBLE: 0.0}.get(code, 0)
 
-    def read(self, reader: Reader) -> int | float | bool:
+    def read(self, reader: Reader) -> Any:
         return reader.number(self._layout)
 
     def write(self, out: bytearray, value: Any) -> None:
@@ -131,13 +131,13 @@ class ListOf:
     code = LIST
     default = ()
 
-    def read(self, reader: Reader) -> list:
+    def read(self, reader: Reader) -> list[Any]:
         code, size = reader.number(_U8), reader.length()
         if size and code != self.item.code:
             raise ProtocolError(f"a list of type {code}: expected {self.item.code}")
         return [self.item.read(reader) for _ in range(size)]
 
-    def write(self, out: bytearray, value: list) -> None:
+    def write(self, out: bytearray, value: list[Any]) -> None:
         out += _U8.pack(self.item.code) + _U32.pack(len(value))
         for item in value:
             self.item.write(out, item)
@@ -150,15 +150,15 @@ class MapOf:
     key: Any
     value: Any
     code = MAP
-    default = MappingProxyType({})
+    default: ClassVar[Mapping[Any, Any]] = MappingProxyType({})
 
-    def read(self, reader: Reader) -> dict:
+    def read(self, reader: Reader) -> dict[Any, Any]:
         codes, size = (reader.number(_U8), reader.number(_U8)), reader.length()
         if size and codes != (self.key.code, self.value.code):
             raise ProtocolError(f"a map of types {codes}: expected {(self.key.code, self.value.code)}")
         return {self.key.read(reader): self.value.read(reader) for _ in range(size)}
 
-    def write(self, out: bytearray, value: dict) -> None:
+    def write(self, out: bytearray, value: dict[Any, Any]) -> None:
         out += _U8.pack(self.key.code) + _U8.pack(self.value.code) + _U32.pack(len(value))
         for key, item in value.items():
             self.key.write(out, key)

@@ -1,13 +1,13 @@
 """The gRPC services `switchml_proto.Session` and `switchml_proto.Sync`, for unchanged p4app-switchML hosts.
 
-A host's sequence, which this file must fit: everybody calls Broadcast (root 0 gives the session id), rank 0 calls
-UdpSession and then Barrier, the others Barrier and then UdpSession, everybody calls Barrier once more, and packets
+A host's sequence, which this file must fit: all ranks call Broadcast (root 0 sends the session id), rank 0 calls
+UdpSession and then Barrier, the others Barrier and then UdpSession, all call Barrier once more, and packets
 flow. Neither Barrier nor Broadcast names the session, so callers are grouped in the order in which they come. Two
 sessions of the same size that start at the very same moment can be mixed up; the original mixes up sessions of any
 size.
 
-Unlike the original, errors are gRPC statuses with text instead of answers full of zeros, and a host that goes away
-while it waits is taken out of its group.
+Unlike the original, errors are gRPC statuses with text instead of answers full of zeros, and a host that disconnects
+while it waits is removed from its group.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from time import monotonic
+from typing import NoReturn
 
 import grpc
 
-from switchml.control.membership import Address, Refused
-from switchml.control.service import STATUS_OF_REASON, reachable_address
+from switchml.control.dataplane import Address
+from switchml.control.membership import Refused
+from switchml.control.service import STATUS_OF_REASON, Context, reachable_address
 from switchml.control.sessions import SWITCH_MAC, V1Sessions
 from switchml.control.v1 import v1_pb2
 from switchml.protocol.packet import V1_MAX_WORKERS
@@ -38,7 +40,7 @@ class SessionService:
         self._data_address = data_address
         self._mac = mac
 
-    async def UdpSession(self, request, context):
+    async def UdpSession(self, request: v1_pb2.UdpSessionRequest, context: Context) -> v1_pb2.UdpSessionResponse:
         try:
             self._sessions.open(
                 request.session_id,
@@ -55,13 +57,13 @@ class SessionService:
         ip, _ = reachable_address(self._data_address(), str(IPv4Address(request.ipv4)))
         return v1_pb2.UdpSessionResponse(session_id=request.session_id, mac=self._mac, ipv4=int(IPv4Address(ip)))
 
-    async def RdmaSession(self, request, context):
+    async def RdmaSession(self, request: v1_pb2.RdmaSessionRequest, context: Context) -> NoReturn:
         # The original's hosts read the answer whatever the status is: they find zeros there.
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "RDMA is not served here: use the UDP (DPDK) backend")
 
 
 class Group:
-    """Callers who wait for each other. `members` maps each to the future that its call awaits."""
+    """Callers that wait for each other. `members` maps each to the future that its call awaits."""
 
     def __init__(self, size: int):
         self.size = size
@@ -69,8 +71,9 @@ class Group:
         self.value = 0
 
     async def wait(self, member: object) -> int:
-        """Returns the group's value once all are here. A caller who is cancelled is taken out."""
-        future = self.members[member] = asyncio.get_running_loop().create_future()
+        """Returns the group's value once it is complete. A caller that is cancelled is removed."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.members[member] = future
         if len(self.members) == self.size:
             for waiting in self.members.values():
                 if not waiting.done():
@@ -90,13 +93,13 @@ class SyncService:
         self._barriers: dict[int, list[Group]] = defaultdict(list)
         self._broadcasts: dict[tuple[int, int], list[Group]] = defaultdict(list)
 
-    async def Barrier(self, request, context):
+    async def Barrier(self, request: v1_pb2.BarrierRequest, context: Context) -> v1_pb2.BarrierResponse:
         await self._check_workers(request.num_workers, context)
         # A caller has no name: each call is a member of its own.
         await self._wait(self._barriers[request.num_workers], request.num_workers, object(), None)
         return v1_pb2.BarrierResponse()
 
-    async def Broadcast(self, request, context):
+    async def Broadcast(self, request: v1_pb2.BroadcastRequest, context: Context) -> v1_pb2.BroadcastResponse:
         await self._check_workers(request.num_workers, context)
         for what, rank in (("rank", request.rank), ("root", request.root)):
             if rank >= request.num_workers:
@@ -109,7 +112,7 @@ class SyncService:
         return v1_pb2.BroadcastResponse(value=await self._wait(groups, request.num_workers, request.rank, value))
 
     @staticmethod
-    async def _check_workers(workers: int, context) -> None:
+    async def _check_workers(workers: int, context: Context) -> None:
         if not 1 <= workers <= V1_MAX_WORKERS:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, f"num_workers {workers}: expected 1 to {V1_MAX_WORKERS}"

@@ -91,10 +91,10 @@ def test_nonsense_is_refused_in_words(changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"world_size": 3}, "asks for world size 3, but job 'x' was begun with 2 by rank 0 (node0, pid 100)"),
-        ({"payload_bytes": 256}, "asks for payload_bytes 256, but job 'x' was begun with 1024"),
-        ({"wire": 1}, "asks for wire format 1, but job 'x' was begun with 0"),
-        ({"slots": 64}, "asks for slots 64, but job 'x' was begun with 0"),
+        ({"world_size": 3}, "requests world size 3, but job 'x' was started with 2 by rank 0 (node0, pid 100)"),
+        ({"payload_bytes": 256}, "requests payload_bytes 256, but job 'x' was started with 1024"),
+        ({"wire": 1}, "requests wire format 1, but job 'x' was started with 0"),
+        ({"slots": 64}, "requests slots 64, but job 'x' was started with 0"),
     ],
 )
 def test_a_mismatch_names_both_values(changes, words):
@@ -137,7 +137,7 @@ def test_slots_are_halved_until_they_fit_and_refused_with_numbers():
     ticket, notices = registry.join(request(0, 1, job="d", address=("127.0.0.1", 99)), now=0.0)
     ((told, refused),) = notices
     assert told == ticket and refused.reason is Reason.CAPACITY
-    assert "wants 2048 slots and needs at least 2: 0 of the aggregator's 700 are free" in str(refused)
+    assert "requests 2048 slots and needs at least 2: 0 of the aggregator's 700 are free" in str(refused)
     assert not registry.knows(ticket) and all(job.name != "d" for job in registry.live)
 
 

@@ -86,7 +86,7 @@ def test_refusals_are_final_and_in_the_aggregators_words(aggregator):
     for options, words in (
         ({"secret": "theirs"}, "has another secret"),
         ({"secret": "ours"}, "rank 0 has joined already from 127.0.0.1:4000"),
-        ({"secret": "ours", "world_size": 3}, "asks for world size 3, but job 'x' was begun with 2"),
+        ({"secret": "ours", "world_size": 3}, "requests world size 3, but job 'x' was started with 2"),
         ({"job": "y"}, "is used already in job 'x'"),
         ({"job": "y", "payload_bytes": 512}, "payload of 512 bytes"),
     ):

@@ -149,12 +149,12 @@ def test_what_is_refused(plane, switches):
 def test_a_switch_that_was_started_again_costs_its_jobs(plane, switches):
     plane.start_job(spec())
     assert plane.failed() == {}
-    assert p4_tree.P4TreeDataplane._what_is_wrong_with(plane, switches[1]) == ""
+    assert p4_tree.P4TreeDataplane._fault_of(plane, switches[1]) == ""
     with plane._lock:
         switches[1].driver.state_lost = True
-        assert "r1 was started again" in plane._what_is_wrong_with(switches[1])
+        assert "r1 was restarted" in plane._fault_of(switches[1])
     switches[1].driver.is_silent = True
-    assert "r1: no switch there" in plane._what_is_wrong_with(switches[1])
+    assert "r1: no switch there" in plane._fault_of(switches[1])
     switches[1].driver.is_silent = False
 
 

@@ -196,8 +196,8 @@ def test_mismatches_name_both_values():
     sessions = V1Sessions(FakeDataplane())
     sessions.open(1, 0, 3, 1, 0x0A000001, 0, 0.0)
     for arguments, words in (
-        ((1, 1, 2, 1, 0x0A000002, 0, 0.0), "asks for num_workers 2, but rank 0 opened session 1 with 3"),
-        ((1, 1, 3, 3, 0x0A000002, 0, 0.0), "asks for payload bytes 1024, but rank 0 opened session 1 with 256"),
+        ((1, 1, 2, 1, 0x0A000002, 0, 0.0), "requests num_workers 2, but rank 0 opened session 1 with 3"),
+        ((1, 1, 3, 3, 0x0A000002, 0, 0.0), "requests payload bytes 1024, but rank 0 opened session 1 with 256"),
         ((1, 1, 3, 1, 0x0A000001, 0, 0.0), "10.0.0.1 is rank 0 of session 1 already"),
     ):
         with pytest.raises(Refused) as caught:
