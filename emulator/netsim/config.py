@@ -23,21 +23,16 @@ Keys are the fields of the classes below.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from emulator import datafile
 from switchml.control.allocation import default_slots, fit_slots
 from switchml.errors import ConfigError
 from switchml.protocol.packet import SIZE_CODE_OF, V2_MAX_WORKERS, check_slots
 from switchml.protocol.sizes import ETHERNET_LINE_BYTES, IP_BYTES, UDP_BYTES, WIRES
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FRAMING_BYTES = UDP_BYTES + IP_BYTES + ETHERNET_LINE_BYTES
 """What a datagram occupies on an Ethernet besides its payload: UDP, IPv4, Ethernet, check sequence, preamble, gap (IEEE
@@ -188,7 +183,7 @@ class JobConfig:
 class NetworkConfig:
     """Everything. `slow_hosts[h]`: fields of `link` that are others for host h."""
 
-    jobs: tuple[JobConfig, ...]
+    jobs: tuple[JobConfig, ...] = ()
     link: LinkConfig = LinkConfig()
     switch: SwitchConfig = SwitchConfig()
     racks: RackConfig | None = None
@@ -224,7 +219,7 @@ class NetworkConfig:
     def link_of(self, host: int) -> LinkConfig:
         """A host's link."""
         changes = self.slow_hosts.get(host, {})
-        return _make(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
+        return datafile.build(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
 
     def slots_of_jobs(self) -> list[int]:
         """What the aggregator's own rule gives each job, first come, first served; 0 for rings. Raises ConfigError if
@@ -243,65 +238,4 @@ class NetworkConfig:
 
 def load(path: str | Path) -> NetworkConfig:
     """Read a TOML file as shown above. Raises ConfigError that names the file and what is wrong in it."""
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not a TOML file: {error}") from None
-    try:
-        return from_table(table)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def from_table(table: Mapping[str, Any]) -> NetworkConfig:
-    """The same from the dictionary that a TOML file is. Raises ConfigError."""
-    table = dict(table)
-    jobs = table.get("jobs", [])
-    _check(isinstance(jobs, list), "jobs: expected a list of tables, [[jobs]]")
-    made: dict[str, Any] = {"jobs": tuple(_job(job, f"jobs[{i}]") for i, job in enumerate(jobs))}
-    for name, kind in (("link", LinkConfig), ("switch", SwitchConfig), ("racks", RackConfig)):
-        if name in table:
-            made[name] = _make(kind, table[name], name)
-    if "slow_hosts" in table:
-        made["slow_hosts"] = _by_number(table["slow_hosts"], "slow_hosts")
-    return _make(NetworkConfig, {**table, **made}, "")
-
-
-def _job(table: Any, where: str) -> JobConfig:
-    _check(isinstance(table, dict), f"{where}: expected a table")
-    table = dict(table)
-    if "hosts" in table:
-        table["hosts"] = tuple(table["hosts"])
-    if "late_ranks" in table:
-        table["late_ranks"] = _by_number(table["late_ranks"], f"{where}.late_ranks")
-    return _make(JobConfig, table, where)
-
-
-def _by_number(table: Any, where: str) -> dict[int, Any]:
-    """TOML's keys are strings."""
-    try:
-        return {int(key): value for key, value in table.items()}
-    except (AttributeError, ValueError):
-        raise ConfigError(f"{where}: expected a table whose keys are numbers, as in 3 = 0.001") from None
-
-
-def _make(kind: type, table: Any, where: str) -> Any:
-    _check(isinstance(table, dict), f"{where}: expected a table")
-    prefix = f"{where}." if where else ""
-    known = {item.name: item for item in dataclasses.fields(kind)}
-    for key, value in table.items():
-        _check(key in known, f"unknown key {prefix}{key}: expected one of {', '.join(known)}")
-        kinds = {"float": (int, float), "int": int, "str": str, "bool": bool}.get(str(known[key].type))
-        _check(
-            kinds is None or (isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))),
-            f"{prefix}{key} = {value!r}: expected a value of type {known[key].type}",
-        )
-    try:
-        return kind(**table)
-    except ConfigError as error:
-        raise ConfigError(f"{prefix.rstrip('.')}: {error}" if where else str(error)) from None
-    except TypeError as error:
-        raise ConfigError(f"{where or 'network'}: {error}") from None
+    return datafile.build(NetworkConfig, datafile.load(Path(path)), str(path))
