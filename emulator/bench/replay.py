@@ -18,7 +18,7 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.reference import Reference
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.costs import NO_ROUTE, Costs, Links
 from emulator.workload.graph import Collective, Graph, Kind, Order
 
 FORWARD = ("norm", "attention", "all-reduce", "norm", "mlp", "all-reduce")
@@ -177,7 +177,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     last = graph.groups.ranks[graph.groups.start[graph.meetings.group + 1] - 1]
     nodes = -(-len(graph.ranks) // 8)
     ups, downs = np.divmod(np.arange(nodes * nodes, dtype=np.int32), nodes)
-    fabric = Fabric(
+    links = Links(
         link_name=[f"{way} of node {node}" for way in ("uplink", "downlink") for node in range(nodes)],
         link_bytes_per_s=np.full(2 * nodes, UPLINK_BYTES_PER_S),
         start=2 * np.arange(nodes * nodes + 1),
@@ -189,7 +189,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
         meeting_fixed_s=np.where(crosses, 0.0, costs.meeting_fixed_s),
         meeting_bytes=np.where(crosses, costs.meeting_fixed_s * UPLINK_BYTES_PER_S / 8, 0.0),
         meeting_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
-        fabric=fabric,
+        links=links,
     )
     taking_ready = changed(graph, streams=changed(graph.streams, order=order))
     return taking_ready, shared, Conditions(overlap_slowdown=OVERLAP_SLOWDOWN)

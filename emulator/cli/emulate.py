@@ -52,10 +52,10 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--slots", ("switch", "slots"), float, "Of the switch."),
     ("--payload-bytes", ("switch", "payload_bytes"), float, "Of an aggregation packet."),
     ("--timeout-s", ("switch", "timeout_s"), float, "Until a lost packet is sent again."),
-    ("--stragglers", ("hindrances", "stragglers"), float, "Share of ranks that are slow."),
-    ("--slowness", ("hindrances", "slowness"), float, "How many times longer they take."),
-    ("--jitter", ("hindrances", "jitter"), float, "Spread of kernel durations, as a share."),
-    ("--seed", ("hindrances", "seed"), int, "Which ranks are slow, and the jitter."),
+    ("--stragglers", ("noise", "stragglers"), float, "Share of ranks that are slow."),
+    ("--slowness", ("noise", "slowness"), float, "How many times longer they take."),
+    ("--jitter", ("noise", "jitter"), float, "Spread of kernel durations, as a share."),
+    ("--seed", ("noise", "seed"), int, "Which ranks are slow, and the jitter."),
     ("--loader", ("data", "loader"), str, "pytorch, lru, nopfs or solar; default: data is always there."),
     ("--samples", ("data", "samples"), int, "Of the data set."),
     ("--sample-bytes", ("data", "sample_bytes"), float, "Of one sample."),
@@ -65,13 +65,13 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--prefetch", ("data", "prefetch"), int, "Batches that a rank loads ahead."),
     (
         "--offload-bucket",
-        ("savings", "offload_bucket"),
+        ("memory", "offload_bucket"),
         float,
         "Optimizer states on the host, so many parameters at once.",
     ),
-    ("--pruned", ("savings", "pruned"), float, "Share of weights that is pruned."),
-    ("--activation-ratio", ("savings", "activation_ratio"), float, "How many times activations are compressed."),
-    ("--activation-bytes-per-s", ("savings", "activation_bytes_per_s"), float, "At which they are."),
+    ("--pruned", ("memory", "pruned"), float, "Share of weights that is pruned."),
+    ("--activation-ratio", ("memory", "activation_ratio"), float, "How many times activations are compressed."),
+    ("--activation-bytes-per-s", ("memory", "activation_bytes_per_s"), float, "At which they are."),
     ("--steps", ("run", "steps"), float, "Iterations of the whole training."),
     ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
     ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
@@ -155,11 +155,11 @@ def emulate(
         return
     from emulator.cli.emulate_jobs import job_tables, show_together
 
-    given = {key: value for key, value in options.items() if value is not None}
+    chosen = {key: value for key, value in options.items() if value is not None}
     if len(tables := job_tables(what)) > 1:
         if sweeps or report_file or out_file or engine or processes:
             raise click.UsageError("--sweep and --report are for one job")
-        tables = {name: with_options(table, given) for name, table in tables.items()}
+        tables = {name: with_options(table, chosen) for name, table in tables.items()}
         show_together(tables, share, placement, timeline_file, time_budget_s, _progress(as_json), as_json)
         return
     if share or placement:
@@ -172,51 +172,51 @@ def emulate(
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     if what:
-        given["job_file"] = what[0]
-    given["time_budget_s"] = time_budget_s
-    rows = _sweep(sweeps, given, out_file, engine, processes) if sweeps else []
+        chosen["job_file"] = what[0]
+    chosen["time_budget_s"] = time_budget_s
+    rows = _sweep(sweeps, chosen, out_file, engine, processes) if sweeps else []
     if sweeps and not (timeline_file or report_file):
         click.echo(json.dumps({"rows": rows})) if as_json else _show_rows(rows, sweeps)
         return
-    found = _run(given, _progress(as_json))
+    emulation = _run(chosen, _progress(as_json))
     if timeline_file is not None:
         from emulator.report.perfetto import write_timeline
 
-        write_timeline(found.played, timeline_file)
+        write_timeline(emulation.played, timeline_file)
     if report_file is not None:
         from emulator.report.page import write_page
 
-        write_page(_page(found, rows, sweeps), report_file)
+        write_page(_page(emulation, rows, sweeps), report_file)
     if as_json:
-        click.echo(json.dumps(found.to_json() | ({"rows": rows} if rows else {})))
+        click.echo(json.dumps(emulation.to_json() | ({"rows": rows} if rows else {})))
     else:
-        _show(found)
+        _show(emulation)
         if rows:
             _show_rows(rows, sweeps)
 
 
-def _run(given: dict[str, Any], progress: Any = None) -> Any:
+def _run(settings: dict[str, Any], progress: Any = None) -> Any:
     """Emulate what options describe (named as in KEYS; `job_file`, `time_budget_s`)."""
     from emulator.jobs.emulate import emulate as run
     from emulator.jobs.emulate import request
 
-    options = dict(given)
+    options = dict(settings)
     file, budget = options.pop("job_file", None), options.pop("time_budget_s", None)
-    asked = request(described(file, options), file or "the options")
-    return run(asked, progress=progress, time_budget_s=budget)
+    job = request(described(file, options), file or "the options")
+    return run(job, progress=progress, time_budget_s=budget)
 
 
 def emulate_point(options: dict[str, Any]) -> dict[str, Any]:
     """One point of a sweep: options as above, with dashes or underscores; its figures."""
-    given = {name.replace("-", "_"): value for name, value in options.items()}
-    for name, value in given.items():
+    settings = {name.replace("-", "_"): value for name, value in options.items()}
+    for name, value in settings.items():
         if isinstance(value, str) and value.lower() in ("true", "false"):
-            given[name] = value.lower() == "true"
-    found = _run(given).to_json()
-    return {name: value for name, value in found.items() if name != "assumptions"}
+            settings[name] = value.lower() == "true"
+    figures = _run(settings).to_json()
+    return {name: value for name, value in figures.items() if name != "assumptions"}
 
 
-def _sweep(sweeps, given, out_file, engine, processes) -> list[dict[str, Any]]:
+def _sweep(sweeps, base, out_file, engine, processes) -> list[dict[str, Any]]:
     from emulator import datafile
     from emulator.jobs.sweep import parse_axis, sweep
 
@@ -227,8 +227,8 @@ def _sweep(sweeps, given, out_file, engine, processes) -> list[dict[str, Any]]:
                 "sweep: " + datafile.unknown("option", axis.name, [name.replace("_", "-") for name in KEYS])
             )
     for axis in axes:
-        given = {name: value for name, value in given.items() if name != axis.name.replace("-", "_")}
-    return sweep(emulate_point, axes, base=given, out=out_file, engine=engine, processes=processes)
+        base = {name: value for name, value in base.items() if name != axis.name.replace("-", "_")}
+    return sweep(emulate_point, axes, base=base, out=out_file, engine=engine, processes=processes)
 
 
 def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
@@ -257,44 +257,47 @@ def _show_rows(rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> None:
     Console().print(table)
 
 
-def _page(found: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
+def _page(emulation: Any, rows: list[dict[str, Any]], sweeps: tuple[str, ...]) -> Any:
     """What the HTML page says."""
     from emulator.report.page import Page
     from emulator.report.tables import time_text
     from emulator.whatif.faster import what_if
 
-    job, cluster = found.plan.job, found.plan.cluster
+    job, cluster = emulation.plan.job, emulation.plan.cluster
     headline = {
-        "iteration": time_text(found.iteration_s),
-        "throughput": f"{found.samples_per_s:,.1f} samples/s",
-        "model FLOPs utilization": f"{found.mfu:.1%}",
-        "memory": f"{found.memory.total / 1e9:.1f} GB",
+        "iteration": time_text(emulation.iteration_s),
+        "throughput": f"{emulation.samples_per_s:,.1f} samples/s",
+        "model FLOPs utilization": f"{emulation.mfu:.1%}",
+        "memory": f"{emulation.memory.total / 1e9:.1f} GB",
     }
-    if found.steps:
-        headline |= {"training": f"{found.hours / 24:,.1f} days", "accelerator hours": f"{found.gpu_hours:,.0f}"}
-        headline |= {"cost": f"${found.cost:,.0f}"} if found.cost else {}
-        headline |= {"energy": f"{found.energy_kwh / 1000:,.1f} MWh"}
-    if spread := found.progress.quantiles():
-        headline |= {"goodput": f"{found.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
+    if emulation.steps:
+        headline |= {
+            "training": f"{emulation.hours / 24:,.1f} days",
+            "accelerator hours": f"{emulation.gpu_hours:,.0f}",
+        }
+        headline |= {"cost": f"${emulation.cost:,.0f}"} if emulation.cost else {}
+        headline |= {"energy": f"{emulation.energy_kwh / 1000:,.1f} MWh"}
+    if spread := emulation.progress.quantiles():
+        headline |= {"goodput": f"{emulation.goodput:.1%} ({spread['p5']:.1%} to {spread['p95']:.1%})"}
     settings = {
-        "model": found.plan.model.title,
+        "model": emulation.plan.model.title,
         "cluster": f"{job.gpus} x {cluster.device.title}, {cluster.title}",
         "parallelism": f"tensor {job.tp}, pipeline {job.pp}, data {job.dp}, expert {job.ep}, ZeRO {job.zero}",
         "batch": f"{job.global_batch} in micro-batches of {job.micro_batch}",
         "schedule": job.schedule + (f", {job.virtual_stages} pieces a stage" if job.virtual_stages > 1 else ""),
         "recomputation": job.recompute,
-        "all-reduce": job.allreduce + (f", {found.plan.codec.title}" if found.plan.codec else ""),
+        "all-reduce": job.allreduce + (f", {emulation.plan.codec.title}" if emulation.plan.codec else ""),
     }
     return Page(
-        title=f"{found.plan.model.title} on {job.gpus} accelerators",
-        played=found.played,
+        title=f"{emulation.plan.model.title} on {job.gpus} accelerators",
+        played=emulation.played,
         headline=headline,
         settings=settings,
-        memory_bytes=found.memory.parts(),
+        memory_bytes=emulation.memory.parts(),
         memory_limit_bytes=cluster.device.memory_bytes,
-        helps=what_if(found.played) if len(found.played.graph.ops) <= MOST_REPLAYED_OPS else {},
+        helps=what_if(emulation.played) if len(emulation.played.graph.ops) <= MOST_REPLAYED_OPS else {},
         charts=_charts(rows, [text.partition("=")[0].strip() for text in sweeps]),
-        assumptions=found.assumptions(),
+        assumptions=emulation.assumptions(),
     )
 
 
@@ -327,8 +330,9 @@ def _charts(rows: list[dict[str, Any]], names: list[str]) -> list[Any]:
 def described(file: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The tables of a job file, with options (named as in KEYS) in place of what it says."""
     from emulator import datafile
+    from emulator.jobs.emulate import Request
 
-    return with_options(datafile.load(Path(file)) if file else {}, options)
+    return with_options(datafile.renamed(Request, datafile.load(Path(file)), file) if file else {}, options)
 
 
 def with_options(table: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
@@ -355,13 +359,13 @@ def _progress(as_json: bool) -> Any:
     return say
 
 
-def _show(found: Any) -> None:
+def _show(emulation: Any) -> None:
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    job, cluster = found.plan.job, found.plan.cluster
-    console.print(f"[bold]{found.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
+    job, cluster = emulation.plan.job, emulation.plan.cluster
+    console.print(f"[bold]{emulation.plan.model.title}[/bold] on {job.gpus} x {cluster.device.title} ({cluster.name})")
     console.print(f"tp {job.tp} x pp {job.pp} x dp {job.dp}, batch {job.global_batch} in micro-batches of "
         f"{job.micro_batch}, "
                   f"{job.schedule}, recompute {job.recompute}, all-reduce {job.allreduce}")  # fmt: skip
@@ -369,32 +373,36 @@ def _show(found: Any) -> None:
     table.add_column()
     table.add_column(justify="right")
     table.add_row(
-        "iteration", f"{found.iteration_s * 1e3:,.1f} ms" if found.iteration_s < 1 else f"{found.iteration_s:,.2f} s"
+        "iteration",
+        f"{emulation.iteration_s * 1e3:,.1f} ms" if emulation.iteration_s < 1 else f"{emulation.iteration_s:,.2f} s",
     )
-    for name, seconds in found.parts.items():
-        table.add_row(f"  {name}", f"{seconds / found.iteration_s:.1%}")
+    for name, seconds in emulation.parts.items():
+        table.add_row(f"  {name}", f"{seconds / emulation.iteration_s:.1%}")
     table.add_section()
-    table.add_row("throughput", f"{found.samples_per_s:,.1f} samples/s")
-    table.add_row("model FLOPs utilization", f"{found.mfu:.1%}")
+    table.add_row("throughput", f"{emulation.samples_per_s:,.1f} samples/s")
+    table.add_row("model FLOPs utilization", f"{emulation.mfu:.1%}")
     table.add_row(
-        "memory, fullest accelerator", f"{found.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB"
+        "memory, fullest accelerator",
+        f"{emulation.memory.total / 1e9:.1f} of {cluster.device.memory_bytes / 1e9:.0f} GB",
     )
-    for name, size in found.memory.parts().items():
+    for name, size in emulation.memory.parts().items():
         table.add_row(f"  {name}", f"{size / 1e9:.1f} GB")
-    if found.steps:
+    if emulation.steps:
         table.add_section()
-        table.add_row("steps", f"{found.steps:,.0f}")
-        table.add_row("duration", f"{found.hours / 24:,.1f} days" if found.hours > 48 else f"{found.hours:,.1f} h")
-        table.add_row("accelerator hours", f"{found.gpu_hours:,.0f}")
-        table.add_row("cost", f"${found.cost:,.0f}" if found.cost else "no price known")
-        table.add_row("energy", f"{found.energy_kwh / 1000:,.1f} MWh")
-        if found.goodput < 1:
-            spread = found.progress.quantiles()
+        table.add_row("steps", f"{emulation.steps:,.0f}")
+        table.add_row(
+            "duration", f"{emulation.hours / 24:,.1f} days" if emulation.hours > 48 else f"{emulation.hours:,.1f} h"
+        )
+        table.add_row("accelerator hours", f"{emulation.gpu_hours:,.0f}")
+        table.add_row("cost", f"${emulation.cost:,.0f}" if emulation.cost else "no price known")
+        table.add_row("energy", f"{emulation.energy_kwh / 1000:,.1f} MWh")
+        if emulation.goodput < 1:
+            spread = emulation.progress.quantiles()
             between = f" ({spread['p5']:.1%} to {spread['p95']:.1%} in nine of ten)" if spread else ""
-            table.add_row("goodput", f"{found.goodput:.1%}{between}")
+            table.add_row("goodput", f"{emulation.goodput:.1%}{between}")
     console.print(table)
-    console.print(f"{len(found.played.graph.ops):,} ops replayed in {found.wall_s:.2f} s. Assumed:")
-    for line in found.assumptions():
+    console.print(f"{len(emulation.played.graph.ops):,} ops replayed in {emulation.wall_s:.2f} s. Assumed:")
+    for line in emulation.assumptions():
         console.print(f"  - {line}", highlight=False, markup=False)
 
 

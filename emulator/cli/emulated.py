@@ -21,31 +21,33 @@ def options(
     """The options NAMES. `network`: which one goes without saying; `values`: those of VALUES that can be had; `needs`:
     another option, without which they mean nothing."""
 
-    def told(text: str) -> str:
+    def help_of(text: str) -> str:
         return f"{text} Needs {needs}." if needs else text
 
-    made = (
+    decorators = (
         click.option(
             "--real-ranks",
             default="1",
             show_default=True,
             metavar="N|R,R…",
-            help=told("How many are real, or which."),
+            help=help_of("How many are real, or which."),
         ),
-        click.option("--cluster", default="cpu-10g", show_default=True, help=told("Built-in cluster or .toml file.")),
+        click.option(
+            "--cluster", default="cpu-10g", show_default=True, help=help_of("Built-in cluster or .toml file.")
+        ),
         click.option(
             "--network",
             default=network,
             show_default=True,
-            help=told(ALGORITHMS_HELP),
+            help=help_of(ALGORITHMS_HELP),
         ),
-        click.option("--hierarchy", default="auto", show_default=True, help=told(HIERARCHY_HELP)),
+        click.option("--hierarchy", default="auto", show_default=True, help=help_of(HIERARCHY_HELP)),
         click.option(
             "--clock",
             type=click.Choice(CLOCKS),
             default="wall",
             show_default=True,
-            help=told(
+            help=help_of(
                 "wall: collectives take as long as on the cluster. virtual: no longer than they must; a clock says how "
                 "long."
             ),
@@ -55,16 +57,16 @@ def options(
             type=click.Choice(values),
             default="own",
             show_default=True,
-            help=told(
+            help=help_of(
                 "What emulated ranks contribute: the real rank's own, that with noise, zeros"
                 + (", or a recorded run." if "recorded" in values else ".")
             ),
         ),
-        click.option("--slow", metavar="RANK=X,…", default="", help=told("Ranks that compute X times as long.")),
+        click.option("--slow", metavar="RANK=X,…", default="", help=help_of("Ranks that compute X times as long.")),
     )
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(made):
+        for option in reversed(decorators):
             command = option(command)
         return command
 

@@ -43,7 +43,7 @@ from emulator.cli import emulated
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGUMENTS]…")
-def peers(script: tuple[str, ...], as_json: bool, **given: Any) -> None:
+def peers(script: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Run SCRIPT as one or a few real ranks; the emulator plays all other ranks, the network and the switch.
 
     The script is what torchrun would run, unchanged, on the CPU.
@@ -51,7 +51,7 @@ def peers(script: tuple[str, ...], as_json: bool, **given: Any) -> None:
     emulated.require("torch")
     from emulator.peers.launch import launch
 
-    show(launch(script, settings_of(**given), quiet_script=as_json), as_json)
+    show(launch(script, settings_of(**options), quiet_script=as_json), as_json)
 
 
 def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int = 1, **rest: Any):
@@ -70,14 +70,14 @@ def settings_of(*, world_size: int, real_ranks: str, slow: str, switch_jobs: int
     return Settings(world=world_size, real=real, slow=parse_slow(slow), jobs=switch_jobs, **rest)
 
 
-def show(found: dict[str, Any], as_json: bool) -> None:
+def show(report: dict[str, Any], as_json: bool) -> None:
     """The report."""
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(report))
         return
     from emulator.peers.report import print_report
 
-    print_report(found, sys.stdout)
+    print_report(report, sys.stdout)
 
 
 def train_digits(
@@ -91,9 +91,9 @@ def train_digits(
         result = Path(folder) / "result"
         options = {"steps": steps, "batch-size": batch_size, "lr": lr, "momentum": momentum, "seed": seed}
         arguments = [f"--{name}={value}" for name, value in options.items()]
-        found = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)
+        report = launch(["-m", "emulator.peers.digits", *arguments, f"--result={result}"], settings, quiet_script=True)
         training = json.loads(result.with_suffix(f".{settings.real[0]}").read_text())
-    show(found | {"training": training} if as_json else found, as_json)
+    show(report | {"training": training} if as_json else report, as_json)
     if not as_json:
         losses = training["losses"]
         click.echo(

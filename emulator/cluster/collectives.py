@@ -42,12 +42,12 @@ def cost(
     if where.ranks <= 1:
         return FREE
     if operation == "all_reduce":
-        found = _all_reduce(links, size_bytes, where, algorithm, hierarchy, streaming)
+        costed = _all_reduce(links, size_bytes, where, algorithm, hierarchy, streaming)
     else:
-        found = _CLOSED_FORMS[operation](links, size_bytes, where)
+        costed = _CLOSED_FORMS[operation](links, size_bytes, where)
     if where.nodes > 1 and links.between.host_s_per_byte:
-        return found.plus(Cost(size_bytes * links.between.host_s_per_byte))
-    return found
+        return costed.plus(Cost(size_bytes * links.between.host_s_per_byte))
+    return costed
 
 
 def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
@@ -114,20 +114,20 @@ def _ring(links: Interconnect, size_bytes: float, where: Place, passes: float = 
     if where.nodes == 1:
         return slowest(size_bytes, latency_s(links, where, 0), inside)
     between = moved / node_rate(links, where, "ring") + size_bytes * passes / 2 / links.inside.local_bytes_per_s
-    found = slowest(size_bytes, latency_s(links, where, passes * (where.nodes - 1)), inside, between)
-    return found.leaves(moved * where.nodes, once_a_leaf=True)
+    costed = slowest(size_bytes, latency_s(links, where, passes * (where.nodes - 1)), inside, between)
+    return costed.leaves(moved * where.nodes, once_a_leaf=True)
 
 
 @cache
 def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
     """Curves fitted to a folder of nccl-tests tables, by number of ranks."""
     path = Path(name) if Path(name).is_absolute() else Path(folder) / name
-    found: dict[int, tables.Curve] = {}
+    curves: dict[int, tables.Curve] = {}
     for table in tables.read_all(path):
-        if table.ranks in found:
+        if table.ranks in curves:
             raise ConfigError(f"{path} has two tables of {table.ranks} ranks; put those of one machine into a folder")
-        found[table.ranks] = tables.fit(table.size_bytes, table.seconds)
-    return found
+        curves[table.ranks] = tables.fit(table.size_bytes, table.seconds)
+    return curves
 
 
 def _tree(links: Interconnect, size_bytes: float, where: Place) -> Cost:
@@ -155,8 +155,8 @@ def _halving_doubling(links: Interconnect, size_bytes: float, where: Place) -> C
     crossing = where.per_node * (2.0 * (nodes - 1) / nodes * size_bytes / where.per_node)
     crossing += 2.0 * size_bytes if where.ranks > n else 0.0
     between = crossing / node_rate(links, where, "pairs")
-    found = slowest(size_bytes, latency_s(links, where, 2 * math.ceil(math.log2(where.nodes))), inside + between)
-    return found.leaves(crossing * where.nodes)
+    costed = slowest(size_bytes, latency_s(links, where, 2 * math.ceil(math.log2(where.nodes))), inside + between)
+    return costed.leaves(crossing * where.nodes)
 
 
 def _server(links: Interconnect, size_bytes: float, where: Place) -> Cost:
@@ -178,8 +178,8 @@ def _all_to_all(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     if where.nodes == 1:
         return slowest(size_bytes, fixed, inside)
     crossing = near * size_bytes * (n - near) / n
-    found = slowest(size_bytes, fixed, inside, crossing / node_rate(links, where, "all"))
-    return found.leaves(crossing * where.nodes)
+    costed = slowest(size_bytes, fixed, inside, crossing / node_rate(links, where, "all"))
+    return costed.leaves(crossing * where.nodes)
 
 
 def _broadcast(links: Interconnect, size_bytes: float, where: Place) -> Cost:
@@ -188,8 +188,8 @@ def _broadcast(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     if where.nodes == 1:
         return slowest(size_bytes, latency_s(links, where, 0), inside)
     between = size_bytes / node_rate(links, where, "ring")
-    found = slowest(size_bytes, latency_s(links, where, where.nodes - 1), inside, between)
-    return found.leaves(size_bytes * where.nodes, once_a_leaf=True)
+    costed = slowest(size_bytes, latency_s(links, where, where.nodes - 1), inside, between)
+    return costed.leaves(size_bytes * where.nodes, once_a_leaf=True)
 
 
 def _barrier(links: Interconnect, size_bytes: float, where: Place) -> Cost:

@@ -48,10 +48,10 @@ class Note:
 def notes() -> dict[str, Note]:
     """Every constant with its unit, meaning and source."""
     path = DATA / "constants.toml"
-    found = {name: datafile.build(Note, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()}
+    read = {name: datafile.build(Note, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()}
     names = {field.name for field in dataclasses.fields(Constants)}
-    assert found.keys() == names, found.keys() ^ names
-    return found
+    assert read.keys() == names, read.keys() ^ names
+    return read
 
 
 @cache

@@ -31,9 +31,9 @@ def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> l
         cluster.nodes(sum(gpus))
         device = np.arange(sum(gpus)) // per_node
         return np.split(device, np.cumsum(gpus)[:-1])
-    wanted = [-(-count // per_node) for count in gpus]
-    cluster.nodes(sum(wanted) * per_node)
-    turns = [(turn, job) for job, nodes in enumerate(wanted) for turn in range(nodes)]
+    needed = [-(-count // per_node) for count in gpus]
+    cluster.nodes(sum(needed) * per_node)
+    turns = [(turn, job) for job, nodes in enumerate(needed) for turn in range(nodes)]
     node_of: list[list[int]] = [[] for _ in gpus]
     for node, (_, job) in enumerate(sorted(turns)):
         node_of[job].append(node)
@@ -41,7 +41,7 @@ def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> l
 
 
 @dataclass(frozen=True)
-class Floor:
+class SharedFabric:
     """Nodes 0, 1, … of `cluster`, under leaves of as many as it has each."""
 
     cluster: Cluster
@@ -66,16 +66,16 @@ class Floor:
     def load(self, nodes: np.ndarray, cost: Cost, groups: float) -> np.ndarray:
         """float64 (links,): bytes on each link for each byte of a meeting that stands for `groups` equal ones, whose
         members sit on `nodes` (one entry an accelerator)."""
-        found = np.zeros(self.nodes + self.leaves)
+        loads = np.zeros(self.nodes + self.leaves)
         if not cost.leaving_bytes or not cost.bytes:
-            return found
+            return loads
         here = np.bincount(nodes, minlength=self.nodes)
-        found[: self.nodes] = groups * cost.leaving_bytes / cost.bytes * here / here.sum()
+        loads[: self.nodes] = groups * cost.leaving_bytes / cost.bytes * here / here.sum()
         if not self.leaves:
-            return found
+            return loads
         leaf = np.arange(self.nodes) // self.cluster.between.nodes_per_leaf
         used = np.bincount(leaf[here > 0], minlength=self.leaves)
         if np.count_nonzero(used) > 1:  # else it never leaves its leaf
-            crossing = np.bincount(leaf, weights=found[: self.nodes], minlength=self.leaves)
-            found[self.nodes :] = crossing / np.maximum(used, 1) if cost.once_a_leaf else crossing
-        return found
+            crossing = np.bincount(leaf, weights=loads[: self.nodes], minlength=self.leaves)
+            loads[self.nodes :] = crossing / np.maximum(used, 1) if cost.once_a_leaf else crossing
+        return loads

@@ -35,7 +35,7 @@ class Step:
     name: str
     forward_s: float
     backward_s: float
-    again_s: float
+    recompute_s: float
     """Recomputed before backward."""
     forward_flops: float
     backward_flops: float
@@ -47,7 +47,7 @@ class Step:
     exchange: Cost = FREE
     """Among expert-parallel ranks, to the experts and back."""
     exchange_bytes: float = 0.0
-    reduces_again: bool = False
+    recomputes_all: bool = False
     forward_kernels: int = 0
     backward_kernels: int = 0
     density: float = 1.0
@@ -69,7 +69,9 @@ class Stage:
     @property
     def seconds(self) -> float:
         """Forward and backward of one micro-batch."""
-        return self.device_s + (self.stretch - 1.0) * sum(s.forward_s + s.backward_s + s.again_s for s in self.steps)
+        return self.device_s + (self.stretch - 1.0) * sum(
+            s.forward_s + s.backward_s + s.recompute_s for s in self.steps
+        )
 
     @property
     def parameters(self) -> float:
@@ -101,18 +103,18 @@ class Plan:
     packing_s: tuple[float, ...] = ()
     """For each stage: compressing what one micro-batch keeps for the backward pass, and as long to restore it; empty:
     it is kept as it is."""
-    kept_share: float = 1.0
+    unpruned_share: float = 1.0
     """Of gradients, where weights are pruned: the others are not exchanged."""
     assumptions: tuple[str, ...] = field(default=())
 
     def gradients(self, stage: Stage) -> Cost:
         """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
-        found = self.reduce(stage.parameters)
+        costed = self.reduce(stage.parameters)
         if self.codec is not None:
-            found = found.plus(Cost(self.coding_s(stage.parameters)))
+            costed = costed.plus(Cost(self.coding_s(stage.parameters)))
         if self.job.zero:
-            found = found.plus(cost(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
-        return found
+            costed = costed.plus(cost(self.cluster, "all_gather", stage.parameters * 2, self.data_parallel))
+        return costed
 
     def coding_s(self, elements: float) -> float:
         """Compressing so many gradients, and decompressing what comes back."""
@@ -123,7 +125,7 @@ class Plan:
     def reduce(self, elements: float, density: float = 1.0) -> Cost:
         """Reducing so many gradients among data-parallel ranks, of which the share `density` of blocks is not zero."""
         job = self.job
-        elements *= self.kept_share
+        elements *= self.unpruned_share
         size = elements * job.gradient_bytes if self.codec is None else self.codec.wire_bytes(elements)
         if self.codec is not None and self.codec.gathers:
             return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
@@ -240,14 +242,12 @@ def _step(
         return float(kernels.seconds(rows, device, constants, job.precision).sum())
 
     full = job.recompute == "full" and part.name in ("attention", "mlp")
-    again = (
-        took(part.forward) if full else took(part.again) if job.recompute == "selective" and len(part.again) else 0.0
-    )
+    recomputed = part.forward if full else part.recomputed if job.recompute == "selective" else part.forward[:0]
     return Step(
         name=part.name,
         forward_s=took(part.forward),
         backward_s=took(part.backward),
-        again_s=again,
+        recompute_s=took(recomputed),
         forward_flops=kernels.flops(part.forward),
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
@@ -255,9 +255,8 @@ def _step(
         reduce_bytes=part.reduce_bytes,
         exchange=cost(cluster, "all_to_all", part.exchange_bytes, expert) if part.exchange_bytes else FREE,
         exchange_bytes=part.exchange_bytes,
-        reduces_again=full,
-        forward_kernels=len(part.forward)
-        + (len(part.again) if job.recompute == "selective" else len(part.forward) if full else 0),
+        recomputes_all=full,
+        forward_kernels=len(part.forward) + len(recomputed),
         backward_kernels=len(part.backward),
     )
 
@@ -274,8 +273,8 @@ def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Cos
 def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
     """Device and host time of one micro-batch, and what they come to together."""
     constants = cluster.software
-    compute = sum(s.forward_s + s.backward_s + s.again_s for s in steps)
-    times = [3 if s.reduces_again else 2 for s in steps]
+    compute = sum(s.forward_s + s.backward_s + s.recompute_s for s in steps)
+    times = [3 if s.recomputes_all else 2 for s in steps]
     exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in zip(times, steps, strict=True))
     collectives = sum(
         n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in zip(times, steps, strict=True)
@@ -316,17 +315,17 @@ def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
             launches = int(model.kernels_of[i])
             forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
             backward = max(2 * flops / peak, 2 * moved / rate) + 2 * launches * constants.kernel_s
-        again = forward if job.recompute == "full" else 0.0
+        recomputed_s = forward if job.recompute == "full" else 0.0
         steps.append(
             Step(
                 name=name,
                 forward_s=forward,
                 backward_s=backward,
-                again_s=again,
+                recompute_s=recomputed_s,
                 forward_flops=float(model.flops_of[i]) * job.micro_batch,
                 backward_flops=2 * float(model.flops_of[i]) * job.micro_batch,
                 parameters=float(model.parameters_of[i]),
-                forward_kernels=launches * (2 if again else 1),
+                forward_kernels=launches * (2 if recomputed_s else 1),
                 backward_kernels=2 * launches,
                 density=float(model.sparse_of[i]),
             )
@@ -349,7 +348,7 @@ def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
 
 def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
     """What a reader of the result should know was assumed."""
-    said = [
+    lines = [
         f"{model.title}: {model.source}",
         f"{cluster.title}; {cluster.between.title}: {cluster.between.source}",
         f"inside a node: {cluster.inside.title}: {cluster.inside.source}",
@@ -358,14 +357,14 @@ def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:
         "(switchml emulate list constants)",
     ]
     if isinstance(model, Transformer) and model.experts > 1:
-        said.append("tokens spread over experts evenly")
+        lines.append("tokens spread over experts evenly")
     if isinstance(model, LayerTable) and model.forward_s is None:
-        said.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
+        lines.append("a layer's time is the larger of its FLOPs at sustained peak and its activations at memory rate")
     if job.allreduce == "auto":
-        said.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
+        lines.append("all-reduce: the faster of ring and tree for each size, as NCCL means to")
     if cluster.accelerator not in ("a100-80g", "a100-40g"):
-        said.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
-    return said
+        lines.append(f"constants were fitted on A100; on {cluster.device.title} only its data differs")
+    return lines
 
 
 def closed_form_s(plan: Plan) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from emulator.cluster.cluster import Cluster
 from emulator.cluster.innetwork import Streaming
 from emulator.jobs import iteration, training
 from emulator.jobs.costing import Plan, plan
-from emulator.jobs.memory_options import Savings
+from emulator.jobs.memory_options import MemoryOptions
 from emulator.jobs.training import Progress, Run
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, competition, replay
@@ -38,8 +38,8 @@ from switchml.errors import ConfigError, OutOfMemory
 
 
 @dataclass(frozen=True)
-class Hindrances:
-    """What is not perfect about the machines."""
+class Noise:
+    """What machines have of stragglers, jitter and interference. (Failures are in `training.Run`.)"""
 
     stragglers: float = 0.0
     """Share of ranks that are slow throughout; which ones follows from `seed`."""
@@ -85,17 +85,19 @@ class Data:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that an emulation starts from."""
+    """Everything that an emulation starts from. Sections of a job file are called like the fields."""
+
+    ALIASES: ClassVar[dict[str, str]] = {"hindrances": "noise", "savings": "memory"}
 
     model: str
     cluster: str = "a100-dgx"
     job: Job = field(default_factory=Job)
     network: Streaming = field(default_factory=Streaming)
     codec: str = ""
-    hindrances: Hindrances = field(default_factory=Hindrances)
+    noise: Noise = field(default_factory=Noise)
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
-    savings: Savings = field(default_factory=Savings)
+    memory: MemoryOptions = field(default_factory=MemoryOptions)
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
     nccl_tables: str = ""
@@ -149,7 +151,7 @@ class Emulation:
     @cached_property
     def progress(self) -> Progress:
         """What failures and checkpoints leave of the training's time."""
-        run, gpus, seed = self.request.run, self.plan.job.gpus, self.request.hindrances.seed
+        run, gpus, seed = self.request.run, self.plan.job.gpus, self.request.noise.seed
         return training.progress(run, self.steps, self.iteration_s, self.checkpoint_s, gpus, seed)
 
     @property
@@ -190,42 +192,42 @@ class Emulation:
 
     def assumptions(self) -> list[str]:
         """Everything that a reader should know was assumed."""
-        said = list(self.plan.assumptions)
+        lines = list(self.plan.assumptions)
         folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}[
             self.fold
         ]
-        said.append(f"folded: {folded}")
+        lines.append(f"folded: {folded}")
         if self.request.nccl_tables:
-            said.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
+            lines.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
-            said.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
+            lines.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
         if self.plan.codec is not None:
-            said.append(
+            lines.append(
                 f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
                 f"relative error {self.plan.codec.error:g} a step"
             )
-        said += self.request.savings.said()
+        lines += self.request.memory.assumptions()
         if self.loading:
             data = self.request.data
-            said.append(
+            lines.append(
                 f"data: {data.samples:,} samples of {data.sample_bytes / 1e3:g} kB, loader {data.loader}, "
                 f"{data.buffer_bytes / 1e9:g} GB of cache a rank, {data.epochs} epochs played: "
                 f"{self.loading.hit_rate:.1%} hits"
             )
         else:
-            said.append("data is always there in time (no loader given)")
+            lines.append("data is always there in time (no loader given)")
         if self.request.ignore_memory:
-            said.append("memory was not checked")
+            lines.append("memory was not checked")
         if self.request.run.mtbf_hours:
-            said.append(self.progress.said(self.checkpoint_s))
+            lines.append(self.progress.assumption(self.checkpoint_s))
         price = self.plan.cluster.device.price_source or "no price known: cost is 0"
-        said.append(f"price: {price}; energy at design power")
-        return said
+        lines.append(f"price: {price}; energy at design power")
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         job = self.plan.job
-        found = {
+        figures = {
             "model": self.plan.model.name,
             "cluster": self.plan.cluster.name,
             "gpus": job.gpus,
@@ -255,52 +257,52 @@ class Emulation:
             "assumptions": self.assumptions(),
         }
         if self.loading:
-            found["loading"] = self.loading.to_json()
+            figures["loading"] = self.loading.to_json()
         if isinstance(self.plan.model, Transformer):
-            found["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
-        return found
+            figures["tokens_per_s"] = self.samples_per_s * job.tokens(self.plan.model)
+        return figures
 
 
 def emulate(
-    asked: Request,
+    spec: Request,
     *,
     cluster: Cluster | None = None,
     progress: Callable[[int, int], None] | None = None,
     event_budget: int | None = None,
     time_budget_s: float | None = None,
 ) -> Emulation:
-    """Price, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
+    """Cost, check memory, build, replay; on `cluster` in place of the one that is asked for. Raises ConfigError,
     OutOfMemory, BudgetSpent. Its `wall_s` leaves loading the compiled kernels out."""
     began = time.perf_counter()
-    model = load_model(asked)
-    cluster = cluster or load_cluster(asked)
-    if isinstance(model, LayerTable) and model.forward_s is not None and asked.job.micro_batches > 1:
+    model = load_model(spec)
+    cluster = cluster or load_cluster(spec)
+    if isinstance(model, LayerTable) and model.forward_s is not None and spec.job.micro_batches > 1:
         raise ConfigError(
             f"{model.name} has measured times for one batch a rank; take batch 0 or as many as data-parallel ranks"
         )
-    made = plan(model, asked.job, cluster, asked.network, codecs.load(asked.codec) if asked.codec else None)
-    held = memory.memory(model, asked.job)
-    made, held = asked.savings.apply(made, held), asked.savings.memory(held, made)
-    if not asked.ignore_memory:
-        check_memory(model, asked.job, cluster, held)
-    fold = asked.fold or ("tensor" if asked.hindrances.differ else "all")
-    graph, costs = iteration.build(made, fold)
-    conditions = _conditions(asked, made, graph)
+    costed = plan(model, spec.job, cluster, spec.network, codecs.load(spec.codec) if spec.codec else None)
+    needed = memory.memory(model, spec.job)
+    costed, needed = spec.memory.apply(costed, needed), spec.memory.memory(needed, costed)
+    if not spec.ignore_memory:
+        check_memory(model, spec.job, cluster, needed)
+    fold = spec.fold or ("tensor" if spec.noise.differ else "all")
+    graph, costs = iteration.build(costed, fold)
+    conditions = _conditions(spec, costed, graph)
     began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
     budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
     played = replay(graph, costs, conditions, **budgets)
-    loaded = _load(asked, made, played) if asked.data.loader else None
-    if loaded:
-        played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loaded.stall_s), conditions, **budgets)
+    loads = _load(spec, costed, played) if spec.data.loader else None
+    if loads:
+        played = replay(*delayed(graph, costs, "samples", Kind.LOAD, loads.stall_s), conditions, **budgets)
     where = parts(played).mean()
-    found = Emulation(asked, made, held, played, where, time.perf_counter() - began, fold, loaded)
-    _ = found.progress  # a training that never ends is to be refused here
-    return found
+    emulation = Emulation(spec, costed, needed, played, where, time.perf_counter() - began, fold, loads)
+    _ = emulation.progress  # a training that never ends is to be refused here
+    return emulation
 
 
-def _load(asked: Request, made: Plan, played: Replayed) -> Loading:
+def _load(spec: Request, costed: Plan, played: Replayed) -> Loading:
     """Play the loader on the data set's index lists; each data-parallel rank reads its own samples."""
-    data, job, storage = asked.data, made.job, made.cluster.storage
+    data, job, storage = spec.data, costed.job, costed.cluster.storage
     dataset = Dataset(
         samples=data.samples,
         sample_bytes=data.sample_bytes,
@@ -308,23 +310,23 @@ def _load(asked: Request, made: Plan, played: Replayed) -> Loading:
         ranks=job.dp,
         epochs=data.epochs,
         buffer_samples=int(data.buffer_bytes / data.sample_bytes),
-        seed=asked.hindrances.seed,
+        seed=spec.noise.seed,
     )
-    on_a_node = max(1, min(job.dp, made.cluster.accelerators_per_node // job.tp))
+    on_a_node = max(1, min(job.dp, costed.cluster.accelerators_per_node // job.tp))
     shared = Storage(
         bytes_per_s=storage.total_bytes_per_s,
         client_bytes_per_s=storage.node_bytes_per_s / on_a_node,
         seek_s=storage.latency_s,
         reads_at_once=data.workers,
-        peer_bytes_per_s=made.cluster.between.node_bytes_per_s / on_a_node,
+        peer_bytes_per_s=costed.cluster.between.node_bytes_per_s / on_a_node,
     )
     compute_s = parts(played).mean()["compute"]
     return loading(data.loader, dataset, shared, played.makespan_s, compute_s=compute_s, prefetch=data.prefetch)
 
 
-def replayed_s(made: Plan) -> float:
+def replayed_s(costed: Plan) -> float:
     """Seconds of an iteration on perfect machines, everything folded."""
-    return replay(*iteration.build(made)).makespan_s
+    return replay(*iteration.build(costed)).makespan_s
 
 
 def load_kernels(competes: bool) -> float:
@@ -339,48 +341,48 @@ def load_kernels(competes: bool) -> float:
     return time.perf_counter() - began
 
 
-def load_model(asked: Request) -> Model:
+def load_model(spec: Request) -> Model:
     """A built-in, a file, or a torch module (package.module:callable) with its input's shape."""
-    if ":" not in asked.model:
-        if asked.input_shape:
+    if ":" not in spec.model:
+        if spec.input_shape:
             raise ConfigError("input-shape is for torch modules (package.module:callable)")
-        return models.load(asked.model)
+        return models.load(spec.model)
     from emulator.workload import torch_modules
 
-    if not asked.input_shape:
+    if not spec.input_shape:
         raise ConfigError(
-            f"{asked.model} is a torch module: give its input's shape without the batch, such as 3x224x224"
+            f"{spec.model} is a torch module: give its input's shape without the batch, such as 3x224x224"
         )
-    shapes = [torch_modules.shape(one) for one in asked.input_shape.split(";")]
-    return torch_modules.count(torch_modules.load(asked.model), shapes, name=asked.model.rpartition(":")[2])
+    shapes = [torch_modules.shape(one) for one in spec.input_shape.split(";")]
+    return torch_modules.count(torch_modules.load(spec.model), shapes, name=spec.model.rpartition(":")[2])
 
 
-def load_cluster(asked: Request) -> Cluster:
+def load_cluster(spec: Request) -> Cluster:
     """The cluster with what the request says in place of its own."""
-    found = clusters.load(asked.cluster)
-    if asked.nccl_tables:
-        folder = str(Path(asked.nccl_tables).resolve())
-        found = dataclasses.replace(found, inside=dataclasses.replace(found.inside, tables=folder))
-    if asked.switch:
-        table = dataclasses.asdict(found.switch) | asked.switch
+    cluster = clusters.load(spec.cluster)
+    if spec.nccl_tables:
+        folder = str(Path(spec.nccl_tables).resolve())
+        cluster = dataclasses.replace(cluster, inside=dataclasses.replace(cluster.inside, tables=folder))
+    if spec.switch:
+        table = dataclasses.asdict(cluster.switch) | spec.switch
         whole = {item.name for item in dataclasses.fields(clusters.Switch) if item.type == "int"}
         table = {key: int(value) if key in whole else value for key, value in table.items()}
-        found = dataclasses.replace(found, switch=datafile.build(clusters.Switch, table, "switch"))
-    return found
+        cluster = dataclasses.replace(cluster, switch=datafile.build(clusters.Switch, table, "switch"))
+    return cluster
 
 
-def check_memory(model: Model, job: Job, cluster: Cluster, held: memory.Memory) -> None:
-    """Raise OutOfMemory unless `held` fits, with the parts and what would help."""
+def check_memory(model: Model, job: Job, cluster: Cluster, needed: memory.Memory) -> None:
+    """Raise OutOfMemory unless `needed` fits, with the parts and what would help."""
     available = cluster.device.memory_bytes
-    if held.total <= available:
+    if needed.total <= available:
         return
-    detail = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in held.parts().items())
+    detail = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in needed.parts().items())
     helps = _what_helps(model, job, available)
     raise OutOfMemory(
-        f"out of memory: {held.total / 1e9:.1f} GB on the fullest accelerator, {cluster.device.title} has "
+        f"out of memory: {needed.total / 1e9:.1f} GB on the fullest accelerator, {cluster.device.title} has "
         f"{available / 1e9:.0f} GB ({detail}). {helps}",
-        held.total,
-        held.parts(),
+        needed.total,
+        needed.parts(),
     )
 
 
@@ -403,22 +405,17 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     return "Split it over more accelerators (tp, pp), or take smaller micro-batches"
 
 
-def _conditions(asked: Request, made: Plan, graph) -> Conditions:
-    hindrances, cluster = asked.hindrances, made.cluster
+def _conditions(spec: Request, costed: Plan, graph) -> Conditions:
+    noise, cluster = spec.noise, costed.cluster
     slow: dict[int, float] = {}
-    if hindrances.stragglers:
+    if noise.stragglers:
         ranks = len(graph.ranks)
-        count = max(1, round(hindrances.stragglers * ranks))
-        chosen = np.random.default_rng(hindrances.seed).choice(ranks, count, replace=False)
-        slow = {int(rank): hindrances.slowness for rank in chosen}
-    hidden = hindrances.interference and asked.job.overlap and asked.job.dp > 1 and asked.job.pp == 1
-    inside = made.data_parallel.nodes == 1
+        count = max(1, round(noise.stragglers * ranks))
+        chosen = np.random.default_rng(noise.seed).choice(ranks, count, replace=False)
+        slow = {int(rank): noise.slowness for rank in chosen}
+    hidden = noise.interference and spec.job.overlap and spec.job.dp > 1 and spec.job.pp == 1
+    inside = costed.data_parallel.nodes == 1
     slowdown = (
         (cluster.software.interference_inside if inside else cluster.software.interference_between) if hidden else 0.0
     )
-    return Conditions(slowness=slow, jitter=hindrances.jitter, seed=hindrances.seed, overlap_slowdown=slowdown)
-
-
-def read_job_file(path: Path) -> dict[str, Any]:
-    """The tables of a job file."""
-    return datafile.load(path)
+    return Conditions(slowness=slow, jitter=noise.jitter, seed=noise.seed, overlap_slowdown=slowdown)

@@ -41,14 +41,14 @@ def costs(
 
 def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     works, constants, device = graph.works, cluster.software, cluster.device
-    found_s = works.seconds.copy()
-    priced = np.isnan(found_s) & (works.collective == Collective.NONE)
+    seconds = works.seconds.copy()
+    priced = np.isnan(seconds) & (works.collective == Collective.NONE)
     if priced.any():  # else the precision is nobody's business
         rows = np.array([kernels.memory(float(size)) for size in works.bytes[priced]])
         moving_s = kernels.seconds(rows, device, constants, precision)
         computing_s = works.flops[priced] / device.sustained(precision, constants.gemm_efficiency)
-        found_s[priced] = np.maximum(moving_s, computing_s)
-    return found_s
+        seconds[priced] = np.maximum(moving_s, computing_s)
+    return seconds
 
 
 def _exchange(

@@ -15,8 +15,8 @@ from switchml.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Savings:
-    """What a job saves on."""
+class MemoryOptions:
+    """Ways to need less memory."""
 
     offload_bucket: float = 0.0
     """Parameters in a bucket of optimizer states that comes from the host, is updated and goes back; 0: all stay on
@@ -39,7 +39,7 @@ class Savings:
                 f"activations compressed {self.activation_ratio} times; expected at least 1, at a positive rate"
             )
 
-    def memory(self, held: Memory, plan: Plan) -> Memory:
+    def memory(self, needed: Memory, plan: Plan) -> Memory:
         """What the fullest accelerator holds with them."""
         job = plan.job
         if (self.offload_bucket or self.pruned) and (job.zero or job.optimizer != "adam"):
@@ -48,18 +48,18 @@ class Savings:
             )
         if self.offload_bucket and self.pruned:
             raise ConfigError("take offload-bucket or pruned, not both: no publication combines them")
-        parameters = held.weights / 2.0
+        parameters = needed.weights / 2.0
         if self.offload_bucket:
             states = offload.offload_bytes(parameters, self.offload_bucket) - 4.0 * parameters
-            held = dataclasses.replace(held, gradients=2.0 * parameters, optimizer=states)
+            needed = dataclasses.replace(needed, gradients=2.0 * parameters, optimizer=states)
         if self.pruned:
             states = offload.samo_bytes(parameters, self.pruned) - 2.0 * parameters
-            held = dataclasses.replace(held, gradients=0.0, optimizer=states)
-        kept = offload.comet_bytes(held.activations, self.activation_ratio)
-        return dataclasses.replace(held, activations=kept)
+            needed = dataclasses.replace(needed, gradients=0.0, optimizer=states)
+        unpruned = offload.comet_bytes(needed.activations, self.activation_ratio)
+        return dataclasses.replace(needed, activations=unpruned)
 
-    def apply(self, plan: Plan, held: Memory) -> Plan:
-        """The plan with what they cost; `held` is the memory without them."""
+    def apply(self, plan: Plan, needed: Memory) -> Plan:
+        """The plan with what they cost; `needed` is the memory without them."""
         device, software = plan.cluster.device, plan.cluster.software
         rate = device.memory_bytes_per_s * software.memory_efficiency / OPTIMIZER_BYTES[plan.job.optimizer]
         if self.offload_bucket:
@@ -74,8 +74,10 @@ class Savings:
             )
             plan = dataclasses.replace(plan, optimizer_s=steps)
         if self.pruned:
-            kept = offload.samo_gradient_share(self.pruned)
-            plan = dataclasses.replace(plan, kept_share=kept, optimizer_s=tuple(kept * s for s in plan.optimizer_s))
+            unpruned = offload.samo_gradient_share(self.pruned)
+            plan = dataclasses.replace(
+                plan, unpruned_share=unpruned, optimizer_s=tuple(unpruned * s for s in plan.optimizer_s)
+            )
         if self.activation_ratio > 1:
             if plan.job.schedule == "axonn" and plan.job.pp > 1:
                 raise ConfigError(
@@ -90,18 +92,18 @@ class Savings:
             plan = dataclasses.replace(plan, packing_s=each)
         return plan
 
-    def said(self) -> list[str]:
+    def assumptions(self) -> list[str]:
         """For the list of assumptions."""
-        found = []
+        lines = []
         if self.offload_bucket:
-            found.append(
+            lines.append(
                 f"optimizer states on the host, in buckets of {self.offload_bucket:g} parameters (AxoNN, IPDPS 2022)"
             )
         if self.pruned:
-            found.append(f"{self.pruned:.0%} of weights pruned, products stay dense (SAMO, IPDPS 2023)")
+            lines.append(f"{self.pruned:.0%} of weights pruned, products stay dense (SAMO, IPDPS 2023)")
         if self.activation_ratio > 1:
-            found.append(
+            lines.append(
                 f"activations compressed {self.activation_ratio:g} times at "
                 f"{self.activation_bytes_per_s / 1e9:g} GB/s each way (COMET, VLDB 2022)"
             )
-        return found
+        return lines

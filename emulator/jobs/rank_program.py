@@ -88,7 +88,7 @@ class Rank:
         final = len(order) - 1
         for i, (forward, micro_batch, piece) in enumerate(order.tolist()):
             is_last = not forward and i >= final - self.job.virtual_stages + 1
-            if not is_last and self._again(forward, micro_batch, piece):
+            if not is_last and self._repeated(forward, micro_batch, piece):
                 continue
             self.block.cut()
             if forward:
@@ -112,7 +112,7 @@ class Rank:
         template = Ops(ops.work, ops.stream, ops.kind, numbers, ops.micro_batch, ops.dep_counts, ops.deps)
         self.templates[forward, piece] = template, used
 
-    def _again(self, forward: int, micro_batch: int, piece: int) -> bool:
+    def _repeated(self, forward: int, micro_batch: int, piece: int) -> bool:
         """Add a pass from its template, where there is one."""
         if (forward, piece) not in self.templates:
             return False
@@ -170,14 +170,16 @@ class Rank:
             self.works.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
         )
 
-    def _whole(self, way: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int) -> int:
+    def _whole(
+        self, direction: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int
+    ) -> int:
         """A pass as a whole, so that a message-driven stage does not change its mind between layers: all of its
         compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
-        stretch, is_forward = self.stage.stretch, way == "forward"
-        seconds = sum(s.forward_s if is_forward else s.backward_s + s.again_s for s in steps) * stretch
-        compute = self.works.compute(f"{way} of stage {self.number}", seconds, priority=priority)
+        stretch, is_forward = self.stage.stretch, direction == "forward"
+        seconds = sum(s.forward_s if is_forward else s.backward_s + s.recompute_s for s in steps) * stretch
+        compute = self.works.compute(f"{direction} of stage {self.number}", seconds, priority=priority)
         last = self.block.add(compute, COMPUTE, micro_batch=micro_batch, after=after)
-        times = [1 if is_forward or not s.reduces_again else 2 for s in steps]
+        times = [1 if is_forward or not s.recomputes_all else 2 for s in steps]
         exchanges = (
             ("tensor-parallel all-reduces", Collective.ALL_REDUCE, TENSOR, 1, "reduce"),
             ("expert all-to-alls", Collective.ALL_TO_ALL, EXPERT, 2, "exchange"),
@@ -188,21 +190,21 @@ class Rank:
             if not size:
                 continue
             whole = Cost(sum(n * each.seconds for n, each in costs))
-            work = self.works.meet(f"{name} of a {way} pass", what, size, whole, priority=UNDIVIDED)
+            work = self.works.meet(f"{name} of a {direction} pass", what, size, whole, priority=UNDIVIDED)
             last = self.block.add(work, COMPUTE, kind, self._number(kind), micro_batch, (last,))
         return last
 
     def _steps_forward(
-        self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], again: bool = False
+        self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], is_recomputed: bool = False
     ) -> int:
         last = -1
         for step in steps:
-            seconds = (step.again_s if again else step.forward_s) * self.stage.stretch
+            seconds = (step.recompute_s if is_recomputed else step.forward_s) * self.stage.stretch
             after = self._gather(step, micro_batch, after) if self.job.zero == 3 else after
             last = self._exchange(step, micro_batch, after)
             after = () if last >= 0 else after
             work = self.works.compute(
-                f"{step.name} {'recomputed' if again else 'forward'}", seconds, step.forward_flops
+                f"{step.name} {'recomputed' if is_recomputed else 'forward'}", seconds, step.forward_flops
             )
             last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
             self.recent = [*self.recent[-1:], last]
@@ -212,18 +214,18 @@ class Rank:
 
     def _steps_backward(self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], is_last: bool) -> int:
         stretch = self.stage.stretch
-        groups = _layers(steps) if any(step.reduces_again for step in steps) else [steps]
+        groups = _layers(steps) if any(step.recomputes_all for step in steps) else [steps]
         last = -1
         for group in reversed(groups):
-            if group[0].reduces_again:
-                self._steps_forward(group, micro_batch, after, again=True)
+            if group[0].recomputes_all:
+                self._steps_forward(group, micro_batch, after, is_recomputed=True)
                 after = ()
             for step in reversed(group):
-                again = 0.0 if step.reduces_again else step.again_s
+                is_recomputed = 0.0 if step.recomputes_all else step.recompute_s
                 work = self.works.compute(
-                    f"{step.name} backward", (step.backward_s + again) * stretch, step.backward_flops
+                    f"{step.name} backward", (step.backward_s + is_recomputed) * stretch, step.backward_flops
                 )
-                if self.job.zero == 3 and not step.reduces_again:
+                if self.job.zero == 3 and not step.recomputes_all:
                     after = self._gather(step, micro_batch, after)
                 last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
                 self.recent = [*self.recent[-1:], last]
@@ -318,8 +320,8 @@ class Rank:
         plan = self.plan
         waits = tuple(after)
         if plan.codec is not None:
-            one_way = plan.codec.seconds(plan.cluster, elements)
-            compress = self.works.compute(f"compress {name}", one_way, kind=Kind.CODEC)
+            compress_s = plan.codec.seconds(plan.cluster, elements)
+            compress = self.works.compute(f"compress {name}", compress_s, kind=Kind.CODEC)
             waits = (self.block.add(compress, stream, after=waits),)
         gathers = plan.codec is not None and plan.codec.gathers
         what = (
@@ -329,7 +331,7 @@ class Rank:
         work = self.works.meet(name, what, size, self.works.reduce_cost(plan, elements, density))
         last = self.block.add(work, stream, DATA, self._number(DATA), after=waits)
         if plan.codec is not None:
-            back = self.works.compute(f"decompress {name}", plan.coding_s(elements) - one_way, kind=Kind.CODEC)
+            back = self.works.compute(f"decompress {name}", plan.coding_s(elements) - compress_s, kind=Kind.CODEC)
             last = self.block.add(back, stream, after=(last,))
         return last
 
@@ -337,15 +339,17 @@ class Rank:
         """As DDP does: buckets fill in the order in which backward produces gradients; what is left is the last
         one."""
         bucket = self.job.bucket_bytes / self.job.gradient_bytes
-        waits, held, nonzero = [], 0.0, 0.0
+        waits, pending, nonzero = [], 0.0, 0.0
         for step, op in self.done:
-            held += step.parameters
+            pending += step.parameters
             nonzero += step.parameters * step.density
-            while held >= bucket:
-                waits.append(self._reduce("bucket of gradients", bucket, [op], GRADIENTS, nonzero / held))
-                held, nonzero = held - bucket, nonzero * (1 - bucket / held)
-        if held > 0:
-            waits.append(self._reduce("last bucket of gradients", held, [self.done[-1][1]], GRADIENTS, nonzero / held))
+            while pending >= bucket:
+                waits.append(self._reduce("bucket of gradients", bucket, [op], GRADIENTS, nonzero / pending))
+                pending, nonzero = pending - bucket, nonzero * (1 - bucket / pending)
+        if pending > 0:
+            waits.append(
+                self._reduce("last bucket of gradients", pending, [self.done[-1][1]], GRADIENTS, nonzero / pending)
+            )
         return waits[-1:]
 
 
@@ -368,10 +372,10 @@ def _layers(steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
     groups: list[list[Step]] = []
     for step in steps:
         if (
-            step.reduces_again
+            step.recomputes_all
             and step.name == "mlp"
             and groups
-            and groups[-1][0].reduces_again
+            and groups[-1][0].recomputes_all
             and len(groups[-1]) == 1
         ):
             groups[-1].append(step)

@@ -45,13 +45,13 @@ class Axis:
 
 def parse_axis(text: str) -> Axis:
     """`gpus=64:8192:2x` (from, to, times), `micro-batch=1:8:1` (from, to, plus) or `allreduce=ring,switchml`."""
-    name, equals, given = text.partition("=")
+    name, equals, values_text = text.partition("=")
     name = name.strip()
-    if not equals or not name or not given.strip():
+    if not equals or not name or not values_text.strip():
         raise ConfigError(f"sweep {text!r}: expected NAME=A,B,… or NAME=FROM:TO:STEP, such as gpus=64:8192:2x")
-    if ":" in given:
-        return Axis(name, _range(text, given))
-    values = [_value(part) for part in given.split(",")]
+    if ":" in values_text:
+        return Axis(name, _range(text, values_text))
+    values = [_value(part) for part in values_text.split(",")]
     if "" in values:
         raise ConfigError(f"sweep {text!r} has an empty value")
     if len(set(values)) < len(values):
@@ -59,13 +59,13 @@ def parse_axis(text: str) -> Axis:
     return Axis(name, values)
 
 
-def _range(text: str, given: str) -> list[Value]:
-    found = re.fullmatch(r"([^:]+):([^:]+):([^:]+?)(x?)", given.strip())
+def _range(text: str, values_text: str) -> list[Value]:
+    match = re.fullmatch(r"([^:]+):([^:]+):([^:]+?)(x?)", values_text.strip())
     try:
-        first, last, step = (_number(part) for part in found.groups()[:3])
+        first, last, step = (_number(part) for part in match.groups()[:3])
     except (AttributeError, ValueError):
         raise ConfigError(f"sweep {text!r}: expected FROM:TO:STEP, such as 64:8192:2x or 1:8:1") from None
-    is_factor = bool(found.group(4))
+    is_factor = bool(match.group(4))
     if first > last or (is_factor and (step <= 1 or first <= 0)) or (not is_factor and step <= 0):
         raise ConfigError(f"sweep {text!r} would never end or is empty; expected FROM ≤ TO and a step that grows")
     values: list[Value] = []
@@ -121,8 +121,8 @@ def sweep(
     """
     if out is not None:
         check_output(out)
-    asked = points(axes)
-    options = [{**(base or {}), **point} for point in asked]
+    combinations = points(axes)
+    options = [{**(base or {}), **point} for point in combinations]
     journal = _Journal(out, options)
     todo = [number for number in range(len(options)) if number not in journal.rows]
     with journal, _bar(len(options), len(journal.rows), show_progress) as advance:
@@ -138,10 +138,10 @@ def sweep(
                 advance()
         except KeyboardInterrupt:
             if journal.path:
-                kept = f"{len(journal.rows)} of {len(options)} points are in {journal.path}"
-                print(f"sweep: interrupted; {kept}, the same command goes on from there", file=sys.stderr)
+                finished_rows = f"{len(journal.rows)} of {len(options)} points are in {journal.path}"
+                print(f"sweep: interrupted; {finished_rows}, the same command goes on from there", file=sys.stderr)
             raise
-    rows = [{**point, **journal.rows[number]} for number, point in enumerate(asked)]
+    rows = [{**point, **journal.rows[number]} for number, point in enumerate(combinations)]
     if out is not None:
         write_rows(rows, out)
         journal.remove()

@@ -1,6 +1,6 @@
 """Several jobs on one cluster: each emulated alone, then all of them together, iteration after iteration, on links that
-they share (`cluster/floor.py`) and on slots of aggregating switches. What comes out is an iteration of each beside what
-it takes alone.
+they share (`cluster/fabric.py`) and on slots of aggregating switches. The result is an iteration of each beside what it
+takes alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 
 from emulator import datafile
 from emulator.cluster.cluster import Cluster
-from emulator.cluster.fabric import Floor, place
+from emulator.cluster.fabric import SharedFabric, place
 from emulator.jobs import iteration
 from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, replay
-from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.costs import NO_ROUTE, Costs, Links
 from emulator.workload.graph import Graph
 from emulator.workload.merge import merge
 from emulator.workload.repeat import repeat
@@ -57,9 +57,9 @@ class Tenant:
         samples_per_s = self.alone.plan.job.global_batch / self.iteration_s
         together = {"iteration_s": self.iteration_s, "alone_iteration_s": self.alone_s}
         together |= {"slowdown": self.slowdown, "iterations": self.iterations, "samples_per_s": samples_per_s}
-        found = self.alone.to_json()
-        kept = ("model", "cluster", "gpus", "tp", "pp", "dp", "batch", "allreduce", "memory_bytes", "assumptions")
-        return {"name": self.name, **together, **{key: found[key] for key in kept}}
+        figures = self.alone.to_json()
+        shown = ("model", "cluster", "gpus", "tp", "pp", "dp", "batch", "allreduce", "memory_bytes", "assumptions")
+        return {"name": self.name, **together, **{key: figures[key] for key in shown}}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def together(
     time_budget_s: float | None = None,
 ) -> Tenancy:
     """Emulate the jobs alone and in company. `share`: what they share, one of SHARES; `placement`: see
-    `floor.PLACEMENTS`. Raises ConfigError for jobs that can't be on one cluster."""
+    `emulator.cluster.fabric.PLACEMENTS`. Raises ConfigError for jobs that can't be on one cluster."""
     _check(requests, share)
     cluster = load_cluster(requests[0])
     if share != "slots":
@@ -102,13 +102,13 @@ def together(
     alone = [emulate(request, cluster=cluster, time_budget_s=time_budget_s) for request in requests]
     crowded = _crowded(requests, alone, cluster) if share != "fabric" else alone
     nodes = place([one.plan.job.gpus for one in alone], cluster, placement)
-    floor = Floor(load_cluster(requests[0]), 1 + max(int(own.max()) for own in nodes))
-    links = np.flatnonzero(_used(alone, nodes, floor)) if share != "slots" else np.empty(0, int)
+    fabric = SharedFabric(load_cluster(requests[0]), 1 + max(int(own.max()) for own in nodes))
+    links = np.flatnonzero(_used(alone, nodes, fabric)) if share != "slots" else np.empty(0, int)
     alone_s = [
-        replay(one.played.graph, _routed(one, own, floor, links), one.played.conditions).makespan_s
+        replay(one.played.graph, _routed(one, own, fabric, links), one.played.conditions).makespan_s
         for one, own in zip(alone, nodes, strict=True)
     ]
-    routed = [_routed(one, own, floor, links) for one, own in zip(crowded, nodes, strict=True)]
+    routed = [_routed(one, own, fabric, links) for one, own in zip(crowded, nodes, strict=True)]
 
     longest_s = max(alone_s)
     times = [
@@ -126,7 +126,7 @@ def together(
         Tenant(one, own_s, float(end[count - 1] / count), count, name)
         for one, own_s, end, count, name in zip(alone, alone_s, ends, counted, names, strict=True)
     ]
-    shared = [floor.names()[link] for link in np.flatnonzero(_used(alone, nodes, floor) > 1)] if len(links) else []
+    shared = [fabric.names()[link] for link in np.flatnonzero(_used(alone, nodes, fabric) > 1)] if len(links) else []
     return Tenancy(tenants, played, shared, _assumptions(share, placement, crowded, shared))
 
 
@@ -137,7 +137,7 @@ def _check(requests: Sequence[Request], share: str) -> None:
         different = {str(getattr(request, what)): None for request in requests}
         if len(different) > 1:
             raise ConfigError(f"jobs on one cluster must name the same {what}, not {' and '.join(different)}")
-    if len({request.hindrances.jitter for request in requests}) > 1:
+    if len({request.noise.jitter for request in requests}) > 1:
         raise ConfigError("jobs on one cluster must have the same jitter: it is the machines'")
 
 
@@ -178,40 +178,40 @@ def _ends(played: Replayed, job: int, times: int) -> np.ndarray:
 # Links
 
 
-def _used(jobs: list[Emulation], nodes: list[np.ndarray], floor: Floor) -> np.ndarray:
+def _used(jobs: list[Emulation], nodes: list[np.ndarray], fabric: SharedFabric) -> np.ndarray:
     """int (links,): how many jobs load each link, as far as that is of interest: ports that one job has to itself are
     in its costs."""
-    users = np.zeros(len(floor.names()), int)
+    users = np.zeros(len(fabric.names()), int)
     for one, own in zip(jobs, nodes, strict=True):
-        users += _loads(one, own, floor)[0].any(axis=0)
-    users[: floor.nodes][users[: floor.nodes] < 2] = 0
+        users += _loads(one, own, fabric)[0].any(axis=0)
+    users[: fabric.nodes][users[: fabric.nodes] < 2] = 0
     return users
 
 
-def _routed(one: Emulation, nodes: np.ndarray, floor: Floor, links: np.ndarray) -> Costs:
+def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.ndarray) -> Costs:
     """The job's costs with `links` in them."""
-    load, kind = _loads(one, nodes, floor)
+    load, kind = _loads(one, nodes, fabric)
     load = load[:, links]
     used = load > 0
-    fabric = Fabric(
-        link_name=[floor.names()[link] for link in links],
-        link_bytes_per_s=floor.bytes_per_s()[links],
+    shared = Links(
+        link_name=[fabric.names()[link] for link in links],
+        link_bytes_per_s=fabric.bytes_per_s()[links],
         start=np.concatenate([[0], np.cumsum(used.sum(axis=1))]).astype(np.int64),
         link=np.nonzero(used)[1].astype(np.int32),
         share=load[used],
     )
     route = np.where(used.any(axis=1)[kind], kind, NO_ROUTE).astype(np.int32)
-    return dataclasses.replace(one.played.costs, meeting_route=route, fabric=fabric)
+    return dataclasses.replace(one.played.costs, meeting_route=route, links=shared)
 
 
-def _loads(one: Emulation, nodes: np.ndarray, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
+def _loads(one: Emulation, nodes: np.ndarray, fabric: SharedFabric) -> tuple[np.ndarray, np.ndarray]:
     """float64 (kinds, links): bytes on each link for each byte of a meeting of that kind; and the kind of each meeting.
     Meetings of a group about a work are of one kind."""
     graph: Graph = one.played.graph
     costs = iteration.costs(one.plan)
     pairs = np.stack([graph.meetings.work, graph.meetings.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
-    load = np.zeros((len(kinds), len(floor.names())))
+    load = np.zeros((len(kinds), len(fabric.names())))
     for number, (work, group) in enumerate(kinds.tolist()):
         if work not in costs:
             continue
@@ -219,17 +219,17 @@ def _loads(one: Emulation, nodes: np.ndarray, floor: Floor) -> tuple[np.ndarray,
         members = graph.groups.members(group)
         weight = graph.ranks.weight[members].astype(int)
         device = np.concatenate([np.arange(n) + at for n, at in zip(weight, graph.ranks.device[members], strict=True)])
-        load[number] = floor.load(nodes[device], costs[work], weight.sum() / graph.groups.size[group])
+        load[number] = fabric.load(nodes[device], costs[work], weight.sum() / graph.groups.size[group])
     return load, kind.ravel()
 
 
 def _assumptions(share: str, placement: str, jobs: list[Emulation], links: list[str]) -> list[str]:
-    said = []
+    lines = []
     if share != "slots":
         how = "dealt to the jobs in turns" if placement == "spread" else "given to one job after the other"
-        said.append(f"nodes are {how}; links that two jobs use are shared max-min fair, {len(links)} of them")
+        lines.append(f"nodes are {how}; links that two jobs use are shared max-min fair, {len(links)} of them")
     users = sum(one.plan.job.allreduce == "switchml" for one in jobs)
     if share != "fabric" and users > 1:
-        said.append(f"slots of the switches are divided evenly among {users} jobs, whether or not all of them stream")
-    said.append("all jobs begin at once; an iteration is the average while all of them run")
-    return said
+        lines.append(f"slots of the switches are divided evenly among {users} jobs, whether or not all of them stream")
+    lines.append("all jobs begin at once; an iteration is the average while all of them run")
+    return lines

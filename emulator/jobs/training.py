@@ -69,7 +69,7 @@ class Progress:
             "hours_p95": float(np.quantile(self.played.wall_s, 0.95) / 3600),
         }
 
-    def said(self, checkpoint_s: float) -> str:
+    def assumption(self, checkpoint_s: float) -> str:
         """As an assumption of a report."""
         if self.played is None:
             return f"checkpoints at Young's and Daly's interval; one takes {checkpoint_s:.1f} s"

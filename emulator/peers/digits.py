@@ -26,21 +26,21 @@ def main() -> None:
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--result", type=Path, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
     digits = data.load()
     images, labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
-    torch.manual_seed(given.seed)
+    torch.manual_seed(options.seed)
     model = DistributedDataParallel(DigitsNet())
-    optimizer = torch.optim.SGD(model.parameters(), lr=given.lr, momentum=given.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=options.momentum)
     # More ranks than images: each draws its own, rather than taking turns.
-    order = np.random.default_rng((given.seed, rank))
+    order = np.random.default_rng((options.seed, rank))
     losses = []
-    for _ in range(given.steps):
-        chosen = torch.from_numpy(order.integers(0, len(labels), given.batch_size))
+    for _ in range(options.steps):
+        chosen = torch.from_numpy(order.integers(0, len(labels), options.batch_size))
         optimizer.zero_grad()
         loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
         loss.backward()
@@ -51,7 +51,7 @@ def main() -> None:
     accuracy = float((guesses == torch.from_numpy(digits.test_labels)).float().mean())
     dist.destroy_process_group()
     result = {"rank": rank, "world_size": world, "losses": losses, "accuracy": accuracy}
-    given.result.with_suffix(f".{rank}").write_text(json.dumps(result))
+    options.result.with_suffix(f".{rank}").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

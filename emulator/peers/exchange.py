@@ -51,21 +51,21 @@ class Exchange:
         """`out` becomes the reduction of everybody's chunk for this rank."""
         self._reduce("reduce_scatter", list(chunks), [out], op, number, self._me)
 
-    def _reduce(self, name, given, got, op, number, mine: int = 0) -> None:
-        """`got` becomes the reduction of `given[mine]`; others of `given` are the chunks of other ranks, of which those
-        that are real need theirs."""
-        before = [tensor.clone() for tensor in given] if self._writer else []
-        then = self._recorded(name, number, given, got)
+    def _reduce(self, name, inputs, outputs, op, number, mine: int = 0) -> None:
+        """`outputs` becomes the reduction of `inputs[mine]`; others of `inputs` are the chunks of other ranks, of which
+        those that are real need theirs."""
+        before = [tensor.clone() for tensor in inputs] if self._writer else []
+        then = self._recorded(name, number, inputs, outputs)
         is_sum = op == Op.SUM or op == Op.AVG
-        is_here = given is got and then is None and got[0].is_contiguous()
-        needed = self._real if len(given) > 1 else (0,)
-        parts = {rank: given[rank] if is_here else given[rank].clone() for rank in needed}
+        is_here = inputs is outputs and then is None and outputs[0].is_contiguous()
+        needed = self._real if len(inputs) > 1 else (0,)
+        parts = {rank: inputs[rank] if is_here else inputs[rank].clone() for rank in needed}
         if then is not None and is_sum:
             parts = {rank: part - then[0][rank] for rank, part in parts.items()}
         if self._gloo is not None:
             for part in parts.values():
                 _wait(self._gloo.allreduce([part], _among_real(op)))
-        out, part = got[0], parts[mine].reshape(got[0].shape)
+        out, part = outputs[0], parts[mine].reshape(outputs[0].shape)
         if then is None:
             # Numbered by the group's collective: whoever reduces the same draws the same.
             self._values.reduce(part, op, len(self._real), len(self._absent), number)
@@ -77,7 +77,7 @@ class Exchange:
             out.copy_(then[1][0] + part)
         else:
             out.copy_(_TWO[str(op)](then[1][0], part) if str(op) in _TWO else then[1][0])
-        self._note(name, number, before, got)
+        self._note(name, number, before, outputs)
 
     # Copies
 
@@ -94,20 +94,20 @@ class Exchange:
     def all_gather(self, outs: Tensors, tensor: torch.Tensor, number: int, name: str = "all_gather") -> None:
         """`outs[r]` becomes what rank r has."""
         then = self._recorded(name, number, [tensor], outs)
-        held = [tensor]
+        parts = [tensor]
         if self._gloo is not None:
-            held = [torch.empty_like(tensor) for _ in self._real]
-            _wait(self._gloo.allgather([held], [tensor.contiguous()]))
-        given = [tensor.clone()] if self._writer else []
-        held = [part.clone() for part in held]
-        for rank, part in zip(self._real, held, strict=True):
+            parts = [torch.empty_like(tensor) for _ in self._real]
+            _wait(self._gloo.allgather([parts], [tensor.contiguous()]))
+        inputs = [tensor.clone()] if self._writer else []
+        parts = [part.clone() for part in parts]
+        for rank, part in zip(self._real, parts, strict=True):
             _fill(outs[rank], part)
         for place, rank in enumerate(self._absent):
             if then is not None:
                 outs[rank].copy_(then[1][rank])
             else:
-                self._values.instead_of(self._ranks[rank], held[place % len(held)], outs[rank], number)
-        self._note(name, number, given, outs)
+                self._values.instead_of(self._ranks[rank], parts[place % len(parts)], outs[rank], number)
+        self._note(name, number, inputs, outs)
 
     def gather(self, outs: Tensors, tensor: torch.Tensor, root: int, number: int) -> None:
         """As `all_gather`, at `root`; `outs` is empty elsewhere."""
@@ -140,13 +140,13 @@ class Exchange:
         """`outs[r]` becomes rank r's chunk for this one. An absent rank sends what it is sent, so that what was told of
         sizes before still holds."""
         then = self._recorded("all_to_all", number, chunks, outs)
-        given = [chunk.clone() for chunk in chunks]
-        _fill(outs[self._me], given[self._me])
+        inputs = [chunk.clone() for chunk in chunks]
+        _fill(outs[self._me], inputs[self._me])
         if self._gloo is not None:
             sends = [
-                self._gloo.send([given[rank].contiguous()], place, 0)
+                self._gloo.send([inputs[rank].contiguous()], place, 0)
                 for place, rank in enumerate(self._real)
-                if rank != self._me and given[rank].numel()
+                if rank != self._me and inputs[rank].numel()
             ]
             for place, rank in enumerate(self._real):
                 if rank != self._me and outs[rank].numel():
@@ -157,20 +157,20 @@ class Exchange:
             if then is not None:
                 outs[rank].copy_(then[1][rank])
             else:
-                self._values.instead_of(self._ranks[rank], given[rank], outs[rank], number)
-        self._note("all_to_all", number, given if self._writer else [], outs)
+                self._values.instead_of(self._ranks[rank], inputs[rank], outs[rank], number)
+        self._note("all_to_all", number, inputs if self._writer else [], outs)
 
     # What was recorded, and recording
 
-    def _recorded(self, name: str, number: int, given: Tensors, got: Tensors):
+    def _recorded(self, name: str, number: int, inputs: Tensors, outputs: Tensors):
         """What this rank gave and got then; None where nothing is played back."""
         if self._reader is None or not self._absent:
             return None
-        return self._reader.find((self._ranks, number), name, given, got)
+        return self._reader.find((self._ranks, number), name, inputs, outputs)
 
-    def _note(self, name: str, number: int, given: Tensors, got: Tensors) -> None:
+    def _note(self, name: str, number: int, inputs: Tensors, outputs: Tensors) -> None:
         if self._writer is not None:
-            self._writer.add((self._ranks, number), name, given, got)
+            self._writer.add((self._ranks, number), name, inputs, outputs)
 
 
 _TWO = {

@@ -339,8 +339,8 @@ class _Together(dist._Work if hasattr(dist, "_Work") else torch._C._distributed_
 
 def _option(args: tuple, kwargs: dict, name: str, keyword: str, default):
     """An option of a call in one of ProcessGroup's styles: an options object, or one by one."""
-    given = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
-    return getattr(given, name) if hasattr(given, name) else given
+    value = args[0] if args else kwargs.get("opts", kwargs.get(keyword, default))
+    return getattr(value, name) if hasattr(value, name) else value
 
 
 def _root(args: tuple, kwargs: dict) -> int:

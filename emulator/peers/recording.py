@@ -32,10 +32,10 @@ class Writer:
             raise ConfigError(f"can't record into {folder}: {error.strerror}") from None
         self._at = 0
 
-    def add(self, key: Key, name: str, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]) -> None:
+    def add(self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """The tensors of one collective, before and after it."""
         line = {"group": list(key[0]), "number": key[1], "name": name}
-        line |= {"given": [self._put(tensor) for tensor in given], "got": [self._put(tensor) for tensor in got]}
+        line |= {"given": [self._put(tensor) for tensor in inputs], "got": [self._put(tensor) for tensor in outputs]}
         self._lines.write(json.dumps(line) + "\n")
 
     def _put(self, tensor: torch.Tensor) -> dict:
@@ -69,7 +69,7 @@ class Reader:
             raise ConfigError(f"{path} is not a recorded run: {error}") from None
 
     def find(
-        self, key: Key, name: str, given: Sequence[torch.Tensor], got: Sequence[torch.Tensor]
+        self, key: Key, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What the rank gave and got then, where this run's tensors are alike. Raises ConfigError where they are not,
         or the recorded run had ended."""
@@ -83,12 +83,12 @@ class Reader:
         if entry["name"] != name or not all(
             len(entry[part]) == len(now)
             and all(_is_alike(one, tensor) for one, tensor in zip(entry[part], now, strict=True))
-            for part, now in (("given", given), ("got", got))
+            for part, now in (("given", inputs), ("got", outputs))
         ):
             raise ConfigError(
                 f"{where}: the run recorded in {self._folder} did a {entry['name']} of "
                 f"{[(one['dtype'], one['shape']) for one in entry['given']]} there, this one of "
-                f"{[(str(one.dtype).removeprefix('torch.'), list(one.shape)) for one in given]}; record it again"
+                f"{[(str(one.dtype).removeprefix('torch.'), list(one.shape)) for one in inputs]}; record it again"
             )
         return [self._get(one) for one in entry["given"]], [self._get(one) for one in entry["got"]]
 

@@ -30,7 +30,7 @@ def as_json(world: World) -> dict[str, Any]:
     def middle(name: str) -> float | None:
         return float(np.mean([getattr(one, name) for one in counted])) if counted else None
 
-    found = {
+    report = {
         "world_size": settings.world,
         "real_ranks": list(world.real),
         "rank": world.rank,
@@ -52,21 +52,21 @@ def as_json(world: World) -> dict[str, Any]:
         "collectives": {name: vars(used) for name, used in world.used.items()},
         "assumptions": assumptions(world),
     }
-    return found
+    return report
 
 
 def assumptions(world: World) -> list[str]:
     """What was taken for granted, one sentence each."""
     settings = world.settings
-    said = []
+    lines = []
     if len(world.real) < settings.world:
         pace = ", ".join(f"rank {rank} takes {factor:g} times as long" for rank, factor in settings.slow.items())
-        said.append(
+        lines.append(
             f"{settings.world - len(world.real)} absent ranks run the program of the real ones, and compute as long"
             + (f", but {pace}" if pace else "")
         )
         same = "they contribute what this rank does"
-        said.append(
+        lines.append(
             {
                 "own": same,
                 "noise": f"{same}, with noise of {settings.noise:g} of its root mean square",
@@ -75,16 +75,16 @@ def assumptions(world: World) -> list[str]:
             }[settings.values]
         )
     if settings.jitter:
-        said.append(f"their compute time varies by {settings.jitter:g} of its mean from iteration to iteration")
+        lines.append(f"their compute time varies by {settings.jitter:g} of its mean from iteration to iteration")
     if settings.compute_scale != 1:
-        said.append(f"everything computes {settings.compute_scale:g} times as long as here")
+        lines.append(f"everything computes {settings.compute_scale:g} times as long as here")
     if settings.network == "switchml" and settings.loss:
-        said.append(f"each link loses {settings.loss:g} of the packets to and from the aggregating switch")
-    said.append(
+        lines.append(f"each link loses {settings.loss:g} of the packets to and from the aggregating switch")
+    lines.append(
         "collectives cost what the cluster's closed forms say; those of one group follow one another, those of "
         "different groups do not slow each other"
     )
-    return said
+    return lines
 
 
 def deliver(world: World) -> None:
@@ -101,7 +101,7 @@ def deliver(world: World) -> None:
         print(f"switchml-emulated: {error}", file=sys.stderr)
 
 
-def print_report(found: dict[str, Any], file) -> None:
+def print_report(report: dict[str, Any], file) -> None:
     """A table of what `as_json` found."""
     from rich.console import Console
     from rich.table import Table
@@ -109,28 +109,30 @@ def print_report(found: dict[str, Any], file) -> None:
     from emulator.report.tables import bytes_text, time_text
 
     console = Console(file=file, highlight=False)
-    real = found["real_ranks"]
+    real = report["real_ranks"]
     console.print(
-        f"\n{found['world_size']} ranks on {found['cluster']}, {len(real)} of them real "
-        f"({', '.join(map(str, real))}), {found['clock']} clock"
+        f"\n{report['world_size']} ranks on {report['cluster']}, {len(real)} of them real "
+        f"({', '.join(map(str, real))}), {report['clock']} clock"
     )
-    if found["iteration_s"] is not None:
-        whole_s = found["iteration_s"]
+    if report["iteration_s"] is not None:
+        whole_s = report["iteration_s"]
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for name, justify in (("part", "left"), ("time", "right"), ("share", "right")):
             table.add_column(name, justify=justify)
-        for name, seconds in found["parts"].items():
+        for name, seconds in report["parts"].items():
             table.add_row(name, time_text(seconds), f"{seconds / whole_s:.1%}" if whole_s else "–")
         table.add_row("iteration", time_text(whole_s), "100.0%")
         console.print(table)
-        console.print(f"mean of {found['counted_iterations']} of {found['iterations']} iterations, those in the middle")
+        console.print(
+            f"mean of {report['counted_iterations']} of {report['iterations']} iterations, those in the middle"
+        )
     else:
         console.print("no optimizer stepped, so there are no iterations to report")
-    for name, used in found["collectives"].items():
+    for name, used in report["collectives"].items():
         console.print(
             f"{used['calls']} × {name.replace('_', '-')}: {bytes_text(used['bytes'])}, {time_text(used['seconds'])}"
         )
-    for line in found["assumptions"]:
+    for line in report["assumptions"]:
         console.print(f"- {line}", soft_wrap=True)
 
 

@@ -107,11 +107,11 @@ class Settings:
 
     def machine(self) -> clusters.Cluster:
         """The cluster, with as many slots as asked for."""
-        found = clusters.load(self.cluster)
-        found.nodes(self.world)
+        cluster = clusters.load(self.cluster)
+        cluster.nodes(self.world)
         if self.slots:
-            return dataclasses.replace(found, switch=dataclasses.replace(found.switch, slots=self.slots))
-        return found
+            return dataclasses.replace(cluster, switch=dataclasses.replace(cluster.switch, slots=self.slots))
+        return cluster
 
     def scale_of(self, rank: int) -> float:
         """How many times longer than here `rank` computes."""
@@ -119,29 +119,29 @@ class Settings:
 
     def environment(self) -> dict[str, str]:
         """The variables that say the same, without those at their default."""
-        said = {}
+        variables = {}
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             default = item.default_factory() if item.default_factory is not dataclasses.MISSING else item.default
             if value != default:
-                said[PREFIX + item.name.upper()] = _text(value)
-        return said
+                variables[PREFIX + item.name.upper()] = _text(value)
+        return variables
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Settings:
     """Raises ConfigError for a variable that is unknown or makes no sense, and where there is no world."""
     fields = {item.name: item for item in dataclasses.fields(Settings)}
-    given = {}
+    values = {}
     for key, text in environment.items():
         if key.startswith(PREFIX):
             name = key.removeprefix(PREFIX).lower()
             if name not in fields:
                 known = [PREFIX + other.upper() for other in fields]
                 raise ConfigError(datafile.unknown("environment variable", key, known))
-            given[name] = _value(key, str(fields[name].type), text)
-    if "world" not in given:
+            values[name] = _value(key, str(fields[name].type), text)
+    if "world" not in values:
         raise ConfigError(f"{PREFIX}WORLD is not set: how many ranks the emulated world has, such as 64")
-    return Settings(**given)
+    return Settings(**values)
 
 
 def parse_slow(text: str) -> dict[int, float]:

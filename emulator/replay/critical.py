@@ -40,20 +40,20 @@ def critical_path(played: Replayed) -> CriticalPath:
     while op >= 0:
         meeting = int(graph.ops.meeting[op])
         began_s = played.start_s[op]
-        held_by = [op]
+        waits_for = [op]
         if meeting != NO_MEETING:
             began_s = played.meeting_start_s[meeting]
             op = int(played.meeting_last[meeting])
-            held_by = [op]
-            if played.start_s[op] < began_s or _latest(played, before, held_by)[1] < began_s:
+            waits_for = [op]
+            if played.start_s[op] < began_s or _latest(played, before, waits_for)[1] < began_s:
                 # The last member to come was not what it waited for: some stream that takes what is ready was busy.
                 if not members:
                     members = _members(played)
-                held_by = members[meeting].tolist()
+                waits_for = members[meeting].tolist()
         ops.append(op)
         from_s.append(float(began_s))
         until_s.append(float(played.end_s[op]))
-        op, _ = _latest(played, before, held_by)
+        op, _ = _latest(played, before, waits_for)
     order = slice(None, None, -1)
     path = np.array(ops[order], np.int32)
     seconds = np.array(until_s[order]) - np.array(from_s[order])

@@ -139,11 +139,11 @@ def _meeting_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Fla
 def _narrowest(costs: Costs) -> np.ndarray:
     """float64 (routes + 1,): bytes/s that each route gives a transfer that has it to itself; inf in the last place,
     which NO_ROUTE indexes."""
-    fabric = costs.fabric
-    rates = np.full(len(fabric.start), np.inf)
+    links = costs.links
+    rates = np.full(len(links.start), np.inf)
     with np.errstate(divide="ignore"):
-        by_hop = fabric.link_bytes_per_s[fabric.link] / fabric.share
-    hops = np.diff(fabric.start)
+        by_hop = links.link_bytes_per_s[links.link] / links.share
+    hops = np.diff(links.start)
     np.minimum.at(rates, np.repeat(np.arange(len(hops)), hops), by_hop)
     return rates
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from emulator.workload.costs import Fabric
+from emulator.workload.costs import Links
 from switchml.runtime.jit import kernel
 
 LINK = np.dtype(
@@ -50,18 +50,18 @@ class Sharing(NamedTuple):
     """int64 (2,): how many links, how many flows."""
 
 
-def empty_sharing(fabric: Fabric, flows: int, longest_route: int) -> Sharing:
+def empty_sharing(costed: Links, flows: int, longest_route: int) -> Sharing:
     """No flow on any link."""
-    links = np.zeros(len(fabric.link_bytes_per_s), LINK)
-    links["bytes_per_s"] = fabric.link_bytes_per_s
+    links = np.zeros(len(costed.link_bytes_per_s), LINK)
+    links["bytes_per_s"] = costed.link_bytes_per_s
     links["head"] = -1
-    hops = np.zeros(len(fabric.link), HOP)
-    hops["share"], hops["link"] = fabric.share, fabric.link
+    hops = np.zeros(len(costed.link), HOP)
+    hops["share"], hops["link"] = costed.share, costed.link
     table = np.zeros(flows, FLOW)
     table["route"] = -1
     return Sharing(
         links=links,
-        routes=np.asarray(fabric.start, np.int64),
+        routes=np.asarray(costed.start, np.int64),
         hops=hops,
         flows=table,
         around=np.zeros((flows * longest_route, 2), np.int32),

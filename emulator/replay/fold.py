@@ -42,11 +42,11 @@ def fold(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> Fo
         colour = np.arange(len(graph.ranks))
     else:
         colour = _colours(graph, costs, conditions)
-    _, kept, colour = np.unique(colour, return_index=True, return_inverse=True)
-    order = np.argsort(kept)  # representatives in the order of the graph
-    number = np.empty(len(kept), np.int32)
-    number[order] = np.arange(len(kept))
-    return _quotient(graph, costs, conditions, kept[order], number[colour])
+    _, representatives, colour = np.unique(colour, return_index=True, return_inverse=True)
+    order = np.argsort(representatives)  # representatives in the order of the graph
+    number = np.empty(len(representatives), np.int32)
+    number[order] = np.arange(len(representatives))
+    return _quotient(graph, costs, conditions, representatives[order], number[colour])
 
 
 def _is_particular(graph: Graph, costs: Costs, conditions: Conditions) -> bool:
@@ -76,8 +76,8 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
     colour = _mixed(colour, _summed(own, rank, len(colour)))
     price = _mixed(graph.meetings.work, costs.meeting_fixed_s, costs.meeting_bytes, costs.meeting_bytes_per_s)
     count = 0
-    while count < len(found := np.unique(colour)):
-        count = len(found)
+    while count < len(colours := np.unique(colour)):
+        count = len(colours)
         op = _mixed(colour[rank], place)
         together = _mixed(price, _summed(op[meets], meeting, len(price)))
         seen = np.zeros(len(ops), np.uint64)
@@ -98,16 +98,16 @@ def _places(label: np.ndarray, count: int) -> np.ndarray:
 
 def _mixed(*columns: np.ndarray) -> np.ndarray:
     """uint64: a hash of each row (SplitMix64's finalizer after each column)."""
-    found = np.uint64(0)
+    mixed = np.uint64(0)
     for column in columns:
         column = np.ascontiguousarray(column)
         bits = column.view(np.uint64) if column.dtype == np.float64 else column.astype(np.int64).view(np.uint64)
         bits = column if column.dtype == np.uint64 else bits
-        z = (bits ^ found) + np.uint64(0x9E3779B97F4A7C15)
+        z = (bits ^ mixed) + np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        found = z ^ (z >> np.uint64(31))
-    return found
+        mixed = z ^ (z >> np.uint64(31))
+    return mixed
 
 
 def _summed(values: np.ndarray, label: np.ndarray, count: int) -> np.ndarray:
@@ -120,32 +120,37 @@ def _summed(values: np.ndarray, label: np.ndarray, count: int) -> np.ndarray:
 # The graph of representatives
 
 
-def _quotient(graph: Graph, costs: Costs, conditions: Conditions, kept: np.ndarray, number: np.ndarray) -> Folded:
-    """The ops of ranks `kept`; `number` (ranks,) is which of them stands for each rank."""
+def _quotient(
+    graph: Graph, costs: Costs, conditions: Conditions, representatives: np.ndarray, number: np.ndarray
+) -> Folded:
+    """The ops of ranks `representatives`; `number` (ranks,) is which of them stands for each rank."""
     ops, rank = graph.ops, graph.op_rank()
-    is_kept = np.zeros(len(graph.ranks), bool)
-    is_kept[kept] = True
-    stays = is_kept[rank]
+    is_representative = np.zeros(len(graph.ranks), bool)
+    is_representative[representatives] = True
+    stays = is_representative[rank]
     chosen = np.flatnonzero(stays)
     # The op that stands for each: the one at the same place in its representative.
     place = _places(rank, len(graph.ranks))
-    first = np.concatenate([[0], np.cumsum(np.bincount(number[rank[chosen]], minlength=len(kept)))])
+    first = np.concatenate([[0], np.cumsum(np.bincount(number[rank[chosen]], minlength=len(representatives)))])
     by_rank = np.empty(len(chosen), np.int32)
     by_rank[first[number[rank[chosen]]] + place[chosen]] = np.arange(len(chosen))
     op = by_rank[first[number[rank]] + place]
 
     meeting, new_meeting = _meetings(ops, op, chosen, len(graph.meetings))
-    streams = np.flatnonzero(is_kept[graph.streams.rank])
+    streams = np.flatnonzero(is_representative[graph.streams.rank])
     stream_number = np.full(len(graph.streams), -1, np.int32)
     stream_number[streams] = np.arange(len(streams))
     counts = np.diff(ops.dep_start)
     waits = np.repeat(stays, counts)
     groups, group = _groups(graph, meeting, number)
-    weight = np.bincount(number, weights=graph.ranks.weight, minlength=len(kept))
+    weight = np.bincount(number, weights=graph.ranks.weight, minlength=len(representatives))
     small = Graph(
         works=graph.works,
         ranks=Ranks(
-            stage=graph.ranks.stage[kept], weight=weight, job=graph.ranks.job[kept], device=graph.ranks.device[kept]
+            stage=graph.ranks.stage[representatives],
+            weight=weight,
+            job=graph.ranks.job[representatives],
+            device=graph.ranks.device[representatives],
         ),
         streams=Streams(
             rank=number[graph.streams.rank[streams]],
@@ -166,7 +171,7 @@ def _quotient(graph: Graph, costs: Costs, conditions: Conditions, kept: np.ndarr
     )
     each = ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route")
     prices = replace(costs, **{name: getattr(costs, name)[meeting] for name in each})
-    slow = {int(number[one]): factor for one, factor in conditions.slowness.items() if is_kept[one]}
+    slow = {int(number[one]): factor for one, factor in conditions.slowness.items() if is_representative[one]}
     return Folded(small, prices, replace(conditions, slowness=slow), number, op)
 
 

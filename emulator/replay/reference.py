@@ -189,12 +189,12 @@ class Reference:
         """Meeting → bytes/s by progressive filling."""
         if not self.moving:
             return {}
-        fabric = self.costs.fabric
-        room = dict(enumerate(fabric.link_bytes_per_s))
+        links = self.costs.links
+        room = dict(enumerate(links.link_bytes_per_s))
         hops = {}
         for meeting in self.moving:
-            first, last = fabric.start[self.route[meeting]], fabric.start[self.route[meeting] + 1]
-            hops[meeting] = [(int(fabric.link[i]), float(fabric.share[i])) for i in range(first, last)]
+            first, last = links.start[self.route[meeting]], links.start[self.route[meeting] + 1]
+            hops[meeting] = [(int(links.link[i]), float(links.share[i])) for i in range(first, last)]
         rates, growing = {}, set(self.moving)
         while growing:
             load = defaultdict(float)

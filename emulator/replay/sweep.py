@@ -92,20 +92,20 @@ def run(budget, work, stream, meeting, dep_start, deps, stream_rank, work_s, mee
         rank = stream_rank[here]
         now_s = state.clock_s[here]
         op = state.cursor[here]
-        is_held = False
+        is_waiting = False
         while op >= 0 and ended < budget:
-            held_by = -1
+            waits_for = -1
             for i in range(dep_start[op], dep_start[op + 1]):
                 other_s = state.end_s[deps[i]]
                 if np.isnan(other_s):
-                    held_by = deps[i]
+                    waits_for = deps[i]
                     break
                 if other_s > now_s:
                     now_s = other_s
-            if held_by >= 0:
-                state.stream_next[here] = state.op_head[held_by]
-                state.op_head[held_by] = here
-                is_held = True
+            if waits_for >= 0:
+                state.stream_next[here] = state.op_head[waits_for]
+                state.op_head[waits_for] = here
+                is_waiting = True
                 break
             state.start_s[op] = now_s
             together = meeting[op]
@@ -117,7 +117,7 @@ def run(budget, work, stream, meeting, dep_start, deps, stream_rank, work_s, mee
                 if state.meeting_left[together] > 0:
                     state.stream_next[here] = state.meeting_head[together]
                     state.meeting_head[together] = here
-                    is_held = True
+                    is_waiting = True
                     break
                 now_s = state.meeting_start_s[together] + meeting_s[together]
                 peer = state.meeting_head[together]
@@ -147,7 +147,7 @@ def run(budget, work, stream, meeting, dep_start, deps, stream_rank, work_s, mee
             op = state.following[op]
         state.cursor[here] = op
         state.clock_s[here] = now_s
-        if op >= 0 and not is_held:
+        if op >= 0 and not is_waiting:
             state.stack[depth] = here
             depth += 1
     state.depth[0] = depth

@@ -167,7 +167,7 @@ def begin(
     for rank in range(ranks):
         queues.put(items, heap, streams + rank, flat.start_s[rank])
     used = route[route >= 0]
-    hops = int(np.diff(costs.fabric.start)[used].max()) if len(used) else 0
+    hops = int(np.diff(costs.links.start)[used].max()) if len(used) else 0
     world = World(
         ops=ops,
         after=after,
@@ -187,7 +187,7 @@ def begin(
         counts=np.zeros(4, np.int64),
         now_s=np.zeros(1),
     )
-    return world, fairness.empty_sharing(costs.fabric, streams, hops) if len(used) else None
+    return world, fairness.empty_sharing(costs.links, streams, hops) if len(used) else None
 
 
 @kernel

@@ -103,7 +103,7 @@ def lanes(
             for name, kind in zip(graph.works.name, graph.works.kind, strict=True)
         ]
     )
-    found = []
+    rows = []
     op_rank = graph.op_rank()
     for rank in np.asarray(ranks).tolist():
         ops = np.flatnonzero(op_rank == rank)
@@ -129,12 +129,12 @@ def lanes(
         name = f"rank {graph.ranks.device[rank]}"
         if graph.stages() > 1:
             name = f"stage {graph.ranks.stage[rank]}, {name}"
-        top = found[-1].top + 20 if found else 0
-        found.append(Lane(rank, name, _runs(np.where(computes[:, None], filled, 0.0)), top))
+        top = rows[-1].top + 20 if rows else 0
+        rows.append(Lane(rank, name, _runs(np.where(computes[:, None], filled, 0.0)), top))
         others = np.where(computes[:, None], 0.0, filled)
         if others.any():
-            found.append(Lane(rank, "", _runs(others), top + 15))
-    return found
+            rows.append(Lane(rank, "", _runs(others), top + 15))
+    return rows
 
 
 def _filled(stream: np.ndarray, from_s: np.ndarray, until_s: np.ndarray, edges_s: np.ndarray) -> np.ndarray:

@@ -72,7 +72,7 @@ def write_page(page: Page, path: str | Path) -> None:
 
 def _content(page: Page) -> dict[str, Any]:
     played = page.played
-    found = parts(played)
+    charged = parts(played)
     ranks = shown_ranks(played.graph, most_ops=0 if len(played.graph.ranks) > MOST_LANES else len(played.graph.ops))
     shown = lanes(played, ranks[:MOST_LANES])
     path = critical_path(played)
@@ -82,9 +82,9 @@ def _content(page: Page) -> dict[str, Any]:
         "title": page.title,
         "assumptions": page.assumptions,
         "makespan_s": played.makespan_s,
-        "mean": found.mean(),
-        "hidden_s": found.hidden_communication_s(),
-        "bars": _bars(played, found),
+        "mean": charged.mean(),
+        "hidden_s": charged.hidden_communication_s(),
+        "bars": _bars(played, charged),
         "lanes": shown,
         "phases": [phase for phase in PHASES if any(run.phase == phase for lane in shown for run in lane.runs)],
         "columns": COLUMNS,
@@ -110,7 +110,7 @@ def _helps(page: Page) -> list[tuple[str, float, float]]:
     return [(shown.get(name, name), s, 1 - s / whole_s) for name, s in page.helps.items() if name != "loading"]
 
 
-def _bars(played: Replayed, found: Parts) -> list[tuple[str, list[tuple[str, float, float]]]]:
+def _bars(played: Replayed, charged_parts: Parts) -> list[tuple[str, list[tuple[str, float, float]]]]:
     """For all ranks, then for each stage: name, and (part, seconds, share of the iteration) in order."""
     graph = played.graph
     rows = [("all ranks", np.ones(len(graph.ranks), bool))]
@@ -120,7 +120,7 @@ def _bars(played: Replayed, found: Parts) -> list[tuple[str, list[tuple[str, flo
     for name, chosen in rows:
         if not (chosen.any() and played.makespan_s):
             continue
-        means = np.average(found.by_rank[chosen], axis=0, weights=found.weight[chosen])
+        means = np.average(charged_parts.by_rank[chosen], axis=0, weights=charged_parts.weight[chosen])
         charged = [
             (part, float(s), float(s) / played.makespan_s) for part, s in zip(PARTS, means, strict=True) if s > 0
         ]
@@ -163,10 +163,10 @@ def _plot(chart: Chart) -> dict[str, Any]:
         return round(across * WIDTH, 1), round(HEIGHT * (1 - y / top), 1)
 
     names = [(place(x, 0)[0], f"{x:,.0f}" if x >= 10 else f"{x:g}") for x in xs]
-    kept = names[:1]
+    x_ticks = names[:1]
     for position, text in names[1:]:
-        if position - kept[-1][0] >= 46:
-            kept.append((position, text))
+        if position - x_ticks[-1][0] >= 46:
+            x_ticks.append((position, text))
     drawn = [(name, [place(x, y) for x, y in sorted(points)], is_ideal) for name, points, is_ideal in curves]
     return {
         "chart": chart,
@@ -174,7 +174,7 @@ def _plot(chart: Chart) -> dict[str, Any]:
             (name, points, " ".join(f"{x},{y}" for x, y in points), is_ideal) for name, points, is_ideal in drawn
         ],
         "labels": _spread([(points[-1][1], name) for name, points, _ in drawn]),
-        "x_ticks": kept,
+        "x_ticks": x_ticks,
         "y_ticks": [(place(xs[0], n * step)[1], f"{n * step:,.6g}") for n in range(round(top / step) + 1)],
         "width": WIDTH,
         "height": HEIGHT,

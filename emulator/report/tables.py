@@ -36,17 +36,17 @@ def _three(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
-def parts_table(found: Parts, makespan_s: float) -> Table:
+def parts_table(parts: Parts, makespan_s: float) -> Table:
     """Part, seconds of an average rank, share of the iteration."""
     table = Table(title="Where the time goes (average rank)", title_justify="left")
     table.add_column("part")
     table.add_column("time", justify="right")
     table.add_column("share", justify="right")
-    for name, seconds in sorted(found.mean().items(), key=lambda item: -item[1]):
+    for name, seconds in sorted(parts.mean().items(), key=lambda item: -item[1]):
         table.add_row(name, time_text(seconds), f"{seconds / makespan_s:.1%}" if makespan_s else "–")
     table.add_section()
     table.add_row("iteration", time_text(makespan_s), "100.0%")
-    table.caption = f"Communication behind compute, not counted above: {time_text(found.hidden_communication_s())}"
+    table.caption = f"Communication behind compute, not counted above: {time_text(parts.hidden_communication_s())}"
     table.caption_justify = "left"
     return table
 

@@ -115,9 +115,9 @@ def _circle(graph: Graph, stuck: np.ndarray) -> list[int]:
     op, seen = int(stuck[0]), []
     while op not in seen:
         seen.append(op)
-        held_by = [int(other) for other in graph.ops.before(op) if is_stuck[other]]
+        waits_for = [int(other) for other in graph.ops.before(op) if is_stuck[other]]
         same_stream = stuck[(graph.ops.stream[stuck] == graph.ops.stream[op]) & (stuck < op)]
-        op = held_by[0] if held_by else int(same_stream[-1])
+        op = waits_for[0] if waits_for else int(same_stream[-1])
     return seen[seen.index(op) :]
 
 

@@ -14,7 +14,7 @@ from switchml.errors import GraphError
 
 
 @dataclass(frozen=True)
-class Fabric:
+class Links:
     """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a meeting's bytes, link i
     of them carries `share[i]` times as many."""
 
@@ -46,11 +46,11 @@ class Costs:
     """float64 (meetings,): the most it could move with all links to itself; inf where only its route limits it."""
     meeting_route: np.ndarray
     """int32 (meetings,), NO_ROUTE where it shares nothing."""
-    fabric: Fabric = field(default_factory=Fabric)
+    links: Links = field(default_factory=Links)
 
     @classmethod
     def of(cls, graph: Graph, work_s: np.ndarray, meeting_s: np.ndarray | None = None) -> Costs:
-        """Costs without a fabric: meetings take `meeting_s` (default: `work_s` of their work), whatever else
+        """Costs without links: meetings take `meeting_s` (default: `work_s` of their work), whatever else
         happens."""
         work_s = np.asarray(work_s, np.float64)
         if meeting_s is None:
@@ -76,9 +76,9 @@ class Costs:
                 raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.meetings)} meetings")
         priced = (self.meeting_fixed_s >= 0) & (self.meeting_bytes >= 0) & (self.meeting_bytes_per_s > 0)
         priced &= np.isfinite(self.meeting_fixed_s) & np.isfinite(self.meeting_bytes)
-        priced &= (self.meeting_route >= NO_ROUTE) & (self.meeting_route < len(self.fabric.start) - 1)
+        priced &= (self.meeting_route >= NO_ROUTE) & (self.meeting_route < len(self.links.start) - 1)
         for meeting in np.flatnonzero(~priced)[:1]:
             name = graph.works.name[graph.meetings.work[meeting]]
             raise GraphError(f"{name!r} (meeting {meeting}) has no price: fixed {self.meeting_fixed_s[meeting]} s")
-        if np.any(~(self.fabric.link_bytes_per_s > 0)) or np.any(~(self.fabric.share >= 0)):
+        if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
             raise GraphError("a link has no rate, or a route loads one by less than nothing")

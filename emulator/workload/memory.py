@@ -47,7 +47,7 @@ def memory(model: Model, job: Job) -> Memory:
     if isinstance(model, LayerTable):
         return _states(float(model.parameters), job, activations=_table_activations(model, job))
     stages = {0, job.pp - 1}
-    return max((_stage_memory(model, job, stage) for stage in stages), key=lambda found: found.total)
+    return max((_stage_memory(model, job, stage) for stage in stages), key=lambda one: one.total)
 
 
 def _states(parameters: float, job: Job, activations: float) -> Memory:
@@ -130,8 +130,8 @@ def layer_activations(model: Transformer, job: Job) -> float:
 
 def _table_activations(model: LayerTable, job: Job) -> float:
     element = 4 if job.precision in ("fp32", "tf32") else 2
-    kept = element * job.micro_batch * model.elements_of
+    stored = element * job.micro_batch * model.elements_of
     if job.recompute == "full":
         # Checkpoints at every sqrt(layers)-th layer, and one run between two of them (Chen et al., 2016).
-        return float(kept.sum()) / max(1.0, len(kept) ** 0.5) * 2
-    return float(kept.sum())
+        return float(stored.sum()) / max(1.0, len(stored) ** 0.5) * 2
+    return float(stored.sum())

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.costs import NO_ROUTE, Costs, Links
 from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Ranks, Streams, Works
 from switchml.errors import ConfigError, GraphError
 
@@ -57,9 +57,9 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
     )
     each = ("work_s", "meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s")
     columns = {name: np.concatenate([getattr(cost, name) for cost in costs]) for name in each}
-    routes = [len(cost.fabric.start) - 1 for cost in costs]
+    routes = [len(cost.links.start) - 1 for cost in costs]
     route = _shifted([cost.meeting_route for cost in costs], routes, NO_ROUTE)
-    return merged, Costs(**columns, meeting_route=route, fabric=_one_fabric([cost.fabric for cost in costs]))
+    return merged, Costs(**columns, meeting_route=route, links=_same_links([cost.links for cost in costs]))
 
 
 def _columns(graphs: Sequence[Graph], table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -81,16 +81,16 @@ def _joined_runs(starts: Sequence[np.ndarray]) -> np.ndarray:
     return np.concatenate([[0], *(np.diff(start) for start in starts)]).cumsum().astype(np.int64)
 
 
-def _one_fabric(fabrics: Sequence[Fabric]) -> Fabric:
-    links = next((fabric for fabric in fabrics if fabric.link_name), fabrics[0])
-    for fabric in fabrics:
-        same = fabric.link_name == links.link_name and np.array_equal(fabric.link_bytes_per_s, links.link_bytes_per_s)
-        if fabric.link_name and not same:
+def _same_links(all_links: Sequence[Links]) -> Links:
+    links = next((each for each in all_links if each.link_name), all_links[0])
+    for each in all_links:
+        same = each.link_name == links.link_name and np.array_equal(each.link_bytes_per_s, links.link_bytes_per_s)
+        if each.link_name and not same:
             raise GraphError("jobs on one fabric must name the same links at the same rates")
-    return Fabric(
+    return Links(
         link_name=links.link_name,
         link_bytes_per_s=links.link_bytes_per_s,
-        start=_joined_runs([fabric.start for fabric in fabrics]),
-        link=np.concatenate([fabric.link for fabric in fabrics]).astype(np.int32),
-        share=np.concatenate([fabric.share for fabric in fabrics]),
+        start=_joined_runs([each.start for each in all_links]),
+        link=np.concatenate([each.link for each in all_links]).astype(np.int32),
+        share=np.concatenate([each.share for each in all_links]),
     )

@@ -25,10 +25,10 @@ def load(path: str) -> Any:
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"no model {path}: {error}; expected package.module:callable") from None
     with torch.device("meta"):
-        made = make() if not isinstance(make, torch.nn.Module) else make
-    if not isinstance(made, torch.nn.Module):
-        raise ConfigError(f"{path} gave {type(made).__name__}; expected a torch.nn.Module")
-    return made
+        module = make() if not isinstance(make, torch.nn.Module) else make
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"{path} gave {type(module).__name__}; expected a torch.nn.Module")
+    return module
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -62,7 +62,9 @@ def count(
     from torch.utils.flop_counter import flop_registry
 
     # Before the copy moves to the meta device, which gives shared parameters a tensor each.
-    held = {part: [(id(p), p.numel()) for p in own.parameters(recurse=False)] for part, own in module.named_modules()}
+    parameters_of = {
+        part: [(id(p), p.numel()) for p in own.parameters(recurse=False)] for part, own in module.named_modules()
+    }
     module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
@@ -95,26 +97,26 @@ def count(
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-            made = function(*args, **(kwargs or {}))
+            outputs = function(*args, **(kwargs or {}))
             part = stack[-1] or (order[-1] if order else "")
             packet = function._overloadpacket
             if packet in flop_registry:
                 row(part)
-                flops[part] += flop_registry[packet](*args, **(kwargs or {}), out_val=made)
+                flops[part] += flop_registry[packet](*args, **(kwargs or {}), out_val=outputs)
             elif packet.__name__ in views or not part:
-                return made
+                return outputs
             if part in flops:
-                tensors = made if isinstance(made, tuple | list) else (made,)
+                tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
                 elements[part] += sum(tensor.numel() for tensor in tensors[:1] if isinstance(tensor, torch.Tensor))
                 kernels[part] += 1
-            return made
+            return outputs
 
     def enter(part: Any, _: Any) -> None:
         own = sum(p.numel() for p in part.parameters(recurse=False))
         stack.append(names[id(part)] if own or not list(part.children()) else stack[-1])
         if own:
             row(stack[-1])
-            for parameter, _numel in held[stack[-1]]:
+            for parameter, _numel in parameters_of[stack[-1]]:
                 owners.setdefault(parameter, stack[-1])
 
     def leave(part: Any, _: Any, __: Any) -> None:
@@ -134,7 +136,7 @@ def count(
         for hook in hooks:
             hook.remove()
     parameters = dict.fromkeys(order, 0.0)
-    for parameter, numel in {key: count for every in held.values() for key, count in every}.items():
+    for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
         # What no submodule of its own uses, a functional call does: counted to the last row.
         owner = owners.get(parameter, order[-1] if order else None)
         if owner is not None:

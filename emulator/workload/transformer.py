@@ -26,7 +26,7 @@ class Segment:
     name: str
     forward: np.ndarray
     backward: np.ndarray
-    again: np.ndarray
+    recomputed: np.ndarray
     """What selective recomputation runs a second time."""
     reduce_bytes: float = 0.0
     """All-reduced among tensor-parallel ranks after forward, and again after backward."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from emulator.replay.conditions import Conditions, Pause
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import NO_ROUTE, Costs, Fabric
+from emulator.workload.costs import NO_ROUTE, Costs, Links
 from emulator.workload.graph import Collective, Graph, Kind, Order
 
 DYADIC = st.integers(0, 16).map(lambda quarters: quarters / 4)
@@ -70,7 +70,7 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         links = draw(st.integers(1, 3))
         routes = [sorted(draw(st.sets(st.integers(0, links - 1), min_size=1))) for _ in range(draw(st.integers(1, 3)))]
         hops = [link for route in routes for link in route]
-        fabric = Fabric(
+        links = Links(
             link_name=[f"link {i}" for i in range(links)],
             link_bytes_per_s=np.array([draw(st.sampled_from([1.0, 2.0, 5.0])) for _ in range(links)]),
             start=np.cumsum([0, *map(len, routes)]),
@@ -83,7 +83,7 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
             meeting_bytes=np.array([float(draw(st.integers(0, 9))) for _ in range(meetings)]),
             meeting_bytes_per_s=np.array([draw(st.sampled_from([0.5, 1.5, np.inf])) for _ in range(meetings)]),
             meeting_route=np.array([draw(st.integers(NO_ROUTE, len(routes) - 1)) for _ in range(meetings)], np.int32),
-            fabric=fabric,
+            links=links,
         )
         unlimited = (costs.meeting_route == NO_ROUTE) & np.isinf(costs.meeting_bytes_per_s)
         costs.meeting_bytes_per_s[unlimited] = 3.0

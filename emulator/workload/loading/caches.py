@@ -15,13 +15,13 @@ NEVER = np.iinfo(np.int64).max
 @kernel
 def next_uses(accesses, samples):
     """int64 (accesses,): for each access the position of the next one to the same sample, NEVER where there is none."""
-    found = np.empty(len(accesses), np.int64)
+    following = np.empty(len(accesses), np.int64)
     upcoming = np.full(samples, NEVER, np.int64)
     for position in range(len(accesses) - 1, -1, -1):
         sample = accesses[position]
-        found[position] = upcoming[sample]
+        following[position] = upcoming[sample]
         upcoming[sample] = position
-    return found
+    return following
 
 
 @kernel
@@ -31,7 +31,7 @@ def lru_misses(accesses, samples, capacity):
     older, newer = np.full(samples + 1, -1, np.int64), np.full(samples + 1, -1, np.int64)
     head = samples  # of a ring: newer[head] is the oldest sample, older[head] the newest
     older[head] = newer[head] = head
-    held = 0
+    count = 0
     for position in range(len(accesses)):
         sample = accesses[position]
         if newer[sample] >= 0:
@@ -40,12 +40,12 @@ def lru_misses(accesses, samples, capacity):
             misses[position] = True
             if capacity == 0:
                 continue
-            if held == capacity:
+            if count == capacity:
                 oldest = newer[head]
                 newer[head], older[newer[oldest]] = newer[oldest], head
                 newer[oldest] = older[oldest] = -1
             else:
-                held += 1
+                count += 1
         newest = older[head]
         newer[newest] = older[head] = sample
         older[sample], newer[sample] = newest, head
@@ -56,43 +56,43 @@ def lru_misses(accesses, samples, capacity):
 def fifo_misses(accesses, samples, capacity):
     """bool (accesses,): the same of a buffer that evicts what came first."""
     misses = np.zeros(len(accesses), np.bool_)
-    is_held = np.zeros(samples, np.bool_)
+    is_buffered = np.zeros(samples, np.bool_)
     ring = np.full(max(capacity, 1), -1, np.int64)
     at = 0
     for position in range(len(accesses)):
         sample = accesses[position]
-        if is_held[sample]:
+        if is_buffered[sample]:
             continue
         misses[position] = True
         if capacity == 0:
             continue
         if ring[at] >= 0:
-            is_held[ring[at]] = False
+            is_buffered[ring[at]] = False
         ring[at] = sample
-        is_held[sample] = True
+        is_buffered[sample] = True
         at = (at + 1) % capacity
     return misses
 
 
 @kernel
-def push(uses, held, size, use, sample):
+def push(uses, entries, size, use, sample):
     """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
     at = size
     while at > 0:
         parent = (at - 1) >> 1
         if uses[parent] >= use:
             break
-        uses[at], held[at] = uses[parent], held[parent]
+        uses[at], entries[at] = uses[parent], entries[parent]
         at = parent
-    uses[at], held[at] = use, sample
+    uses[at], entries[at] = use, sample
     return size + 1
 
 
 @kernel
-def pop(uses, held, size):
+def pop(uses, entries, size):
     """Take the entry with the latest use off the heap; returns its new size. Read it at place 0 before."""
     size -= 1
-    use, sample = uses[size], held[size]
+    use, sample = uses[size], entries[size]
     at = 0
     child = 1
     while child < size:
@@ -100,10 +100,10 @@ def pop(uses, held, size):
             child += 1
         if uses[child] <= use:
             break
-        uses[at], held[at] = uses[child], held[child]
+        uses[at], entries[at] = uses[child], entries[child]
         at = child
         child = 2 * at + 1
-    uses[at], held[at] = use, sample
+    uses[at], entries[at] = use, sample
     return size
 
 
@@ -113,21 +113,21 @@ def belady_misses(accesses, samples, capacity):
     misses = np.zeros(len(accesses), np.bool_)
     following = next_uses(accesses, samples)
     use_of = np.full(samples, -1, np.int64)  # next use of what is held, −1: not held
-    uses, held = np.empty(len(accesses) + 1, np.int64), np.empty(len(accesses) + 1, np.int64)
+    uses, entries = np.empty(len(accesses) + 1, np.int64), np.empty(len(accesses) + 1, np.int64)
     size, count = 0, 0
     for position in range(len(accesses)):
         sample, use = accesses[position], following[position]
         if use_of[sample] < 0:
             misses[position] = True
             if count == capacity:
-                while size and use_of[held[0]] != uses[0]:  # used since: this entry is out of date
-                    size = pop(uses, held, size)
+                while size and use_of[entries[0]] != uses[0]:  # used since: this entry is out of date
+                    size = pop(uses, entries, size)
                 if size == 0 or uses[0] <= use:
                     continue
-                use_of[held[0]] = -1
-                size = pop(uses, held, size)
+                use_of[entries[0]] = -1
+                size = pop(uses, entries, size)
             else:
                 count += 1
         use_of[sample] = use
-        size = push(uses, held, size, use, sample)
+        size = push(uses, entries, size, use, sample)
     return misses

@@ -142,22 +142,22 @@ def nopfs(dataset: Dataset, storage: Storage) -> Loads:
     it will access most often in all epochs; what another rank keeps it gets from there, the rest from storage."""
     steps, ranks = dataset.epochs * dataset.steps, dataset.ranks
     dealt = dataset.batches().reshape(steps, -1, ranks)
-    is_kept = np.zeros((ranks, dataset.samples), bool)
+    is_cached = np.zeros((ranks, dataset.samples), bool)
     for rank in range(ranks):
         frequency = np.bincount(dealt[:, :, rank].ravel(), minlength=dataset.samples)
         often = np.argsort(-frequency, kind="stable")[: dataset.buffer_samples]
-        is_kept[rank, often[frequency[often] > 0]] = True
-    misses, peer_hits = _play_nopfs(dealt, is_kept)
+        is_cached[rank, often[frequency[often] > 0]] = True
+    misses, peer_hits = _play_nopfs(dealt, is_cached)
     batch = np.full((steps, ranks), dealt.shape[1], np.int64)
     return Loads(batch, misses, peer_hits, misses, misses, list(range(dataset.epochs)))
 
 
 @kernel
-def _play_nopfs(dealt, is_kept):
+def _play_nopfs(dealt, is_cached):
     steps, each, ranks = dealt.shape
     misses, peer_hits = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
-    is_here = np.zeros(is_kept.shape, np.bool_)
-    holders = np.zeros(is_kept.shape[1], np.int64)
+    is_here = np.zeros(is_cached.shape, np.bool_)
+    holders = np.zeros(is_cached.shape[1], np.int64)
     for step in range(steps):
         for rank in range(ranks):
             for i in range(each):
@@ -171,7 +171,7 @@ def _play_nopfs(dealt, is_kept):
         for rank in range(ranks):
             for i in range(each):
                 sample = dealt[step, i, rank]
-                if is_kept[rank, sample] and not is_here[rank, sample]:
+                if is_cached[rank, sample] and not is_here[rank, sample]:
                     is_here[rank, sample] = True
                     holders[sample] += 1
     return misses, peer_hits
@@ -211,7 +211,7 @@ def _reads(batches, rank_of, is_read, ranks, gap):
     steps, batch = batches.shape
     sizes, misses = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
     reads, span = np.zeros((steps, ranks), np.int64), np.zeros((steps, ranks), np.int64)
-    wanted = np.empty(batch, np.int64)
+    missing = np.empty(batch, np.int64)
     for step in range(steps):
         for rank in range(ranks):
             count = 0
@@ -219,10 +219,10 @@ def _reads(batches, rank_of, is_read, ranks, gap):
                 if rank_of[step, i] == rank:
                     sizes[step, rank] += 1
                     if is_read[step, i]:
-                        wanted[count] = batches[step, i]
+                        missing[count] = batches[step, i]
                         count += 1
             misses[step, rank] = count
-            reads[step, rank], span[step, rank] = loading_solar.ranges(np.sort(wanted[:count]), gap)
+            reads[step, rank], span[step, rank] = loading_solar.ranges(np.sort(missing[:count]), gap)
     return sizes, misses, reads, span
 
 
@@ -301,16 +301,16 @@ def loading(
     that has most."""
     if prefetch < 1:
         raise ConfigError(f"a loader that is {prefetch} batches ahead of training; expected at least 1")
-    found = loads(loader, dataset, storage)
-    seconds = found.seconds(dataset, storage)
-    imbalance_s = compute_s * (found.batch.max(axis=1) * (dataset.ranks / dataset.global_batch) - 1.0)
+    played = loads(loader, dataset, storage)
+    seconds = played.seconds(dataset, storage)
+    imbalance_s = compute_s * (played.batch.max(axis=1) * (dataset.ranks / dataset.global_batch) - 1.0)
     waits_s = stalls_s(seconds, iteration_s + imbalance_s, prefetch)
     return Loading(
         loader=loader,
         stall_s=float(waits_s.mean() + imbalance_s.mean()),
         imbalance_s=float(imbalance_s.mean()),
         busy_s=float(seconds.max(axis=1).mean()),
-        storage_bytes=float(found.read_samples.sum(axis=1).mean() * dataset.sample_bytes),
-        hit_rate=found.hit_rate(),
-        largest_batch=int(found.batch.max()),
+        storage_bytes=float(played.read_samples.sum(axis=1).mean() * dataset.sample_bytes),
+        hit_rate=played.hit_rate(),
+        largest_batch=int(played.batch.max()),
     )

@@ -107,21 +107,21 @@ def assign(batches, samples, ranks, capacity, most):
     holder = np.full(samples, -1, np.int32)
     use_of = np.full(samples, -1, np.int64)
     room = 4 * capacity + batch + 16
-    uses, held = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
+    uses, entries = np.empty((ranks, room), np.int64), np.empty((ranks, room), np.int64)
     size, count = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     turn, who = np.empty(ranks + 1, np.int64), np.empty(ranks + 1, np.int64)
     for step in range(steps):
-        given, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+        batch_sizes, reads = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         for i in range(batch):
             rank = holder[batches[step, i]]
-            if rank >= 0 and given[rank] < most:
+            if rank >= 0 and batch_sizes[rank] < most:
                 rank_of[step, i] = rank
-                given[rank] += 1
+                batch_sizes[rank] += 1
         # The others each to the rank that reads least so far, then to the one that has least: the heap's top.
         waiting = 0
         for rank in range(ranks):
-            if given[rank] < most:
-                waiting = push(turn, who, waiting, -given[rank], rank)
+            if batch_sizes[rank] < most:
+                waiting = push(turn, who, waiting, -batch_sizes[rank], rank)
         for i in range(batch):
             if rank_of[step, i] >= 0:
                 continue
@@ -129,47 +129,47 @@ def assign(batches, samples, ranks, capacity, most):
             waiting = pop(turn, who, waiting)
             rank_of[step, i] = rank
             is_read[step, i] = True
-            given[rank] += 1
+            batch_sizes[rank] += 1
             reads[rank] += 1
-            if given[rank] < most:
-                waiting = push(turn, who, waiting, -(reads[rank] * (batch + 1) + given[rank]), rank)
+            if batch_sizes[rank] < most:
+                waiting = push(turn, who, waiting, -(reads[rank] * (batch + 1) + batch_sizes[rank]), rank)
         # What a rank holds it uses before it makes room; what is read past its holder stays with its holder.
         for i in range(batch):
             sample, use = batches[step, i], following[step * batch + i]
             rank = holder[sample]
             if rank >= 0:
                 use_of[sample] = use
-                size[rank] = _note(holder, use_of, uses[rank], held[rank], size[rank], rank, use, sample)
+                size[rank] = _note(holder, use_of, uses[rank], entries[rank], size[rank], rank, use, sample)
         for i in range(batch):
             sample, use, rank = batches[step, i], following[step * batch + i], rank_of[step, i]
             if holder[sample] >= 0:
                 continue
             if count[rank] == capacity:
-                while size[rank] and _is_stale(holder, use_of, uses[rank, 0], held[rank, 0], rank):
-                    size[rank] = pop(uses[rank], held[rank], size[rank])
+                while size[rank] and _is_stale(holder, use_of, uses[rank, 0], entries[rank, 0], rank):
+                    size[rank] = pop(uses[rank], entries[rank], size[rank])
                 if size[rank] == 0 or uses[rank, 0] <= use:
                     continue
-                holder[held[rank, 0]] = -1
-                size[rank] = pop(uses[rank], held[rank], size[rank])
+                holder[entries[rank, 0]] = -1
+                size[rank] = pop(uses[rank], entries[rank], size[rank])
             else:
                 count[rank] += 1
             holder[sample] = rank
             use_of[sample] = use
-            size[rank] = _note(holder, use_of, uses[rank], held[rank], size[rank], rank, use, sample)
+            size[rank] = _note(holder, use_of, uses[rank], entries[rank], size[rank], rank, use, sample)
     return rank_of, is_read
 
 
 @kernel
-def _note(holder, use_of, uses, held, size, rank, use, sample):
+def _note(holder, use_of, uses, entries, size, rank, use, sample):
     """Put a sample's new next use on its rank's heap; returns the heap's new size. The old entry stays, out of date;
     when such fill the heap, they go."""
     if size == len(uses):
-        kept = 0
+        valid = 0
         for at in range(size):
-            if not _is_stale(holder, use_of, uses[at], held[at], rank):
-                kept = push(uses, held, kept, uses[at], held[at])
-        size = kept
-    return push(uses, held, size, use, sample)
+            if not _is_stale(holder, use_of, uses[at], entries[at], rank):
+                valid = push(uses, entries, valid, uses[at], entries[at])
+        size = valid
+    return push(uses, entries, size, use, sample)
 
 
 @kernel(forceinline=True)

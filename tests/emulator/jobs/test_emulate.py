@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.jobs import emulate
-from emulator.jobs.emulate import Hindrances, request
+from emulator.jobs.emulate import Noise, request
 from emulator.jobs.training import Run, goodput
 from switchml.cli.main import cli
 from switchml.errors import ConfigError, OutOfMemory
@@ -132,7 +132,7 @@ def test_dnn_benchmark_file_takes_what_it_says(tmp_path):
 def test_a_straggler_holds_all_up():
     table = {"model": "gpt2-355m", "job": {"gpus": 8, "micro_batch": 4}}
     even = emulate.emulate(request(table))
-    slow = emulate.emulate(request(table | {"hindrances": {"stragglers": 0.125, "slowness": 2.0}}))
+    slow = emulate.emulate(request(table | {"noise": {"stragglers": 0.125, "slowness": 2.0}}))
     assert slow.fold == "tensor" and len(slow.played.graph.ranks) == 8
     assert slow.iteration_s > 1.8 * even.iteration_s
     assert slow.parts["waiting for peers"] > 0.3 * slow.iteration_s
@@ -171,7 +171,7 @@ def test_a_training_that_never_ends_is_refused():
 
 def test_nonsense_is_refused():
     with pytest.raises(ConfigError, match="stragglers is 2"):
-        Hindrances(stragglers=2)
+        Noise(stragglers=2)
     with pytest.raises(ConfigError, match="steps or in tokens"):
         Run(steps=1, tokens=1)
 
@@ -186,7 +186,7 @@ def test_loaders():
     assert plain["iteration_s"] == pytest.approx(without["iteration_s"] + plain["loading"]["stall_s"])
 
 
-def test_savings():
+def test_memory_options():
     base = ("--model", "gpt3-2.7b", "--gpus", "8", "--pp", "4", "--batch", "64", "--recompute", "selective")
     plain = run_json(*base)
     offloaded = run_json(*base, "--offload-bucket", "16e6")
@@ -246,3 +246,10 @@ def test_timeline_and_report(tmp_path):
 def test_list(kind):
     found = run_json("list", kind)
     assert len(found[kind]) >= 2
+
+
+def test_old_names_of_sections_are_read():
+    old = request({"model": "resnet50", "hindrances": {"jitter": 0.1}, "savings": {"pruned": 0.5}})
+    assert old == request({"model": "resnet50", "noise": {"jitter": 0.1}, "memory": {"pruned": 0.5}})
+    with pytest.raises(ConfigError, match="hindrances is the old name of noise"):
+        request({"model": "resnet50", "hindrances": {}, "noise": {}})

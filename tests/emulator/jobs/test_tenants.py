@@ -10,7 +10,7 @@ from emulator.bench.replay import Shape, job
 from emulator.cluster import cluster as clusters
 from emulator.cluster.collectives import cost
 from emulator.cluster.cost import Cost
-from emulator.cluster.fabric import Floor, place
+from emulator.cluster.fabric import SharedFabric, place
 from emulator.cluster.topology import Place
 from emulator.jobs.emulate import emulate, request
 from emulator.jobs.tenants import together
@@ -45,15 +45,15 @@ def test_nodes_are_dealt_in_turns_or_one_job_after_the_other():
 
 def test_loads_of_ports_and_uplinks():
     cluster = clusters.load("h100-ethernet")  # 8 nodes a leaf
-    floor = Floor(cluster, 16)
-    assert floor.names()[0] == "node 0" and floor.names()[-1] == "leaf 1"
+    fabric = SharedFabric(cluster, 16)
+    assert fabric.names()[0] == "node 0" and fabric.names()[-1] == "leaf 1"
     nodes = np.repeat([4, 5, 8, 9], 8)
     ring = Cost(0.0, 1e9, 1e9).leaves(8e9, once_a_leaf=True)
-    load = floor.load(nodes, ring, groups=1.0)
+    load = fabric.load(nodes, ring, groups=1.0)
     assert load[[4, 5, 8, 9]].tolist() == [2.0] * 4 and load[:16].sum() == 8.0
     assert load[16:].tolist() == [2.0, 2.0]  # out of each leaf with what leaves one of its nodes
-    assert floor.load(nodes, ring.leaves(8e9), 1.0)[16:].tolist() == [4.0, 4.0]
-    assert not floor.load(nodes[:16], ring, 1.0)[16:].any()  # under one leaf
+    assert fabric.load(nodes, ring.leaves(8e9), 1.0)[16:].tolist() == [4.0, 4.0]
+    assert not fabric.load(nodes[:16], ring, 1.0)[16:].any()  # under one leaf
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving-doubling", "hierarchical", "switchml"])

@@ -12,7 +12,7 @@ from emulator.replay.engine import replay
 from emulator.replay.reference import Reference
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
-from emulator.workload.costs import Costs, Fabric
+from emulator.workload.costs import Costs, Links
 from emulator.workload.graph import Collective, Kind, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 from tests.support import replay_graphs as graphs
@@ -213,7 +213,7 @@ def reads(routes, bytes_each, links):
         meeting_bytes=np.array(bytes_each, float),
         meeting_bytes_per_s=np.full(len(routes), np.inf),
         meeting_route=np.arange(len(routes), dtype=np.int32),
-        fabric=Fabric(
+        links=Links(
             link_name=[f"link {i}" for i in range(len(links))],
             link_bytes_per_s=np.array(links, float),
             start=np.cumsum([0, *map(len, routes)]),

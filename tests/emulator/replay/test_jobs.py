@@ -11,7 +11,7 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.parts import parts
 from emulator.workload.checks import check
-from emulator.workload.costs import Costs, Fabric
+from emulator.workload.costs import Costs, Links
 from emulator.workload.merge import merge
 from switchml.errors import ConfigError, GraphError
 from tests.support import replay_graphs as graphs
@@ -37,7 +37,7 @@ def on_one_link(name):
         meeting_fixed_s=np.where(is_gradients, 0.0, costs.meeting_fixed_s),
         meeting_bytes=np.where(is_gradients, 2e9, 0.0),
         meeting_route=np.where(is_gradients, 0, -1).astype(np.int32),
-        fabric=Fabric(["spine"], np.array([1e9]), np.array([0, 1]), np.array([0], np.int32), np.ones(1)),
+        links=Links(["spine"], np.array([1e9]), np.array([0, 1]), np.array([0], np.int32), np.ones(1)),
     )
 
 
@@ -62,7 +62,7 @@ def test_three_of_the_same_name_are_numbered():
 
 def test_what_can_not_be_merged():
     graph, costs = on_one_link("bert")
-    faster = dataclasses.replace(costs, fabric=dataclasses.replace(costs.fabric, link_bytes_per_s=np.array([2e9])))
+    faster = dataclasses.replace(costs, links=dataclasses.replace(costs.links, link_bytes_per_s=np.array([2e9])))
     with pytest.raises(GraphError, match="the same links at the same rates"):
         merge([graph, graph], [costs, faster])
     with pytest.raises(ConfigError, match="1 jobs with costs for 0"):

@@ -37,7 +37,7 @@ def test_model_flops_are_the_layers_and_the_projection():
 
 
 def test_selective_recomputation_repeats_the_core_of_attention():
-    core = transformer.attention(GPT, Job(gpus=1), 1.3).again
+    core = transformer.attention(GPT, Job(gpus=1), 1.3).recomputed
     assert kernels.flops(core) == pytest.approx(4 * 2048**2 * GPT.hidden)
 
 
