@@ -7,6 +7,7 @@ It needs root and Mininet, from Debian's package `mininet` or from PyPI with `mn
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
 import os
 import shlex
@@ -15,8 +16,12 @@ import sys
 import time
 from pathlib import Path
 
-if importlib.util.find_spec("mininet") is None and Path("/usr/lib/python3/dist-packages/mininet").is_dir():
-    sys.path.append("/usr/lib/python3/dist-packages")  # where Debian has it, which a virtual environment does not see
+if importlib.util.find_spec("mininet") is None:
+    # Debian installs it where a virtual environment does not look.
+    _spec = importlib.machinery.PathFinder.find_spec("mininet", ["/usr/lib/python3/dist-packages"])
+    if _spec is not None and _spec.loader is not None:
+        sys.modules["mininet"] = importlib.util.module_from_spec(_spec)
+        _spec.loader.exec_module(sys.modules["mininet"])
 
 from mininet.log import info
 from mininet.node import Host, Switch
