@@ -16,7 +16,8 @@ from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.engine import replay
 from emulator.traces.joined import Joined
-from emulator.whatif.buckets import DDP_CAPS, gradients, rebucket
+from emulator.whatif.buckets import DDP_CAPS, rebucket
+from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import Transfer
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs

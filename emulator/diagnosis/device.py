@@ -4,15 +4,14 @@ iteration, hosts that wait for what they need not.
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import time_text
 from emulator.traces.events import LaneKind, What
-from emulator.workload.graph import Kind, Ops
+from emulator.whatif.edits import edges, with_edges
+from emulator.workload.graph import Kind
 
 ALLOCATIONS = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaFreeHost", "cudaStreamCreate", "cudaModuleLoad",
                "hipMalloc", "hipFree", "hipHostMalloc", "hipHostFree", "hipStreamCreate", "hipModuleLoad")  # fmt: skip
@@ -103,12 +102,9 @@ def _synchronizations(seen: Situation) -> list[Finding]:
         waits[np.flatnonzero(waits & (stream == each))[-1]] = False
     if not waits.any():
         return []
-    ops = seen.graph.ops
-    owner = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
-    kept = ~(waits[owner] & (seen.lane_kind[ops.deps] != LaneKind.HOST))
-    dep_start = np.concatenate([[0], np.cumsum(np.bincount(owner[kept], minlength=len(ops)))]).astype(np.int64)
-    changed = Ops(ops.work, ops.stream, ops.meeting, ops.micro_batch, dep_start, ops.deps[kept])
-    gain_s = seen.iteration_s - seen.again(graph=dataclasses.replace(seen.graph, ops=changed))
+    owner, on = edges(seen.graph.ops)
+    stays = ~(waits[owner] & (seen.lane_kind[on] != LaneKind.HOST))
+    gain_s = seen.iteration_s - seen.again(graph=with_edges(seen.joined, owner[stays], on[stays]).graph)
     if not seen.is_worth_it(gain_s):
         return []
     names = sorted({seen.op_name(op) for op in np.flatnonzero(waits)})

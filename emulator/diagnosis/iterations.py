@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.events import NONE, RankTrace, What
 
 OWN = (What.COMPUTE, What.LAUNCH, What.CODEC, What.COPY)
 """What a rank does without anyone else."""
@@ -49,9 +49,3 @@ def iterations(trace: RankTrace) -> Iterations:
     nested = np.flatnonzero(events.parent != NONE)
     np.subtract.at(self_s, events.parent[nested], events.duration_s[nested])
     return Iterations(trace, len(steps), np.where(inside, number, NONE), np.maximum(self_s, 0.0))
-
-
-def lane_kinds(trace: RankTrace) -> np.ndarray:
-    """int8 (events,): the `LaneKind` of each event's lane."""
-    kinds = np.array([lane.kind for lane in trace.lanes] or [LaneKind.HOST], np.int8)
-    return kinds[trace.events.lane]

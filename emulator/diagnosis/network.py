@@ -39,9 +39,9 @@ def find(seen: Situation) -> list[Finding]:
             )
         )
     if not np.any(seen.kind == Kind.CODEC) and not np.any(ratios(seen) > 1):
-        for name, (wire_share, bytes_per_s) in seen.codecs().items():
+        for name, cost in seen.codecs().items():
             setting = f"codec {name}: switchml train --codec {name}, or its communication hook for DDP (docs/codecs.md)"
-            tried.append((seen.lasts_s(changes.codec(joined, wire_share, bytes_per_s, name)), f"codec {name}", setting))
+            tried.append((seen.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
     tried = sorted(row for row in tried if seen.is_worth_it(seen.iteration_s - row[0]))
     if not tried:
         return []

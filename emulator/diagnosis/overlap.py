@@ -15,9 +15,11 @@ from emulator.replay.parts import COMMUNICATION
 from emulator.report.tables import bytes_text, time_text
 from emulator.whatif import changes
 from emulator.whatif import network as networks
-from emulator.whatif.buckets import MIB, Gradients, caps_of, gradients
+from emulator.whatif.buckets import MIB, caps_of
+from emulator.whatif.edits import edges, with_edges
+from emulator.whatif.gradients import Gradients, gradients
 from emulator.whatif.transfers import Transfer
-from emulator.workload.graph import Graph, Kind, Ops
+from emulator.workload.graph import Kind
 from switchml.errors import ConfigError, GraphError
 
 CAPS_MIB = (1, 2, 4, 8, 16, 25, 50, 100, 200, 400)
@@ -42,8 +44,11 @@ def _serialized(seen: Situation) -> list[Finding]:
     for (rank, meeting), member in _members(seen).items():
         if (rank, meeting) in ready:
             waits[_first_of_chain(seen, member)] = ready[rank, meeting]
-    graph = _with_dependencies(seen.graph, waits)
-    gain_s = seen.iteration_s - seen.again(graph=graph)
+    owner, on = edges(seen.graph.ops)
+    stays = ~np.isin(owner, list(waits))
+    starts, final = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
+    changed = with_edges(seen.joined, np.append(owner[stays], starts), np.append(on[stays], final))
+    gain_s = seen.iteration_s - seen.again(graph=changed.graph)
     if not seen.is_worth_it(gain_s):
         return []
     started_s = np.array([seen.played.start_s[op] for op in waits])
@@ -204,21 +209,3 @@ def _first_of_chain(seen: Situation, op: int) -> int:
         if not codecs:
             return op
         op = codecs[0]
-
-
-def _with_dependencies(graph: Graph, instead: dict[int, int]) -> Graph:
-    """`graph` with each op that is a key of `instead` depending on that one op alone."""
-    ops = graph.ops
-    counts = np.diff(ops.dep_start)
-    changed = np.array(sorted(instead), np.int64)
-    is_changed = np.zeros(len(ops), bool)
-    is_changed[changed] = True
-    owner = np.repeat(np.arange(len(ops)), counts)
-    kept = ~is_changed[owner]
-    owner = np.concatenate([owner[kept], changed])
-    deps = np.concatenate([ops.deps[kept], [instead[int(op)] for op in changed]]).astype(np.int32)
-    order = np.argsort(owner, kind="stable")
-    dep_start = np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=len(ops)))])
-    return dataclasses.replace(
-        graph, ops=Ops(ops.work, ops.stream, ops.meeting, ops.micro_batch, dep_start.astype(np.int64), deps[order])
-    )

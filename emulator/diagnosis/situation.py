@@ -20,7 +20,8 @@ from emulator.replay.critical import CriticalPath, critical_path
 from emulator.replay.engine import Replayed, replay
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
-from emulator.whatif.editing import op_seconds, with_meeting_seconds, with_seconds
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.edits import durations, with_durations, with_transfer_seconds
 from emulator.workload.graph import NO_MEETING, Graph, Kind
 from switchml.errors import Deadlock
 
@@ -30,8 +31,8 @@ SHOWN = 5
 """Sightings of a finding."""
 
 
-Codecs = dict[str, tuple[float, float]]
-"""Codec → the share of bytes that is sent, and bytes a second of compressing and decompressing."""
+Codecs = dict[str, CodecCost]
+"""By name."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Situation:
     @cached_property
     def own_s(self) -> np.ndarray:
         """float64 (ops,): what each op takes by itself; 0 for a member of a meeting."""
-        return op_seconds(self.joined)
+        return durations(self.joined)
 
     @cached_property
     def lane_kind(self) -> np.ndarray:
@@ -150,10 +151,10 @@ class Situation:
         joined = dataclasses.replace(self.joined, graph=graph or self.graph)
         if meeting_s is not None:
             changed = np.flatnonzero(meeting_s != self.meeting_s)
-            joined = with_meeting_seconds(joined, changed, meeting_s[changed])
+            joined = with_transfer_seconds(joined, changed, meeting_s[changed])
         if own_s is not None:
             changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.meeting == NO_MEETING))
-            joined = with_seconds(joined, changed, own_s[changed])
+            joined = with_durations(joined, changed, own_s[changed])
         return self.lasts_s(joined, conditions)
 
     def lasts_s(self, joined: Joined, conditions: Conditions | None = None) -> float:

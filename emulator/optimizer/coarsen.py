@@ -11,13 +11,13 @@ import dataclasses
 
 import numpy as np
 
-from emulator.optimizer import chains
 from emulator.replay.engine import replay
 from emulator.replay.fold import fold
 from emulator.traces.joined import Joined
-from emulator.whatif import edits as edit
-from emulator.whatif.buckets import Gradients, gradients
-from emulator.workload.graph import NO_MEETING, Order, Streams
+from emulator.whatif.edits import arrange, durations, edges, on_stream, with_durations, with_streams, without_empty
+from emulator.whatif.fusion import continues_run
+from emulator.whatif.gradients import gradients
+from emulator.workload.graph import NO_MEETING, Order
 from switchml.runtime.jit import kernel
 
 
@@ -32,20 +32,20 @@ def frozen(joined: Joined) -> Joined:
     graph, ops = joined.graph, joined.graph.ops
     if np.any(graph.streams.order == Order.READY):
         return joined
-    found = gradients(joined)
-    later = _later(ops.stream, ops.meeting, ops.dep_start, ops.deps, np.isin(ops.meeting, found.meetings))
+    present = gradients(joined)
+    later = _later(ops.stream, ops.meeting, ops.dep_start, ops.deps, np.isin(ops.meeting, present.meetings))
     end_s = replay(graph, joined.costs).end_s
-    before, _ = chains.on_stream(graph)
+    before, _ = on_stream(graph)
     rank = graph.op_rank()
 
     # What of the frozen part is waited for: on a stream that goes on later, its last op; dependencies; gradients; and
     # the very end.
     heads = np.unique(before[later & (before >= 0)])
     heads = heads[~later[heads]]
-    of_dep = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
+    owner, on = edges(ops)
     seen = np.zeros(len(ops), bool)
-    seen[ops.deps[later[of_dep]]] = True
-    seen[found.op.ravel()] = True
+    seen[on[later[owner]]] = True
+    seen[present.op.ravel()] = True
     for number in range(len(graph.ranks)):
         own = np.flatnonzero((rank == number) & ~later)
         if len(own):
@@ -58,38 +58,21 @@ def frozen(joined: Joined) -> Joined:
     starts = starts[np.lexsort((starts, end_s[starts], rank[starts]))]
     is_first = np.diff(rank[starts], prepend=-1) != 0
     took_s = np.where(is_first, end_s[starts], np.diff(end_s[starts], prepend=0.0))
-    rest = np.flatnonzero(later)
-    order = np.concatenate([heads, starts, rest])
-    place = np.full(len(ops), -1, np.int64)
-    place[order] = np.arange(len(order))
-    before_start: list[list[int]] = [[] for _ in range(len(heads) + len(starts))]
-    deps = before_start + [sorted(set(place[ops.before(op)].tolist())) for op in rest]
-    stream = np.concatenate([ops.stream[heads], len(graph.streams) + rank[starts], ops.stream[rest]])
-    small = edit.kept(_alone(joined, order[: len(before_start)], found), order, deps, stream)
-    return edit.with_durations(small, np.arange(len(before_start)), np.concatenate([end_s[heads], took_s]))
-
-
-def _alone(joined: Joined, starts: np.ndarray, found: Gradients) -> Joined:
-    """With a stream more on each rank, the ops `starts` in no meeting, and the gradients as `found`."""
-    graph, streams = joined.graph, joined.graph.streams
-    meeting = graph.ops.meeting.copy()
-    meeting[starts] = NO_MEETING
-    ranks = np.arange(len(graph.ranks), dtype=np.int32)
-    graph = dataclasses.replace(
-        graph,
-        ops=dataclasses.replace(graph.ops, meeting=meeting),
-        streams=Streams(
-            rank=np.append(streams.rank, ranks),
-            name=streams.name + ["until then"] * len(ranks),
-            order=np.append(streams.order, np.full(len(ranks), Order.PROGRAM)).astype(np.int8),
-        ),
-    )
+    frozen_ops = np.concatenate([heads, starts])
+    joined = with_streams(joined, "until then")
+    stream, meeting = ops.stream.copy(), ops.meeting.copy()
+    stream[starts] = len(graph.streams) + rank[starts]
+    meeting[frozen_ops] = NO_MEETING
+    waits_later = later[owner]
     listed = [
         (int(op), int(bucket), float(size))
-        for row in found.op
-        for op, bucket, size in zip(row, found.bucket, found.bytes, strict=True)
+        for row in present.op
+        for op, bucket, size in zip(row, present.bucket, present.bytes, strict=True)
     ]
-    return dataclasses.replace(joined, graph=graph, gradients=listed)
+    moved = dataclasses.replace(ops, stream=stream, meeting=meeting)
+    joined = dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, ops=moved), gradients=listed)
+    small = arrange(joined, np.append(frozen_ops, np.flatnonzero(later)), owner[waits_later], on[waits_later])
+    return with_durations(without_empty(small), np.arange(len(frozen_ops)), np.concatenate([end_s[heads], took_s]))
 
 
 @kernel
@@ -118,46 +101,37 @@ def _later(stream, meeting, dep_start, deps, is_later):
 def merged(joined: Joined) -> Joined:
     """Runs of ops that behave as one are one."""
     graph = joined.graph
-    joins = chains.follower(graph)
-    made = np.array([op for op, _, _ in joined.gradients], np.int64)
-    joins[made] = False  # buckets of other sizes may wait for these
-    _, after = chains.on_stream(graph)
-    joins[after[made][after[made] >= 0]] = False
+    joins = continues_run(graph)
+    final = np.array([op for op, _, _ in joined.gradients], np.int64)
+    joins[final] = False  # buckets of other sizes may wait for these
+    _, following = on_stream(graph)
+    joins[following[final][following[final] >= 0]] = False
     if not joins.any():
         return joined
-    heads = np.flatnonzero(~joins)
-    head = _heads(joins, chains.on_stream(graph)[0])
-    took_s = np.bincount(head, weights=edit.durations(joined), minlength=len(head))
-    place = np.full(len(head), -1, np.int64)
-    place[heads] = np.arange(len(heads))
-    deps = [sorted(set(place[head[graph.ops.before(op)]].tolist())) for op in heads]
-    small = edit.kept(joined, heads, deps, graph.ops.stream[heads])
-    alone = np.flatnonzero(small.graph.ops.meeting == NO_MEETING)
-    return edit.with_durations(small, alone, took_s[heads][alone])
-
-
-@kernel
-def _heads(joins, before):
-    """int64 (ops,): the first op of each op's run."""
-    head = np.arange(len(joins))
-    for op in range(len(joins)):
-        if joins[op]:
-            head[op] = head[before[op]]
-    return head
+    # The first op of each op's run: the last one on its stream that does not continue a run.
+    order = np.argsort(graph.ops.stream, kind="stable")
+    head = np.empty(len(order), np.int64)
+    head[order] = order[np.maximum.accumulate(np.where(joins[order], 0, np.arange(len(order))))]
+    took_s = np.bincount(head, weights=durations(joined), minlength=len(head))
+    alone = np.flatnonzero(~joins & (graph.ops.meeting == NO_MEETING))
+    owner, on = edges(graph.ops)
+    leads = ~joins[owner]
+    longer = with_durations(joined, alone, took_s[alone])
+    return without_empty(arrange(longer, np.flatnonzero(~joins), owner[leads], head[on[leads]]))
 
 
 def folded(joined: Joined) -> Joined:
     """One rank for each set of ranks that do the same at the same time."""
-    found = gradients(joined)
+    present = gradients(joined)
     whole, small = joined.graph.ops.meeting, fold(joined.graph, joined.costs)
     if len(small.graph.ranks) == len(joined.graph.ranks):
         return joined
     _, stays = np.unique(small.op, return_index=True)
     meeting_of = {
         int(whole[op]): int(small.graph.ops.meeting[small.op[op]])
-        for op in np.flatnonzero(np.isin(whole, found.meetings)).tolist()
+        for op in np.flatnonzero(np.isin(whole, present.meetings)).tolist()
     }
-    rows = np.sort(np.unique(small.representative[found.rank], return_index=True)[1])
+    rows = np.sort(np.unique(small.representative[present.rank], return_index=True)[1])
     return dataclasses.replace(
         joined,
         graph=small.graph,
@@ -168,6 +142,6 @@ def folded(joined: Joined) -> Joined:
         gradients=[
             (int(small.op[op]), meeting_of[int(bucket)], float(size))
             for row in rows
-            for op, bucket, size in zip(found.op[row], found.bucket, found.bytes, strict=True)
+            for op, bucket, size in zip(present.op[row], present.bucket, present.bytes, strict=True)
         ],
     )

@@ -19,7 +19,8 @@ import numpy as np
 from emulator.optimizer.machine import Machine
 from emulator.replay.engine import replay
 from emulator.traces.joined import Joined
-from emulator.whatif.buckets import caps_of, gradients
+from emulator.whatif.buckets import caps_of
+from emulator.whatif.gradients import gradients
 from switchml.runtime.jit import kernel
 
 MOST_BUCKETS = 64

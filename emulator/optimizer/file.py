@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from emulator.optimizer.machine import BACKEND_OF, Machine
+from emulator.optimizer.passes import PASSES
 from emulator.optimizer.search import Found
 from emulator.optimizer.setting import Setting
 from emulator.whatif.buckets import MIB
-from emulator.whatif.passes import PASSES
 from switchml import codecs
 from switchml.errors import ConfigError
 

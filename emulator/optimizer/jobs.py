@@ -23,7 +23,6 @@ from switchml.errors import ConfigError, EmulationError
 
 MIB = 1 << 20
 POWERS = tuple(2**power for power in range(11))
-PIECES = (1, 2, 4)
 CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
 ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "bucket")
 """What is searched unless told otherwise; `codec` besides, which changes what is computed."""

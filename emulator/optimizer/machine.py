@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.optimizer.codec_costs import CodecCost
 from emulator.report.tables import time_text
 from emulator.traces.joined import Joined
+from emulator.whatif import codec
 from emulator.whatif import network as networks
-from emulator.whatif.buckets import gradients
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.gradients import gradients
 from emulator.whatif.network import Network
 from emulator.whatif.transfers import LEAST_FIXED_S, Transfer, fit
-from emulator.workload.graph import Collective
 from switchml.errors import ConfigError, GraphError
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
@@ -52,7 +52,7 @@ class Machine:
     memory: Memory = field(default_factory=Memory)
     half_speed: float = 0.0
     """How many times as fast ops on the host are in half precision; 0: no difference. Kernels of an accelerator follow
-    passes/precision.py."""
+    `emulator/whatif/accelerator.py`."""
     launch_s: float = 5e-6
     """What starting one op costs besides its work."""
     doubt_s: float = 0.0
@@ -95,22 +95,11 @@ class Machine:
         return self.codecs[spec]
 
     def compressed(self, placement: str, spec: str) -> Transfer:
-        """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out. Payloads
-        that must be gathered cross a link n - 1 times, and a switch can't add them up."""
+        """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out."""
         dense = self.transfer(placement)
         if not spec:
             return dense
-        codec = self.codec(spec)
-        if codec.gathers:
-            fixed_s, per_byte_s = self.network.line(self.ranks, Collective.ALL_GATHER)  # of what all ranks gather
-            return Transfer(codec.rounds * fixed_s, 1 / (self.ranks * per_byte_s) / codec.wire_share)
-        again = self.network_of(placement).transfer(self.ranks, codec.lanes)
-        return Transfer(
-            dense.fixed_s * codec.rounds,
-            dense.bytes_per_s / codec.wire_share,
-            again=again.again,
-            guessed_bytes=again.guessed_bytes / codec.wire_share,
-        )
+        return codec.compressed(dense, self.network_of(placement), self.ranks, self.codec(spec))
 
     def assumptions(self) -> list[str]:
         """For reports."""

@@ -13,12 +13,12 @@ import numpy as np
 from emulator.optimizer import cuts
 from emulator.optimizer.coarsen import coarsen
 from emulator.optimizer.machine import Machine
+from emulator.optimizer.passes import COMMUNICATION, COMPUTE, apply
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.replay.engine import Replayed, replay
 from emulator.traces.joined import Joined
-from emulator.whatif.buckets import gradients
-from emulator.whatif.passes import COMMUNICATION, COMPUTE
-from emulator.whatif.passes.recompute import activations
+from emulator.whatif.gradients import gradients
+from emulator.whatif.recompute import activations
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,7 @@ class Objective:
         """Raises ConfigError or GraphError for what can't be done to this job."""
         if setting not in self._known:
             self.evaluated += 1
-            job = self.coarse(setting)
-            for one in COMMUNICATION:
-                job = one.apply(job, setting, self.machine)
+            job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
             took_s = replay(job.graph, job.costs).makespan_s
             never_traced = setting.buckets or setting.placement or setting.codec
             worst_s = took_s + self.machine.doubt_s * (len(gradients(job).meetings) if never_traced else 0)
@@ -93,17 +91,11 @@ class Objective:
         return dataclasses.replace(setting, buckets=caps, codec=chosen if any(chosen) else ())
 
     def _computed(self, setting: Setting) -> Joined:
-        job = self.joined
-        for one in COMPUTE:
-            job = one.apply(job, setting, self.machine)
-        return job
+        return apply(COMPUTE, self.joined, setting, self.machine)
 
     def whole(self, setting: Setting) -> Joined:
         """All passes on the job as it is, for reports and for tests of `coarsen`."""
-        job = self._computed(setting)
-        for one in COMMUNICATION:
-            job = one.apply(job, setting, self.machine)
-        return job
+        return apply(COMMUNICATION, self._computed(setting), setting, self.machine)
 
     def replayed(self, setting: Setting) -> Replayed:
         """The whole job's replay."""

@@ -18,11 +18,12 @@ import numpy as np
 
 from emulator.optimizer import cuts, space
 from emulator.optimizer.objective import Objective, Worth
+from emulator.optimizer.passes import PASSES, Pass, in_file
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.critical import critical_path
-from emulator.whatif.buckets import assign, caps_of, gradients
-from emulator.whatif.passes import PASSES, Pass, in_file
+from emulator.whatif.buckets import assign, caps_of
+from emulator.whatif.gradients import gradients
 
 CLIMBS, MOST_MOVES = 9, 3
 """Settings that are tried around each of Optuna's proposals, and borders of buckets that are moved in each: a proposal

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.optimizer.machine import Machine
+from emulator.optimizer.passes import named
 from emulator.optimizer.setting import Setting
 from emulator.whatif.buckets import MIB, caps_of
-from emulator.whatif.passes import named
 from switchml.errors import ConfigError
 
 DEFAULT_ALLOW = ("buckets", "placement")

@@ -22,9 +22,9 @@ from emulator.traces.align import Clocks, align
 from emulator.traces.causality import Causality
 from emulator.traces.collectives import Met
 from emulator.traces.events import RankTrace, What
+from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.segments import Segments, cut
-from emulator.whatif import transfers
 from emulator.workload import checks
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
@@ -335,7 +335,7 @@ def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
     own = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
     if not own.any():
         return 0.0
-    spent_s = [transfers.under_way_s(timing.came_s[own], timing.meeting_s[own]) for timing in timings]
+    spent_s = [under_way_s(timing.came_s[own], timing.meeting_s[own]) for timing in timings]
     low_s, high_s = np.quantile(spent_s, (1 / 6, 5 / 6))
     return float((high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own)))
 

@@ -6,17 +6,12 @@ host.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from emulator.traces.events import RankTrace
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
-
-if TYPE_CHECKING:
-    from emulator.whatif.contention import Competition
-    from emulator.whatif.network import Network
 
 GAP = -1
 
@@ -52,7 +47,3 @@ class Joined:
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
-    network: Network | None = None
-    """What communication costs, where somebody has said it or changed it; None: what the trace's own costs."""
-    competition: Competition | None = None
-    """What computing loses to communication, where somebody has asked (`competition.known`)."""

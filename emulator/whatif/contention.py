@@ -17,9 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from emulator.replay.engine import replay
+from emulator.traces.intervals import covered
 from emulator.traces.joined import GAP, Joined
 from emulator.whatif import transfers
-from emulator.whatif.editing import op_seconds, with_seconds
+from emulator.whatif.edits import durations, with_durations
 from emulator.workload.graph import NO_MEETING
 
 LEAST_ITERATIONS = 4
@@ -37,8 +38,8 @@ stream, and the how-many-eth of these it is."""
 
 
 @dataclass(frozen=True)
-class Competition:
-    """What `found` found."""
+class Contention:
+    """How much longer operators take beside communication."""
 
     share: dict[Identity, float]
     """Of ops that were disturbed: of what they took, what they take undisturbed."""
@@ -46,19 +47,13 @@ class Competition:
     """Rank → how many times as long all its disturbed ops take."""
 
 
-def known(iterations: Sequence[Joined]) -> list[Joined]:
-    """The same iterations, each knowing what `found` finds in all of them."""
-    competition = found(iterations)
-    return [dataclasses.replace(one, competition=competition) for one in iterations]
-
-
-def found(iterations: Sequence[Joined]) -> Competition | None:
+def measure(iterations: Sequence[Joined]) -> Contention | None:
     """Of iterations as they were traced; None where they are too few to tell."""
     if len(iterations) < LEAST_ITERATIONS:
         return None
     samples: dict[tuple, list[_Sample]] = defaultdict(list)
     for joined in iterations:
-        seconds, beside = op_seconds(joined), _beside(joined, joined.start_s, joined.end_s)
+        seconds, beside = durations(joined), _beside(joined, joined.start_s, joined.end_s)
         for op, key, identity in _named(joined):
             samples[key].append(_Sample(float(seconds[op]), float(beside[op]), identity))
     usual = _usual_over_least(samples)
@@ -74,36 +69,34 @@ def found(iterations: Sequence[Joined]) -> Competition | None:
                 share[row.identity] = min(quiet_s / row.took_s, 1.0)
                 took_s[rank] += row.took_s
                 left_s[rank] += min(quiet_s, row.took_s)
-    return Competition(share, {rank: took_s[rank] / left_s[rank] for rank in took_s if left_s[rank] > 0})
+    return Contention(share, {rank: took_s[rank] / left_s[rank] for rank in took_s if left_s[rank] > 0})
 
 
-def relieved(joined: Joined) -> Joined:
+def relieved(joined: Joined, contention: Contention) -> Joined:
     """Every op takes what it does with no communication beside it."""
-    assert joined.competition is not None
-    share = joined.competition.share
-    found = [(op, share[identity]) for op, _, identity in _named(joined) if identity in share]
-    which = np.array([op for op, _ in found], np.int64)
-    return with_seconds(joined, which, op_seconds(joined)[which] * [left for _, left in found])
+    share = contention.share
+    shares = {op: share[identity] for op, _, identity in _named(joined) if identity in share}
+    ops = np.fromiter(shares, np.int64, len(shares))
+    return with_durations(joined, ops, durations(joined)[ops] * list(shares.values()))
 
 
-def disturbed(joined: Joined) -> Joined:
+def disturbed(joined: Joined, contention: Contention) -> Joined:
     """Ops of a relieved iteration take longer again where, as replayed, all-reduces are under way: as long as in the
     trace if they were disturbed there too, else as much longer as others of their rank."""
-    assert joined.competition is not None
-    share, factor = joined.competition.share, joined.competition.factor
-    found = [(op, share.get(identity, 1.0 / factor.get(identity[0], 1.0))) for op, _, identity in _named(joined)]
-    which = np.array([op for op, _ in found], np.int64)
-    quiet_s = op_seconds(joined)[which]
-    most_s = quiet_s / np.maximum([left for _, left in found], LEAST_SHARE)
+    share, factor = contention.share, contention.factor
+    shares = {op: share.get(identity, 1.0 / factor.get(identity[0], 1.0)) for op, _, identity in _named(joined)}
+    ops = np.fromiter(shares, np.int64, len(shares))
+    quiet_s = durations(joined)[ops]
+    most_s = quiet_s / np.maximum(list(shares.values()), LEAST_SHARE)
     changed = joined
     for _ in range(PASSES):
         played = replay(changed.graph, changed.costs)
-        beside = _beside(changed, played.start_s, played.end_s)[which]
-        changed = with_seconds(joined, which, quiet_s + beside * (most_s - quiet_s))
+        beside = _beside(changed, played.start_s, played.end_s)[ops]
+        changed = with_durations(joined, ops, quiet_s + beside * (most_s - quiet_s))
     if not factor:
         return changed
-    told = f"what computes beside all-reduces takes {np.mean(list(factor.values())):.2g} times as long, as it did"
-    return dataclasses.replace(changed, assumptions=[*changed.assumptions, told])
+    assumed = f"what computes beside all-reduces takes {np.mean(list(factor.values())):.2g} times as long, as it did"
+    return dataclasses.replace(changed, assumptions=[*changed.assumptions, assumed])
 
 
 class _Sample(NamedTuple):
@@ -158,20 +151,3 @@ def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarra
     np.maximum.at(done_s, meeting[member], end_s[member])
     rows = np.flatnonzero(done_s > began_s)
     return covered(start_s, end_s, began_s[rows], done_s[rows])
-
-
-def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:
-    """float64 (spans,): what share of each span lies within any of the others, which begin at `from_s` and end at
-    `until_s`. Spans without a length count 0."""
-    if not len(from_s):
-        return np.zeros(len(start_s))
-    order = np.argsort(from_s)
-    # How much of the union lies before a time: a line that rises with slope 1 within the union, else not.
-    reach_s = np.maximum.accumulate(until_s[order])
-    from_s = np.maximum(from_s[order], np.concatenate([[-np.inf], reach_s[:-1]]))
-    width_s = np.maximum(reach_s - from_s, 0.0)
-    at_s = np.stack([reach_s - width_s, reach_s], axis=1).ravel()
-    before_s = np.stack([np.cumsum(width_s) - width_s, np.cumsum(width_s)], axis=1).ravel()
-    within_s = np.interp(end_s, at_s, before_s) - np.interp(start_s, at_s, before_s)
-    length_s = end_s - start_s
-    return np.divide(within_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)

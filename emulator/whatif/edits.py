@@ -1,180 +1,258 @@
-"""Changes that several passes make to a job: durations of some ops, ops before and after others, and the same job with
-fewer ops. All return a new Joined; nothing is changed in place.
+"""The edits of a joined iteration's graph that changes are made of. Each takes a `Joined` and returns another; nothing
+is
+changed in place. `arrange` is the general one; the others are special cases of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
-from emulator.whatif.buckets import gradients
-from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Kind, Meetings, Ops, Works
+from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Graph, Kind, Meetings, Ops, Order, Streams, Works
+
+OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
 
 
-def with_durations(joined: Joined, which: np.ndarray, seconds: np.ndarray) -> Joined:
-    """The ops `which` (int (n,), no members of meetings) take `seconds` (float64 (n,)); each gets a work of its own."""
-    graph, works = joined.graph, joined.graph.works
-    rows = graph.ops.work[which]
-    names = ("kind", "collective", "flops", "bytes", "seconds", "priority", "is_source")
-    columns = {name: np.append(getattr(works, name), getattr(works, name)[rows]) for name in names}
-    work = graph.ops.work.copy()
-    work[which] = len(works) + np.arange(len(rows))
-    graph = dataclasses.replace(
-        graph,
-        works=Works(name=works.name + [works.name[row] for row in rows], **columns),
-        ops=dataclasses.replace(graph.ops, work=work),
-    )
-    costs = dataclasses.replace(joined.costs, work_s=np.append(joined.costs.work_s, seconds))
-    return dataclasses.replace(joined, graph=graph, costs=costs)
+# What is there
 
 
 def durations(joined: Joined) -> np.ndarray:
-    """float64 (ops,): what each op takes alone; 0 for members of meetings."""
+    """float64 (ops,): what each op takes alone; 0 for members of collectives."""
     alone = joined.graph.ops.meeting == NO_MEETING
     return np.where(alone, joined.costs.work_s[joined.graph.ops.work], 0.0)
 
 
 def computes(joined: Joined) -> np.ndarray:
-    """bool (ops,): the ops that compute: an accelerator's kernels where any lane is one, else what the host runs."""
+    """bool (ops,): the ops that compute: an accelerator's kernels where there are any, else what the host runs."""
     own = (joined.graph.op_kind() == Kind.COMPUTE) & (joined.graph.ops.meeting == NO_MEETING)
-    on_device = is_on_device(joined)
-    return own & on_device if on_device.any() else own
+    on_device = own & is_on_device(joined)
+    return on_device if on_device.any() else own
 
 
 def is_on_device(joined: Joined) -> np.ndarray:
     """bool (ops,): whether the event an op came from ran on an accelerator."""
-    found = np.zeros(len(joined.graph.ops), bool)
+    result = np.zeros(len(joined.graph.ops), bool)
     rank = joined.graph.op_rank()
     for number, trace in enumerate(joined.traces):
-        if not any(lane.kind == LaneKind.DEVICE for lane in trace.lanes):
-            continue
         kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
-        own = np.flatnonzero((rank == number) & (joined.event != GAP) & (joined.event < len(trace.events)))
-        if len(own):
-            found[own] = kinds[trace.events.lane[joined.event[own]]] == LaneKind.DEVICE
-    return found
+        if (kinds == LaneKind.DEVICE).any():
+            own = np.flatnonzero((rank == number) & (joined.event != GAP))
+            result[own] = kinds[trace.events.lane[joined.event[own]]] == LaneKind.DEVICE
+    return result
 
 
-def kept(joined: Joined, ops: np.ndarray, deps: list[list[int]], stream: np.ndarray) -> Joined:
-    """Only the ops `ops` (ascending), on `stream`, waiting for `deps` (numbers among the kept), and the meetings that
-    have any of them."""
-    graph = joined.graph
-    meeting = graph.ops.meeting[ops]
-    used, renumbered = np.unique(meeting[meeting != NO_MEETING], return_inverse=True)
-    new_meeting = np.full(len(ops), NO_MEETING, np.int32)
-    new_meeting[meeting != NO_MEETING] = renumbered
-    place = np.full(len(graph.ops), -1, np.int64)
-    place[ops] = np.arange(len(ops))
-    number = {int(old): i for i, old in enumerate(used)}
-    changed = dataclasses.replace(
-        graph,
-        meetings=Meetings(graph.meetings.work[used], graph.meetings.group[used]),
-        ops=Ops(
-            work=graph.ops.work[ops],
-            stream=stream.astype(np.int32),
-            meeting=new_meeting,
-            micro_batch=np.full(len(ops), NO_MICRO_BATCH, np.int32),
-            dep_start=np.concatenate([[0], np.cumsum([len(one) for one in deps])]).astype(np.int64),
-            deps=np.array([op for one in deps for op in one], np.int32),
-        ),
+def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64 (ops,): the op before, and the op after, on each op's stream in the order of the graph; -1: none."""
+    count = len(graph.ops)
+    order = np.argsort(graph.ops.stream, kind="stable")
+    same = np.diff(graph.ops.stream[order]) == 0
+    previous, following = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    previous[order[1:][same]] = order[:-1][same]
+    following[order[:-1][same]] = order[1:][same]
+    return previous, following
+
+
+def edges(ops: Ops) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64 (dependencies,): an op, and the op that it waits for."""
+    return np.repeat(np.arange(len(ops)), np.diff(ops.dep_start)), ops.deps.astype(np.int64)
+
+
+# Times
+
+
+def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Joined:
+    """`ops`, int (n,) and no members of collectives, take `seconds`, float64 (n,)."""
+    rows = joined.graph.ops.work[ops]
+    names = joined.graph.works.name
+    joined, first = with_rows(joined, [names[row] for row in rows], rows, seconds=seconds)
+    work = joined.graph.ops.work.copy()
+    work[ops] = first + np.arange(len(rows))
+    return dataclasses.replace(
+        joined, graph=dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, work=work))
     )
+
+
+def with_transfer_seconds(joined: Joined, meetings: np.ndarray, seconds: np.ndarray) -> Joined:
+    """The collectives `meetings` take `seconds`, whatever they move."""
     costs = joined.costs
+    fixed_s, size = costs.meeting_fixed_s.copy(), costs.meeting_bytes.copy()
+    fixed_s[meetings], size[meetings] = seconds, 0.0
+    return dataclasses.replace(joined, costs=dataclasses.replace(costs, meeting_fixed_s=fixed_s, meeting_bytes=size))
+
+
+# Tables
+
+
+def with_rows(
+    joined: Joined, names: Sequence[str], rows: np.ndarray | None = None, *, seconds: np.ndarray, **columns: object
+) -> tuple[Joined, int]:
+    """More rows in the table of works, one for each of `names`, and the first one's number: copies of `rows`, int (n,),
+    or rows of `OP_DEFAULTS`, but for `columns`. An op of such a row takes `seconds`, float64 (n,)."""
+    works, count = joined.graph.works, len(names)
+    values = {name: getattr(works, name)[rows] for name in OP_DEFAULTS} if rows is not None else OP_DEFAULTS
+    values = values | columns | {"seconds": seconds}
+    longer = {
+        name: np.concatenate([(old := getattr(works, name)), np.broadcast_to(value, count).astype(old.dtype)])
+        for name, value in values.items()
+    }
+    graph = dataclasses.replace(joined.graph, works=Works(name=[*works.name, *names], **longer))
+    costs = dataclasses.replace(joined.costs, work_s=np.concatenate([joined.costs.work_s, seconds]))
+    return dataclasses.replace(joined, graph=graph, costs=costs), len(works)
+
+
+def with_streams(joined: Joined, name: str) -> Joined:
+    """One more stream on each rank; that of rank r gets the number `len(streams) + r`."""
+    streams, ranks = joined.graph.streams, np.arange(len(joined.graph.ranks), dtype=np.int32)
+    longer = Streams(
+        rank=np.append(streams.rank, ranks),
+        name=streams.name + [name] * len(ranks),
+        order=np.append(streams.order, np.full(len(ranks), Order.PROGRAM)).astype(np.int8),
+    )
+    return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, streams=longer))
+
+
+# Ops
+
+
+def arrange(
+    joined: Joined,
+    order: np.ndarray,
+    owner: np.ndarray,
+    on: np.ndarray,
+    *,
+    work: np.ndarray | Sequence[int] = (),
+    stream: np.ndarray | Sequence[int] = (),
+    meeting: np.ndarray | int = NO_MEETING,
+) -> Joined:
+    """The ops `order`: numbers of present ops and, from `len(ops)` on, of new ones with these rows. Op `owner[i]` waits
+    for op `on[i]`, in the same numbers; pairs with an op that is not in `order` are left out."""
+    ops, more = joined.graph.ops, len(work)
+    place = np.full(len(ops) + more, -1, np.int64)
+    place[order] = np.arange(len(order))
+    owner, on = place[owner], place[on]
+    both = (owner >= 0) & (on >= 0)
+    pairs = np.unique(owner[both] * len(order) + on[both])
+    owner, on = np.divmod(pairs, max(len(order), 1))
+
+    def column(old: np.ndarray, new: object) -> np.ndarray:
+        return (np.concatenate([old, np.broadcast_to(new, more)]) if more else old)[order].astype(old.dtype)
+
+    arranged = Ops(
+        work=column(ops.work, work),
+        stream=column(ops.stream, stream),
+        meeting=column(ops.meeting, meeting),
+        micro_batch=column(ops.micro_batch, NO_MICRO_BATCH),
+        dep_start=np.searchsorted(owner, np.arange(len(order) + 1)).astype(np.int64),
+        deps=on.astype(np.int32),
+    )
+    return dataclasses.replace(
+        joined,
+        graph=dataclasses.replace(joined.graph, ops=arranged),
+        event=column(joined.event, GAP),
+        start_s=column(joined.start_s, np.nan),
+        end_s=column(joined.end_s, np.nan),
+        gradients=[(int(place[op]), *rest) for op, *rest in joined.gradients if place[op] >= 0],
+    )
+
+
+def with_edges(joined: Joined, owner: np.ndarray, on: np.ndarray) -> Joined:
+    """The same ops with other dependencies: op `owner[i]` waits for op `on[i]`."""
+    return arrange(joined, np.arange(len(joined.graph.ops)), owner, on)
+
+
+def reorder(joined: Joined, key: np.ndarray) -> Joined:
+    """Ops in the order of `key`, float64 (ops,); equal keys stay as they are. Streams take ops in that order."""
+    return arrange(joined, np.argsort(key, kind="stable"), *edges(joined.graph.ops))
+
+
+def append(
+    joined: Joined, name: str, kind: Kind, seconds: np.ndarray, stream: np.ndarray, key: np.ndarray, owner, on
+) -> Joined:
+    """New ops on `stream`, int (n,), that take `seconds`, float64 (n,). Op number i of the old graph has the key i, and
+    new ones stand where `key`, float64 (n,), puts them. All dependencies are (`owner`, `on`); new ops have the numbers
+    from `len(ops)` on."""
+    count = len(joined.graph.ops)
+    joined, first = with_rows(joined, [name] * len(seconds), kind=kind, seconds=np.asarray(seconds, np.float64))
+    order = np.argsort(np.concatenate([np.arange(count), key]), kind="stable")
+    return arrange(joined, order, owner, on, work=first + np.arange(len(seconds)), stream=stream)
+
+
+def before(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
+    """A new op in front of each of `ops` on its stream: it takes over the dependencies, and the op waits for it."""
+    new, owner, on = _beside(joined, ops)
+    number = np.arange(len(joined.graph.ops))
+    number[ops] = new
+    edges_ = np.append(number[owner], ops), np.append(on, new)
+    return append(joined, name, kind, seconds, joined.graph.ops.stream[ops], ops - 0.5, *edges_)
+
+
+def after(joined: Joined, ops: np.ndarray, name: str, kind: Kind, seconds: np.ndarray) -> Joined:
+    """A new op behind each of `ops` on its stream: it waits for the op, and all wait for it who waited for the op."""
+    new, owner, on = _beside(joined, ops)
+    number = np.arange(len(joined.graph.ops))
+    number[ops] = new
+    edges_ = np.append(owner, new), np.append(number[on], ops)
+    moved = dataclasses.replace(joined, gradients=[(int(number[op]), *rest) for op, *rest in joined.gradients])
+    return append(moved, name, kind, seconds, joined.graph.ops.stream[ops], ops + 0.5, *edges_)
+
+
+def _beside(joined: Joined, ops: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return len(joined.graph.ops) + np.arange(len(ops)), *edges(joined.graph.ops)
+
+
+def drop(joined: Joined, ops: np.ndarray) -> Joined:
+    """Without `ops`, and without collectives that then have no member. What waited for one of them, also as the next on
+    its stream, waits for what that one waited for."""
+    graph = joined.graph
+    is_dropped = np.zeros(len(graph.ops), bool)
+    is_dropped[ops] = True
+    previous, _ = on_stream(graph)
+    waits: dict[int, set[int]] = {}  # of a dropped op: the ops that stay which it waited for
+    for first in np.flatnonzero(is_dropped).tolist():
+        stack = [first]
+        while stack:
+            op = stack[-1]
+            deps = [dep for dep in (*graph.ops.before(op).tolist(), int(previous[op])) if dep >= 0]
+            open_deps = [dep for dep in deps if is_dropped[dep] and dep not in waits]
+            if not open_deps:
+                waits[op] = set().union(*(waits[dep] if is_dropped[dep] else {dep} for dep in deps))
+                stack.pop()
+            stack += open_deps
+    owner, on = edges(graph.ops)
+    through = np.flatnonzero(is_dropped[on] & ~is_dropped[owner])
+    behind = np.flatnonzero((previous >= 0) & ~is_dropped & is_dropped[previous])
+    by_order = graph.streams.order[graph.ops.stream] == Order.PROGRAM
+    bridges = [
+        (op, dep)
+        for op, gone in zip(
+            np.append(owner[through], behind).tolist(), np.append(on[through], previous[behind]).tolist(), strict=True
+        )
+        for dep in waits[gone]
+        if graph.ops.stream[dep] != graph.ops.stream[op] or not by_order[op]  # else the stream's order says so
+    ]
+    more = np.array(bridges, np.int64).reshape(-1, 2)
+    stays = np.flatnonzero(~is_dropped)
+    return without_empty(arrange(joined, stays, np.append(owner, more[:, 0]), np.append(on, more[:, 1])))
+
+
+def without_empty(joined: Joined) -> Joined:
+    """Only the collectives that have members."""
+    graph, costs = joined.graph, joined.costs
+    number = np.full(len(graph.meetings) + 1, NO_MEETING, np.int32)  # the last place is NO_MEETING's own
+    used = np.unique(graph.ops.meeting[graph.ops.meeting != NO_MEETING])
+    number[used] = np.arange(len(used))
     columns = ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route")
     return dataclasses.replace(
         joined,
-        graph=changed,
-        costs=dataclasses.replace(costs, **{name: getattr(costs, name)[used] for name in columns}),
-        event=joined.event[ops],
-        start_s=joined.start_s[ops],
-        end_s=joined.end_s[ops],
-        gradients=[
-            (int(place[op]), number.get(meeting, NO_MEETING), size)
-            for op, meeting, size in joined.gradients
-            if place[op] >= 0
-        ],
-    )
-
-
-def around(
-    joined: Joined, which: np.ndarray, before_s: np.ndarray, after_s: np.ndarray, name: str, kind: Kind
-) -> Joined:
-    """Each op of `which` (ascending) gets an op of `before_s` seconds in front of it on its stream, which waits for
-    what it waited for, and one of `after_s` behind it, for which all wait who waited for it."""
-    graph, ops, count = joined.graph, joined.graph.ops, len(joined.graph.ops)
-    extra = np.zeros(count, np.int64)
-    extra[which] = 1
-    place = np.arange(count) + 2 * (np.cumsum(extra) - extra) + extra  # an op of `which` stands in the middle of three
-    first, last = place[which] - 1, place[which] + 1
-    total = count + 2 * len(which)
-    works = graph.works
-    rows = {
-        "kind": np.full(2 * len(which), kind),
-        "collective": np.zeros(2 * len(which)),
-        "flops": np.zeros(2 * len(which)),
-        "bytes": np.zeros(2 * len(which)),
-        "seconds": np.concatenate([before_s, after_s]),
-        "priority": np.tile(works.priority[ops.work[which]], 2),
-        "is_source": np.zeros(2 * len(which)),
-    }
-    new_works = Works(
-        name=works.name + [name] * (2 * len(which)),
-        **{
-            key: np.append(getattr(works, key), column).astype(getattr(works, key).dtype)
-            for key, column in rows.items()
-        },
-    )
-
-    def column(old: np.ndarray, of_first: np.ndarray | int, of_last: np.ndarray | int) -> np.ndarray:
-        found = np.empty(total, old.dtype)
-        found[place], found[first], found[last] = old, of_first, of_last
-        return found
-
-    numbers = np.arange(len(which)) + len(works)
-    end = place.copy()
-    end[which] = last
-    start = place.copy()
-    start[which] = first
-    widths = np.diff(ops.dep_start)
-    owner = np.concatenate([start[np.repeat(np.arange(count), widths)], place[which], last])
-    on = np.concatenate([end[ops.deps], first, place[which]])
-    order = np.argsort(owner, kind="stable")
-    changed = dataclasses.replace(
-        graph,
-        works=new_works,
-        ops=Ops(
-            work=column(ops.work, numbers, numbers + len(which)),
-            stream=column(ops.stream, ops.stream[which], ops.stream[which]),
-            meeting=column(ops.meeting, NO_MEETING, NO_MEETING),
-            micro_batch=column(ops.micro_batch, NO_MICRO_BATCH, NO_MICRO_BATCH),
-            dep_start=np.concatenate([[0], np.cumsum(np.bincount(owner, minlength=total))]).astype(np.int64),
-            deps=on[order].astype(np.int32),
+        graph=dataclasses.replace(
+            graph,
+            meetings=Meetings(graph.meetings.work[used], graph.meetings.group[used]),
+            ops=dataclasses.replace(graph.ops, meeting=number[graph.ops.meeting]),
         ),
+        costs=dataclasses.replace(costs, **{name: getattr(costs, name)[used] for name in columns}),
+        gradients=[(op, int(number[meeting]), size) for op, meeting, size in joined.gradients],
     )
-    return dataclasses.replace(
-        joined,
-        graph=changed,
-        costs=dataclasses.replace(joined.costs, work_s=np.concatenate([joined.costs.work_s, before_s, after_s])),
-        event=column(joined.event, GAP, GAP),
-        start_s=column(joined.start_s, np.nan, np.nan),
-        end_s=column(joined.end_s, np.nan, np.nan),
-        gradients=[(int(end[op]), meeting, size) for op, meeting, size in joined.gradients],
-    )
-
-
-def without_meetings(joined: Joined) -> Joined:
-    """Collectives take no time; members still wait for each other."""
-    count = np.zeros(len(joined.graph.meetings))
-    return dataclasses.replace(
-        joined, costs=dataclasses.replace(joined.costs, meeting_fixed_s=count, meeting_bytes=count)
-    )
-
-
-def after_backward(joined: Joined) -> np.ndarray:
-    """bool (ops,): those that come after the last gradient of their rank in the order of the graph."""
-    found = gradients(joined)
-    last = np.zeros(len(joined.graph.ranks), np.int64)
-    last[found.rank] = found.op.max(axis=1)
-    return np.arange(len(joined.graph.ops)) > last[joined.graph.op_rank()]

@@ -20,17 +20,14 @@ from emulator.cluster.topology import place
 from emulator.traces.joined import Joined
 from emulator.whatif import repeated_rounds as again
 from emulator.whatif import transfers
-from emulator.whatif.editing import reordered, with_meeting_seconds
-from emulator.workload.graph import NO_MEETING, Collective
-from switchml.errors import ConfigError, GraphError
+from emulator.workload.graph import Collective
+from switchml.errors import ConfigError
 
 OF_BACKEND = {"switchml": "switchml"}
 """What a backend's all-reduce is; "ring" for the others."""
 TOO_MUCH = 2.0
 """More than so many times what links are said to carry can't be noise. (Some is usual: ranks that come early have begun
 before the last one comes, from when an all-reduce counts.)"""
-LEAST_LEFT = 0.05
-"""Of what a meeting took, at least this is left when its transfer is made faster."""
 
 LARGE_BYTES = float(1 << 30)
 """From this size on, costs grow in proportion to bytes."""
@@ -179,93 +176,3 @@ def _median(fits: list[transfers.Transfer]) -> transfers.Transfer:
 def world_size(joined: Joined) -> int:
     """Ranks of the job, traced or not."""
     return max(round(float(joined.graph.ranks.weight.sum())), 1)
-
-
-def known(joined: Joined) -> Network:
-    """The iteration's network: what a change has made it, or fitted now."""
-    return joined.network if joined.network is not None else fit(joined)
-
-
-def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Joined:
-    """The same iteration on another network. `sizes`: of groups, int (groups,), where these change too."""
-    before = known(joined)
-    joined = one_at_a_time(joined)
-    graph, costs = joined.graph, joined.costs
-    old_sizes = graph.groups.size
-    new_sizes = old_sizes if sizes is None else np.asarray(sizes, np.int32)
-    took_s = transfers.meeting_s(costs)
-    found = np.flatnonzero(graph.works.collective[graph.meetings.work] != Collective.READ)
-    seconds = np.empty(len(found))
-    for i, meeting in enumerate(found.tolist()):
-        work, group = int(graph.meetings.work[meeting]), int(graph.meetings.group[meeting])
-        size, collective = float(graph.works.bytes[work]), int(graph.works.collective[work])
-        was = before.seconds(size, int(old_sizes[group]), collective)
-        now = network.seconds(size, int(new_sizes[group]), collective)
-        seconds[i] = max(took_s[meeting] + now - was, LEAST_LEFT * min(now, took_s[meeting]))
-    if network.algorithm != before.algorithm and len(reduces := transfers.all_reduces(joined)):
-        first = reduces[np.argmin(transfers.arrivals_s(joined)[reduces])]  # the others are taken to wait in line
-        size, ranks = float(transfers.meeting_bytes(joined)[first]), world_size(joined)
-        seconds[found == first] += network.transfer(ranks).again_s(size) - before.transfer(ranks).again_s(size)
-    changed = with_meeting_seconds(joined, found, seconds)
-    graph = dataclasses.replace(graph, groups=dataclasses.replace(graph.groups, size=new_sizes))
-    return dataclasses.replace(changed, graph=graph, network=network)
-
-
-def one_at_a_time(joined: Joined) -> Joined:
-    """All-reduces on one stream of each rank, in the order of their starts. What overlaps shares a link; one after the
-    other they can be given other prices. Of a stretch of time in which any was under way each takes as long as its
-    bytes do at one rate, that with which the stretch ends when it did."""
-    graph, ops = joined.graph, joined.graph.ops
-    meetings = transfers.all_reduces(joined)
-    member = np.isin(ops.meeting, meetings)
-    streams = [np.unique(ops.stream[member & (graph.op_rank() == rank)]) for rank in range(len(graph.ranks))]
-    if all(len(own) <= 1 for own in streams):
-        return joined
-    began_s = transfers.arrivals_s(joined)
-    took_s = transfers.meeting_s(joined.costs)
-    if np.isnan(joined.start_s[member]).any():
-        raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
-    order = meetings[np.argsort(began_s[meetings], kind="stable")]
-    seconds = np.empty(len(order))
-    sizes = graph.works.bytes[graph.meetings.work[order]]
-    for stretch in transfers.stretches(began_s[order], took_s[order]):
-        weight = sizes[stretch] if sizes[stretch].sum() else took_s[order][stretch] + 1e-9
-        end_s = float((began_s[order] + took_s[order])[stretch].max())
-        seconds[stretch] = weight * _rate(began_s[order][stretch], weight, end_s)
-    joined = with_meeting_seconds(joined, order, seconds)
-    stream = ops.stream.copy()
-    key = np.arange(len(ops), dtype=np.float64)
-    place = np.zeros(len(graph.meetings), np.int64)
-    place[order] = np.arange(len(order))
-    gap_of = _gaps_before(joined, member)
-    for rank, own in enumerate(streams):
-        if len(own) <= 1:
-            continue
-        mine = np.flatnonzero(np.isin(ops.stream, own))
-        last = int(mine.max())
-        reduces = np.flatnonzero(member & (graph.op_rank() == rank))
-        stream[reduces] = own[0]
-        key[reduces] = last + (1 + place[ops.meeting[reduces]]) / (len(order) + 2)
-        gaps = gap_of[reduces]
-        has_gap = gaps >= 0
-        stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
-        key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
-    graph = dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, stream=stream))
-    return reordered(dataclasses.replace(joined, graph=graph), key)
-
-
-def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
-    """Seconds for each unit of weight with which all, served in turn from when they came, are done at `end_s`: some
-    k-th is the last that did not have to wait, and from it on there was no pause."""
-    left = np.cumsum(weight[::-1])[::-1]
-    return float(np.min((end_s - came_s) / left))
-
-
-def _gaps_before(joined: Joined, member: np.ndarray) -> np.ndarray:
-    """int64 (ops,): of each member, the op right before it on its stream if it belongs to no meeting; else -1."""
-    ops = joined.graph.ops
-    before = np.full(len(ops), -1, np.int64)
-    for op in np.flatnonzero(member).tolist():
-        if op and ops.stream[op - 1] == ops.stream[op] and ops.meeting[op - 1] == NO_MEETING:
-            before[op] = op - 1
-    return before

@@ -15,7 +15,8 @@ from emulator.replay.engine import Replayed, replay
 from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, parts
 from emulator.traces.iterations import chain
 from emulator.traces.joined import Joined
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.workload.costs import Costs
+from emulator.workload.graph import NO_MEETING, Graph, Kind
 from switchml.errors import TraceError
 
 
@@ -71,7 +72,7 @@ def traced(iterations: Sequence[Joined]) -> Played:
     )
     if np.isnan(start_s).any():
         raise TraceError("these iterations were changed: what they took was never traced")
-    return _per_iteration(_as_replayed(graph, costs, start_s, end_s), len(iterations))
+    return _per_iteration(as_replayed(graph, costs, start_s, end_s), len(iterations))
 
 
 def _late_s(joined: Joined) -> list[float]:
@@ -84,12 +85,9 @@ def _late_s(joined: Joined) -> list[float]:
     return [at - min(begun_s) for at in begun_s]
 
 
-def as_traced(joined: Joined) -> Replayed:
-    """One iteration's own times, as if it had been replayed: for parts, critical paths and timelines of the trace."""
-    return _as_replayed(joined.graph, joined.costs, joined.start_s, joined.end_s)
-
-
-def _as_replayed(graph, costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
+def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
+    """Traced times, float64 (ops,), as if they had been replayed: for parts, critical paths and timelines of a
+    trace."""
     meeting = graph.ops.meeting
     members = np.flatnonzero(meeting != NO_MEETING)
     began_s, last = np.full(len(graph.meetings), -np.inf), np.full(len(graph.meetings), -1, np.int32)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.traces.intervals import busy
 from emulator.traces.joined import Joined
 from emulator.workload.costs import NO_ROUTE, Costs
 from emulator.workload.graph import NO_MEETING, Collective
@@ -17,8 +18,8 @@ from switchml.errors import GraphError
 LEAST_FIXED_S = 3e-4
 """What a small all-reduce between hosts takes at least; half of the shortest traced one where that is less."""
 
-TOUCHING_S = 1e-6
-"""All-reduces that overlap by less follow one another."""
+LEAST_LEFT = 0.05
+"""Of what a collective took, at least this is left when its transfer is made faster."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Transfer:
         return self.again * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
 
 
-def lost_to_guesses_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+def repeated_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
     """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
     As long as one waits in line behind others, their packets announce its exponents."""
     lost_s = np.zeros(len(size_bytes))
@@ -97,6 +98,12 @@ def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: fl
     return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
 
 
+def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+    """float64: what collectives that took `took_s` take where a model says `now_s` in place of `was_s`. What they took
+    beyond the model stays."""
+    return np.maximum(took_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, took_s))
+
+
 def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
     """Bytes of all these over the time in which any was under way."""
     _, moved, busy_s = _stretches(joined, meetings)
@@ -104,7 +111,7 @@ def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> floa
 
 
 def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`_busy` of `meetings` that move bytes."""
+    """`busy` of `meetings` that move bytes."""
     meetings = all_reduces(joined) if meetings is None else meetings
     size = meeting_bytes(joined)[meetings]
     took_s = meeting_s(joined.costs)[meetings]
@@ -115,7 +122,7 @@ def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray,
     began_s = arrivals_s(joined)[meetings]
     if np.isnan(began_s).any():
         began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
-    return _busy(began_s, took_s, size)
+    return busy(began_s, took_s, size)
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:
@@ -126,31 +133,6 @@ def arrivals_s(joined: Joined) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # NaN where an op was never traced
         np.maximum.at(began_s, meeting[member], joined.start_s[member])
     return began_s
-
-
-def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
-    """How long any of these was under way."""
-    return float(_busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
-
-
-def stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
-    """int64 each: which of these were under way in each stretch of time without a pause, in the order of their
-    beginnings."""
-    order = np.argsort(began_s, kind="stable")
-    reach_s = np.maximum.accumulate((began_s + took_s)[order])
-    cuts = np.flatnonzero(began_s[order][1:] >= reach_s[:-1] - TOUCHING_S) + 1
-    return np.split(order, cuts)
-
-
-def _busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(how many, bytes, seconds) of each stretch."""
-    end_s = began_s + took_s
-    rows = [
-        (len(stretch), size[stretch].sum(), end_s[stretch].max() - began_s[stretch[0]])
-        for stretch in stretches(began_s, took_s)
-    ]
-    count, moved, busy_s = np.array(rows, float).T
-    return count, moved, busy_s
 
 
 def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> tuple[float, float]:

@@ -26,11 +26,10 @@ import click
 
 from emulator.bench.ranks.team import aggregator_at
 from emulator.cli.bench.network import RATE
-from emulator.optimizer import codec_costs, file, report
+from emulator.optimizer import file, report
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.measured import median_step_s
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.prepare import prepared
 from emulator.optimizer.search import search
 from emulator.optimizer.space import Allowed
 from emulator.optimizer.speedup import Promise
@@ -39,6 +38,8 @@ from emulator.testbed.namespaces import Lab
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
 from emulator.validation.replay.measure import BURST_S
+from emulator.whatif import codec_costs
+from emulator.whatif.serial import prepared
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import JobError
 

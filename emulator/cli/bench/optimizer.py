@@ -23,9 +23,9 @@ def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_jso
     if path is None:
         joined = made_up(gradients, ranks)
     else:
-        from emulator.optimizer.prepare import prepared
         from emulator.traces.join import join
         from emulator.traces.readers.read import read
+        from emulator.whatif.serial import prepared
 
         joined = prepared(join(read(path)))
     found = measure(joined, trials)

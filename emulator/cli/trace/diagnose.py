@@ -63,6 +63,7 @@ def diagnose(
     from emulator.report.perfetto import write_timeline
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
+    from emulator.whatif.codec_costs import measure
 
     for file in (report_file, timeline_file):
         if file is not None and not file.resolve().parent.is_dir():
@@ -70,7 +71,7 @@ def diagnose(
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     joined = join(read(path), iteration=iteration)
-    found = run(joined, least, lambda: _measured(codecs, len(joined.graph.ranks)))
+    found = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline_file is not None:
         write_timeline(found.seen.played, timeline_file, critical=found.seen.path, source="switchml trace diagnose")
     if report_file is not None:
@@ -81,10 +82,3 @@ def diagnose(
         click.echo(json.dumps(found.to_json()))
     else:
         show(found)
-
-
-def _measured(specs: tuple[str, ...], ranks: int) -> dict[str, tuple[float, float]]:
-    """Codec → share of bytes sent, bytes a second."""
-    from emulator.optimizer.codec_costs import measure
-
-    return {spec: (cost.wire_share, cost.bytes_per_s) for spec, cost in measure(specs, ranks).items()}

@@ -122,16 +122,16 @@ def optimize(
         return
     from rich.console import Console
 
-    from emulator.optimizer import codec_costs as costs
     from emulator.optimizer import file, report
     from emulator.optimizer.machine import Machine, Memory
     from emulator.optimizer.objective import Objective
-    from emulator.optimizer.prepare import prepared
     from emulator.optimizer.search import search
     from emulator.optimizer.setting import PLACEMENTS
     from emulator.optimizer.space import DEFAULT_ALLOW, Allowed
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
+    from emulator.whatif import codec_costs as costs
+    from emulator.whatif.serial import prepared
 
     for placement in placements:
         if placement not in PLACEMENTS[1:]:

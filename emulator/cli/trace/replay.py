@@ -122,10 +122,8 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
 def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, hierarchy, cluster, ranks,
              bucket_cap, codec, accelerator, without_straggler, slow):  # fmt: skip
     """(list of (what, change), what to do first): changes in the order in which they are applied."""
-    import dataclasses
-
-    from emulator.whatif import changes, network
-    from emulator.whatif import contention as competition
+    from emulator.whatif import changes, contention, network
+    from emulator.whatif.scenario import assume
 
     found = []
     if without_straggler is not None:
@@ -161,14 +159,14 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
         found.append((f"buckets of {named}", lambda one: changes.buckets(one, bucket_cap)))
     if codec:
         cost = _codec(codec, mean)
-        found.append((f"codec {codec}", lambda one: changes.codec(one, *cost, codec)))
+        found.append((f"codec {codec}", lambda one: changes.codec(one, cost, codec)))
     if not found:
         return [], None
     model = None
     if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
         model = network.fit(iterations, link, ranks_per_host or 0)
-    competing = competition.found(iterations) if bucket_cap else None
-    return found, lambda one: dataclasses.replace(one, network=model, competition=competing)
+    measured = contention.measure(iterations) if bucket_cap else None
+    return found, lambda one: assume(one, network=model, contention=measured)
 
 
 def _apply(joined, changes):
@@ -202,13 +200,11 @@ def _accelerator(said: str, mean) -> tuple[float, float]:
     return matrix, then.memory_bytes_per_s / now.memory_bytes_per_s
 
 
-def _codec(spec: str, mean) -> tuple[float, float]:
-    """Share of bytes sent, bytes a second."""
-    from emulator.optimizer.codec_costs import measure
+def _codec(spec: str, mean):
+    from emulator.whatif.codec_costs import measure
     from emulator.whatif.network import world_size
 
-    cost = measure([spec], world_size(mean))[spec]
-    return cost.wire_share, cost.bytes_per_s
+    return measure([spec], world_size(mean))[spec]
 
 
 def _show(report: dict[str, Any]) -> None:

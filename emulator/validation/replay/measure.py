@@ -30,10 +30,10 @@ from emulator.traces.joined import Joined
 from emulator.traces.readers.read import read
 from emulator.validation.clocks import Recovered, recovered
 from emulator.validation.rows import Row, summary
-from emulator.whatif import changes
-from emulator.whatif import contention as competition
+from emulator.whatif import changes, contention
 from emulator.whatif.network import fit
 from emulator.whatif.predict import predicted
+from emulator.whatif.scenario import assume
 from switchml.errors import ConfigError
 
 BURST_S = 0.002
@@ -180,7 +180,8 @@ class _Runs:
         traces = read(self.folder / "gloo")
         iterations = join_each(traces)
         network = fit(iterations, plan.rate_bps)
-        iterations = [dataclasses.replace(one, network=network) for one in competition.known(iterations)]
+        contended = contention.measure(iterations)
+        iterations = [assume(one, network=network, contention=contended) for one in iterations]
         cap = plan.other_cap_mb * 2**20
         made: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),

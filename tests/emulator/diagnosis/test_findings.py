@@ -10,7 +10,8 @@ from emulator.diagnosis.checks import diagnose
 from emulator.replay.engine import replay
 from emulator.traces.events import WireWhat
 from emulator.traces.join import MEAN
-from emulator.whatif.editing import in_front
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.edits import before
 from emulator.workload.graph import Kind
 from switchml.protocol.sizes import SWITCHML_SHARE, TCP_SHARE
 from tests.support.traced_jobs import Job, build, traced, wire_of
@@ -134,7 +135,7 @@ def test_more_work_is_not_slowness():
     graph, extra = joined.graph, 8
     works = graph.works
     forward = [op for op in np.flatnonzero(graph.op_rank() == 1) if works.name[graph.ops.work[op]] == "forward 0"]
-    more = in_front(joined, np.array(forward * extra), "forward 1", Kind.COMPUTE, [0.002] * extra)
+    more = before(joined, np.array(forward * extra), "forward 1", Kind.COMPUTE, [0.002] * extra)
     found = diagnose(more).findings[0]
     assert found.kind == "uneven work"
     assert found.gain_s == pytest.approx(extra * 0.002)
@@ -193,7 +194,7 @@ def test_network_bound():
 
 def test_codec_is_advised_where_it_helps():
     job = replace(HEALTHY, ranks=8, bytes_per_s=2e8, latency_s=1e-3, buckets=(1, 3, 4))
-    fast, slow = {"fp16": (0.5, 1e11)}, {"slow": (0.5, 1e7)}
+    fast, slow = {"fp16": CodecCost(0.5, 1e11)}, {"slow": CodecCost(0.5, 1e7)}
     (found,) = [
         each for each in diagnose(traced(job), codecs=lambda: fast | slow).findings if each.kind == "network bound"
     ]

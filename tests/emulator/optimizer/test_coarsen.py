@@ -3,14 +3,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.optimizer import chains
 from emulator.optimizer.coarsen import coarsen, folded, frozen, merged
-from emulator.optimizer.codec_costs import CodecCost
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.setting import Setting
 from emulator.replay.engine import replay
 from emulator.whatif.buckets import MIB, rebucket
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.fusion import continues_run
 from emulator.workload.checks import check
 from tests.support import ddp_jobs
 
@@ -86,7 +86,7 @@ def test_ranks_that_differ_stay():
 def test_a_run_ends_where_somebody_looks():
     job = ddp_jobs.ddp([MIB, MIB], [0.001, 0.001], ranks=1, caps=[1])
     names = [job.graph.works.name[work] for work in job.graph.ops.work]
-    joins = chains.follower(job.graph)
+    joins = continues_run(job.graph)
     # backward 0 is waited for by its bucket, and the first update waits for buckets
     assert [name for name, joined in zip(names, joins, strict=True) if joined] == ["backward 0", "optimizer 1"]
     assert np.flatnonzero(joins).size == 2

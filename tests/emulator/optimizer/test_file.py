@@ -2,16 +2,18 @@ import json
 
 import pytest
 
-from emulator.optimizer import codec_costs, file
-from emulator.optimizer.codec_costs import CHOICES, measure
+from emulator.optimizer import file
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
+from emulator.optimizer.passes import in_file
 from emulator.optimizer.search import Found, search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.optimizer.speedup import Promise
-from emulator.whatif.buckets import MIB, assign, gradients
-from emulator.whatif.passes import in_file
+from emulator.whatif import codec_costs
+from emulator.whatif.buckets import MIB, assign
+from emulator.whatif.codec_costs import CHOICES, measure
+from emulator.whatif.gradients import gradients
 from host_agent.pytorch.settings import load
 from switchml.codecs import parse
 from switchml.errors import ConfigError

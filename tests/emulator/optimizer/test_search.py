@@ -7,15 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.optimizer import cuts, report, space
-from emulator.optimizer.codec_costs import CodecCost
 from emulator.optimizer.machine import Machine, Memory
 from emulator.optimizer.objective import Objective
+from emulator.optimizer.passes import COMMUNICATION, apply
 from emulator.optimizer.search import search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.whatif import transfers
-from emulator.whatif.buckets import MIB, assign, gradients
-from emulator.whatif.passes.placement import apply as place
+from emulator.whatif.buckets import MIB, assign
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.gradients import gradients
 from tests.support import ddp_jobs
 
 CODECS = {"half": CodecCost(0.5, 2e8, lanes="int16"), "quarter": CodecCost(0.25, 5e7)}
@@ -160,11 +161,12 @@ def test_gradients_of_two_buckets_may_come_in_turns():
     first, second = gradients(job).meetings.tolist()
     turns = [(op, (first, second)[i % 2], size) for i, (op, _, size) in enumerate(job.gradients)]
     machine, setting = Machine.of(job), Setting(placement="switchml")
-    there = place(dataclasses.replace(job, gradients=turns), setting, machine)
+    there = apply(COMMUNICATION, dataclasses.replace(job, gradients=turns), setting, machine)
     transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
-    lost_s = transfers.lost_to_guesses_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
+    lost_s = transfers.repeated_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
     assert lost_s[0] > 0
-    assert there.costs.meeting_fixed_s[[first, second]] == pytest.approx(transfer.fixed_s + lost_s)
+    took_s = transfers.meeting_s(there.costs)[[first, second]]
+    assert took_s == pytest.approx(transfer.seconds(2.0 * MIB) + lost_s)
 
 
 def test_the_larger_the_doubt_the_fewer_buckets():

@@ -10,7 +10,7 @@ from emulator.traces.events import LaneKind, What
 from emulator.traces.iterations import chain, join_each
 from emulator.traces.join import MEAN, join
 from emulator.traces.joined import GAP
-from emulator.whatif.predict import as_traced, predicted, traced
+from emulator.whatif.predict import as_replayed, predicted, traced
 from emulator.workload.checks import check
 from emulator.workload.graph import NO_MEETING, Kind
 from switchml.errors import TraceError
@@ -130,7 +130,7 @@ def test_iterations_one_after_the_other_take_what_they_took():
 
 def test_the_trace_as_if_replayed_has_its_waits():
     joined = join(traces.ddp(slowness=[1.0, 1.5]))
-    waits = as_traced(joined).wait_s()
+    waits = as_replayed(joined.graph, joined.costs, joined.start_s, joined.end_s).wait_s()
     rank = joined.graph.op_rank()
     assert waits[rank == 0].sum() > 10 * waits[rank == 1].sum()
 

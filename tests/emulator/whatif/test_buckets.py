@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.replay.engine import replay
-from emulator.whatif.buckets import DDP_CAPS, MIB, assign, caps_of, gradients, rebucket, regroup
+from emulator.whatif.buckets import DDP_CAPS, MIB, assign, caps_of, rebucket, regroup
+from emulator.whatif.gradients import gradients
 from emulator.whatif.transfers import Transfer, fit
 from emulator.workload.checks import check
 from switchml.errors import ConfigError, GraphError

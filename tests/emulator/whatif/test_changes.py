@@ -13,7 +13,9 @@ from emulator.traces.iterations import join_each
 from emulator.traces.join import join
 from emulator.whatif import changes, network
 from emulator.whatif import repeated_rounds as again
+from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.predict import predicted
+from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.transfers import all_reduces, meeting_s
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
@@ -126,10 +128,10 @@ def test_the_same_buckets_cost_the_same(joined):
 
 
 def test_a_codec(joined):
-    smaller = changes.codec(joined, wire_share=0.25, bytes_per_s=1e9)
+    smaller = changes.codec(joined, CodecCost(wire_share=0.25, bytes_per_s=1e9))
     assert meeting_s(smaller.costs) == pytest.approx([2e-3 + 0.5 * 4e-3, 2e-3 + 1.5 * 4e-3], rel=1e-3)
     spent = smaller.graph.op_kind() == Kind.CODEC
-    assert spent.sum() == 8  # each rank, each bucket
+    assert spent.sum() == 16  # each rank, each bucket, before and after
     assert smaller.costs.work_s[smaller.graph.ops.work[spent]].sum() == pytest.approx(4 * 8e-3)
     check(smaller.graph)
 
@@ -155,7 +157,7 @@ def test_overlapping_all_reduces_are_served_in_turn():
     """Two at once, each taking twice as long, are two in turn; the last one ends when it did."""
     recorder_traces = _overlapping()
     joined = join(recorder_traces)
-    turned = network.one_at_a_time(joined)
+    turned = one_at_a_time(joined)
     assert takes_s(turned) == pytest.approx(takes_s(joined), rel=1e-3)
     reduces = all_reduces(turned)
     assert meeting_s(turned.costs)[reduces].sum() == pytest.approx(40e-3, rel=1e-2)
@@ -189,7 +191,7 @@ CHANGES = st.sampled_from(
         lambda one: changes.allreduce(one, "switchml"),
         lambda one: changes.allreduce(one, "tree"),
         lambda one: changes.buckets(one, [1 << 20, 4 << 20]),
-        lambda one: changes.codec(one, 0.5, 1e9),
+        lambda one: changes.codec(one, CodecCost(0.5, 1e9)),
         lambda one: changes.ranks(one, 16),
         lambda one: changes.slow(one, {1: 1.7}),
         lambda one: changes.accelerator(one, 3.0, 2.0),
@@ -217,7 +219,7 @@ def test_changes_compose(several):
         (lambda one: changes.allreduce(one, "star"), "unknown all-reduce 'star'"),
         (lambda one: changes.slow(one, {7: 2.0}), "rank 7 was not traced; there are 0, 1, 2, 3"),
         (lambda one: changes.ranks(one, 0), "0 ranks: expected at least 1"),
-        (lambda one: changes.codec(one, 0.0, 1.0), "share of bytes sent: 0.0 makes no sense"),
+        (lambda one: changes.codec(one, CodecCost(0.0, 1.0)), "share of bytes sent: 0.0 makes no sense"),
     ],
 )
 def test_nonsense(joined, change, complaint):

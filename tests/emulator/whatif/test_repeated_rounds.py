@@ -8,9 +8,10 @@ import pytest
 
 from emulator.optimizer.machine import Machine
 from emulator.traces.events import Events, Lane, LaneKind, RankTrace, What, Wire, WireWhat
-from emulator.whatif import changes, network, transfers
+from emulator.whatif import changes, transfers
 from emulator.whatif import repeated_rounds as again
 from emulator.whatif.buckets import MIB
+from emulator.whatif.scenario import network_of
 from emulator.workload.graph import Collective
 from switchml.protocol.sizes import PAYLOAD_BYTES
 from tests.support import ddp_jobs
@@ -68,8 +69,8 @@ def test_what_waits_in_line_has_its_exponents_announced():
     size = np.full(3, 3e6)
     # 1 s for 2 MB that are guessed, and 3 s for all; the second is ready 1 s before the first ends, so 1 MB is left to
     # guess; the third waits for longer than 2 MB take
-    assert transfers.lost_to_guesses_s(transfer, np.array([0.0, 3.0, 3.5]), size) == pytest.approx([1.0, 0.5, 0.0])
-    apart = transfers.lost_to_guesses_s(transfer, np.array([0.0, 10.0, 20.0]), size)
+    assert transfers.repeated_s(transfer, np.array([0.0, 3.0, 3.5]), size) == pytest.approx([1.0, 0.5, 0.0])
+    apart = transfers.repeated_s(transfer, np.array([0.0, 10.0, 20.0]), size)
     assert apart == pytest.approx([1.0] * 3) == transfer.again_s(size)
 
 
@@ -78,6 +79,6 @@ def test_in_another_place_the_first_all_reduce_is_guessed():
     there = changes.allreduce(joined, "switchml")
     first, *others = transfers.meeting_s(there.costs)
     assert others == pytest.approx([others[0]] * 3)
-    assert first - others[-1] == pytest.approx(network.known(there).transfer(4).again_s(MIB)) and first > others[0]
+    assert first - others[-1] == pytest.approx(network_of(there).transfer(4).again_s(MIB)) and first > others[0]
     back = changes.allreduce(there, "ring")
     np.testing.assert_allclose(transfers.meeting_s(back.costs), transfers.meeting_s(joined.costs))

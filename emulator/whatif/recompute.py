@@ -6,30 +6,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.optimizer.machine import Machine
-from emulator.optimizer.setting import Setting
 from emulator.traces.joined import Joined
-from emulator.whatif import edits as edit
-from emulator.whatif.buckets import gradients
+from emulator.whatif.edits import computes, durations, with_durations
+from emulator.whatif.gradients import after_backward, gradients
 
 FORWARD_SHARE = 1 / 3
 """Of the compute until the last gradient: backward takes twice as long as forward."""
 
 
-def apply(joined: Joined, setting: Setting, machine: Machine) -> Joined:
+def recompute(joined: Joined) -> Joined:
     """Backward takes as much longer as forward takes."""
-    if not setting.recompute:
-        return joined
-    own = np.flatnonzero(edit.computes(joined) & ~edit.after_backward(joined))
-    seconds = edit.durations(joined)[own]
-    rank = joined.graph.op_rank()[own]
-    times = np.ones(len(own))
+    ops = np.flatnonzero(computes(joined) & ~after_backward(joined))
+    seconds = durations(joined)[ops]
+    rank = joined.graph.op_rank()[ops]
+    times = np.ones(len(ops))
     for number in np.unique(rank):
         mine = np.flatnonzero(rank == number)
-        done = np.cumsum(seconds[mine])
-        backward = done > FORWARD_SHARE * done[-1]
-        times[mine[backward]] = 1 + FORWARD_SHARE / (1 - FORWARD_SHARE)
-    return edit.with_durations(joined, own, seconds * times)
+        done_s = np.cumsum(seconds[mine])
+        times[mine[done_s > FORWARD_SHARE * done_s[-1]]] = 1 + FORWARD_SHARE / (1 - FORWARD_SHARE)
+    return with_durations(joined, ops, seconds * times)
 
 
 def activations(traced_bytes: float, joined: Joined) -> float:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from emulator.whatif.values import positive
 from switchml.codecs import HALVES, Gather, Max, SparseSum, Sum, Turn, parse, parse_memory
 from switchml.codecs import allreduce as exchange_of
 from switchml.errors import ConfigError
@@ -37,8 +38,9 @@ class CodecCost:
     lanes: str = ""
 
     def __post_init__(self) -> None:
-        if not self.wire_share > 0 or not self.bytes_per_s > 0 or self.rounds < 1:
-            raise ConfigError(f"a codec that sends {self.wire_share} of its input at {self.bytes_per_s} bytes/s")
+        positive(self.wire_share, "a codec's share of bytes sent")
+        positive(self.bytes_per_s, "a codec's rate")
+        positive(self.rounds, "a codec's all-reduces")
 
 
 def measure(specs: Iterable[str], ranks: int, seed: int = 0) -> dict[str, CodecCost]:

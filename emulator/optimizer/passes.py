@@ -1,0 +1,165 @@
+"""Passes: each a function of a job, a setting and the machine that returns the job with one thing changed, as
+`emulator/whatif` changes it. `PASSES` is the list, in the order in which they are applied: first those that change what
+ranks compute, then those that change only how gradients are all-reduced, which a search tries on the coarsened job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from emulator import datafile
+from emulator.optimizer import cuts
+from emulator.optimizer.machine import BACKEND_OF, Machine
+from emulator.optimizer.setting import TRACED, Setting
+from emulator.traces.joined import Joined
+from emulator.whatif import changes
+from emulator.whatif.buckets import rebucket
+from emulator.whatif.codec import compress
+from emulator.whatif.edits import with_transfer_seconds
+from emulator.whatif.gradients import gradients
+from emulator.whatif.transfers import changed_s, meeting_bytes, meeting_s, repeated_s
+from switchml.errors import ConfigError
+
+Apply = Callable[[Joined, Setting, Machine], Joined]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`name` is the field of `Setting` that it obeys; `apply` is called where that is not as traced. `in_file`: whether
+    a
+    settings file makes a job do it, without a change to its script; `advice`: else, what to change. `keeps_results`:
+    whether training computes the same."""
+
+    name: str
+    title: str
+    apply: Apply
+    in_file: bool
+    keeps_results: bool
+    advice: str = ""
+
+
+def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
+    """Who adds up gradients: the ranks in a ring (Patarasuk and Yuan, JPDC 2009), a parameter server (Li et al., OSDI
+    2014), or the switch (SwitchML, NSDI 2021)."""
+    if setting.placement == machine.traced_placement:
+        return job
+    present, transfer = gradients(job), machine.transfer(setting.placement)
+    meetings, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
+    size, took_s = meeting_bytes(job)[meetings], meeting_s(job.costs)[meetings]
+    seconds = changed_s(took_s, machine.traced.seconds(size), transfer.seconds(size))
+    if transfer.again and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
+        ready_s = np.zeros(len(meetings))
+        np.maximum.at(ready_s, bucket, cuts.ready(job)[0])
+        seconds += repeated_s(transfer, ready_s, np.bincount(bucket, weights=present.bytes))
+    return with_transfer_seconds(job, meetings, seconds)
+
+
+def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
+    """Each bucket through the codec that the setting names for it. None waits in line behind another, so nothing
+    announces their exponents."""
+    meetings = gradients(job).meetings
+    specs = [setting.codec_of(number) for number in range(len(meetings))]
+    if not any(specs):
+        return job
+    size, took_s = meeting_bytes(job)[meetings], meeting_s(job.costs)[meetings]
+    dense_s = machine.transfer(setting.placement).seconds(size)
+    seconds, codec_s = np.empty(len(meetings)), np.zeros(len(meetings))
+    for spec in set(specs):
+        own = np.array([each == spec for each in specs])
+        transfer = machine.compressed(setting.placement, spec)
+        seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.again_s(size[own])
+        codec_s[own] = size[own] / machine.codec(spec).bytes_per_s if spec else 0.0
+    return compress(job, meetings, seconds, codec_s)
+
+
+COMPUTE = (
+    Pass(
+        "precision",
+        "half precision",
+        lambda job, setting, machine: changes.half_precision(job, machine.half_speed or 1.0, machine.traced.fixed_s),
+        False,
+        False,
+        "torch.autocast, or a model in bfloat16",
+    ),
+    Pass(
+        "batch",
+        "another batch size",
+        lambda job, setting, machine: changes.batch(job, setting.batch),
+        False,
+        False,
+        "batch_size of the DataLoader",
+    ),
+    Pass(
+        "fuse",
+        "operator fusion",
+        lambda job, setting, machine: changes.fuse(job, machine.launch_s),
+        False,
+        True,
+        "torch.compile(model)",
+    ),
+    Pass(
+        "recompute",
+        "recomputation",
+        lambda job, setting, machine: changes.recompute(job),
+        False,
+        True,
+        "torch.utils.checkpoint",
+    ),
+    Pass(
+        "accumulate",
+        "gradient accumulation",
+        lambda job, setting, machine: changes.accumulate(job, setting.accumulate),
+        False,
+        False,
+        "ddp.no_sync() in all but one of them",
+    ),
+)
+COMMUNICATION = (
+    Pass(
+        "buckets",
+        "buckets of gradients",
+        lambda job, setting, machine: rebucket(job, setting.buckets, machine.traced),
+        True,
+        True,
+    ),
+    Pass("placement", "who adds up gradients", _placement, True, True, "a parameter server (BytePS)"),
+    Pass("codec", "compression", _codec, True, False),
+    Pass(
+        "priority",
+        "urgent buckets first",
+        lambda job, setting, machine: changes.urgent_first(job),
+        False,
+        True,
+        "a scheduler such as ByteScheduler",
+    ),
+)
+PASSES = COMPUTE + COMMUNICATION
+
+
+def apply(passes: Iterable[Pass], job: Joined, setting: Setting, machine: Machine) -> Joined:
+    """`job` changed by those of `passes` of which the setting wants something."""
+    for one in passes:
+        if getattr(setting, one.name) != getattr(TRACED, one.name):
+            job = one.apply(job, setting, machine)
+    return job
+
+
+def in_file(setting: Setting) -> Setting:
+    """What of it a settings file makes a job do."""
+    fields = {one.name: getattr(setting, one.name) for one in PASSES if one.in_file}
+    if setting.placement not in BACKEND_OF:
+        del fields["placement"]
+    return dataclasses.replace(TRACED, **fields)
+
+
+def named(names: Iterable[str]) -> list[Pass]:
+    """Those of these names, in their order. Raises ConfigError for unknown ones."""
+    by_name = {one.name: one for one in PASSES}
+    names = set(names)
+    for name in names - by_name.keys():
+        raise ConfigError(datafile.unknown("pass", name, by_name))
+    return [one for one in PASSES if one.name in names]

@@ -1,0 +1,49 @@
+"""Spans of time: how long any of several was under way, and how much of one lies within others."""
+
+from __future__ import annotations
+
+import numpy as np
+
+TOUCHING_S = 1e-6
+"""Spans that overlap by less follow one another: clocks tick, and profilers round."""
+
+
+def stretches(began_s: np.ndarray, took_s: np.ndarray) -> list[np.ndarray]:
+    """int64 each: which spans were under way in each stretch of time without a pause, in the order of their starts."""
+    order = np.argsort(began_s, kind="stable")
+    reach_s = np.maximum.accumulate((began_s + took_s)[order])
+    cuts = np.flatnonzero(began_s[order][1:] >= reach_s[:-1] - TOUCHING_S) + 1
+    return np.split(order, cuts)
+
+
+def busy(began_s: np.ndarray, took_s: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Three float64 (stretches,): how many spans, the sum of their `size`, and seconds of each stretch."""
+    end_s = began_s + took_s
+    rows = [
+        (len(stretch), size[stretch].sum(), end_s[stretch].max() - began_s[stretch[0]])
+        for stretch in stretches(began_s, took_s)
+    ]
+    count, total, seconds = np.array(rows, float).T
+    return count, total, seconds
+
+
+def under_way_s(began_s: np.ndarray, took_s: np.ndarray) -> float:
+    """How long any of these spans was under way."""
+    return float(busy(began_s, took_s, np.zeros(len(began_s)))[2].sum())
+
+
+def covered(start_s: np.ndarray, end_s: np.ndarray, from_s: np.ndarray, until_s: np.ndarray) -> np.ndarray:
+    """float64 (spans,): what share of each span lies within any of the others, which begin at `from_s` and end at
+    `until_s`. Spans without a length count 0."""
+    if not len(from_s):
+        return np.zeros(len(start_s))
+    order = np.argsort(from_s)
+    # How much of the union lies before a time: a line that rises with slope 1 within the union, else not.
+    reach_s = np.maximum.accumulate(until_s[order])
+    from_s = np.maximum(from_s[order], np.concatenate([[-np.inf], reach_s[:-1]]))
+    width_s = np.maximum(reach_s - from_s, 0.0)
+    at_s = np.stack([reach_s - width_s, reach_s], axis=1).ravel()
+    before_s = np.stack([np.cumsum(width_s) - width_s, np.cumsum(width_s)], axis=1).ravel()
+    within_s = np.interp(end_s, at_s, before_s) - np.interp(start_s, at_s, before_s)
+    length_s = end_s - start_s
+    return np.divide(within_s, length_s, out=np.zeros(len(length_s)), where=length_s > 0).clip(0.0, 1.0)

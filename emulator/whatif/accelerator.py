@@ -1,0 +1,51 @@
+"""A faster accelerator, and half precision on the same one."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.traces.joined import Joined
+from emulator.traces.kernels import on_matrix_units
+from emulator.whatif.edits import computes, durations, is_on_device, with_durations
+from emulator.whatif.gradients import gradients
+from emulator.whatif.serial import one_at_a_time
+from emulator.whatif.values import positive
+
+HALF_MATRIX, HALF_OTHER = 3.0, 2.0
+"""How many times as fast kernels are in half precision: those that multiply matrices, and others (Daydream, ATC 2020,
+section 5.1)."""
+
+
+def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> Joined:
+    """Compute `matrix` times as fast; `memory`: for operators that are not matrix products (default: the same). On
+    traces of accelerators it is their kernels, else what hosts run."""
+    memory = matrix if memory is None else memory
+    joined = one_at_a_time(joined)
+    ops = np.flatnonzero(computes(joined))
+    is_matrix = on_matrix_units(joined.graph.works.name)[joined.graph.ops.work[ops]]
+    factor = np.where(is_matrix, positive(matrix, "accelerator"), positive(memory, "accelerator"))
+    return with_durations(joined, ops, durations(joined)[ops] / factor)
+
+
+def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
+    """An accelerator's kernels as `HALF_MATRIX` and `HALF_OTHER` say, a host's operators `host_speed` times as fast,
+    and
+    half of each gradient. `least_s`: of an all-reduce's time, what does not depend on its size."""
+    speeds = (HALF_MATRIX, HALF_OTHER) if is_on_device(joined).any() else (host_speed, host_speed)
+    meetings = gradients(joined).meetings
+    joined = accelerator(joined, *speeds)
+    works, costs = joined.graph.works, joined.costs
+    size, moved, fixed_s = works.bytes.copy(), costs.meeting_bytes.copy(), costs.meeting_fixed_s.copy()
+    size[np.unique(joined.graph.meetings.work[meetings])] /= 2
+    is_timed = moved[meetings] == 0  # a traced duration, not bytes at a rate: what is above the fixed part halves
+    fixed = np.minimum(least_s, fixed_s[meetings])
+    fixed_s[meetings] = np.where(is_timed, (fixed_s[meetings] + fixed) / 2, fixed_s[meetings])
+    moved[meetings] /= 2
+    return dataclasses.replace(
+        joined,
+        graph=dataclasses.replace(joined.graph, works=dataclasses.replace(works, bytes=size)),
+        costs=dataclasses.replace(costs, meeting_bytes=moved, meeting_fixed_s=fixed_s),
+        gradients=[(op, meeting, size / 2) for op, meeting, size in joined.gradients],
+    )

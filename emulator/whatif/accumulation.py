@@ -1,0 +1,30 @@
+"""Gradient accumulation: several micro-batches go forward and backward before gradients are all-reduced, once for all
+of them. The batch is as many times larger.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.replay.engine import replay
+from emulator.traces.joined import Joined
+from emulator.whatif.edits import append, edges, with_streams, with_transfer_seconds
+from emulator.whatif.gradients import gradients
+from emulator.workload.graph import Kind
+
+NAME = "earlier micro-batches"
+
+
+def accumulate(joined: Joined, micro_batches: int) -> Joined:
+    """Everything on a rank waits for its earlier micro-batches, each of which takes what the traced one takes until its
+    last gradient."""
+    graph, present = joined.graph, gradients(joined)
+    alone = with_transfer_seconds(joined, np.arange(len(graph.meetings)), 0.0)
+    earlier_s = np.zeros(len(graph.ranks))
+    earlier_s[present.rank] = (micro_batches - 1) * replay(graph, alone.costs).end_s[present.op].max(axis=1)
+    number = np.arange(len(graph.ranks))
+    roots = np.flatnonzero(np.diff(graph.ops.dep_start) == 0)
+    owner, on = edges(graph.ops)
+    owner, on = np.append(owner, roots), np.append(on, len(graph.ops) + graph.op_rank()[roots])
+    stream, first = len(graph.streams) + number, np.full(len(number), -1.0)
+    return append(with_streams(joined, NAME), NAME, Kind.COMPUTE, earlier_s, stream, first, owner, on)

@@ -1,0 +1,63 @@
+"""Compressed gradients. It pays where 1/B > 1/(ratio B) + 1/T, B being the network's rate and T the codec's. A rank's
+codec and its all-reduces take turns, as in host_agent/pytorch/comm_hooks.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emulator.traces.joined import Joined
+from emulator.whatif.codec_costs import CodecCost
+from emulator.whatif.edits import after, before, with_transfer_seconds
+from emulator.whatif.links import repeated_rounds_s
+from emulator.whatif.network import Network, world_size
+from emulator.whatif.scenario import Scenario, assume, network_of
+from emulator.whatif.serial import one_at_a_time
+from emulator.whatif.transfers import Transfer, all_reduces, changed_s, meeting_bytes, meeting_s
+from emulator.workload.graph import Collective, Kind
+
+
+def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
+    """Every all-reduce through a codec."""
+    joined = one_at_a_time(joined)
+    network, ranks = network_of(joined), world_size(joined)
+    dense = network.transfer(ranks)
+    meetings = all_reduces(joined)
+    size = meeting_bytes(joined)[meetings]
+    took_s = (meeting_s(joined.costs) - repeated_rounds_s(joined, network))[meetings]
+    transfer = compressed(dense, network, ranks, cost)
+    seconds = changed_s(took_s, dense.seconds(size), transfer.seconds(size)) + transfer.again_s(size)
+    return assume(compress(joined, meetings, seconds, size / cost.bytes_per_s, name), network=network)
+
+
+def compressed(dense: Transfer, network: Network, ranks: int, cost: CodecCost) -> Transfer:
+    """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out; `dense`: without.
+    Payloads that must be gathered cross a link n - 1 times, and a switch can't add them up."""
+    if cost.gathers:
+        fixed_s, per_byte_s = network.line(ranks, Collective.ALL_GATHER)  # of what all ranks gather
+        return Transfer(cost.rounds * fixed_s, 1 / (ranks * per_byte_s) / cost.wire_share)
+    repeated = network.transfer(ranks, cost.lanes)
+    return Transfer(
+        dense.fixed_s * cost.rounds,
+        dense.bytes_per_s / cost.wire_share,
+        again=repeated.again,
+        guessed_bytes=repeated.guessed_bytes / cost.wire_share,
+    )
+
+
+def compress(
+    joined: Joined, meetings: np.ndarray, seconds: np.ndarray, codec_s: np.ndarray, name: str = "codec"
+) -> Joined:
+    """The all-reduces `meetings` take `seconds`, and each rank has a codec run for `codec_s`, half of it before and
+    half
+    of it after; 0: none. All float64 (n,)."""
+    joined = with_transfer_seconds(joined, meetings, seconds)
+    half_s = np.zeros(len(joined.graph.meetings))
+    half_s[meetings] = codec_s / 2
+    member = joined.graph.ops.meeting
+    ops = np.flatnonzero(np.append(half_s, 0.0)[member] > 0)  # the last place: ops in no collective
+    if not len(ops):
+        return joined
+    spent_s = half_s[member[ops]]
+    joined = before(joined, ops, name, Kind.CODEC, spent_s)
+    return after(joined, ops + 1 + np.arange(len(ops)), name, Kind.CODEC, spent_s)

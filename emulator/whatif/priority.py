@@ -1,0 +1,34 @@
+"""Communication priority: of buckets that are ready the one that is waited for first goes first (ByteScheduler, SOSP
+2019; P3, MLSys 2019). It helps where an op waits for its own bucket; DDP waits for all of them at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.traces.joined import Joined
+from emulator.whatif.edits import edges
+from emulator.whatif.gradients import gradients
+from emulator.workload.graph import Order
+
+
+def urgent_first(joined: Joined) -> Joined:
+    """Streams of buckets take what is ready, by the place of the first op that waits for it."""
+    graph, ops = joined.graph, joined.graph.ops
+    meetings = gradients(joined).meetings
+    owner, on = edges(ops)
+    first = np.full(len(graph.meetings) + 1, len(ops), np.int64)  # the last place: ops in no collective
+    np.minimum.at(first, ops.meeting[on], owner)
+    urgency = np.empty(len(meetings), np.int32)
+    urgency[np.argsort(-first[meetings], kind="stable")] = np.arange(len(meetings))
+    priority, order = graph.works.priority.copy(), graph.streams.order.copy()
+    priority[graph.meetings.work[meetings]] = urgency
+    order[ops.stream[np.isin(ops.meeting, meetings)]] = Order.READY
+    graph = dataclasses.replace(
+        graph,
+        works=dataclasses.replace(graph.works, priority=priority),
+        streams=dataclasses.replace(graph.streams, order=order),
+    )
+    return dataclasses.replace(joined, graph=graph)

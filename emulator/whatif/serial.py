@@ -1,0 +1,88 @@
+"""All-reduces one after the other. What overlaps shares a link; in turn, each can be given another cost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from emulator.traces.intervals import stretches
+from emulator.traces.joined import GAP, Joined
+from emulator.whatif.edits import drop, durations, on_stream, reorder, with_transfer_seconds
+from emulator.whatif.gradients import gradients
+from emulator.whatif.transfers import all_reduces, arrivals_s, meeting_s
+from emulator.workload.graph import NO_MEETING, Kind
+from switchml.errors import GraphError
+
+
+def one_at_a_time(joined: Joined) -> Joined:
+    """All-reduces on one stream of each rank, in the order of their starts. Of a stretch of time in which any was under
+    way each takes as long as its bytes do at one rate, that with which the stretch ends when it did."""
+    graph, ops = joined.graph, joined.graph.ops
+    meetings, rank = all_reduces(joined), joined.graph.op_rank()
+    member = np.isin(ops.meeting, meetings)
+    streams = [np.unique(ops.stream[member & (rank == number)]) for number in range(len(graph.ranks))]
+    if all(len(own) <= 1 for own in streams):
+        return joined
+    if np.isnan(joined.start_s[member]).any():
+        raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
+    order = meetings[np.argsort(arrivals_s(joined)[meetings], kind="stable")]
+    began_s, took_s = arrivals_s(joined)[order], meeting_s(joined.costs)[order]
+    sizes = graph.works.bytes[graph.meetings.work[order]]
+    seconds = np.empty(len(order))
+    for stretch in stretches(began_s, took_s):
+        weight = sizes[stretch] if sizes[stretch].sum() else took_s[stretch] + 1e-9
+        seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + took_s)[stretch].max()))
+    joined = with_transfer_seconds(joined, order, seconds)
+    stream, key = ops.stream.copy(), np.arange(len(ops), dtype=np.float64)
+    turn = np.zeros(len(graph.meetings))
+    turn[order] = (1 + np.arange(len(order))) / (len(order) + 2)
+    previous, _ = on_stream(graph)
+    for number, own in enumerate(streams):
+        if len(own) <= 1:
+            continue
+        reduces = np.flatnonzero(member & (rank == number))
+        stream[reduces] = own[0]
+        key[reduces] = np.flatnonzero(np.isin(ops.stream, own)).max() + turn[ops.meeting[reduces]]
+        gaps = previous[reduces]
+        has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.meeting[gaps] == NO_MEETING)
+        stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
+        key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
+    graph = dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, stream=stream))
+    return reorder(dataclasses.replace(joined, graph=graph), key)
+
+
+def _rate(came_s: np.ndarray, weight: np.ndarray, end_s: float) -> float:
+    """Seconds for each unit of weight with which all, served in turn from when they came, are done at `end_s`: some
+    k-th is the last that did not have to wait, and from it on there was no pause."""
+    left = np.cumsum(weight[::-1])[::-1]
+    return float(np.min((end_s - came_s) / left))
+
+
+def prepared(joined: Joined) -> Joined:
+    """All-reduces one at a time, and the time between a call and its all-reduce counted with the all-reduce, so that
+    both move together. As long as before but for what ranks' gaps differ by."""
+    joined = one_at_a_time(joined)
+    ops = joined.graph.ops
+    members, gaps = gaps_before(joined, gradients(joined).meetings)
+    if not len(gaps):
+        return joined
+    # Each all-reduce takes as much longer as the gap of the member that was last to come.
+    gap_s, last_s = durations(joined)[gaps], arrivals_s(joined)
+    fixed_s = joined.costs.meeting_fixed_s.copy()
+    for meeting in np.unique(ops.meeting[members]):
+        own = np.flatnonzero(ops.meeting[members] == meeting)
+        fixed_s[meeting] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[meeting]))]]
+    longer = dataclasses.replace(joined.costs, meeting_fixed_s=fixed_s)
+    return drop(dataclasses.replace(joined, costs=longer), gaps)
+
+
+def gaps_before(joined: Joined, meetings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64: members of `meetings` that have a gap of the host right before them on their stream, and these
+    gaps."""
+    graph, ops = joined.graph, joined.graph.ops
+    members = np.flatnonzero(np.isin(ops.meeting, meetings))
+    gaps = on_stream(graph)[0][members]
+    is_gap = (gaps >= 0) & (joined.event[gaps] == GAP) & (ops.meeting[gaps] == NO_MEETING)
+    is_gap &= graph.op_kind()[gaps] == Kind.DELAY
+    return members[is_gap], gaps[is_gap]
