@@ -21,7 +21,9 @@ PAGES = sorted(
 @pytest.mark.parametrize("page", PAGES, ids=str)
 def test_links_and_paths_exist(page):
     text = (ROOT / page).read_text()
-    targets = [target for target in re.findall(r"[^\[]\]\(([^)#\s]+)[^)]*\)", text) if "://" not in target]
+    targets = [
+        target for target in re.findall(r"\]\(([\w./-]+\.\w+|[\w./-]+/)(?:#[^)]*)?\)", text) if "://" not in target
+    ]
     missing = [target for target in targets if not (ROOT / page.parent / target).exists()]
     paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", text)
     missing += [path for path in paths if "NAME" not in path and not (ROOT / path).exists()]
