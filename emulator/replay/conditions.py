@@ -63,10 +63,6 @@ class Conditions:
         """Job → slowdown; −1: all jobs."""
         return self.overlap_slowdown if isinstance(self.overlap_slowdown, dict) else {-1: self.overlap_slowdown}
 
-    def is_symmetric(self) -> bool:
-        """Whether equal ranks stay equal, so that folding changes nothing."""
-        return not (self.slowness or self.jitter or self.comm_jitter or self.pauses)
-
     def for_kernels(self, graph: Graph) -> Flat:
         """The same as arrays over the ranks of `graph`."""
         ranks = len(graph.ranks)

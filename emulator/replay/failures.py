@@ -66,17 +66,6 @@ class Outcome:
         """The share of time that made progress, on average."""
         return float(self.ideal_s / self.wall_s.mean())
 
-    def to_json(self) -> dict[str, float]:
-        """Mean, median and the 95th percentile of the time the run takes."""
-        return {
-            "wall_s": float(self.wall_s.mean()),
-            "wall_median_s": float(np.median(self.wall_s)),
-            "wall_p95_s": float(np.quantile(self.wall_s, 0.95)),
-            "failures": float(self.failures.mean()),
-            "checkpoint_steps": self.interval_steps,
-            "goodput": self.goodput,
-        }
-
 
 def young_daly_s(checkpoint_s: float, mtbf_s: float) -> float:
     """The best time between two checkpoints, to first order: sqrt(2 C M) (Young 1974; Daly 2006)."""

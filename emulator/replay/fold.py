@@ -19,7 +19,7 @@ import numpy as np
 
 from emulator.replay.conditions import Conditions
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Order, Ranks, Streams
+from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Order, rows
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,8 @@ def _quotient(
     weight = np.bincount(number, weights=graph.ranks.weight, minlength=len(representatives))
     small = Graph(
         works=graph.works,
-        ranks=Ranks(
-            stage=graph.ranks.stage[representatives],
-            weight=weight,
-            job=graph.ranks.job[representatives],
-            device=graph.ranks.device[representatives],
-        ),
-        streams=Streams(
-            rank=number[graph.streams.rank[streams]],
-            name=[graph.streams.name[stream] for stream in streams],
-            order=graph.streams.order[streams],
-        ),
+        ranks=replace(rows(graph.ranks, representatives), weight=weight),
+        streams=replace(rows(graph.streams, streams), rank=number[graph.streams.rank[streams]]),
         groups=groups,
         meetings=Meetings(work=graph.meetings.work[meeting], group=group),
         ops=Ops(

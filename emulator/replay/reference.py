@@ -5,7 +5,6 @@ on random graphs.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import numpy as np
@@ -246,10 +245,3 @@ class Job:
         self.since_s, self.speed = self.env.now, speed
         self.version += 1
         self._plan()
-
-
-def makespan_s(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> float:
-    """The makespan by this writing; NaN-free only when nothing deadlocks."""
-    reference = Reference(graph, costs, conditions)
-    span_s = reference.run()
-    return math.nan if np.isnan(reference.end_s).any() else span_s

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind, Order
+from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind, Order, appended
 
 
 def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -> tuple[Graph, Costs]:
@@ -30,23 +30,11 @@ def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -
     is_new[dep_start[:-1][:count][waits]] = True
     deps[is_new] = new[graph.op_rank()[waits]]
     deps[~is_new] = ops.deps
-    fresh = {"name": [*works.name, name], "kind": Kind(kind), "collective": Collective.NONE, "seconds": float(seconds)}
-    fresh |= {"flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
+    none = {"collective": Collective.NONE, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
     return dataclasses.replace(
         graph,
-        works=dataclasses.replace(
-            works,
-            **{
-                key: value if key == "name" else np.append(getattr(works, key), value).astype(getattr(works, key).dtype)
-                for key, value in fresh.items()
-            },
-        ),
-        streams=dataclasses.replace(
-            streams,
-            rank=np.append(streams.rank, np.arange(ranks, dtype=np.int32)),
-            name=[*streams.name, *[name] * ranks],
-            order=np.append(streams.order, np.full(ranks, Order.PROGRAM, streams.order.dtype)),
-        ),
+        works=appended(works, name=[name], kind=kind, seconds=seconds, **none),
+        streams=appended(streams, rank=np.arange(ranks), name=[name] * ranks, order=Order.PROGRAM),
         ops=dataclasses.replace(
             ops,
             work=np.append(ops.work, np.full(ranks, len(works), np.int32)),

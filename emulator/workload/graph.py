@@ -10,8 +10,10 @@ what pricing adds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -176,6 +178,37 @@ class Ops:
     def before(self, op: int) -> np.ndarray:
         """The ops that `op` depends on, int32."""
         return self.deps[self.dep_start[op] : self.dep_start[op + 1]]
+
+
+Table = TypeVar("Table", "Works", "Ranks", "Streams", "Groups", "Meetings", "Ops")
+TABLES = ("works", "ranks", "streams", "groups", "meetings", "ops")
+
+
+def rows(table: Table, records: np.ndarray) -> Table:
+    """The table with these records of it only, in this order."""
+    picked = {name: column[records] for name, column in vars(table).items() if isinstance(column, np.ndarray)}
+    picked |= {name: [column[i] for i in records] for name, column in vars(table).items() if isinstance(column, list)}
+    return type(table)(**picked)
+
+
+def stacked(tables: Sequence[Table], **columns: Any) -> Table:
+    """The records of several tables behind each other, with `columns` in place of some of theirs."""
+    for name in vars(tables[0]).keys() - columns.keys():
+        parts = [getattr(table, name) for table in tables]
+        is_list = isinstance(parts[0], list)
+        columns[name] = [value for part in parts for value in part] if is_list else np.concatenate(parts)
+    return type(tables[0])(**columns)
+
+
+def appended(table: Table, **columns: Any) -> Table:
+    """The table with more records: for each column their values, or one for all of them."""
+    count = max(np.size(values) for values in columns.values())
+    each = {
+        name: list(values) if isinstance(values, list) else np.broadcast_to(values, count).astype(column.dtype)
+        for name, values in columns.items()
+        if (column := getattr(table, name)) is not None
+    }
+    return stacked([table, type(table)(**each)])
 
 
 @dataclass(frozen=True)

@@ -28,17 +28,11 @@ class Memory:
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.workspace
+        return sum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
         """Name → bytes."""
-        return {
-            "weights": self.weights,
-            "gradients": self.gradients,
-            "optimizer": self.optimizer,
-            "activations": self.activations,
-            "workspace": self.workspace,
-        }
+        return dict(vars(self))
 
 
 def memory(model: Model, job: Job) -> Memory:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.workload.costs import NO_ROUTE, Costs, Links
-from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Ranks, Streams, Works
+from emulator.workload.graph import NO_MEETING, TABLES, Graph, Meetings, stacked
 from switchml.errors import ConfigError, GraphError
 
 
@@ -19,39 +19,29 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
     names = [name for graph in graphs for name in graph.job_names]
     if len(set(names)) < len(names):
         names = [f"{name} {number}" for number, name in enumerate(names)]
+    counts = {name: [len(getattr(graph, name)) for graph in graphs] for name in TABLES}
+    counts["job_names"] = [len(graph.job_names) for graph in graphs]
+    tables = {name: [getattr(graph, name) for graph in graphs] for name in TABLES}
+
+    def shifted(table: str, column: str, into: str, none: int | None = None) -> np.ndarray:
+        return _shifted([getattr(part, column) for part in tables[table]], counts[into], none)
+
+    def runs(table: str, column: str) -> np.ndarray:
+        return _joined_runs([getattr(part, column) for part in tables[table]])
+
     merged = Graph(
-        works=Works(
-            name=[name for graph in graphs for name in graph.works.name],
-            **_columns(graphs, "works", ("kind", "collective", "flops", "bytes", "seconds", "priority", "is_source")),
-        ),
-        ranks=Ranks(
-            **_columns(graphs, "ranks", ("stage", "weight", "device")),
-            job=_shifted([graph.ranks.job for graph in graphs], [len(graph.job_names) for graph in graphs]),
-        ),
-        streams=Streams(
-            rank=_shifted([graph.streams.rank for graph in graphs], [len(graph.ranks) for graph in graphs]),
-            name=[name for graph in graphs for name in graph.streams.name],
-            **_columns(graphs, "streams", ("order",)),
-        ),
-        groups=Groups(
-            name=[name for graph in graphs for name in graph.groups.name],
-            start=_joined_runs([graph.groups.start for graph in graphs]),
-            ranks=_shifted([graph.groups.ranks for graph in graphs], [len(graph.ranks) for graph in graphs]),
-            **_columns(graphs, "groups", ("size",)),
-        ),
-        meetings=Meetings(
-            work=_shifted([graph.meetings.work for graph in graphs], [len(graph.works) for graph in graphs]),
-            group=_shifted([graph.meetings.group for graph in graphs], [len(graph.groups) for graph in graphs]),
-        ),
-        ops=Ops(
-            work=_shifted([graph.ops.work for graph in graphs], [len(graph.works) for graph in graphs]),
-            stream=_shifted([graph.ops.stream for graph in graphs], [len(graph.streams) for graph in graphs]),
-            meeting=_shifted(
-                [graph.ops.meeting for graph in graphs], [len(graph.meetings) for graph in graphs], NO_MEETING
-            ),
-            dep_start=_joined_runs([graph.ops.dep_start for graph in graphs]),
-            deps=_shifted([graph.ops.deps for graph in graphs], [len(graph.ops) for graph in graphs]),
-            **_columns(graphs, "ops", ("micro_batch",)),
+        works=stacked(tables["works"]),
+        ranks=stacked(tables["ranks"], job=shifted("ranks", "job", "job_names")),
+        streams=stacked(tables["streams"], rank=shifted("streams", "rank", "ranks")),
+        groups=stacked(tables["groups"], start=runs("groups", "start"), ranks=shifted("groups", "ranks", "ranks")),
+        meetings=Meetings(work=shifted("meetings", "work", "works"), group=shifted("meetings", "group", "groups")),
+        ops=stacked(
+            tables["ops"],
+            work=shifted("ops", "work", "works"),
+            stream=shifted("ops", "stream", "streams"),
+            meeting=shifted("ops", "meeting", "meetings", NO_MEETING),
+            dep_start=runs("ops", "dep_start"),
+            deps=shifted("ops", "deps", "ops"),
         ),
         job_names=names,
     )
@@ -60,10 +50,6 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
     routes = [len(cost.links.start) - 1 for cost in costs]
     route = _shifted([cost.meeting_route for cost in costs], routes, NO_ROUTE)
     return merged, Costs(**columns, meeting_route=route, links=_same_links([cost.links for cost in costs]))
-
-
-def _columns(graphs: Sequence[Graph], table: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    return {name: np.concatenate([getattr(getattr(graph, table), name) for graph in graphs]) for name in names}
 
 
 def _shifted(parts: Sequence[np.ndarray], counts: Sequence[int], none: int | None = None) -> np.ndarray:

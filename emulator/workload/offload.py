@@ -93,27 +93,6 @@ def comet_bytes(activation_bytes: float, ratio: float, compressed_share: float =
     return activation_bytes * (1.0 - compressed_share + compressed_share / ratio)
 
 
-COMET_A = 0.32
-"""COMET's coefficient of the next formula; to be fitted by measuring a model's own gradients where that is possible."""
-
-
-def comet_gradient_error(error_bound: float, mean_loss: float, batch: float, nonzero_share: float) -> float:
-    """Standard deviation of a convolution's gradient error when its saved activations are off by up to `error_bound`:
-    a · L · √(N · R) · eb, with L the mean magnitude of the loss propagated to it, N the batch, R the share of
-    non-zero activations."""
-    return COMET_A * mean_loss * math.sqrt(batch * nonzero_share) * error_bound
-
-
-def comet_error_bound(
-    mean_momentum: float, mean_loss: float, batch: float, nonzero_share: float, kappa: float = 0.01
-) -> float:
-    """The largest bound whose gradient error stays below `kappa` of the mean magnitude of momentum."""
-    per_unit = comet_gradient_error(1.0, mean_loss, batch, nonzero_share)
-    if not per_unit > 0:
-        raise ConfigError("no error bound follows from a loss, batch or share of non-zeros of 0")
-    return kappa * mean_momentum / per_unit
-
-
 def _check_share(name: str, value: float) -> None:
     if not 0 <= value <= 1:
         raise ConfigError(f"{name} is {value}; expected a share from 0 to 1")

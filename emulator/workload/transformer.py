@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.cluster.kernels import gemm, memory
 from emulator.workload.job import Job
 from emulator.workload.models import Transformer
 
-ELEMENT = 2
-"""Bytes of an activation in half precision; in fp32 twice that, see `_element`."""
 LOSS_KERNELS = 12
 """Launched by vocabulary-parallel cross entropy, in forward and again in backward."""
 
@@ -34,14 +33,6 @@ class Segment:
     """Sent by each expert-parallel rank in an all-to-all before and after the experts, each way."""
 
 
-def _gemm(m: float, n: float, k: float, batch: float = 1.0, factor: float = 1.0) -> tuple[float, ...]:
-    return (batch, m, n, k, 0.0, factor)
-
-
-def _memory(bytes: float) -> tuple[float, ...]:
-    return (0.0, 0.0, 0.0, 0.0, bytes, 1.0)
-
-
 def _rows(*rows: tuple[float, ...]) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, 6)
 
@@ -54,8 +45,8 @@ def element_bytes(job: Job) -> int:
 def _products(m: float, n: float, k: float, batch: float, element: int) -> tuple[tuple, tuple]:
     """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, adding up the
     gradient."""
-    forward = (_gemm(m, n, k, batch),)
-    backward = (_gemm(k, n, m, batch), _gemm(m, k, n, batch), _memory(3 * element * batch * m * k))
+    forward = (gemm(m, n, k, batch),)
+    backward = (gemm(k, n, m, batch), gemm(m, k, n, batch), memory(3 * element * batch * m * k))
     return forward, backward
 
 
@@ -71,32 +62,32 @@ def attention(model: Transformer, job: Job, traffic: float, flash_factor: float 
     heads = b * model.heads / t
     qkv, qkv_back = _products((h + 2 * k) / t, tokens, h, 1, e)
     out, out_back = _products(h, tokens, h / t, 1, e)
-    norm, norm_back = _memory(2 * e * whole), _memory(5 * e * whole)
-    residual = _memory((3 * e + 1) * whole)
-    residual_back = (_memory((2.5 * e + 2) * whole), _memory(3 * e * whole))
+    norm, norm_back = memory(2 * e * whole), memory(5 * e * whole)
+    residual = memory((3 * e + 1) * whole)
+    residual_back = (memory((2.5 * e + 2) * whole), memory(3 * e * whole))
     if job.flash(model):
-        core = (_gemm(s, s / 2, 2 * head, heads, flash_factor), _memory(4 * e * split))
-        core_back = (_gemm(s, s / 2, 5 * head, heads, flash_factor), _memory(8 * e * split))
+        core = (gemm(s, s / 2, 2 * head, heads, flash_factor), memory(4 * e * split))
+        core_back = (gemm(s, s / 2, 5 * head, heads, flash_factor), memory(8 * e * split))
     else:
         scores = traffic * heads * s * s
         core = [
-            _gemm(s, s, head, heads),
-            _memory(2 * e * scores),
-            _memory((2 * e + 1) * scores),
-            _gemm(s, head, s, heads),
+            gemm(s, s, head, heads),
+            memory(2 * e * scores),
+            memory((2 * e + 1) * scores),
+            gemm(s, head, s, heads),
         ]
-        core_back = [_gemm(s, head, s, heads)] * 2 + [_gemm(s, s, head, heads)] * 2
-        core_back += [_memory((2 * e + 1) * scores), _memory(3 * e * scores)]
+        core_back = [gemm(s, head, s, heads)] * 2 + [gemm(s, s, head, heads)] * 2
+        core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
             # Megatron's fused softmax takes multiples of 4 heads (batch times heads of a rank); else it is six kernels,
             # to fp32, scale, mask, softmax, back (megatron/model/fused_softmax.py, forward_torch_softmax).
-            core += [_memory(2 * e * scores)] * 5
-            core_back += [_memory(3 * e * scores)] * 4
-    turned = () if model.learned_positions else (_memory(2 * e * (tokens * (h + k) / t)),)  # rotary positions, fused
+            core += [memory(2 * e * scores)] * 5
+            core_back += [memory(3 * e * scores)] * 4
+    turned = () if model.learned_positions else (memory(2 * e * (tokens * (h + k) / t)),)  # rotary positions, fused
     core, core_back = (*turned, *core), (*core_back, *turned)
-    forward = _rows(norm, *qkv, *core, _memory(2 * e * split), *out, residual)
+    forward = _rows(norm, *qkv, *core, memory(2 * e * split), *out, residual)
     backward = _rows(
-        *residual_back, *out_back, _memory(2 * e * split), *core_back, _memory(6 * e * split), *qkv_back, norm_back
+        *residual_back, *out_back, memory(2 * e * split), *core_back, memory(6 * e * split), *qkv_back, norm_back
     )
     return Segment("attention", forward, backward, _rows(*core), reduce_bytes=e * tokens * h if t > 1 else 0.0)
 
@@ -113,18 +104,18 @@ def mlp(model: Transformer, job: Job) -> Segment:
     up, up_back = _products(ways * f / t, inner / local, h, local, e)
     down, down_back = _products(h, inner / local, f / t, local, e)
     forward = [
-        _memory(2 * e * whole),
+        memory(2 * e * whole),
         *up,
-        _memory((ways + 1) * e * inner * f / t),
+        memory((ways + 1) * e * inner * f / t),
         *down,
-        _memory((3 * e + 1) * whole),
+        memory((3 * e + 1) * whole),
     ]
-    backward = [_memory((2.5 * e + 2) * whole), _memory(3 * e * whole), *down_back]
-    backward += [_memory(3 * ways * e * inner * f / t), _memory(ways * e * inner * f / t), *up_back]
-    backward += [_memory(5 * e * whole), _memory(3 * e * whole)]
+    backward = [memory((2.5 * e + 2) * whole), memory(3 * e * whole), *down_back]
+    backward += [memory(3 * ways * e * inner * f / t), memory(ways * e * inner * f / t), *up_back]
+    backward += [memory(5 * e * whole), memory(3 * e * whole)]
     if model.experts > 1:
         routing, routing_back = _products(model.experts, tokens, h, 1, e)
-        moves = _memory(2 * e * inner * h)
+        moves = memory(2 * e * inner * h)
         forward += [*routing, moves, moves]
         backward += [*routing_back, moves, moves]
     return Segment(
@@ -141,7 +132,7 @@ def embedding(model: Transformer, job: Job) -> Segment:
     """Rows looked up, positions added, dropout; backward scatters."""
     e = element_bytes(job)
     moved = job.micro_batch * job.tokens(model) * model.hidden
-    return Segment("embedding", _rows(_memory((4 * e + 1) * moved)), _rows(_memory((4 * e + 1) * moved)), _rows())
+    return Segment("embedding", _rows(memory((4 * e + 1) * moved)), _rows(memory((4 * e + 1) * moved)), _rows())
 
 
 def head(model: Transformer, job: Job, loss_bytes: float) -> Segment:
@@ -153,7 +144,7 @@ def head(model: Transformer, job: Job, loss_bytes: float) -> Segment:
     one = loss_bytes * tokens * share / LOSS_KERNELS
     return Segment(
         "loss",
-        _rows(*forward, *[_memory(0.6 * one)] * LOSS_KERNELS),
-        _rows(*backward[:2], *[_memory(0.4 * one)] * LOSS_KERNELS),
+        _rows(*forward, *[memory(0.6 * one)] * LOSS_KERNELS),
+        _rows(*backward[:2], *[memory(0.4 * one)] * LOSS_KERNELS),
         _rows(),
     )

@@ -1,6 +1,6 @@
-"""Buffers of samples in memory, played on real index lists: least recently used, first in first out, and Belady's,
-which knows the future and evicts what is needed last (Belady 1966; optimal when each miss costs the same). Next uses
-are positions in the whole run's list of accesses; NEVER is behind all of them.
+"""Buffers of samples in memory, played on real index lists: the least recently used sample is evicted, or, where the
+future is known, the one that is needed last (Belady 1966; optimal when each miss costs the same; `solar.py` does). Next
+uses are positions in the whole run's list of accesses; NEVER is behind all of them.
 """
 
 from __future__ import annotations
@@ -53,28 +53,6 @@ def lru_misses(accesses, samples, capacity):
 
 
 @kernel
-def fifo_misses(accesses, samples, capacity):
-    """bool (accesses,): the same of a buffer that evicts what came first."""
-    misses = np.zeros(len(accesses), np.bool_)
-    is_buffered = np.zeros(samples, np.bool_)
-    ring = np.full(max(capacity, 1), -1, np.int64)
-    at = 0
-    for position in range(len(accesses)):
-        sample = accesses[position]
-        if is_buffered[sample]:
-            continue
-        misses[position] = True
-        if capacity == 0:
-            continue
-        if ring[at] >= 0:
-            is_buffered[ring[at]] = False
-        ring[at] = sample
-        is_buffered[sample] = True
-        at = (at + 1) % capacity
-    return misses
-
-
-@kernel
 def push(uses, entries, size, use, sample):
     """Add (`use`, `sample`) to the heap that has the latest use on top; returns its new size."""
     at = size
@@ -105,29 +83,3 @@ def pop(uses, entries, size):
         child = 2 * at + 1
     uses[at], entries[at] = use, sample
     return size
-
-
-@kernel
-def belady_misses(accesses, samples, capacity):
-    """bool (accesses,): the same of a buffer that knows the future; it also leaves out what it would evict at once."""
-    misses = np.zeros(len(accesses), np.bool_)
-    following = next_uses(accesses, samples)
-    use_of = np.full(samples, -1, np.int64)  # next use of what is held, −1: not held
-    uses, entries = np.empty(len(accesses) + 1, np.int64), np.empty(len(accesses) + 1, np.int64)
-    size, count = 0, 0
-    for position in range(len(accesses)):
-        sample, use = accesses[position], following[position]
-        if use_of[sample] < 0:
-            misses[position] = True
-            if count == capacity:
-                while size and use_of[entries[0]] != uses[0]:  # used since: this entry is out of date
-                    size = pop(uses, entries, size)
-                if size == 0 or uses[0] <= use:
-                    continue
-                use_of[entries[0]] = -1
-                size = pop(uses, entries, size)
-            else:
-                count += 1
-        use_of[sample] = use
-        size = push(uses, entries, size, use, sample)
-    return misses

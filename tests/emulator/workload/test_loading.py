@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from emulator.workload.loading import solar as loading_solar
-from emulator.workload.loading.caches import NEVER, belady_misses, fifo_misses, lru_misses, next_uses
+from emulator.workload.loading.caches import NEVER, lru_misses, next_uses
 from emulator.workload.loading.loading import LOADERS, Dataset, Storage, loading, loads, read_gap, solar, stalls_s
 from switchml.errors import ConfigError
+from tests.support.caches import belady_misses, fifo_misses
 
 random_cases = settings(max_examples=40, deadline=None)
 accesses = st.lists(st.integers(0, 9), max_size=60).map(lambda found: np.array(found, np.int64))
