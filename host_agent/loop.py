@@ -158,7 +158,7 @@ def run(loop, reported, tick_ns):
             continue
         if quiet < _PATIENCE and me.base < me.next:
             quiet += 1
-            libc.give_way()
+            libc.yield_cpu()
             continue
         quiet = 0
         pause = max(me.earliest - now, 0) if me.base < me.next else np.int64(-1)
@@ -233,7 +233,7 @@ def _hand_over(loop, fresh, n):
         shm.push_up(loop.shared, me.rank, packet, loop.worker.slots[loop.out[i]].length)
     for i in range(fresh, n):
         slot = loop.worker.slots[loop.out[i]]
-        shm.ask_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)
+        shm.query_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)
     # Who asks has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
     if n and (shm.must_wake(loop.shared, -1) or n > fresh):
         loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = (

@@ -3,9 +3,9 @@ of their own (world.py).
 
 Every link has the same rate both ways, kept by tbf in front of it as in star.py; loss and delay, if any, are those of
 link.py, in a node of their own through which all links run. Switches are in the root namespace, as Mininet has them.
-They are bridges, or run a P4 program: ours or simple_switch. The network has one address in the root namespace, for
-controllers and aggregators: the bridge's, or an interface at one more port of s1, which nothing limits. Everybody knows
-everybody's MAC address from the start. Names of namespaces are those of the nodes, for `ip netns` and Namespace.
+They are bridges, or run a P4 program, on our switch or simple_switch. The network has one address in the root
+namespace, for controllers and aggregators: the bridge's, or an interface at one more port of s1, which nothing limits.
+Every node knows every MAC address from the start. Namespaces have the names of the nodes, for `ip netns` and Namespace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class P4Node:
 
 
 class Fabric:
-    """A running network, to be made inside a world of its own. It has what a Star has: `hosts[i]` with `address(i)`,
+    """A running network, to be created inside a world of its own. It has what a Star has: `hosts[i]` with `address(i)`,
     `switch` (the root namespace) with `switch_address`. Raises ConfigError for what is missing on this machine."""
 
     def __init__(self, layout: Layout):
@@ -63,7 +63,7 @@ class Fabric:
         self.switch.set_sysctl(
             ipv6__conf__all__disable_ipv6=1,
             ipv6__conf__default__disable_ipv6=1,
-            # Who asks for an address is answered through the interface that has it: not by the ports of switches.
+            # ARP requests are answered by the interface that has the address, not by the ports of switches.
             ipv4__conf__all__arp_ignore=1,
             ipv4__conf__default__arp_ignore=1,
         )
@@ -107,7 +107,7 @@ class Fabric:
             for node in self._net.switches
         ]
 
-    # What went through
+    # Counts
 
     @property
     def links_pid(self) -> int | None:
@@ -150,7 +150,7 @@ class Fabric:
         self._captures.append(process)
 
     def close(self) -> None:
-        """End captures in good order, and take the network down. (What is left goes with its world.)"""
+        """End captures, and take the network down. (What is left goes with its world.)"""
         for process in self._captures:
             process.terminate()
             process.communicate()
@@ -182,7 +182,7 @@ class Fabric:
 
 
 def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
-    """Raises ConfigError that says what is missing on this machine: for a kind of switch, and for captures."""
+    """Raises ConfigError with what is missing on this machine for a kind of switch, and for captures."""
     packages = {"ip": "iproute2", "tc": "iproute2", "mnexec": "mininet", "ifconfig": "net-tools"}
     if with_captures:
         packages["tcpdump"] = "tcpdump"
@@ -197,7 +197,7 @@ def check_programs(switch: str = BRIDGE, with_captures: bool = False) -> None:
 
 def finish_packets(interface: str) -> None:
     """Have checksums computed and trains cut before packets enter an interface of this namespace, as
-    `ethtool --offload INTERFACE tx off sg off` does. Whoever reads packets from its peer depends on it."""
+    `ethtool --offload INTERFACE tx off sg off` does. What reads packets from its peer depends on it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for feature in (_ETHTOOL_STXCSUM, _ETHTOOL_SSG):
             value = ctypes.create_string_buffer(struct.pack("II", feature, 0))

@@ -1,10 +1,10 @@
-"""Packet links of our own: each takes what arrives at one socket, holds it for a while, loses some, and sends the rest
-from another. This is what a kernel without netem lacks.
+"""Emulated links, for kernels without netem: each receives what arrives at one socket, delays it, loses some of it,
+and sends the rest from another.
 
-A link is one direction. The fate of every packet is decided by a generator of the link's own that is seeded: the n-th
-packet of a link meets the same fate in every run, whether it came alone or in a train (switchml/net/trains.py). All
-links of a thread are served by one compiled loop. Between two interfaces (wires.py) the sockets are packet sockets;
-tests use plain datagrams. The rate of a link is that of the queue in front of it.
+A link is one direction. Each has a seeded generator that decides which packets are lost: the n-th packet of a link
+fares the same in every run, whether it came alone or in a train (switchml/net/trains.py). All links of a thread are
+served by one compiled loop. Between two interfaces (wires.py) the sockets are packet sockets; tests use plain
+datagrams. The rate of a link is that of the queue in front of it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from switchml.runtime.jit import kernel
 from switchml.runtime.memory import copy_bytes
 
 FRAME_BYTES = VIRTIO_BYTES + 14 + 4 + 65535
-"""The largest frame: a virtio header, Ethernet with a VLAN tag, and as much as IPv4 can say."""
+"""The largest frame: a virtio header, Ethernet with a VLAN tag, and the longest IPv4 packet."""
 BATCH = 64
 """Frames that one system call takes or hands over."""
 CAPACITY_FRAMES, LEAST_CAPACITY_BYTES = 1 << 14, 1 << 20
@@ -51,10 +51,10 @@ class Links(NamedTuple):
     `fds` int64[k, 2]: receive from, send to. `odds` float64[k]: loss. `delay` int64[k]: ns. `random` uint64[k]:
     generators. `counts` int64[k, 4] by COUNTS. Frames on their way: `bytes` uint8[k, B] is a ring of which frames take
     consecutive parts; `frames` int64[k, F, 3]: a frame's offset, its length, when it is due (ns); `ends` int64[k, 2]:
-    frames sent on and frames taken so far, modulo F rows of `frames`.
+    frames sent and frames received so far, modulo F rows of `frames`.
     For one call at a time: `staging` uint8[BATCH, FRAME_BYTES], `cut` uint8[_CUT_BYTES] what is left of trains,
-    `cut_lengths` int64[MAX_PACKETS], `kept` bool[MAX_PACKETS], `packets` int64[BATCH] those in each message to be sent.
-    The rest are message headers and entries for poll.
+    `cut_lengths` int64[MAX_PACKETS], `surviving` bool[MAX_PACKETS], `packets` int64[BATCH] those in each message to be
+    sent. The rest are message headers and entries for poll.
     """
 
     fds: np.ndarray
@@ -68,7 +68,7 @@ class Links(NamedTuple):
     staging: np.ndarray
     cut: np.ndarray
     cut_lengths: np.ndarray
-    kept: np.ndarray
+    surviving: np.ndarray
     packets: np.ndarray
     incoming: Messages
     outgoing: Messages
@@ -85,7 +85,7 @@ def new_links(
     capacity_bytes: int = LEAST_CAPACITY_BYTES,
 ) -> Links:
     """Links between file descriptors: (receive from, send to). `capacity_bytes`: what each can hold. `numbers`: a
-    number for each link that tells it from the others with this seed (by default 0, 1, …).
+    number for each link that distinguishes it from the others with this seed (by default 0, 1, …).
 
     Raises ConfigError for a loss outside [0, 1), a negative delay or a capacity of less than two frames.
     """
@@ -109,7 +109,7 @@ def new_links(
         staging=staging,
         cut=np.zeros(_CUT_BYTES, np.uint8),
         cut_lengths=np.zeros(MAX_PACKETS, np.int64),
-        kept=np.zeros(MAX_PACKETS, np.bool_),
+        surviving=np.zeros(MAX_PACKETS, np.bool_),
         packets=np.zeros(BATCH, np.int64),
         incoming=new_receive_messages(staging),
         outgoing=new_messages(BATCH),
@@ -156,7 +156,7 @@ def _take(links, link, now):
 @kernel
 def _flush(links, link, messages):
     send_messages(links.fds[link, 1], links.outgoing, messages, libc.MSG_DONTWAIT)
-    for i in range(messages):  # one that failed found the queue behind us full, as on a real switch
+    for i in range(messages):  # one that failed found the next queue full, as on a real switch
         links.counts[link, FAILED if links.outgoing.errors[i] else SENT] += links.packets[i]
 
 
@@ -173,11 +173,11 @@ def _add(links, link, messages, at, length, packets):
 
 @kernel
 def _lose(links, link, packets):
-    """Decide which packets of a frame go on (`links.kept`); returns how many."""
+    """Decide which packets of a frame survive (`links.surviving`); returns how many."""
     remaining = packets
     for i in range(packets):
-        links.kept[i] = not random(links.random, link) < links.odds[link]
-        remaining -= not links.kept[i]
+        links.surviving[i] = not random(links.random, link) < links.odds[link]
+        remaining -= not links.surviving[i]
     links.counts[link, LOST] += packets - remaining
     return remaining
 
@@ -201,7 +201,7 @@ def _hand_over(links, link, now):
             messages = _add(links, link, messages, at, length, packets)
         elif remaining:
             out = np.int64(links.cut[cut_used:].ctypes.data)
-            for i in range(without(at, length, links.kept[:packets], out, links.cut_lengths)):
+            for i in range(without(at, length, links.surviving[:packets], out, links.cut_lengths)):
                 piece = links.cut_lengths[i]
                 messages = _add(links, link, messages, out, piece, (piece - header + size - 1) // size)
                 out += piece
@@ -213,12 +213,12 @@ def _hand_over(links, link, now):
 
 @kernel
 def move(links, now):
-    """One round over all links at `now` (ns); returns how many frames were taken."""
-    taken = 0
+    """One round over all links at `now` (ns); returns how many frames were received."""
+    frames = 0
     for link in range(len(links.fds)):
-        taken += _take(links, link, now)
+        frames += _take(links, link, now)
         _hand_over(links, link, now)
-    return taken
+    return frames
 
 
 @kernel
@@ -242,7 +242,7 @@ def serve(links, stop):
         if move(links, now):
             continue
         for link in range(k):
-            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # a full link does not wake us
+            fd = links.fds[link, 0] if _room(links, link)[1] > 0 else np.int64(-1)  # a full link wakes nobody
             links.polls[link] = libc.poll_entry(fd)
         links.polls[k] = libc.poll_entry(stop)
         due = next_due(links)

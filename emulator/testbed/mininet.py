@@ -2,7 +2,7 @@
 
     net = Mininet(topo, host=P4Host, switch=P4Switch, controller=None)
 
-A switch runs `switchml switch` unless it is told another program (`sw_path`), and is up when its control port listens.
+A switch runs `switchml switch` unless it is given another program (`sw_path`), and is up when its control port listens.
 It needs root and Mininet, from Debian's package `mininet` or from PyPI with `mnexec`."""
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ OURS = (sys.executable, "-m", "switchml", "switch")
 class P4Host(Host):
     """A host whose interface is called eth0, without IPv6, whose packets would confuse most P4 programs.
 
-    `offload`: leave checksums and segmentation to the interface, as Linux does by itself. Our switch wants that: one
-    call then moves many packets. Others, like BMv2, see unfinished checksums and packets of 64 kB; for them, say
-    False."""
+    `offload`: leave checksums and segmentation to the interface, as Linux does by itself. That suits our switch: one
+    call then moves many packets. Others, like BMv2, see unfinished checksums and packets of 64 kB; use False for
+    them."""
 
     def config(self, offload: bool = True, **params) -> dict:
         result = super().config(**params)
@@ -65,7 +65,8 @@ class P4Switch(Switch):
     counted up from 9090. `grpc_port`: serve P4Runtime there, too. `pcap_dump`: write the frames of each port to files,
     in `pcap_dir` or in the directory that it names. `log_console`, `log_file`: where output goes, /tmp/p4s.NAME.log by
     default. `device_id`: by default counted up from 0. `cpu_port`, `priority_queues`, `enable_debugger`: as the
-    options of these names. `verbose` is taken for compatibility. Raises ConfigError if the switch does not start."""
+    options of these names. `verbose` is ignored, and there for compatibility. Raises ConfigError if the switch does not
+    start."""
 
     _next_device_id = 0
     _next_thrift_port = FIRST_THRIFT_PORT
@@ -143,8 +144,8 @@ class P4Switch(Switch):
                 raise ConfigError(f"switch {self.name}: port {port} is in use")
         command = shlex.join(self.arguments())
         info(f"{command}\n")
-        found = self.cmd(f"{command} > {shlex.quote(self.log_file)} 2>&1 & echo pid $!")
-        self.switch_pid = int(found.split("pid", 1)[1].split()[0])
+        output = self.cmd(f"{command} > {shlex.quote(self.log_file)} 2>&1 & echo pid $!")
+        self.switch_pid = int(output.split("pid", 1)[1].split()[0])
         deadline = time.monotonic() + START_TIMEOUT_S
         while not _listens(self.grpc_port or self.thrift_port):
             if not os.path.exists(f"/proc/{self.switch_pid}") or time.monotonic() > deadline:
@@ -170,7 +171,7 @@ def _listens(port: int) -> bool:
 
 
 class P4RuntimeSwitch(P4Switch):
-    """A switch that serves P4Runtime, too, on ports counted up from 9559 unless it is told one."""
+    """A switch that serves P4Runtime, too, on ports counted up from 9559 by default."""
 
     _next_grpc_port = FIRST_GRPC_PORT
 

@@ -127,7 +127,7 @@ class Lab:
 
 
 def check_rights() -> None:
-    """Raises ConfigError that says what is missing: root, or iproute2's programs."""
+    """Raises ConfigError if root's rights or iproute2's programs are missing."""
     if os.geteuid() != 0:
         raise ConfigError("network namespaces need root: run this with sudo")
     missing = [program for program in ("ip", "tc") if find_program(program) is None]
@@ -141,7 +141,7 @@ def sweep() -> list[str]:
     for name in _existing():
         match = _NAME.fullmatch(name)
         if match and _start_time(int(match[1])) != int(match[2]):
-            with contextlib.suppress(SwitchMLError):  # somebody else sweeps too
+            with contextlib.suppress(SwitchMLError):  # another process sweeps, too
                 run(["ip", "netns", "delete", name])
                 removed.append(name)
     return removed
@@ -171,7 +171,7 @@ def enter(name: str) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
-    its process, as it was when it started us; if it is gone already, this process ends here.
+    its process, as it was when it started this one; if it has ended already, this process ends, too.
     """
     call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -205,7 +205,7 @@ def _start_time(pid: int) -> int | None:
     except OSError:
         return None
     fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody asks for it
+    return None if fields[0] in "ZX" else int(fields[19])  # a zombie has ended, even if nobody has waited for it
 
 
 def raise_exit(number: int, _: object) -> None:

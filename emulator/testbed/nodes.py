@@ -1,5 +1,4 @@
-"""What a fabric (fabric.py) is made of in Mininet's terms: its nodes, and the net that connects them. Importing this
-needs Mininet."""
+"""A fabric (fabric.py) in Mininet's terms: its nodes, and the net that connects them. Importing this needs Mininet."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from mininet.node import Node, Switch
 
 
 class Bridge(Switch):
-    """Linux's bridge, with an address of its own: what has it there is at the switch."""
+    """Linux's bridge, with an address of its own, for what runs at the switch."""
 
     def __init__(self, name: str, ip: str, mac: str, **params) -> None:
         super().__init__(name, **params)
@@ -46,7 +45,7 @@ class Switchboard(P4Switch):
         super().__init__(name, log_file=str(PRIVATE_DIR / f"{name}.log"), **params)
 
     def arguments(self) -> list[str]:
-        """Its command line, with sockets where nobody else sees them."""
+        """Its command line, with sockets in the world's private folder."""
         args = super().arguments()
         if "--nanolog" in args:
             at = args.index("--nanolog")

@@ -5,7 +5,7 @@
 
 The rate is tbf's at both ends of a link, so each direction has one queue, in front of it. The switch itself is not
 limited: what runs in its namespace, with br0's address, has all ports at once, as a real switch has. Loss and delay, if
-any, are those of link.py, run by a process (wires.py) in a namespace of its own. Everybody knows everybody's MAC
+any, are those of link.py, run by a process (wires.py) in a namespace of its own. Every node knows every MAC
 address from the start: a lost ARP packet would cost a second, and three of them the packets that wait for it.
 """
 
@@ -38,7 +38,7 @@ those pass whole; with a queue that hardly holds one, tbf cuts them. Either way 
 for UDP's trains, but cutting takes a timer for each packet."""
 LEAST_BURST_BYTES = 4 << 10
 QUEUE_S, LEAST_QUEUE_BYTES = 0.025, 256 << 10
-"""How much a queue holds unless told otherwise."""
+"""How much a queue holds by default."""
 UP_S = 20.0
 """How long interfaces may take to come up."""
 
@@ -69,7 +69,7 @@ class LinkOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the kernel can do it alone."""
+        """Whether the kernel can emulate the link alone."""
         return not self.loss and not self.delay_s
 
     @property
@@ -84,8 +84,8 @@ class LinkOptions:
 
 @dataclass(frozen=True)
 class QueueCounts:
-    """What went through the queues of all hosts' links in one direction, by tbf's account. A superframe counts as one
-    of `dropped`."""
+    """What passed the queues of all hosts' links in one direction, as tbf counts it. A train of packets counts as one
+    in `dropped`."""
 
     bytes: int
     packets: int
@@ -247,8 +247,8 @@ def _mac(number: int) -> str:
 
 
 def has_udp_trains() -> bool:
-    """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it, links of
-    our own see single packets, and cost that much more.
+    """Whether AF_PACKET sockets know trains of UDP packets: virtio's GSO_UDP_L4, since Linux 6.2. Without it,
+    emulated links handle single packets, and cost that much more.
     """
     major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
     return (major, minor) >= (6, 2)
@@ -275,7 +275,7 @@ def _is_up(link: dict[str, Any]) -> bool:
 
 
 def queue_counts(interfaces: Iterable[tuple[Namespace, str]]) -> QueueCounts:
-    """Of all these interfaces together, which `shape_interface` has given queues."""
+    """Sums over interfaces that `shape_interface` has given queues."""
     return QueueCounts(*map(sum, zip(*(_tbf(*interface) for interface in interfaces), strict=True)))
 
 

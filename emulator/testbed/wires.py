@@ -23,8 +23,8 @@ SOCKET_BUFFER_BYTES = 32 << 20
 
 
 def open_interface(name: str) -> socket.socket:
-    """Everything that arrives at an interface of this namespace, and a way to send from it. Trains stay trains, and
-    checksums that the kernel has put off stay put off."""
+    """A socket that receives everything that arrives at an interface of this namespace, and sends from it. Trains stay
+    trains, and checksums that the kernel has left out stay left out."""
     sock = new_packet_socket(name, buffer_bytes=SOCKET_BUFFER_BYTES)
     attach(sock, name)
     return sock
@@ -32,22 +32,22 @@ def open_interface(name: str) -> socket.socket:
 
 def main() -> None:
     """See above."""
-    plan = json.loads(sys.argv[1])
-    sockets = [[open_interface(name) for name in wire] for wire in plan["wires"]]
+    options = json.loads(sys.argv[1])
+    sockets = [[open_interface(name) for name in wire] for wire in options["wires"]]
     stop = os.eventfd(0)
     groups = []
-    for thread in range(plan["threads"]):
-        mine = range(thread, len(sockets), plan["threads"])
+    for thread in range(options["threads"]):
+        mine = range(thread, len(sockets), options["threads"])
         pairs = []
         for a, b in (sockets[wire] for wire in mine):
             pairs += [(a.fileno(), b.fileno()), (b.fileno(), a.fileno())]
         links = new_links(
             pairs,
-            loss=plan["loss"],
-            delay_s=plan["delay_s"],
-            seed=plan["seed"],
+            loss=options["loss"],
+            delay_s=options["delay_s"],
+            seed=options["seed"],
             numbers=[2 * wire + direction for wire in mine for direction in (0, 1)],
-            capacity_bytes=plan["capacity_bytes"],
+            capacity_bytes=options["capacity_bytes"],
         )
         compile_once(serve, links, stop)
         groups.append(links)

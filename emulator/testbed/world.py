@@ -1,4 +1,4 @@
-"""A world of its own for an experiment: processes, network and mounts that end with the process that made them.
+"""A world of its own for an experiment: processes, network and mounts that end with the process that created them.
 
     result = call(experiment)          # experiment() runs inside; what it returns or raises comes back
 
@@ -38,7 +38,7 @@ def call(function: Callable[[], Result]) -> Result:
     """Run `function` in a world of its own and return what it returns, or raise what it raises; both must pickle.
 
     Ctrl-C, SIGTERM and SIGHUP end that world, and then this process in the usual way. To be called from the main
-    thread, before gRPC or another library is at work whose threads start again after a fork: they can't just then.
+    thread, before gRPC or another library with threads that restart after a fork is in use: they could not then.
     Raises ConfigError without root.
     """
     if os.geteuid() != 0:
@@ -59,7 +59,7 @@ def call(function: Callable[[], Result]) -> Result:
             answer += piece
     finally:
         os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)  # returns when the last process of that world is gone
+        _, status = os.waitpid(child, 0)  # returns when the last process of that world has ended
         os.close(reader)
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -91,7 +91,7 @@ def _inside(function: Callable[[], object], parent: int, writer: int) -> None:
         for number in (signal.SIGINT, *ENDING_SIGNALS):
             # The parent decides. (Not SIG_IGN, which programs that are started here would inherit.)
             signal.signal(number, lambda *_: None)
-        # Seen from in here, the parent has no number; if it is gone already, the pipe has nobody to read it.
+        # In this namespace the parent has no number; if it has ended already, nobody reads the pipe.
         call_libc("prctl", 1, signal.SIGKILL, 0, 0, 0)
         if not Path(f"/proc/{parent}").exists():  # /proc is still the outer one
             os._exit(1)

@@ -69,9 +69,8 @@ LOCAL = np.uint64(1 << 63)
 _BATCH = 64
 """Packets taken from one rank's ring before the next rank's turn: their slots stay in the cache until all ranks are
 added."""
-_PATIENCE = 32
-"""Looks at the rings, giving way in between, before the loop sleeps; and rounds of ring work between looks at the
-sockets."""
+_IDLE_ROUNDS = 32
+"""Rounds without packets before the loop sleeps; and rounds of ring work between two looks at the socket."""
 
 
 class Loop(NamedTuple):
@@ -113,8 +112,8 @@ def _counters_of(entry):
 
 @kernel
 def _ask(entry, job, counters, rank, seq, reply):
-    """A rank that shares memory asks whom a round waits for; its packets are never lost, so it has nothing else to
-    resend."""
+    """A rank that shares memory queries which ranks a round waits for; its packets are never lost, so it has nothing to
+    retransmit."""
     slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
     seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
     return ask_v2(job, slots, seen, counters, reply, rank, seq)
@@ -151,8 +150,8 @@ def _result_of(entry, row, length):
 
 @kernel
 def apply_one(senders, jobs, endpoint, address, length, reply):
-    """One datagram of `endpoint` for somebody who keeps the time and carries packets himself: (job << 16 | rank, or -1
-    for a stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
+    """One datagram of `endpoint`, for a caller that has its own clock and network: (job << 16 | rank, or -1 for a
+    stranger; action; row). `reply` uint8[>= 1034] gets what UNICAST and WAITING send."""
     value = _find(senders, endpoint)
     if value < 0:
         value = _find(senders, endpoint & ~np.uint64(0xFFFF))
@@ -174,7 +173,7 @@ def _emit(outgoing, n, entry, rank, address, length, port):
         return n
     to = u64_at(entry.endpoints, entry.workers)[rank]
     if to == 0:
-        return n  # v1: this rank has not told its address yet
+        return n  # v1: this rank has not registered its address yet
     outgoing.address[n], outgoing.length[n] = address, length
     outgoing.endpoint[n] = (to | np.uint64(port)) if port else to
     return n + 1
@@ -184,7 +183,7 @@ def _emit(outgoing, n, entry, rank, address, length, port):
 def _hand_over(entry, rank, address, length):
     """Name a result or a wait packet to a rank that shares the job's memory."""
     at = i64_at(entry.segment, 8)
-    if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # lies in our own memory: copy it into theirs
+    if u8_at(address, 1)[0] >> 4 == wire_format.WAIT:  # not in shared memory yet: copy it there
         row = np.uint64(at[shm.BASE] + at[shm.ROWS] + (2 * at[shm.SLOTS] + entry.replies % shm.REPLIES) * shm.ROW_BYTES)
         entry.replies += 1
         copy_bytes(row, address, length)
@@ -224,7 +223,7 @@ def _step(loop, packets, count, now):
             u8_at(entry.local, entry.workers)[rank] = 1
         elif entry.segment:
             if packets.length[i] == 0:
-                continue  # a rank that shares memory wakes us
+                continue  # only to wake the loop: the rank shares memory
             u8_at(entry.local, entry.workers)[rank] = 0
         action, row = _apply(entry, rank, packets.address[i], packets.length[i], reply)
         port = np.int64(key & np.uint64(0xFFFF)) if entry.protocol == 1 else 0
@@ -275,7 +274,7 @@ def _take_nearby(loop):
 
 @kernel
 def _wake_ranks(loop):
-    """Rouse the ranks that sleep and have something in their ring."""
+    """Wake the ranks that sleep and have something in their ring."""
     n = 0
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
@@ -291,7 +290,7 @@ def _wake_ranks(loop):
 
 @kernel
 def _announce_sleep(loop, asleep):
-    """Tell all ranks that share memory; whether one has left something in the meantime."""
+    """Set the flags that ranks with shared memory look at; returns whether one has sent something in the meantime."""
     waiting = False
     for k in range(loop.rings[0]):
         entry = loop.jobs[loop.rings[1 + k]]
@@ -307,14 +306,14 @@ def serve(loop):
     """Serve until somebody writes to the wake descriptor."""
     loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
-    quiet, busy = _PATIENCE, 0
+    quiet, busy = _IDLE_ROUNDS, 0
     while True:
         nearby = _take_nearby(loop)
         if nearby:
             _step(loop, loop.nearby, nearby, np.int64(0))
             _wake_ranks(loop)
             quiet, busy = 0, busy + 1
-            if busy < _PATIENCE:
+            if busy < _IDLE_ROUNDS:
                 continue
         busy = 0
         count = udp.receive_batch(loop.io, loop.incoming)
@@ -325,14 +324,14 @@ def serve(loop):
             _step(loop, loop.delayed, released, now)
         elif count:
             _step(loop, loop.incoming, count, now)
-            _wake_ranks(loop)  # a job's ranks need not all come the same way
+            _wake_ranks(loop)  # a job's ranks may use different transports
         if count or nearby:
             if libc.wait_readable(loop.wake[0], loop.wake[0], 0, clock):
                 return
             continue
-        if quiet < _PATIENCE:
+        if quiet < _IDLE_ROUNDS:
             quiet += 1
-            libc.give_way()
+            libc.yield_cpu()
             continue
         timeout = np.int64(-1)
         if lossy or impair.active(loop.bad_downlink):
@@ -349,7 +348,7 @@ def serve(loop):
 def new_loop(
     sock: socket.socket, wake: int, uplink: impair.Impairment, downlink: impair.Impairment, packets_out: int = 4096
 ) -> Loop:
-    """Empty tables and lists around a bound UDP socket, an eventfd, and what happens to packets on their two ways."""
+    """Empty tables and lists around a bound UDP socket, an eventfd, and what impairs packets in each direction."""
     batch = 2 * udp.RECEIVE_PACKETS + 2 * impair.MAX_DELAYED
     return Loop(
         io=udp.new_udp_io(sock),

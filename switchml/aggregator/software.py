@@ -98,7 +98,7 @@ class _JobState:
             self._segment_fd = -1
 
     def open_rounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows with a round under way, and a number for each that changes from round to round."""
+        """Rows with an open round, and a number for each that changes from round to round."""
         slots = self.pool.slots
         if self.spec.protocol == 1:
             rows = np.flatnonzero((slots["count"] > 0) & (slots["bitmap"] > 0))
@@ -135,7 +135,7 @@ class SoftwareDataplane(SoftwareTraits):
     """The aggregator's data side on a UDP socket of `bind`:`port` (0: any free port).
 
     `slot_capacity`: slots that v2 jobs may have together (2 kB of memory each). `loss_rate`, `reorder_rate`,
-    `duplicate_rate`: probabilities applied to each packet on its way in and again on its way out; `seed` makes them
+    `duplicate_rate`: probabilities applied to each packet when it arrives and again when it leaves; `seed` makes them
     repeatable. `shared_memory`: let ranks of this machine and user hand packets over in memory (not with a rate above
     0, which is for the network to have). Raises ConfigError if the address can't be bound or a rate is no probability.
     """

@@ -12,7 +12,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from switchml.net.libc import give_way
+from switchml.net.libc import yield_cpu
 from switchml.runtime.jit import kernel
 
 DOORBELL_BYTES = 16
@@ -81,7 +81,7 @@ def wait(bell, heard, timeout_ns, scratch):
     for _ in range(_SPINS):
         if np.int64(_load(bell)) != heard:
             return
-        give_way()
+        yield_cpu()
     scratch[0], scratch[1] = timeout_ns // 1_000_000_000, timeout_ns % 1_000_000_000
     _store(bell + np.uint64(4), np.uint32(1))
     _syscall(_SYS_FUTEX, bell, _FUTEX_WAIT, heard, np.uint64(scratch.ctypes.data), np.uint64(0), 0)

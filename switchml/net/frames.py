@@ -1,10 +1,9 @@
-"""Ethernet frames that a worker makes itself, for a switch that it does not reach through the kernel's own UDP: one a
-datagram (any user may), or right through a network interface (packet_io.py; root).
+"""Ethernet frames that a worker builds itself, for a switch that it does not reach through the kernel's own UDP: one
+in each datagram (any user may), or through a network interface (packet_io.py; root).
 
-All packets of a worker belong to one flow, so their frames have the same 42 bytes of headers (Ethernet, IPv4, UDP
-without checksum) but for their length: these are written once, in front of where the packets are built, and `fit`
-corrects the length where a packet is shorter or longer than the one before in its place. Trains are not cut: the
-packets in one are listed where they lie.
+All packets of a worker belong to one flow, so the 42 bytes of headers (Ethernet, IPv4, UDP without checksum) differ
+only in their lengths: they are written once, in front of where the packets are built, and `fit` corrects the lengths
+where a packet is shorter or longer than its predecessor there. Trains are not cut: their packets are listed in place.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def headers(ends: Ends, payload_bytes: int) -> bytes:
 
 @kernel
 def _payload(at, length, ip, port):
-    """Bytes that a frame brings to UDP port `port` of the IPv4 address `ip` (a number); -1 if it is not for that."""
+    """Bytes of UDP payload in a frame for port `port` of the IPv4 address `ip` (a number); -1 if it is for another."""
     if length < HEADER_BYTES:
         return -1
     frame = u8_at(at, HEADER_BYTES)
@@ -64,16 +63,16 @@ def _payload(at, length, ip, port):
 
 @kernel
 def strip(packets, count, ip, port):
-    """Of the frames packets[:count], list what they bring to UDP port `port` of the IPv4 address `ip` (a number), in
-    their place; returns how many."""
-    kept = 0
+    """Replace the frames packets[:count] by the payloads of those for UDP port `port` of the IPv4 address `ip` (a
+    number); returns how many there are."""
+    n = 0
     for i in range(count):
         size = _payload(packets.address[i], packets.length[i], ip, port)
         if size >= 0:
-            packets.address[kept] = packets.address[i] + np.uint64(HEADER_BYTES)
-            packets.length[kept] = size
-            kept += 1
-    return kept
+            packets.address[n] = packets.address[i] + np.uint64(HEADER_BYTES)
+            packets.length[n] = size
+            n += 1
+    return n
 
 
 class FrameIO(NamedTuple):
@@ -90,7 +89,7 @@ def new_frame_io(sock: socket.socket | None) -> FrameIO:
 
 
 def open_interface(name: str, udp_port: int) -> socket.socket:
-    """A packet socket that gets what an interface brings for a UDP port. Raises ConfigError."""
+    """A packet socket that receives what arrives at an interface for a UDP port. Raises ConfigError."""
     sock = sockets.new_packet_socket(name)
     sockets.receive_only_udp(sock, udp_port)
     sockets.attach(sock, name, ETH_P_IP)
@@ -99,8 +98,8 @@ def open_interface(name: str, udp_port: int) -> socket.socket:
 
 @kernel
 def receive_batch(io, packets, ip, port):
-    """Take what has arrived, without waiting: `packets` lists what came to UDP port `port` of the IPv4 address `ip` (a
-    number), without headers, and stays valid until the next call. Returns how many."""
+    """Receive without waiting: `packets` lists the payloads for UDP port `port` of the IPv4 address `ip` (a number),
+    which stay valid until the next call. Returns how many."""
     count = 0
     incoming = io.packets.incoming
     for i in range(receive_messages(io.config[0], incoming, 0, MESSAGES)):

@@ -1,9 +1,9 @@
-"""A bad network on purpose: packets lost, late or doubled by chance, independently for each packet and receiver.
+"""A bad network on purpose: packets lost, delayed or duplicated at random, independently for each packet and receiver.
 
-Where the kernel has no netem, a lossy link must be ours. An `Impairment` sits behind `receive_batch` or before
+This is for kernels without netem. An `Impairment` sits behind `receive_batch` or before
 `send_batch` and turns one packet list into another. Loss, reordering and duplication are probabilities in [0, 1). A
-reordered packet is held back until between 1 and 32 more have passed, or 2 ms are over. The generator is seeded: the
-same list of packets meets the same fate.
+reordered packet is held back until between 1 and 32 more have passed, or 2 ms are over. The generator is seeded: with
+one seed, the same lists of packets fare the same.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ class Impairment(NamedTuple):
     """`odds` float64[3]: loss, reordering, duplication. `random` uint64[1]: generator state. The rest: packets delayed
     back.
 
-    `counts` int64[3]: packets lost, held back, doubled so far.
+    `counts` int64[3]: packets lost, delayed and duplicated so far.
     """
 
     odds: np.ndarray
@@ -84,7 +84,7 @@ def _append(output, n, address, length, endpoint):
 
 @kernel
 def _release(impairment, k, output, n):
-    """List the packet that is held back in place k."""
+    """List the delayed packet number k."""
     length = impairment.delayed_length[k]
     impairment.delayed_length[k] = _RELEASED
     return _append(output, n, impairment.delayed[k].ctypes.data, length, impairment.delayed_endpoint[k])
@@ -135,7 +135,7 @@ def impair(impairment, packets, count, now, output):
 
 @kernel
 def next_release(impairment):
-    """When the next held packet is due (ns), or the largest int64."""
+    """When the next delayed packet is due (ns), or the largest int64."""
     due = np.int64(0x7FFFFFFFFFFFFFFF)
     for k in range(MAX_DELAYED):
         if impairment.delayed_length[k] >= 0:

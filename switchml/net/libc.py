@@ -102,6 +102,6 @@ def wait_readable(fd_a, fd_b, timeout_ns, scratch):
 
 
 @kernel
-def give_way():
-    """Let another process that is ready run on this core (sched_yield)."""
+def yield_cpu():
+    """Let another thread that is ready run on this core (sched_yield)."""
     _sched_yield()

@@ -1,6 +1,6 @@
 """Frames in batches over a packet socket (sockets.py): recvmmsg and sendmmsg, trains of packets cut and joined
 (trains.py), VLAN tags, which Linux keeps beside a frame, back in their place. packet_ring.py receives without system
-calls. Frames are given as addresses of their bytes."""
+calls. Frames are addresses of their bytes."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ def take_message(io, number, batch, count, used):
 
 @kernel
 def receive_frames(io, fd, batch):
-    """Take what has arrived at a socket, without waiting. Fills `batch`, whose addresses stay valid until the next
-    call; returns how many frames it has."""
+    """Receive from a socket without waiting. Fills `batch`, whose addresses stay valid until the next call; returns how
+    many frames it has."""
     count, used = 0, 0
     for number in range(receive_messages(fd, io.incoming, 0, MESSAGES)):
         count, used = take_message(io, number, batch, count, used)

@@ -1,9 +1,9 @@
 """Frames from a packet socket through a ring of memory that Linux fills as they arrive (packet(7), TPACKET_V2), so that
 taking one costs no system call and no copy.
 
-A frame that is too long for its slot comes whole through the socket, and its slot says so: trains do, and frames beyond
-SLOT_BYTES. Order is that of the slots. Version 2, not 3, because it shows each frame when it comes; version 3 waits
-until a block is full or some milliseconds are over.
+A frame that is too long for its slot is received whole from the socket, and its slot is marked so: trains are, and
+frames beyond SLOT_BYTES. Order is that of the slots. Version 2, not 3, because it shows each frame when it comes;
+version 3 waits until a block is full or some milliseconds are over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _CAPTURED, _FRAME_AT, _TAG, _TAG_KIND = 8, 12, 24, 26
 
 class Ring(NamedTuple):
     """`memory` uint8[SLOTS * SLOT_BYTES], shared with Linux, or empty where there is no ring; `place` int64[2]: the
-    next slot to look at, and how many before it are ours still."""
+    next slot to look at, and how many before it have not been returned to Linux yet."""
 
     memory: np.ndarray
     place: np.ndarray
@@ -66,8 +66,8 @@ def new_ring(sock: socket.socket) -> Ring:
 
 
 @kernel
-def _give_back(base, ring):
-    """Give the slots of the batch before back to Linux."""
+def _return_slots(base, ring):
+    """Return the slots of the previous batch to Linux."""
     following = ring.place[0]
     for slot in range(following - ring.place[1], following):
         store_release(np.uintp(base + slot % SLOTS * SLOT_BYTES), np.uint64(_WITH_KERNEL))
@@ -80,7 +80,7 @@ def receive_ring(io, ring, fd, batch):
     if len(ring.memory) == 0:
         return packet_io.receive_frames(io, fd, batch)
     base = np.int64(ring.memory.ctypes.data)
-    _give_back(base, ring)
+    _return_slots(base, ring)
     count, used, messages = 0, 0, 0
     for _ in range(packet_io.MESSAGES):
         at = base + ring.place[0] % SLOTS * SLOT_BYTES

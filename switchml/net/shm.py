@@ -1,13 +1,14 @@
 """Packets between ranks and an aggregator on one machine, without the network: rings of addresses in memory that they
 share.
 
-A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is gone
+A job's segment is one piece of memory (a memfd of the aggregator; ranks open it as /proc/PID/fd/N, so that it is freed
 with its last user, however that ends). It holds every rank's packets, the pool's result rows, and two rings a rank:
 `up` names packets that the rank has written, `down` names results. Nothing is copied: the aggregator adds straight from
 a rank's packet, and all ranks decode the same result row. That is safe without locks by the protocol's own rule: a rank
 reuses a packet after its result, the aggregator a row after every rank has answered the next version.
 
-Who sleeps says so in a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both ways. Each
+A reader that sleeps sets a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both
+transports. Each
 ring has one writer and one reader (release on the head, acquire before the entries).
 """
 
@@ -66,7 +67,7 @@ def _layout(ranks: int, slots: int) -> np.ndarray:
 
 
 def no_segment() -> Segment:
-    """Stands where there is none."""
+    """For packets that go by another transport."""
     return Segment(np.zeros(8, np.int64), np.zeros(1, np.uint8))
 
 
@@ -176,8 +177,8 @@ def push_up(at, rank, address, length):
 
 
 @kernel
-def ask_up(at, rank, seq):
-    """Rank's side: ask whom the round `seq` waits for; dropped if the ring is more than half full."""
+def query_up(at, rank, seq):
+    """Rank's side: query which ranks the round `seq` waits for; dropped if the ring is more than half full."""
     return _push(at, _up(at, rank), np.uint64(at[BASE] + seq), 0, at[CAPACITY] // 2)
 
 
@@ -200,7 +201,7 @@ def _pop(at, ring, lowest, highest, sender, packets, count, most):
         entry = entries[np.int64(tail) & (at[CAPACITY] - 1)]
         offset, length = np.int64(entry >> np.uint64(_LENGTH_BITS)), np.int64(entry & np.uint64(0xFFFF))
         tail += np.uint64(1)
-        if length == 0:  # a question: the offset is a sequence number
+        if length == 0:  # a query: the offset is a sequence number
             packets.address[count], packets.length[count], packets.endpoint[count] = np.uint64(offset), 0, sender
             count += 1
         elif lowest <= offset and offset + length <= highest:  # a rank is trusted with its own packets, nothing else
@@ -215,7 +216,7 @@ def _pop(at, ring, lowest, highest, sender, packets, count, most):
 @kernel
 def receive_up(at, rank, sender, packets, count, most):
     """Aggregator's side: append up to `most` of what a rank has named to `packets` from `count` on, with `sender` as
-    endpoint; the new count. An entry of length 0 is a question (`ask_up`): its address is the sequence number."""
+    endpoint; the new count. An entry of length 0 is a query (`query_up`): its address is the sequence number."""
     lowest = at[PACKETS] + rank * at[SLOTS] * ROW_BYTES
     highest = lowest + at[SLOTS] * ROW_BYTES
     return _pop(at, _up(at, rank), lowest, highest, sender, packets, count, most)
@@ -234,13 +235,13 @@ def _has_entries(ring):
 
 @kernel
 def up_waits(at, rank):
-    """Whether a rank has named packets that the aggregator has not taken."""
+    """Whether a rank has named packets that the aggregator has not received."""
     return _has_entries(_up(at, rank))
 
 
 @kernel
 def down_waits(at, rank):
-    """Whether the aggregator has named results that the rank has not taken."""
+    """Whether the aggregator has named results that the rank has not received."""
     return _has_entries(_down(at, rank))
 
 
@@ -252,7 +253,7 @@ def _sleep_flag(at, rank):
 
 @kernel
 def announce_sleep(at, rank, asleep):
-    """Set or clear the flag. Who sets it must look at its rings once more before it sleeps."""
+    """Set or clear the flag. Whoever sets it must look at its rings once more before it sleeps."""
     store_release(_sleep_flag(at, rank), np.uint64(asleep))
     _fence()
 

@@ -1,5 +1,5 @@
-"""Trains of packets: what Linux hands over as one frame when it leaves the cutting into packets to the hardware (GSO,
-GRO), with the checksum left out. Here they are cut into packets, lose some, and are joined from packets.
+"""Trains of packets: what Linux hands over as one frame when it leaves segmentation to the hardware (GSO, GRO), with
+the checksum left out. This file cuts them into packets, removes packets from them, and joins packets to trains.
 
 A packet socket puts a struct virtio_net_hdr (linux/virtio_net.h, 10 bytes) before each frame: flags, type of
 segmentation, length of all headers, payload bytes of each packet (the last may be shorter), where the checksum starts
@@ -25,7 +25,7 @@ HEADER_BYTES = 14 + 20 + 8
 MAX_HEADER_BYTES = 256
 """Ethernet, VLAN tags, IP with options or extensions, and TCP with options."""
 MAX_JOINED = 64
-"""Packets that one train is made of: what Linux takes in one piece everywhere (UDP_MAX_SEGMENTS before 6.9)."""
+"""Packets that one train is made of: what every Linux takes in one piece (UDP_MAX_SEGMENTS before 6.9)."""
 MAX_JOINED_BYTES = 65000
 MAX_PACKETS = 4096
 """Packets that one train is cut into; one that has more is not understood."""
@@ -114,20 +114,20 @@ def _describe(frame, end, length, network, version, size, start, offset, first, 
 @kernel
 def cut(at, length, size, start, offset, out, room, addresses, lengths):
     """Cut the train at an address into packets, checksums and all. They are written one behind another from address
-    `out` on, where there are `room` bytes; `addresses` and `lengths` tell where. Returns (packets, bytes written),
-    (0, 0) if it can't be cut."""
+    `out` on, where there are `room` bytes; `addresses` and `lengths` get their places. Returns (packets, bytes
+    written), (0, 0) if it can't be cut."""
     network, version, header, count = layout(at, length, size, start, offset)
     if count == 0 or count > len(addresses) or length + count * header > room:
         return 0, 0
     written = 0
     for i in range(count):
         payload = min(size, length - header - i * size)
-        here, end = out + written, header + payload
-        copy_bytes(here, at, header)
-        copy_bytes(here + header, at + header + i * size, payload)
-        _describe(u8_at(here, end), end, length, network, version, size, start, offset, i, i + 1 == count)
-        complete(here, end, start, offset)
-        addresses[i] = here
+        to, end = out + written, header + payload
+        copy_bytes(to, at, header)
+        copy_bytes(to + header, at + header + i * size, payload)
+        _describe(u8_at(to, end), end, length, network, version, size, start, offset, i, i + 1 == count)
+        complete(to, end, start, offset)
+        addresses[i] = to
         lengths[i] = end
         written += end
     return count, written
@@ -149,9 +149,9 @@ def count_packets(at, length):
 
 
 @kernel
-def without(at, length, kept, out, lengths):
-    """What is left of a train at address `at`, behind its virtio header, when only the packets that `kept` (bool for
-    each) names go on.
+def without(at, length, surviving, out, lengths):
+    """What is left of a train at address `at`, behind its virtio header, without the packets for which `surviving`
+    (bool for each) is False.
 
     Writes frames one behind another from address `out` on, their lengths to `lengths`, and returns how many: one of
     UDP, whose packets stand alone; for TCP one for each run of neighbours, since a gap must show in the sequence.
@@ -161,19 +161,19 @@ def without(at, length, kept, out, lengths):
     whole = length - VIRTIO_BYTES
     network, version, header, _ = layout(at + VIRTIO_BYTES, whole, size, start, offset)
     frames = first = 0
-    n = len(kept)
+    n = len(surviving)
     while first < n:
-        if not kept[first]:
+        if not surviving[first]:
             first += 1
             continue
         last = first + 1
-        while last < n and (offset == _UDP_CHECKSUM_AT or kept[last]):
+        while last < n and (offset == _UDP_CHECKSUM_AT or surviving[last]):
             last += 1
         copy_bytes(out, at, VIRTIO_BYTES + header)
         end = header
         packets = 0
         for i in range(first, last):
-            if kept[i]:
+            if surviving[i]:
                 piece = min(size, whole - header - i * size)
                 copy_bytes(out + VIRTIO_BYTES + end, at + VIRTIO_BYTES + header + i * size, piece)
                 end += piece

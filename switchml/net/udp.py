@@ -3,7 +3,7 @@ has them.
 
 With UDP_SEGMENT one system call hands the kernel up to 60 equal packets for one destination as one buffer; with UDP_GRO
 it hands back such a train in one. That saves the walk through the network stack that otherwise costs more than all else
-together. Packets are not copied on the way out: each message gathers them from where they lie.
+together. Packets are not copied when they are sent: each message gathers them from where they are.
 
 A packet list (`Packets`) is filled by `receive_batch` and consumed by `send_batch`; an endpoint is an integer, IPv4 <<
 16 | port, both in host order.
@@ -109,7 +109,7 @@ def _sender(name):
 
 @kernel
 def receive_batch(io, packets):
-    """Take what has arrived, without waiting. Fills `packets`, which stay valid until the next call; returns how many.
+    """Receive without waiting. Fills `packets`, which stay valid until the next call; returns how many.
 
     Empty datagrams come as packets of length 0.
     """

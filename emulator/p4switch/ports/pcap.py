@@ -68,8 +68,8 @@ class PcapReader:
 
 
 class PcapWriter:
-    """Writes a capture file of Ethernet frames, each of which is on its way to the disk at once. Any thread may write.
-    Raises ConfigError if the file can't be made."""
+    """Writes a capture file of Ethernet frames, each handed to the system at once. Any thread may write. Raises
+    ConfigError if the file can't be created."""
 
     def __init__(self, path: str | Path) -> None:
         try:

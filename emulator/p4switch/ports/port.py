@@ -1,4 +1,4 @@
-"""What a switch asks of its ports, whatever they are made of."""
+"""The interface of a switch's ports, of whatever kind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ returns False, having done nothing."""
 
 @dataclass(frozen=True)
 class PortInfo:
-    """One port. `extra` is what BMv2 tells besides: the files that a port reads and writes."""
+    """One port. `extra`: what BMv2 also reports: the files that a port reads and writes."""
 
     number: int
     interface: str

@@ -33,7 +33,7 @@ class TunnelClient:
         buffers = Buffers()  # before the hello: it may take a while
         self._context = zmq.Context()
         self._dealer = new_socket(self._context, zmq.DEALER)
-        # The name by which a new connection is known as the old client's; nobody else can guess it. libzmq's own names
+        # By this name a new connection is recognized as the old client's; nobody else can guess it. libzmq's own names
         # begin with a zero.
         self._dealer.setsockopt(zmq.ROUTING_ID, b"\1" + os.urandom(16))
         self._relay: Relay | None = None
@@ -141,7 +141,7 @@ class TunnelClient:
             if kind == PACKETS:
                 relay.deliver(frame)
             elif kind == STRANGER:
-                self._give_up("the tunnel's server does not know this rank any more; was it started again?")
+                self._give_up("the tunnel's server does not know this rank any more; was it restarted?")
                 return
 
     def _give_up(self, reason: str) -> None:

@@ -63,8 +63,8 @@ class _Peer:
 class TunnelServer:
     """Relays between ZeroMQ clients and the aggregator's `data_address`, from one thread, until `close`.
 
-    An aggregator with several data addresses says in `address_for(sender)` which one is a rank's, when its first packet
-    comes: its job has started then.
+    `address_for(sender)`: for an aggregator with several data addresses, that of a rank; called when the rank's first
+    packet comes, as its job has started then.
 
     Listens on tcp://bind:port (0: any free port) and on a socket file that only this user can reach; `addresses` holds
     both as URLs, `address` the former as (IPv4, port). A client is forgotten when it says goodbye, or `grace_s` seconds
@@ -87,7 +87,7 @@ class TunnelServer:
         self._by_fd: dict[int, _Peer] = {}
         self._buffers: Buffers | None = None
         self.dropped = 0
-        """Batches from the aggregator that found their client's queue full, or no connection."""
+        """Batches from the aggregator that were dropped: their client's queue was full or its connection lost."""
         self._context = zmq.Context()
         self._router = new_socket(self._context, zmq.ROUTER)
         self._router.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -222,7 +222,7 @@ class TunnelServer:
         return sent
 
     def _probe(self, now: float) -> None:
-        """Whose connection is gone shows when something is sent there."""
+        """Find clients whose connections are lost: sending shows it."""
         for peer in list(self._peers.values()):
             self._send(peer.identity, plain(PROBE))
             if peer.disconnected_at is not None and now - peer.disconnected_at >= self._grace_s:

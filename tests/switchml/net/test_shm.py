@@ -158,7 +158,7 @@ def test_rings_against_a_queue(passed, seed):
             elif kind == "ask":
                 for _ in range(burst):
                     seq = chooser.getrandbits(32)
-                    assert shm.ask_up(segment.at, 0, seq) == (len(up) < CAPACITY // 2)
+                    assert shm.query_up(segment.at, 0, seq) == (len(up) < CAPACITY // 2)
                     up.extend([(seq, 0)] if len(up) < CAPACITY // 2 else [])
             elif kind == "down":
                 room = chooser.choice([0, 8, 512])
@@ -213,11 +213,13 @@ def test_questions(job):
     """Length 0: the address is the sequence number, any of them. They leave half of the ring to packets."""
     segment, _ = job()
     for seq in (0, 1, 2**31, 2**32 - 1):
-        assert shm.ask_up(segment.at, 0, seq) == 1
+        assert shm.query_up(segment.at, 0, seq) == 1
     shm.push_up(segment.at, 0, packet(segment, 0), 10)
-    shm.ask_up(segment.at, 0, 5)
+    shm.query_up(segment.at, 0, 5)
     assert take_up(segment, 0) == [(0, 0), (1, 0), (2**31, 0), (2**32 - 1, 0), (packet(segment, 0), 10), (5, 0)]
-    assert [shm.ask_up(segment.at, 0, seq) for seq in range(CAPACITY)] == [1] * (CAPACITY // 2) + [0] * (CAPACITY // 2)
+    assert [shm.query_up(segment.at, 0, seq) for seq in range(CAPACITY)] == [1] * (CAPACITY // 2) + [0] * (
+        CAPACITY // 2
+    )
     assert [shm.push_up(segment.at, 0, packet(segment, 0), 10) for _ in range(CAPACITY // 2)] == [1] * (CAPACITY // 2)
 
 

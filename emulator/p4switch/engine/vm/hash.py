@@ -5,9 +5,10 @@ import numpy as np
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.calculation_kinds import CRC, CSUM16, FNV, IDENTITY, TOEPLITZ, XOR16, XOR32
 from emulator.p4switch.engine.layout import CELL, CTX, HASH_BUFFER_BYTES, ROW
-from emulator.p4switch.engine.raw import arg, be16, be64, kernel_part, ld8, ld32, ld64, put, shr, st8, st64, val
+from emulator.p4switch.engine.raw import arg, kernel_part, ld8, ld32, ld64, put, shr, st8, st64, val
 from emulator.p4switch.engine.vm.bits import copy, load_bits, low_mask, store_bits
 from emulator.p4switch.engine.vm.headers import is_valid, row_of, wire_bytes
+from switchml.net.checksum import ones_sum
 
 _CONTEXT, _PACKET, _LENGTH, _CURSOR, _BITS = (CELL[name] for name in ("context", "packet", "length", "cursor", "bits"))
 _VARBIT = ROW["varbit"]
@@ -80,23 +81,6 @@ def _crc(parameters, data, n):
     if ld64(parameters + 32):
         remainder = _reflect(remainder, width)
     return remainder ^ ld64(parameters + 16)
-
-
-@kernel_part
-def _csum16(data, n):
-    total, at = 0, 0
-    while at + 8 <= n:
-        word = be64(data + at)
-        total += (word & 0xFFFFFFFF) + shr(word, 32)
-        at += 8
-    while at + 2 <= n:
-        total += be16(data + at)
-        at += 2
-    if at < n:
-        total += ld8(data + at) << 8
-    while total > 0xFFFF:
-        total = (total & 0xFFFF) + (total >> 16)
-    return total ^ 0xFFFF
 
 
 @kernel_part
@@ -187,7 +171,7 @@ def _xxh64(data, n):
 @kernel_part
 def _hash(kind, parameters, data, n):
     if kind == CSUM16:
-        return _csum16(data, n)
+        return ones_sum(data, n, 0) ^ 0xFFFF
     if kind == CRC:
         return _crc(parameters, data, n)
     if kind == XOR16:
