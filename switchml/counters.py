@@ -18,8 +18,8 @@ COUNTERS = (
     "overflow",
     "mixed",
 )
-"""Kept for each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the kept
-results sent again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
+"""For each rank of a job. `completed` counts the rounds that this rank's packet completed; `answered` the results sent
+again; `waits` the wait packets sent; `retransmissions` the contributions with R set."""
 
 REFUSED = ("refused_address",)
-"""Kept for the data plane as a whole: packets from nobody who joined."""
+"""For the data plane as a whole: packets from addresses that have not joined."""

@@ -1,26 +1,26 @@
-"""Every error that this project raises on purpose.
+"""The errors that this project raises on purpose.
 
 SwitchMLError
- ├── ConfigError            an option or argument that makes no sense (also a ValueError)
- ├── PacketError            bytes that are not a packet of ours (also a ValueError)
- ├── PayloadError           bytes that are not a codec's payload (also a ValueError)
- ├── ProgramError           a P4 program (BMv2 JSON) that can't be loaded or run (also a ValueError)
+ ├── ConfigError            an invalid option or argument (also a ValueError)
+ ├── PacketError            bytes that are not a valid packet (also a ValueError)
+ ├── PayloadError           bytes that are not a valid payload of a codec (also a ValueError)
+ ├── ProgramError           a P4 program (BMv2 JSON) that cannot be loaded or run (also a ValueError)
  ├── ProgramAbort           a P4 program's assert failed while a packet passed; carries BMv2's `.exit_code`
- ├── TraceError             a file that is no trace of a job, or a broken one (also a ValueError)
- ├── GraphError             a training job's graph, or its costs, that make no sense (also a ValueError)
- ├── EmulationError         an emulated job that can't go on
- │    ├── Deadlock          ops wait for each other for ever: `.waiting`
+ ├── TraceError             a file that is not a trace of a job, or a damaged one (also a ValueError)
+ ├── GraphError             an inconsistent graph of a training job, or invalid costs (also a ValueError)
+ ├── EmulationError         an emulated job that cannot continue
+ │    ├── Deadlock          ops that wait for each other forever: `.waiting`
  │    ├── OutOfMemory       a job that does not fit into its accelerators: `.needed_bytes`, `.parts`
- │    └── BudgetSpent       more events or seconds than were allowed: `.events`, `.now_s`
- ├── ControlError           a switch's control plane asked for what can't be done: `.operation`, `.code`
- ├── UnsupportedTensor      a dtype, device or layout that can't be all-reduced (also a TypeError)
+ │    └── BudgetSpent       a replay that exceeded its events or seconds: `.events`, `.now_s`
+ ├── ControlError           an invalid request of a switch's control plane: `.operation`, `.code`
+ ├── UnsupportedTensor      a dtype, device or layout that cannot be all-reduced (also a TypeError)
  ├── SumOverflow            an integer sum that does not fit its type (also an OverflowError)
  ├── JoinError              the aggregator refused this rank, or could not be reached
- └── JobError               a job that had started can't go on (also a RuntimeError)
+ └── JobError               a running job that cannot continue (also a RuntimeError)
       ├── PeerLost          another rank died, left early or stopped answering: `.ranks`
-      ├── AggregatorLost    the aggregator went away
+      ├── AggregatorLost    the aggregator became unreachable
       ├── RanksDisagree     the ranks did not call the same all-reduce
-      └── CollectiveTimeout an all-reduce did not finish in the time it was given: `.ranks`
+      └── CollectiveTimeout an all-reduce did not finish in time: `.ranks`
 
 A message says what was wrong, what was expected, and where to look.
 """
@@ -31,35 +31,35 @@ class SwitchMLError(Exception):
 
 
 class ConfigError(SwitchMLError, ValueError):
-    """An option or argument that makes no sense."""
+    """An invalid option or argument."""
 
 
 class PacketError(SwitchMLError, ValueError):
-    """Bytes that are not a packet of ours."""
+    """Bytes that are not a valid packet."""
 
 
 class PayloadError(SwitchMLError, ValueError):
-    """Bytes that are not what a codec makes of a vector."""
+    """Bytes that are not a valid payload of a codec."""
 
 
 class ProgramError(SwitchMLError, ValueError):
-    """A P4 program (BMv2 JSON) that can't be loaded or run; names the object and its line in the P4 source."""
+    """A P4 program (BMv2 JSON) that cannot be loaded or run; names the object and its line in the P4 source."""
 
 
 class GraphError(SwitchMLError, ValueError):
-    """A training job's graph, or its costs, that make no sense; names the ops and ranks concerned."""
+    """An inconsistent graph of a training job, or invalid costs; names the ops and ranks concerned."""
 
 
 class TraceError(SwitchMLError, ValueError):
-    """A file that is no trace of a job, or a broken or incomplete one; names the file and the place in it."""
+    """A file that is not a trace of a job, or a damaged or incomplete one; names the file and the place in it."""
 
 
 class EmulationError(SwitchMLError):
-    """An emulated job that can't go on."""
+    """An emulated job that cannot continue."""
 
 
 class Deadlock(EmulationError):
-    """Ops wait for each other for ever; `waiting` has a line for each meeting or op that something waits for."""
+    """Ops that wait for each other forever; `waiting` has a line for each collective or op that others wait for."""
 
     def __init__(self, message: str, waiting: tuple[str, ...] = ()):
         super().__init__(message)
@@ -67,8 +67,7 @@ class Deadlock(EmulationError):
 
 
 class OutOfMemory(EmulationError):
-    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so
-    on."""
+    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so on."""
 
     def __init__(self, message: str, needed_bytes: float = 0.0, parts: dict[str, float] | None = None):
         super().__init__(message)
@@ -77,8 +76,7 @@ class OutOfMemory(EmulationError):
 
 
 class BudgetSpent(EmulationError):
-    """A replay took more events or wall-clock seconds than it was allowed; `now_s` is how far its own clock had
-    come."""
+    """A replay that exceeded its budget of events or wall-clock seconds; `now_s` is the replay's own time then."""
 
     def __init__(self, message: str, events: int = 0, now_s: float = 0.0):
         super().__init__(message)
@@ -87,8 +85,8 @@ class BudgetSpent(EmulationError):
 
 
 class ProgramAbort(SwitchMLError):
-    """A P4 program's assert or assume failed, or log_msg was called wrongly: where BMv2 ends the process. `exit_code`
-    is what BMv2's process then returns (-6: SIGABRT)."""
+    """A P4 program's assert or assume failed, or log_msg had invalid arguments: where BMv2 ends the process. `exit_code`
+    is the exit code of BMv2's process in that case (-6: SIGABRT)."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -96,8 +94,8 @@ class ProgramAbort(SwitchMLError):
 
 
 class ControlError(SwitchMLError):
-    """A switch's control plane asked for what can't be done. `operation` and `code` are named as in BMv2's Thrift
-    interface: exception Invalid{operation}Operation with the code {code}, for example "Table" and "TABLE_FULL"."""
+    """An invalid request of a switch's control plane. `operation` and `code` are named as in BMv2's Thrift interface:
+    exception Invalid{operation}Operation with the code {code}, for example "Table" and "TABLE_FULL"."""
 
     def __init__(self, operation: str, code: str, message: str = ""):
         super().__init__(message or code)
@@ -106,7 +104,7 @@ class ControlError(SwitchMLError):
 
 
 class UnsupportedTensor(SwitchMLError, TypeError):
-    """A dtype, device or memory layout that can't be all-reduced."""
+    """A dtype, device or memory layout that cannot be all-reduced."""
 
 
 class SumOverflow(SwitchMLError, OverflowError):
@@ -122,28 +120,28 @@ class JoinError(SwitchMLError):
 
 
 class JobError(SwitchMLError, RuntimeError):
-    """A job that had started can't go on."""
+    """A running job that cannot continue."""
 
 
-class PeerLost(JobError):
-    """Another rank died, left early or stopped answering; `ranks` lists which."""
+class _RanksError(JobError):
+    """A job error of some ranks, which `ranks` lists."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()):
         super().__init__(message)
         self.ranks = tuple(ranks)
 
 
+class PeerLost(_RanksError):
+    """Another rank died, left early or stopped answering; `ranks` lists which."""
+
+
 class AggregatorLost(JobError):
-    """The aggregator went away."""
+    """The aggregator became unreachable."""
 
 
 class RanksDisagree(JobError):
     """The ranks did not call the same all-reduce."""
 
 
-class CollectiveTimeout(JobError, TimeoutError):
-    """An all-reduce did not finish in the time it was given; `ranks` lists whom it waited for."""
-
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
-        super().__init__(message)
-        self.ranks = tuple(ranks)
+class CollectiveTimeout(_RanksError, TimeoutError):
+    """An all-reduce did not finish in time; `ranks` lists the ranks that it waited for."""

@@ -1,4 +1,4 @@
-"""What every test may use: the markers `root` and `needs`, `require_program`, and hypothesis without a clock."""
+"""Available to every test: the markers `root` and `needs`, `require_program`, and hypothesis without a clock."""
 
 import os
 import shutil
@@ -14,31 +14,31 @@ import pytest
 hypothesis.settings.register_profile("switchml", deadline=None)
 hypothesis.settings.load_profile("switchml")
 
-# Who runs the tests in the background may have Ctrl-C ignored, and every process that a test starts would inherit that.
+# When tests run in the background, SIGINT may be ignored, and every process that a test starts would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what can't run here; all tests of a file that lack the same thing are one skip, as hundreds of them would
-    hide one that should not be there."""
-    kept, skipped = [], defaultdict(list)
+    hide an unexpected one."""
+    selected, skipped = [], defaultdict(list)
     for item in items:
         if missing := _missing(item):
             alike = skipped[item.path, missing]
             if not alike:
-                kept.append(item)
+                selected.append(item)
             alike.append(item)
         else:
-            kept.append(item)
+            selected.append(item)
     for (_, missing), alike in skipped.items():
         several = f" ({len(alike)} tests)" if len(alike) > 1 else ""
         alike[0].add_marker(pytest.mark.skip(reason=f"needs {missing}{several}"))
-    items[:] = kept
+    items[:] = selected
 
 
 def _missing(item: pytest.Item) -> str:
-    """What the markers of a test ask for and is not here; "" if nothing is missing."""
+    """What a test's markers require and this machine lacks; "" if nothing."""
     if item.get_closest_marker("root") and os.geteuid() != 0:
         return "root"
     for marker in item.iter_markers("needs"):

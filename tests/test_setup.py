@@ -1,4 +1,4 @@
-"""The project as a whole: its metadata, which module may import which (CONTRIBUTING.md), and scripts/run, test."""
+"""The project as a whole: metadata, wheel, directions of imports, types, and scripts/run and scripts/test."""
 
 import os
 import shutil
@@ -119,23 +119,23 @@ def test_types():
 # scripts/run and scripts/test, with a stand-in for Python that installs nothing
 
 STAND_IN = """#!/bin/bash
-# Plays python: says its version, makes a venv that holds itself, and notes what pip and the programs are asked.
+# Plays python: prints its version, makes a venv that contains itself, and records calls of pip and the programs.
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 case "$*" in
     *version_info*) echo "$STAND_IN_VERSION" ;;
     "-m venv "*)
         mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp "$0" "$3/bin/switchml"
-        echo venv >>"$STAND_IN_NOTES" ;;
+        echo venv >>"$STAND_IN_LOG" ;;
     "-m pip "*--dry-run*) ;;
     "-m pip "*" install "*)
-        asked=$*
-        echo "pip ${asked##* install }" >>"$STAND_IN_NOTES"
+        arguments=$*
+        echo "pip ${arguments##* install }" >>"$STAND_IN_LOG"
         sleep "${STAND_IN_PIP_S:-0}"
         if [ -n "${STAND_IN_PIP_FAILS:-}" ]; then echo "ERROR: no such package" >&2; exit 1; fi
         echo "WARNING: Location 'somewhere' is ignored" >&2 ;;
     *find_spec*) [ -n "${STAND_IN_HAS_TORCH:-}" ] ;;
     "-c import "*) ;;
-    *) echo "${0##*/} $*" >>"$STAND_IN_NOTES" ;;
+    *) echo "${0##*/} $*" >>"$STAND_IN_LOG" ;;
 esac
 """
 
@@ -151,15 +151,15 @@ class Checkout:
         self.python = folder / "python"
         self.python.write_text(STAND_IN)
         self.python.chmod(0o755)
-        self.notes = folder / "notes"
+        self.log = folder / "log"
         self.stamp = self.root / ".venv" / "setup-stamp"
 
     def start(self, script: str, *args: str, **environment: str) -> subprocess.Popen:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
-        stand_in = {"PYTHON": str(self.python), "STAND_IN_NOTES": str(self.notes), "STAND_IN_VERSION": "3.11"}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SWITCHML_")}
+        stand_in = {"PYTHON": str(self.python), "STAND_IN_LOG": str(self.log), "STAND_IN_VERSION": "3.11"}
         return subprocess.Popen(
             [self.root / "scripts" / script, *args],
-            env=kept | stand_in | environment,
+            env=inherited | stand_in | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -170,10 +170,10 @@ class Checkout:
         process = self.start(script, *args, **environment)
         return process.wait(), process.communicate()[1]
 
-    def take_notes(self) -> list[str]:
-        """What the stand-in was asked since the last call, one short word or line each."""
-        text = self.notes.read_text() if self.notes.exists() else ""
-        self.notes.unlink(missing_ok=True)
+    def take_log(self) -> list[str]:
+        """The calls that the stand-in recorded since the last call, one short word or line each."""
+        text = self.log.read_text() if self.log.exists() else ""
+        self.log.unlink(missing_ok=True)
         return text.replace(f"{self.root}", "").splitlines()
 
 
@@ -192,34 +192,34 @@ if sys.platform == "linux":
 def test_first_call_installs_and_second_does_not(checkout):
     status, stderr = checkout.run("test", "-k", "something")
     assert status == 0
-    assert checkout.take_notes() == ["venv", PIP_TEST, "python -m pytest -k something"]
-    assert all(line.startswith("setup: ") for line in stderr.splitlines()), "pip's remarks stay in the log"
+    assert checkout.take_log() == ["venv", PIP_TEST, "python -m pytest -k something"]
+    assert all(line.startswith("setup: ") for line in stderr.splitlines()), "pip's warnings stay in its log"
     assert checkout.run("test", "-x") == (0, "")
-    assert checkout.take_notes() == ["python -m pytest -x"]
+    assert checkout.take_log() == ["python -m pytest -x"]
 
 
 def test_run_needs_fewer_extras_than_test(checkout):
     checkout.run("run", "--workers", "2")
-    assert checkout.take_notes() == ["venv", PIP_RUN, "switchml train --workers 2"]
+    assert checkout.take_log() == ["venv", PIP_RUN, "switchml train --workers 2"]
     checkout.run("test", STAND_IN_HAS_TORCH="yes")
-    assert checkout.take_notes() == ["pip --no-compile -e [dev,train]", "python -m pytest"]
+    assert checkout.take_log() == ["pip --no-compile -e [dev,train]", "python -m pytest"]
     checkout.run("run")
-    assert checkout.take_notes() == ["switchml train"]
+    assert checkout.take_log() == ["switchml train"]
 
 
 def test_changed_project_is_installed_again_in_place(checkout):
     checkout.run("test")
-    checkout.take_notes()
+    checkout.take_log()
     with (checkout.root / "pyproject.toml").open("a") as file:
         file.write("# changed\n")
     checkout.run("run", STAND_IN_HAS_TORCH="yes")
-    assert checkout.take_notes() == ["pip --no-compile -e [dev,train]", "switchml train"]
+    assert checkout.take_log() == ["pip --no-compile -e [dev,train]", "switchml train"]
 
 
 @pytest.mark.parametrize("change", ["killed", "other interpreter", "moved"])
 def test_venv_is_made_anew(checkout, change):
     checkout.run("test")
-    checkout.take_notes()
+    checkout.take_log()
     version = "3.11"
     if change == "killed":
         checkout.stamp.write_text("unfinished\n")
@@ -228,21 +228,21 @@ def test_venv_is_made_anew(checkout, change):
     else:
         checkout.root = checkout.root.rename(checkout.root.with_name("elsewhere"))
     assert checkout.run("test", STAND_IN_VERSION=version)[0] == 0
-    assert checkout.take_notes() == ["venv", PIP_TEST, "python -m pytest"]
+    assert checkout.take_log() == ["venv", PIP_TEST, "python -m pytest"]
 
 
 def test_pip_failure_is_shown_and_retried(checkout):
     status, stderr = checkout.run("test", STAND_IN_PIP_FAILS="yes")
     assert status == 1
     assert "ERROR: no such package" in stderr
-    assert "python -m pytest" not in checkout.take_notes()
+    assert "python -m pytest" not in checkout.take_log()
     assert checkout.run("test")[0] == 0
-    assert checkout.take_notes() == [PIP_TEST, "python -m pytest"]
+    assert checkout.take_log() == [PIP_TEST, "python -m pytest"]
 
 
 def test_torch_can_be_chosen(checkout):
     checkout.run("run", SWITCHML_TORCH="torch==2.9.1")
-    assert checkout.take_notes()[1] == "pip --no-compile -e [train] torch==2.9.1"
+    assert checkout.take_log()[1] == "pip --no-compile -e [train] torch==2.9.1"
 
 
 def test_two_at_once_install_once(checkout, require_program):
@@ -251,8 +251,8 @@ def test_two_at_once_install_once(checkout, require_program):
     assert [process.wait() for process in both] == [0, 0]
     for process in both:
         process.communicate()
-    notes = checkout.take_notes()
-    assert sorted(notes) == sorted(["venv", PIP_TEST, "python -m pytest", "python -m pytest"])
+    log = checkout.take_log()
+    assert sorted(log) == sorted(["venv", PIP_TEST, "python -m pytest", "python -m pytest"])
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.9"])
