@@ -67,7 +67,7 @@ class Deadlock(EmulationError):
 
 
 class OutOfMemory(EmulationError):
-    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and so on."""
+    """A job that does not fit into its accelerators' memory; `parts` has the bytes of weights, activations and more."""
 
     def __init__(self, message: str, needed_bytes: float = 0.0, parts: dict[str, float] | None = None):
         super().__init__(message)
@@ -85,8 +85,8 @@ class BudgetSpent(EmulationError):
 
 
 class ProgramAbort(SwitchMLError):
-    """A P4 program's assert or assume failed, or log_msg had invalid arguments: where BMv2 ends the process. `exit_code`
-    is the exit code of BMv2's process in that case (-6: SIGABRT)."""
+    """A P4 program's assert or assume failed, or log_msg had invalid arguments: where BMv2 ends the process.
+    `exit_code` is the exit code of BMv2's process in that case (-6: SIGABRT)."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
