@@ -1,5 +1,4 @@
 from emulator.netsim.config import NetworkConfig as NetworkConfig
-from emulator.netsim.config import from_table as from_table
 from emulator.netsim.config import load as load
 from emulator.netsim.experiment import JobResult as JobResult
 from emulator.netsim.experiment import Result as Result
