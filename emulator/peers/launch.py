@@ -65,9 +65,9 @@ def _start(script: Sequence[str], settings: Settings, rank: int, port: int, quie
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    kept.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    environment = kept | {name: str(value) for name, value in own.items()} | settings.environment()
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    inherited.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
+    environment = inherited | {name: str(value) for name, value in own.items()} | settings.environment()
     command = [sys.executable, "-m", "emulator.peers.run", *script]
     return subprocess.Popen(command, env=environment, stdout=_STDERR if quiet else None)
 

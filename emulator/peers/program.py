@@ -1,5 +1,5 @@
 """What the script did in one iteration, as a graph that the replay plays: for a timeline, and as the reference that
-`meeting.py` is held against."""
+`timing.py` is held against."""
 
 from __future__ import annotations
 
@@ -9,26 +9,14 @@ from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
 
-_COLLECTIVES = {
-    "all_reduce": Collective.ALL_REDUCE,
-    "reduce_scatter": Collective.REDUCE_SCATTER,
-    "all_gather": Collective.ALL_GATHER,
-    "all_to_all": Collective.ALL_TO_ALL,
-    "broadcast": Collective.BROADCAST,
-    "reduce": Collective.REDUCE,
-    "barrier": Collective.BARRIER,
-    "p2p": Collective.P2P,
-}
-
-
 MOST_STEPS = 200_000
-"""What is kept of one iteration; a script without an optimizer may have but one."""
-NOT_KEPT = -1
+"""Recorded of one iteration at most; a script without an optimizer has but one."""
+NOT_RECORDED = -1
 
 
 class Program:
     """Steps in the order of the script: computing, starting a collective, waiting for some. After MOST_STEPS nothing is
-    kept."""
+    recorded."""
 
     def __init__(self) -> None:
         self.steps: list[tuple] = []
@@ -44,7 +32,7 @@ class Program:
         """It started a collective on communicator `line`; returns the step's number. Numbers stay: only computing that
         follows computing is merged, and a call is in between."""
         if len(self.steps) >= MOST_STEPS:
-            return NOT_KEPT
+            return NOT_RECORDED
         self.steps.append(("call", line, ranks, operation, size_bytes, seconds))
         return len(self.steps) - 1
 
@@ -55,7 +43,7 @@ class Program:
 
     def graph(self, ranks: list[int], pace: np.ndarray) -> tuple[Graph, Costs]:
         """All `ranks` running it, each at its pace (over that which was measured). A collective's members are those of
-        its group that are among them; its price is that of the whole group. Others do the same in a group of their own,
+        its group that are among them; its cost is that of the whole group. Others do the same in a group of their own,
         which is not here: they wait for nobody."""
         builder = GraphBuilder("emulated world")
         for rank in ranks:
@@ -75,7 +63,7 @@ class Program:
                 works[number] = builder.add_work(
                     operation.replace("_", "-"),
                     Kind.COLLECTIVE,
-                    collective=_COLLECTIVES[operation],
+                    collective=Collective[operation.upper()],
                     bytes=size_bytes,
                     seconds=seconds,
                     is_source=True,

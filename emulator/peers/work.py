@@ -31,13 +31,13 @@ class PeersWork(AllReduceWork):
         """Whether it would be by now, on the cluster."""
         if not super().is_completed():
             return False
-        met = self.call.met if self.call is not None else None
-        return met is None or self._world.clock.now_s() >= met.end_s[0]
+        times = self.call.times if self.call is not None else None
+        return times is None or self._world.clock.now_s() >= times.end_s[0]
 
     def get_future(self) -> torch.futures.Future:
         """A future of the list of tensors. Always the same one."""
         is_first = self._future is None
         future = super().get_future()
         if is_first:
-            self._world.future_taken(self)
+            self._world.future_requested(self)
         return future

@@ -15,9 +15,9 @@ import numpy as np
 
 from emulator.peers.clock import Clock
 from emulator.peers.costs import Costs
-from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
-from emulator.peers.program import NOT_KEPT, Program
+from emulator.peers.program import NOT_RECORDED, Program
 from emulator.peers.settings import Settings
+from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
 
 
 class Handle(Protocol):
@@ -69,8 +69,8 @@ class Call:
     act: Callable[[], None]
     work: Handle
     at_s: np.ndarray
-    step: int = NOT_KEPT
-    met: Met | None = None
+    step: int = NOT_RECORDED
+    times: CollectiveTimes | None = None
 
 
 class World:
@@ -93,8 +93,8 @@ class World:
         self._current = Iteration(self.clock.now_s())
         self._lock = threading.RLock()
         self._waiting = 0
-        # Somebody has their futures, and nobody has told us yet that he waited.
-        self._untold: list[Handle] = []
+        # Somebody has their futures and has not waited for them yet, as far as we know.
+        self._unawaited: list[Handle] = []
         self._is_queued = False
         self._draw()
 
@@ -137,14 +137,14 @@ class World:
                 self._resume(from_s, works)
 
     def _resume(self, from_s: float, works: list[Handle]) -> None:
-        calls = [work.call for work in works if work.call is not None and work.call.met is not None]
-        self._untold = [work for work in self._untold if work not in works]
-        mets = [call.met for call in calls]
-        if not mets:
+        calls = [work.call for work in works if work.call is not None and work.call.times is not None]
+        self._unawaited = [work for work in self._unawaited if work not in works]
+        times = [call.times for call in calls]
+        if not times:
             self.clock.skip()
             return
-        end_s = np.max([met.end_s for met in mets], axis=0)
-        transfer_s, peers_s = blocked(from_s, mets)
+        end_s = np.max([each.end_s for each in times], axis=0)
+        transfer_s, peers_s = blocked(from_s, times)
         self._current.communication_s += transfer_s
         self._current.waiting_s += peers_s
         self.program.wait([call.step for call in calls])
@@ -155,8 +155,8 @@ class World:
 
     def step(self) -> None:
         """An iteration is over."""
-        if self._untold:
-            works = list(self._untold)
+        if self._unawaited:
+            works = list(self._unawaited)
             self.wait(works, lambda: [work.block() for work in works])
         with self.called():
             now_s = float(self.progress.at_s[OWN])
@@ -167,13 +167,13 @@ class World:
             self._is_queued = False  # a backward pass that failed has not called us
             self._draw()
 
-    def future_taken(self, work: Handle) -> None:
+    def future_requested(self, work: Handle) -> None:
         """Someone will wait for `work` where Python is not told. During a backward pass that is DDP, which waits at its
         end: then so do we, just before."""
         import torch
 
         with self._lock:
-            self._untold.append(work)
+            self._unawaited.append(work)
             if self._is_queued:
                 return
             try:
@@ -184,7 +184,7 @@ class World:
 
     def _backward_ended(self) -> None:
         self._is_queued = False
-        works = list(self._untold)
+        works = list(self._unawaited)
         if works:
             self.wait(works, lambda: [work.block() for work in works])
 
@@ -218,7 +218,7 @@ class Communicator:
     ranks: tuple[int, ...]
     agree: Callable[[float], float] | None = None
     number: int = 0
-    _line: Line = field(init=False)
+    _line: CommunicatorTimes = field(init=False)
     _calls: queue.SimpleQueue | None = None
 
     def __post_init__(self) -> None:
@@ -226,7 +226,7 @@ class Communicator:
         # Each real member speaks for its share of the absent ones.
         share = np.arange(len(progress.ranks) - 1) % len(real) == real.index(self.world.rank)
         speaks_for = np.concatenate([[True], share])
-        self._line = Line(progress, np.isin(progress.ranks, self.ranks), speaks_for)
+        self._line = CommunicatorTimes(progress, np.isin(progress.ranks, self.ranks), speaks_for)
 
     def submit(self, call: Call) -> None:
         """Carry it out: at once where nobody has to be waited for, else on a thread of its own."""
@@ -253,9 +253,9 @@ class Communicator:
             ready_s, last_s = self._line.arrive(call.at_s)
             if self.agree is not None:
                 last_s = self.agree(last_s)
-            call.met = self._line.meet(ready_s, last_s, call.seconds)
+            call.times = self._line.complete(ready_s, last_s, call.seconds)
             call.act()
-            self.world.clock.sleep_until(float(call.met.end_s[OWN]))
+            self.world.clock.sleep_until(float(call.times.end_s[OWN]))
         except Exception as error:
             call.work.part_done(error)
         else:

@@ -1,7 +1,7 @@
-"""The arithmetic of ranks that meet, in this rank's process. The absent ranks run the same program as this one, each at
-its own pace: where this rank computes d seconds, rank p computes d times its pace; where this one waits for a
-collective, they do. A collective starts when its last member has come and the communicator is done with the one before;
-that is what `emulator.replay` makes of the same program as a graph.
+"""When collectives begin and end for this rank and for absent ones, computed in this rank's process. The absent ranks
+run the same program as this one, each at its own pace: where this rank computes d seconds, rank p computes d times its
+pace; where this one waits for a collective, they do. A collective begins when its last member has come and the
+communicator is done with the one before; `emulator.replay` makes the same of the program as a graph.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Met:
-    """One collective."""
+class CollectiveTimes:
+    """When one collective began and ended."""
 
     came_s: float
     """When this rank was ready and its communicator free."""
@@ -46,7 +46,7 @@ class Met:
     """(1 + absent,): when it was over for each rank."""
 
 
-class Line:
+class CommunicatorTimes:
     """A communicator: one collective after the other."""
 
     def __init__(self, progress: Progress, members: np.ndarray, speaks_for: np.ndarray):
@@ -61,23 +61,23 @@ class Line:
         ready_s = np.maximum(at_s, self._free_s)
         return ready_s, float(ready_s[self._speaks_for].max())
 
-    def meet(self, ready_s: np.ndarray, last_s: float, seconds: float) -> Met:
+    def complete(self, ready_s: np.ndarray, last_s: float, seconds: float) -> CollectiveTimes:
         """It takes `seconds` from `last_s` on. Ranks outside the group have groups of their own that do the same."""
         end_s = ready_s + seconds
         end_s[self._members] = last_s + seconds
         self._free_s = end_s
-        return Met(float(ready_s[OWN]), last_s, end_s)
+        return CollectiveTimes(float(ready_s[OWN]), last_s, end_s)
 
 
-def blocked(from_s: float, mets: list[Met]) -> tuple[float, float]:
-    """Seconds that this rank, which waits from `from_s` on for all of `mets`, spends (on their transfers, waiting for
+def blocked(from_s: float, times: list[CollectiveTimes]) -> tuple[float, float]:
+    """Seconds that this rank, which waits from `from_s` on for all of `times`, spends (on their transfers, waiting for
     other ranks to come)."""
     transfer_s = peers_s = 0.0
     at_s = from_s
-    for met in sorted(mets, key=lambda met: met.end_s[OWN]):
-        end_s = float(met.end_s[OWN])
+    for each in sorted(times, key=lambda each: each.end_s[OWN]):
+        end_s = float(each.end_s[OWN])
         if end_s > at_s:
-            missing_s = max(0.0, min(end_s, met.start_s) - max(at_s, met.came_s))
+            missing_s = max(0.0, min(end_s, each.start_s) - max(at_s, each.came_s))
             peers_s += missing_s
             transfer_s += end_s - at_s - missing_s
             at_s = end_s

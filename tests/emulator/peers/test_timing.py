@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emulator.peers.meeting import OWN, Line, Met, Progress, blocked
 from emulator.peers.program import Program
+from emulator.peers.timing import OWN, CollectiveTimes, CommunicatorTimes, Progress, blocked
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 
@@ -40,18 +40,18 @@ def test_equals_the_replay(program):
     world, paces, groups, steps = program
     progress = Progress(0, np.arange(1, world), np.array(paces))
     everyone = np.ones(world, bool)
-    lines = [Line(progress, np.isin(progress.ranks, group), everyone) for group in groups]
-    written, mets, numbers = Program(), [], []
+    lines = [CommunicatorTimes(progress, np.isin(progress.ranks, group), everyone) for group in groups]
+    written, times, numbers = Program(), [], []
     for step in steps:
         if step[0] == "compute":
             progress.compute(step[1])
             written.compute(step[1])
         elif step[0] == "call":
             ready_s, last_s = lines[step[1]].arrive(progress.at_s.copy())
-            mets.append(lines[step[1]].meet(ready_s, last_s, step[2]))
+            times.append(lines[step[1]].complete(ready_s, last_s, step[2]))
             numbers.append(written.call(step[1], groups[step[1]], "all_reduce", 1.0, step[2]))
         else:
-            progress.wait(np.max([mets[call].end_s for call in step[1]], axis=0))
+            progress.wait(np.max([times[call].end_s for call in step[1]], axis=0))
             written.wait([numbers[call] for call in step[1]])
     graph, costs = written.graph(list(range(world)), np.array(paces))
     played = replay(graph, costs, Conditions())
@@ -60,36 +60,36 @@ def test_equals_the_replay(program):
         mine = graph.op_rank() == rank
         assert progress.at_s[rank] == pytest.approx(played.end_s[mine & (names == "compute")].max())
         ends = sorted(played.end_s[mine & (names != "compute")])
-        assert ends == pytest.approx(sorted(met.end_s[rank] for met in mets))
-    assert sorted(played.meeting_start_s) == pytest.approx(sorted(met.start_s for met in mets))
+        assert ends == pytest.approx(sorted(each.end_s[rank] for each in times))
+    assert sorted(played.meeting_start_s) == pytest.approx(sorted(each.start_s for each in times))
 
 
-def met(came_s: float, start_s: float, end_s: float) -> Met:
-    return Met(came_s, start_s, np.array([end_s]))
+def times_of(came_s: float, start_s: float, end_s: float) -> CollectiveTimes:
+    return CollectiveTimes(came_s, start_s, np.array([end_s]))
 
 
 @pytest.mark.parametrize(
-    ("from_s", "mets", "transfer_s", "peers_s"),
+    ("from_s", "times", "transfer_s", "peers_s"),
     [
-        (0.0, [met(0.0, 0.0, 2.0)], 2.0, 0.0),
-        (1.0, [met(0.0, 0.0, 2.0)], 1.0, 0.0),  # half of it was hidden
-        (3.0, [met(0.0, 0.0, 2.0)], 0.0, 0.0),
-        (0.0, [met(0.0, 1.5, 2.0)], 0.5, 1.5),
-        (1.0, [met(0.0, 1.5, 2.0)], 0.5, 0.5),
-        (1.0, [met(0.5, 0.5, 3.0), met(3.0, 3.0, 4.0)], 3.0, 0.0),  # the second queued behind the first
-        (1.0, [met(3.0, 5.0, 6.0), met(0.5, 0.5, 3.0)], 3.0, 2.0),
+        (0.0, [times_of(0.0, 0.0, 2.0)], 2.0, 0.0),
+        (1.0, [times_of(0.0, 0.0, 2.0)], 1.0, 0.0),  # half of it was hidden
+        (3.0, [times_of(0.0, 0.0, 2.0)], 0.0, 0.0),
+        (0.0, [times_of(0.0, 1.5, 2.0)], 0.5, 1.5),
+        (1.0, [times_of(0.0, 1.5, 2.0)], 0.5, 0.5),
+        (1.0, [times_of(0.5, 0.5, 3.0), times_of(3.0, 3.0, 4.0)], 3.0, 0.0),  # the second queued behind the first
+        (1.0, [times_of(3.0, 5.0, 6.0), times_of(0.5, 0.5, 3.0)], 3.0, 2.0),
     ],
 )
-def test_blocked(from_s, mets, transfer_s, peers_s):
-    assert blocked(from_s, mets) == (transfer_s, peers_s)
+def test_blocked(from_s, times, transfer_s, peers_s):
+    assert blocked(from_s, times) == (transfer_s, peers_s)
 
 
 def test_a_straggler_holds_up_everyone_who_waits():
     progress = Progress(0, np.array([1, 2]), np.array([1.0, 1.0, 2.0]))
-    line = Line(progress, np.ones(3, bool), np.ones(3, bool))
+    line = CommunicatorTimes(progress, np.ones(3, bool), np.ones(3, bool))
     for iteration in range(1, 4):
         progress.compute(1.0)
-        done = line.meet(*line.arrive(progress.at_s.copy()), 0.5)
+        done = line.complete(*line.arrive(progress.at_s.copy()), 0.5)
         progress.wait(done.end_s)
         assert progress.at_s.tolist() == [2.5 * iteration] * 3
         assert done.end_s[OWN] - done.came_s == 1.5
