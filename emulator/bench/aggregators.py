@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Any
 
+from emulator.bench import tables
 from emulator.bench.allreduce import joined_ranks, start_aggregator
 from emulator.bench.ranks.reducing import GLOO
+from emulator.bench.report import busbw_factor
 from emulator.bench.sizes import ITEM_BYTES, Case
-from emulator.bench.tally import Tally
+from emulator.bench.tally import Tally, ratios
 from switchml.errors import ConfigError
 
 
@@ -61,3 +65,53 @@ def measure(
                     if number >= 0:
                         turn.tally.add(repeat)
     return turns
+
+
+def as_json(turns: Sequence[Turn], size_bytes: int, workers: int) -> dict[str, Any]:
+    """Times in seconds, algbw and busbw in 10^9 bytes a second as nccl-tests has them."""
+    rows = []
+    for turn in turns:
+        algbw = turn.gigabytes_per_s(size_bytes)
+        times = ratios(turn.tally, turns[0].tally)
+        row = {
+            "aggregator": turn.backend,
+            "transport": turn.transport,
+            "payload_bytes": turn.payload_bytes,
+            "seconds": turn.tally.seconds,
+            "median_seconds": turn.tally.median_s,
+            "algbw_gb_per_s": algbw,
+            "busbw_gb_per_s": algbw * busbw_factor(workers),
+            "packets": turn.tally.packets("sent", "received", "retransmitted"),
+            "times_as_long": median(times),
+            "times_as_long_range": [min(times), max(times)],
+        }
+        rows.append(row)
+    return {"workers": workers, "size_bytes": size_bytes, "results": rows}
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """What `as_json` returned, on stdout."""
+    first = result["results"][0]["aggregator"]
+    rows = []
+    for turn in result["results"]:
+        packets = turn["packets"]
+        low, high = turn["times_as_long_range"]
+        cells = (
+            turn["aggregator"],
+            turn["transport"],
+            f"{turn['payload_bytes']} B" if turn["payload_bytes"] else "",
+            f"{turn['median_seconds'] * 1e3:.1f} ms",
+            f"{turn['algbw_gb_per_s']:.4f} GB/s",
+            f"{turn['busbw_gb_per_s']:.4f} GB/s",
+            f"{packets['retransmitted'] / packets['sent']:.1%}" if packets["sent"] else "",
+            f"{turn['times_as_long']:.2f}",
+            f"{low:.2f} - {high:.2f}",
+        )
+        rows.append(cells)
+    tables.print_table(
+        ("aggregator", "by", "payload", "time", "algbw", "busbw", "retransmitted", f"time / {first}'s", "min - max"),
+        rows,
+        left=3,
+        before=f"sum of {result['size_bytes'] // 4:,} float32, {result['workers']} ranks",
+        width=100,
+    )

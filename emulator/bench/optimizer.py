@@ -46,6 +46,15 @@ class Measured:
         """The fields."""
         return asdict(self)
 
+    def lines(self) -> list[str]:
+        """For people."""
+        return [
+            f"{self.ops:,} ops of {self.ranks} ranks, {self.gradients} gradients; coarsened {self.coarse_ops:,} ops",
+            f"{'settings tried a minute':<32}{self.settings_per_minute:>14,.0f}  ({self.trials} by Optuna)",
+            f"{'changes and replay alone':<32}{self.replays_per_minute:>14,.0f}",
+            f"{'the same on the whole job':<32}{self.whole_per_minute:>14,.0f}",
+        ]
+
 
 def measure(joined: Joined, trials: int) -> Measured:
     """Of a prepared job; kernels are compiled before."""

@@ -221,6 +221,17 @@ class Measured:
         """For `--json`."""
         return {**self.__dict__, "speedup": self.ops_per_s / self.reference_ops_per_s}
 
+    def lines(self) -> list[str]:
+        """For people."""
+        rates = {
+            "nothing competes (sweep)": self.ops_per_s,
+            "the same by events (calendar)": self.calendar_ops_per_s,
+            "with ops that compete": self.competing_ops_per_s,
+            f"plain simpy, {self.reference_ops:,} ops": self.reference_ops_per_s,
+        }
+        title = f"{self.ops:,} ops of {self.ranks} ranks, one transformer iteration; built in {self.build_s:.2f} s"
+        return [title, *(f"{name:<32}{rate:>14,.0f} ops/s" for name, rate in rates.items())]
+
 
 def _cpu_s(work: Callable[[], object]) -> float:
     """Seconds of this thread's CPU that `work` takes: the figures are for one core, whatever else the machine does."""

@@ -108,6 +108,11 @@ def as_json(report: Report, limit: Limit | None, *, is_sweep: bool) -> dict[str,
     return {**common, "limit_elements_per_s": limit and limit.elements_per_s, "results": results}
 
 
+def all_as_json(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    """One object for one or several runs."""
+    return objects[0] if len(objects) == 1 else {"results": objects}
+
+
 def _case_json(report: Report, measurement: Measurement, limit: Limit | None) -> dict[str, Any]:
     named = (SWITCHML, *(name for name in report.backends if name == DENSE), GLOO)
     rates = {name: measurement.elements_per_s(name) if name in report.backends else None for name in named}
@@ -118,10 +123,7 @@ def _case_json(report: Report, measurement: Measurement, limit: Limit | None) ->
         union = report.union_density(measurement)
         to_dense = median(measurement.ratios_to(DENSE))
         sparse = {
-            "density": report.sparsity.density,
-            "block": report.sparsity.block,
-            "overlap": report.sparsity.overlap,
-            "sparse": report.sparsity.mode,
+            **report.sparsity.as_json(),
             "union_density": union,
             "ratio_to_dense": to_dense,
             "fraction_of_union_bound": to_dense * union,

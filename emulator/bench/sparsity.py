@@ -8,6 +8,7 @@ numbers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -38,9 +39,13 @@ class Sparsity:
             raise ConfigError(f"overlap {self.overlap}, mode {self.mode}: expected one of {OVERLAPS} and of {MODES}")
         Sparse(self.block)
 
+    def as_json(self) -> dict[str, Any]:
+        """As reports have it."""
+        return {"density": self.density, "block": self.block, "overlap": self.overlap, "sparse": self.mode}
+
     @property
     def choice(self) -> Choice:
-        """What the agent is told."""
+        """The agent's option."""
         return Choice(self.mode, Sparse(self.block))
 
     def owned(self, workers: int, elements: int) -> np.ndarray:

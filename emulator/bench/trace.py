@@ -44,6 +44,22 @@ class Measured:
             "events_per_cpu_s": self.events / self.cpu_s,
         }
 
+    def lines(self) -> list[str]:
+        """For people."""
+        megabytes = self.json_bytes / 1e6
+        lines = [
+            f"{megabytes:,.0f} MB of JSON, {self.file_bytes / 1e6:,.0f} MB on disk",
+            f"{self.events:,} events in {self.read_s:.2f} s: {megabytes / self.read_s:.0f} MB/s; "
+            f"{self.cpu_s:.2f} s on the processor: {megabytes / self.cpu_s:.0f} MB/s",
+            f"peak memory {self.peak_bytes / 1e6:,.0f} MB, of which {self.start_bytes / 1e6:,.0f} MB before reading",
+        ]
+        if self.plain_read_s and self.plain_peak_bytes:
+            lines.append(
+                f"json.load: {self.plain_read_s:.2f} s, {self.plain_cpu_s:.2f} s on the processor, "
+                f"{self.plain_peak_bytes / 1e6:,.0f} MB"
+            )
+        return lines
+
 
 def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder: Path | None = None) -> Measured:
     """Write a trace of about `size_bytes` of JSON, and read it in another process. compare: then with json.load."""

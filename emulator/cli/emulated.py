@@ -62,7 +62,13 @@ def options(
                 + (", or a recorded run." if "recorded" in values else ".")
             ),
         ),
-        click.option("--slow", metavar="RANK=X,…", default="", help=help_of("Ranks that compute X times as long.")),
+        click.option(
+            "--slow",
+            metavar="RANK=X,…",
+            default="",
+            show_default=False,
+            help=help_of("Ranks that compute X times as long."),
+        ),
     )
 
     def add(command: Callable[..., None]) -> Callable[..., None]:

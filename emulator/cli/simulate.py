@@ -10,20 +10,20 @@ from pathlib import Path
 
 import click
 
+from emulator.cli.options import json_option, output, plot_option
+
 
 @click.command()
 @click.argument("network", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Fault runs: how many.  [default: 200]")
-@click.option("--from", "first", type=click.IntRange(0), default=0, show_default=True, help="The first seed.")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="Play one seed again, and say what it does.")
-@click.option("--log", is_flag=True, help="With --seed: print all that happens.")
-@click.option(
-    "--stop-after", type=click.IntRange(1), default=10, show_default=True, help="So many failed seeds are enough."
-)
-@click.option("--processes", type=click.IntRange(1), help="[default: one a core]")
-@click.option("--plant", metavar="BUG", help="Plant a known bug first, to see the seeds find it; 'list' names them.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="With NETWORK: draw FILE.png.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the text.")
+@click.option("--seeds", type=click.IntRange(1), metavar="N", show_default="200", help="Number of fault runs.")
+@click.option("--from", "first", type=click.IntRange(0), default=0, help="The first seed.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Repeat the run of one seed, and describe it.")
+@click.option("--log", is_flag=True, help="With --seed: print every event.")
+@click.option("--stop-after", type=click.IntRange(1), default=10, help="Stop after so many failed seeds.")
+@click.option("--processes", type=click.IntRange(1), show_default="one per core", help="Runs at the same time.")
+@click.option("--plant", metavar="BUG", help="Plant a known bug, to see the seeds find it; 'list' names them.")
+@plot_option
+@json_option
 def simulate(
     network: Path | None,
     seeds: int | None,
@@ -33,14 +33,14 @@ def simulate(
     stop_after: int,
     processes: int | None,
     plant: str | None,
-    plot: Path | None,
+    plot_file: Path | None,
     as_json: bool,
 ) -> None:
     """Run jobs in virtual time.
 
     Without NETWORK: fault runs. The real agents, aggregator and job control go through loss, duplication, reordering,
     partitions, pauses, crashes and restarts that each seed draws; every sum and every error is checked. A seed that
-    fails is printed, and --seed plays it again, the same to the last packet. Exit code 1: some failed.
+    fails is printed, and --seed repeats it, the same to the last packet. Exit code 1: some failed.
 
     With NETWORK (a TOML file, see docs/simulation.md): its jobs packet by packet; times, goodput, resent packets,
     queues.
@@ -48,9 +48,9 @@ def simulate(
     if network is not None:
         if seeds or seed is not None or plant or log:
             raise click.UsageError("NETWORK is one run: it takes no --seeds, --seed, --plant or --log")
-        _play_network(network, plot, as_json)
+        _play_network(network, plot_file, as_json)
         return
-    if plot is not None:
+    if plot_file is not None:
         raise click.UsageError("--plot draws the run of a NETWORK: name its file")
     if plant is not None:
         _with_bug(plant, seeds or 200, first, stop_after, processes, as_json)
@@ -102,15 +102,15 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
         task = progress.add_task("", total=len(seeds), bad="")
         failures = 0
 
-        def say(outcome) -> None:
+        def on_outcome(outcome) -> None:
             nonlocal failures
             failures += bool(outcome.problem)
             progress.update(task, advance=1, bad=f"{failures} failed" if failures else "")
 
-        tally = campaign(seeds, min(processes, len(seeds)), say, stop_after)
+        tally = campaign(seeds, min(processes, len(seeds)), on_outcome, stop_after)
     wall_s = time.perf_counter() - started
     if as_json:
-        found = {
+        result = {
             "seeds": tally.seeds,
             "failed": [{"seed": outcome.seed, "problem": outcome.problem} for outcome in tally.failures],
             "events": tally.events,
@@ -122,7 +122,7 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
             "seeds_per_s": tally.seeds / wall_s,
             "trace": tally.trace,
         }
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(result))
     else:
         click.echo(
             f"{tally.seeds} seeds in {wall_s:.1f} s ({tally.seeds / wall_s:.1f} a second): {tally.packets:,} packets, "
@@ -132,7 +132,7 @@ def _play_many(seeds: range, stop_after: int, processes: int, as_json: bool) -> 
         for outcome in tally.failures:
             click.echo(f"seed {outcome.seed} failed: {outcome.problem}")
         if tally.failures:
-            click.echo(f"switchml simulate --seed {tally.failures[0].seed} --log plays the first of them again")
+            click.echo(f"switchml simulate --seed {tally.failures[0].seed} --log repeats the first of them")
         else:
             click.echo("all passed")
     raise SystemExit(bool(tally.failures))
@@ -157,21 +157,16 @@ def _with_bug(name: str, seeds: int, first: int, stop_after: int, processes: int
     raise SystemExit(done.returncode)
 
 
-def _play_network(path: Path, plot: Path | None, as_json: bool) -> None:
+def _play_network(path: Path, plot_file: Path | None, as_json: bool) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
     from emulator.netsim import config, experiment, report
 
     options = config.load(path)
-    if plot is not None:
-        report.require_plotting(plot)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(path.name, total=1.0)
         result = experiment.run(options, lambda done, steps: progress.update(task, completed=done))
-    if plot is not None:
-        report.plot(result, plot)
-    if as_json:
-        click.echo(json.dumps(report.as_json(result)))
-    else:
-        report.print_tables(result)
+    if plot_file is not None:
+        report.plot(result, plot_file)
+    output(as_json, lambda: report.as_json(result), lambda: report.print_tables(result))

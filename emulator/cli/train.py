@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from emulator.cli import emulated
+from emulator.cli.options import FILE, FOLDER, json_option, output, plot_option
 
 AGGREGATORS = ["p4", "bmv2", "software"]
 MOST_ON_A_SWITCH = 32
@@ -15,107 +15,86 @@ PROBABILITY = click.FloatRange(0.0, 1.0, max_open=True)
 
 
 @click.command()
-@click.option(
-    "--workers", type=click.IntRange(1, 256), default=4, show_default=True, help="Worker processes on this machine."
-)
-@click.option(
-    "--steps", type=click.IntRange(1), default=300, show_default=True, help="Training steps of each of the two runs."
-)
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Images a worker takes in each step."
-)
-@click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, show_default=True, help="Learning rate.")
+@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Worker processes on this machine.")
+@click.option("--steps", type=click.IntRange(1), default=300, help="Training steps of each of the two runs.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, help="Images of each worker in a step.")
+@click.option("--lr", type=click.FloatRange(0.0, min_open=True), default=0.05, help="Learning rate.")
 @click.option(
     "--momentum",
-    type=click.FloatRange(0.0, 1.0, max_open=True),
+    type=PROBABILITY,
     default=0.9,
-    show_default=True,
-    help="The optimizer's; 0 for what has a momentum of its own (--codec dgc, signum).",
+    help="Momentum of the optimizer; 0 for codecs with a momentum of their own (dgc, signum).",
 )
 @click.option(
     "--seed",
     type=click.IntRange(0),
     default=1,
-    show_default=True,
-    help="Decides initial parameters, order of images and which packets are lost.",
+    help="Decides initial parameters, the order of images and which packets are lost.",
 )
 @click.option(
     "--aggregator",
     type=click.Choice(AGGREGATORS),
     default="p4",
-    show_default=True,
     help="What sums the packets: our P4 switch, BMv2's simple_switch (from PATH, root) or the software aggregator.",
 )
 @click.option(
     "--transport",
     type=click.Choice(["auto", "shm", "udp", "zmq", "frames"]),
     default="auto",
-    show_default=True,
-    help="How workers reach the aggregator: the software one by shared memory (auto, where it can be had), UDP (auto "
-    "otherwise) or ZeroMQ, a switch by Ethernet frames (auto).",
+    help="How workers reach the aggregator. auto: a switch by Ethernet frames, the software aggregator by shared "
+    "memory where that is possible, else by UDP. zmq: ZeroMQ.",
 )
 @click.option(
     "--wire",
     type=click.Choice(["int32", "int16", "int8"]),
-    default=None,
-    help="Integers that gradients travel as: narrower is coarser. [default: int32; int16 for --codec fp16, bf16, auto]",
+    show_default="int32; int16 for --codec fp16, bf16, auto",
+    help="Integers that gradients are sent as: narrower ones are less precise.",
 )
 @click.option(
     "--codec",
     metavar="NAME[:KEY=VALUE,…]",
     help="Compress gradients in the aggregator's run (topk:ratio=0.01, …; docs/codecs.md lists them), "
-    "or auto[:error=0.9]: whatever is fastest for the network as it is (docs/compression.md).",
+    "or auto[:error=0.9]: whatever is fastest for the network at the time (docs/compression.md).",
 )
 @click.option(
     "--memory",
     metavar="NAME[:KEY=VALUE,…]",
-    help="What a rank keeps of what a codec left out (none, residual, …). By default the codec's own choice.",
+    show_default="the codec's own",
+    help="Error feedback: how a rank keeps what a codec left out (none, residual, …).",
 )
 @click.option(
     "--settings",
     "settings_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
-    help="What `switchml trace optimize` wrote: sizes of buckets for both runs, compression for the aggregator's.",
+    help="Settings from `switchml trace optimize`: bucket sizes for both runs, compression for the aggregator's.",
 )
 @click.option(
     "--sparse",
     default="off",
-    show_default=True,
     metavar="MODE",
     help="Skip blocks of gradients that are zero on all ranks: off, on, or auto (where it pays); "
-    "auto:block=64,threshold=1e-6 says how blocks are made.",
+    "auto:block=64,threshold=1e-6 says how blocks are formed.",
 )
 @click.option(
     "--loss-rate",
     type=PROBABILITY,
     default=0.0,
-    show_default=True,
     help="Share of packets that the aggregator loses, in and out (a switch: by its program's drop simulator).",
 )
 @click.option(
-    "--reorder-rate",
-    type=PROBABILITY,
-    default=0.0,
-    show_default=True,
-    help="Share of packets that are delayed behind others, each way.",
+    "--reorder-rate", type=PROBABILITY, default=0.0, help="Share of packets that are delayed behind others, each way."
 )
-@click.option(
-    "--plot",
-    "plot_file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="FILE",
-    help="Draw the loss curves (.png, .svg, .pdf; needs matplotlib).",
-)
+@plot_option
 @click.option("--world-size", type=click.IntRange(1), help="Emulate a cluster of so many ranks; train on a few.")
 @emulated.options(network="switchml", values=["own", "noise", "zeros"], needs="--world-size")
 @click.option(
     "--trace",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     metavar="DIR",
     help="Profile ten steps of each run on every worker, into DIR/gloo and DIR/switchml (docs/trace-capture.md).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@json_option
 @click.pass_context
 def train(
     ctx: click.Context,
@@ -162,10 +141,8 @@ def train(
     from host_agent.training.progress import progress
     from host_agent.training.worker import Settings
 
-    density.choice(sparse)  # refuses what is none
+    density.choice(sparse)  # raises for unknown modes
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
-    if plot_file is not None:
-        report.require_plotting(plot_file)
     halves = False
     if settings_file is not None:
         from host_agent.pytorch.settings import load
@@ -216,18 +193,19 @@ def train(
         comparison = runner.compare(settings, options, show, aggregator)
     if plot_file is not None:
         report.plot(comparison, plot_file)
-    if as_json:
-        click.echo(json.dumps(report.as_json(comparison, settings, aggregator)))
-    else:
-        report.print_table(comparison, settings, aggregator)
+    output(
+        as_json,
+        lambda: report.as_json(comparison, settings, aggregator),
+        lambda: report.print_table(comparison, settings, aggregator),
+    )
 
 
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
-    """Refuse options that say nothing about the kind of run that was asked for."""
+    """Raises UsageError for options that do not apply to the kind of run."""
     both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size"}
     for option in ctx.command.params:
-        given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
-        if not given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):
+        is_given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
+        if not is_given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):
             continue
         goes = "needs" if option.name in emulated.NAMES else "does not go with"
         raise click.UsageError(f"{option.opts[0]} {goes} --world-size")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from emulator.netsim.experiment import JobResult, Result
-from switchml.errors import ConfigError
+from switchml import plotting
 
 _SHOWN_LINKS = 12
-_COLOURS = {"switchml": "#1b6ca8", "ring": "#d1603d"}
+_COLOURS = {"switchml": plotting.SWITCHML, "ring": plotting.GLOO}
 
 
 def _name(number: int, job: JobResult) -> str:
@@ -108,57 +107,38 @@ def print_tables(result: Result) -> None:
     )
 
 
-def require_plotting(path: Path) -> None:
-    """Raises ConfigError if `plot` could not work."""
-    if path.suffix != ".png":
-        raise ConfigError(f"--plot {path}: expected a name that ends in .png")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'switchml[plot]'")
-
-
 def plot(result: Result, path: Path) -> None:
-    """Two panels: each job's time beside its bound, and what the busiest links' queues held."""
-    import matplotlib
+    """Two panels: each job's time beside its bound, and what the busiest links' queues held. Raises ConfigError if the
+    picture cannot be written."""
+    height = 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS))
+    with plotting.figure(path, "simulated network", (12, height), columns=2) as (times, queues):
+        _draw_times(times, result)
+        _draw_queues(queues, result)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, (times, queues) = pyplot.subplots(
-        1, 2, figsize=(12, 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS)))
-    )
-    names = [_name(number, job) for number, job in enumerate(result.jobs)]
-    places = range(len(names))
-    times.barh(
-        places,
-        [job.median_s * 1e3 for job in result.jobs],
-        color=[_COLOURS[job.config.backend] for job in result.jobs],
-        height=0.6,
-    )
-    times.plot([job.bound_s * 1e3 for job in result.jobs], places, "k|", markersize=24, label="closed form")
+def _draw_times(axes: Any, result: Result) -> None:
+    places = range(len(result.jobs))
+    colours = [_COLOURS[job.config.backend] for job in result.jobs]
+    axes.barh(places, [job.median_s * 1e3 for job in result.jobs], color=colours, height=0.6)
+    axes.plot([job.bound_s * 1e3 for job in result.jobs], places, "k|", markersize=24, label="closed form")
     labels = [
-        f"{name}\n{job.config.backend}, {job.config.workers} ranks"
-        for name, job in zip(names, result.jobs, strict=True)
+        f"{_name(number, job)}\n{job.config.backend}, {job.config.workers} ranks"
+        for number, job in enumerate(result.jobs)
     ]
-    times.set_yticks(places, labels)
-    times.invert_yaxis()
-    times.set(xlabel="ms an all-reduce", title="time")
-    times.margins(x=0.3)
-    times.legend(loc="lower right", markerscale=0.5)
+    axes.set_yticks(places, labels)
+    axes.invert_yaxis()
+    axes.set(xlabel="ms an all-reduce", title="time")
+    axes.margins(x=0.3)
+    axes.legend(loc="lower right", markerscale=0.5)
+
+
+def _draw_queues(axes: Any, result: Result) -> None:
     busiest = sorted(result.links, key=lambda name: -result.links[name].bytes)[:_SHOWN_LINKS]
     rows = range(len(busiest))
-    queues.barh(rows, [result.links[n].most_queued_bytes / 1024 for n in busiest], color="#bbccdd", label="most")
+    axes.barh(rows, [result.links[n].most_queued_bytes / 1024 for n in busiest], color="#bbccdd", label="most")
     means = [result.links[n].queued_byte_s / result.seconds / 1024 for n in busiest]
-    queues.barh(rows, means, color="#1b6ca8", height=0.4, label="mean")
-    queues.set_yticks(rows, busiest)
-    queues.invert_yaxis()
-    queues.set(xlabel="KiB", title="queues of the busiest links")
-    queues.legend(loc="lower right")
-    figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
-    finally:
-        pyplot.close(figure)
+    axes.barh(rows, means, color=plotting.SWITCHML, height=0.4, label="mean")
+    axes.set_yticks(rows, busiest)
+    axes.invert_yaxis()
+    axes.set(xlabel="KiB", title="queues of the busiest links")
+    axes.legend(loc="lower right")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from emulator.bench import tables
 from emulator.traces.align import align
 from emulator.traces.events import RankTrace
 from switchml.errors import ConfigError
@@ -51,3 +52,9 @@ def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
         for i, (trace, ahead) in enumerate(zip(traces, ahead_s.tolist(), strict=True))
     ]
     return float(np.abs(align(moved).offset_s + ahead_s).max())
+
+
+def print_table(rows: Sequence[Recovered]) -> None:
+    """For people, on stdout."""
+    headings = (f"clocks shifted by {rows[0].shift_s * 1e3:g} ms", "recovered from", "off by µs")
+    tables.print_table(headings, [(row.name, row.told_by, f"{row.error_s * 1e6:,.0f}") for row in rows], left=2)

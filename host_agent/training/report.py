@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
 from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
 from host_agent.training.worker import Settings
-from switchml.errors import ConfigError
+from switchml import plotting
 
 SHOWN = ("gloo", "switchml")
 SHOWN_DECISIONS = 8
@@ -86,30 +85,11 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
     Console().print(table)
 
 
-def require_plotting(path: Path) -> None:
-    """Raises ConfigError if `plot` could not work."""
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib; install it with: pip install matplotlib")
-
-
 def plot(comparison: Comparison, path: Path) -> None:
-    """Write both loss curves to `path`; the file's ending decides the format."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5))
-    for backend, style in zip(SHOWN, ("-", "--"), strict=True):
-        axes.plot(
-            range(1, len(comparison.outcomes[backend].losses) + 1),
-            comparison.outcomes[backend].losses,
-            style,
-            label=TITLES[backend],
-        )
-    axes.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path)
+    """Write both loss curves to `path`. Raises ConfigError if it cannot be written."""
+    with plotting.figure(path, "loss over Gloo and through the aggregator", (8, 4.5)) as (axes,):
+        for backend, style in zip(SHOWN, ("-", "--"), strict=True):
+            losses = comparison.outcomes[backend].losses
+            axes.plot(range(1, len(losses) + 1), losses, style, label=TITLES[backend])
+        axes.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")
+        axes.legend()

@@ -34,6 +34,7 @@ from emulator.testbed.namespaces import Lab, die_with_parent, enter
 from host_agent.compression.adaptive.policy import CHOICES
 from host_agent.forking import fork_server
 from host_agent.training.data import BatchOrder, Digits, load
+from switchml import plotting
 
 FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio=0.003")
 AUTO = "auto"
@@ -271,14 +272,14 @@ def show(result: dict[str, Any], workers: int, hidden: int) -> None:
 
 def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path) -> None:
     """Step times of all choices, and below them what auto took; the file's ending decides the format."""
-    import matplotlib
+    panels = {"nrows": 2, "sharex": True, "height_ratios": (3, 1)}
+    with plotting.figure(path, "codecs while the links change", (10, 7), **panels) as (above, below):
+        _draw(above, below, lines, rates_bps, steps)
 
-    matplotlib.use("Agg")
+
+def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: int) -> None:
     from matplotlib import pyplot
 
-    figure, (above, below) = pyplot.subplots(
-        2, 1, sharex=True, figsize=(10, 7), height_ratios=(3, 1), layout="constrained"
-    )
     colors = pyplot.get_cmap("tab10").colors
     for number, (choice, line) in enumerate(lines.items()):
         for phase, times in enumerate(line.phases):
@@ -298,7 +299,6 @@ def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path)
         above.annotate(f"{rate_bps / 1e6:g} Mbit/s", where, xycoords=("data", "axes fraction"), ha="center")
     above.set(ylabel="time of a step (ms)", yscale="log", xlim=(0, len(rates_bps) * steps))
     above.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=110)
 
 
 @click.command()

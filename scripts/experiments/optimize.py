@@ -25,7 +25,7 @@ from statistics import median
 import click
 
 from emulator.bench.ranks.team import aggregator_at
-from emulator.cli.bench.network import RATE
+from emulator.cli.options import RATE
 from emulator.optimizer import file, report
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.measured import median_step_s

@@ -90,7 +90,7 @@ def _fail(ctx: click.Context, message: str) -> NoReturn:
     ctx.exit(1)
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 @click.version_option(__version__, prog_name="switchml")
 def cli() -> None:
     """In-network aggregation for machine learning.

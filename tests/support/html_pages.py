@@ -1,6 +1,7 @@
 """What tests of HTML pages share: a parser that checks them as it reads."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 
 class Seen(HTMLParser):
@@ -23,3 +24,11 @@ class Seen(HTMLParser):
 
     def handle_data(self, data):
         self.words.append(data)
+
+
+def read_page(path: Path) -> list[str]:
+    """The texts of a page that is in order and links to nothing outside."""
+    seen = Seen()
+    seen.feed(path.read_text())
+    assert seen.open == [] and not [link for link in seen.links if not link.startswith(("#", "data:"))]
+    return [text.strip() for text in seen.words]

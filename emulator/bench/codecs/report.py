@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
-import importlib.util
-import io
 from pathlib import Path
 from typing import Any
 
+from emulator.bench import tables
 from emulator.bench.codecs.measure import Measured, Report
-from switchml.errors import ConfigError
+from switchml import plotting
 
 COLOURS = {
-    "sum": "#1b6ca8",
+    "sum": plotting.SWITCHML,
     "vote": "#5aa469",
     "sparse-sum": "#8e5ea2",
     "gather": "#e0a030",
-    "theirs": "#888888",
+    "theirs": plotting.GREY,
 }
 
 
 def print_table(report: Report) -> None:
-    """The table for people, on stdout."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(pad_edge=False)
-    for name in ("codec", "aggregation"):
-        table.add_column(name, no_wrap=True)
-    for name in ("ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror", "relative\nL2 error"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column(f"sent, received kB\n({report.workers} ranks)", justify="right", no_wrap=True)
-    table.add_column("pays below\nMbit/s", justify="right", no_wrap=True)
-    theirs = False
-    for each in report.measured:
-        if not each.ours and not theirs:
-            table.add_section()
-            theirs = True
-        table.add_row(*_cells(each))
-    console = Console(highlight=False)
-    # Wider than a narrow terminal, or none: a table whose figures are cut off would be of no use.
-    console.width = max(console.width, 120)
-    console.print(_title(report), soft_wrap=True)
-    console.print(table)
-    for rival in report.missing:
-        console.print(f"{rival.name} is not measured: it {rival.reason}", markup=False, soft_wrap=True)
+    """The table for people, on stdout: our codecs, then the others."""
+    headings = ("codec", "aggregation", "ratio", "compress\nMB/s", "decompress\nMB/s", "largest\nerror")
+    headings += ("relative\nL2 error", f"sent, received kB\n({report.workers} ranks)", "pays below\nMbit/s")
+    rows = [_cells(each) for each in report.measured]
+    ours = sum(each.ours for each in report.measured)
+    tables.print_table(
+        headings,
+        [*rows[:ours], *([("beside them",)] if ours < len(rows) else []), *rows[ours:]],
+        left=2,
+        before=_title(report),
+        notes=["\n".join(f"{rival.name} is not measured: it {rival.reason}" for rival in report.missing)],
+        width=120,
+    )
 
 
 def _cells(each: Measured) -> list[str]:
@@ -97,45 +85,11 @@ def as_json(report: Report) -> dict[str, Any]:
     }
 
 
-def require_plot() -> None:
-    """Raises ConfigError if no picture can be drawn here."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'switchml[plot]'")
-
-
 def draw(report: Report, path: Path) -> None:
-    """Ratio against error, and speed: a picture (.png), or a page that holds it as SVG (.html)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(15, 7.5), width_ratios=(3, 2))
-    _draw_errors(left, report.measured)
-    _draw_speeds(right, report.measured)
-    figure.suptitle(_title(report), fontsize=10)
-    figure.tight_layout()
-    try:
-        if path.suffix == ".png":
-            figure.savefig(path, dpi=110)
-        else:
-            picture = io.StringIO()
-            figure.savefig(picture, format="svg")
-            svg = picture.getvalue()
-            path.write_text(_PAGE.format(svg=svg[svg.index("<svg") :]), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror or error}") from None
-    finally:
-        pyplot.close(figure)
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"/><title>switchml bench codecs</title>
-<style>body {{ font: 14px sans-serif; margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
-</head><body><h1>switchml bench codecs</h1>
-{svg}
-</body></html>
-"""
+    """Ratio against error, and speed. Raises ConfigError if the picture cannot be written."""
+    with plotting.figure(path, _title(report), (15, 7.5), columns=2, width_ratios=(3, 2)) as (errors, speeds):
+        _draw_errors(errors, report.measured)
+        _draw_speeds(speeds, report.measured)
 
 
 def _kind(each: Measured) -> str:
@@ -156,14 +110,14 @@ def _draw_errors(axes, measured: list[Measured]) -> None:
     axes.set(xscale="log", yscale="log", xlabel="ratio (float32 bytes / payload bytes)", ylabel="relative L2 error")
     axes.set_title("size and error")
     axes.grid(alpha=0.3)
-    axes.legend(title="how ranks' payloads meet", fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5)
+    axes.legend(title="aggregation", fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=5)
     _label(axes, [(_short(each), each.ratio, each.relative_error) for each in shown])
 
 
 def _label(axes, points: list[tuple[str, float, float]]) -> None:
     """Names beside the points, each in the nearest place where it covers neither a point nor another name."""
     axes.margins(0.14, 0.08)
-    axes.figure.tight_layout()
+    axes.figure.draw_without_rendering()
     places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     around = [(dx, dy) for dy in range(-150, 151, 5) for dx in (7, -7, 30, -30)]
@@ -192,8 +146,8 @@ def _draw_speeds(axes, measured: list[Measured]) -> None:
     shown = measured[::-1]
     places = range(len(shown))
     for attribute, colour, name in (
-        ("compress_s", "#1b6ca8", "compress (hooks: both ways)"),
-        ("decompress_s", "#d1603d", "decompress"),
+        ("compress_s", plotting.SWITCHML, "compress (hooks: both ways)"),
+        ("decompress_s", plotting.GLOO, "decompress"),
     ):
         rates = [(place, each.rate(getattr(each, attribute))) for place, each in zip(places, shown, strict=True)]
         rates = [(place, rate / 1e6) for place, rate in rates if rate]

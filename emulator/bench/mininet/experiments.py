@@ -48,7 +48,7 @@ LOSSES = (0.0, 0.001, 0.01, 0.02)
 
 
 @dataclass(frozen=True)
-class Plan:
+class MininetPlan:
     """What the command line asks for. `captures`: (link, file). `loss` is that of every link, each way; None where the
     experiment chooses it."""
 
@@ -127,7 +127,7 @@ class Row:
         return 8 * self.size_bytes / self.tally.median_s
 
 
-def cases(plan: Plan) -> list[Case]:
+def cases(plan: MininetPlan) -> list[Case]:
     """The experiment, row by row."""
     ours = [] if plan.aggregator == "none" else [plan.aggregator]
     if plan.experiment == "scaling":
@@ -146,7 +146,13 @@ def cases(plan: Plan) -> list[Case]:
 
 
 def _case(
-    plan: Plan, series: str, x: float, workers: int = 0, slots: int = 0, racks: int = 1, loss: float | None = None
+    plan: MininetPlan,
+    series: str,
+    x: float,
+    workers: int = 0,
+    slots: int = 0,
+    racks: int = 1,
+    loss: float | None = None,
 ) -> Case:
     kind = BRIDGE if series in (RING, "software") else BMV2 if plan.aggregator == "bmv2" else P4
     program = None if kind == BRIDGE else _program()
@@ -161,7 +167,7 @@ def _program() -> Path:
     return compiled("switchml")
 
 
-def check(plan: Plan) -> None:
+def check(plan: MininetPlan) -> None:
     """Raises ConfigError for programs that a plan needs and this machine lacks."""
     for layout in plan.layouts():
         check_programs(layout.switch, bool(plan.captures))
@@ -173,20 +179,20 @@ def check(plan: Plan) -> None:
             raise ConfigError(f"--pcap {file}: there is no folder {file.parent}")
 
 
-def run(plan: Plan, report: Callable[[str], None]) -> list[Row]:
-    """All rows. To be called inside a world of its own; `report` gets a line of progress now and then."""
+def run(plan: MininetPlan, progress: Callable[[str], None]) -> list[Row]:
+    """All rows. To be called inside a world of its own; `progress` gets a line now and then."""
     reducing_context((GLOO,))  # imports while networks are built
     rows: list[Row] = []
     captures = list(plan.captures)
     for layout, group in itertools.groupby(cases(plan), key=lambda case: case.layout):
-        with built(layout, captures, report) as fabric:
+        with built(layout, captures, progress) as fabric:
             for case in group:
-                report(f"{case.series}: {_words(plan, case)}")
-                rows.append(Row(case, _measure(plan, case, fabric, report), plan.size_bytes))
+                progress(f"{case.series}: {_words(plan, case)}")
+                rows.append(Row(case, _measure(plan, case, fabric, progress), plan.size_bytes))
     return rows
 
 
-def _measure(plan: Plan, case: Case, fabric: Fabric, report: Callable[[str], None]) -> LinkTally:
+def _measure(plan: MininetPlan, case: Case, fabric: Fabric, progress: Callable[[str], None]) -> LinkTally:
     experiment = network.Experiment(
         workers=case.workers,
         link=case.layout.link,
@@ -200,14 +206,14 @@ def _measure(plan: Plan, case: Case, fabric: Fabric, report: Callable[[str], Non
     )
     with aggregator(case.series, fabric) as (control, pids):
         address = control.address if control else None
-        return network.repeat(experiment, fabric, address, pids, report)[case.backend]
+        return network.repeat(experiment, fabric, address, pids, progress)[case.backend]
 
 
 @contextlib.contextmanager
-def built(layout: Layout, captures: list[tuple[str, Path]], report: Callable[[str], None]) -> Iterator[Fabric]:
+def built(layout: Layout, captures: list[tuple[str, Path]], progress: Callable[[str], None]) -> Iterator[Fabric]:
     """The network. Of `captures` it takes those whose links it has."""
     racks = f" in {layout.racks} racks" if layout.racks > 1 else ""
-    report(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
+    progress(f"building {layout.hosts} hosts{racks}, switches: {layout.switch}")
     fabric = Fabric(layout)
     try:
         present = {f"{lower}-{upper}" for lower, upper in layout.cables}
@@ -283,5 +289,5 @@ def _tree_file(fabric: Fabric, macs: dict[str, str]) -> Path:
     return path
 
 
-def _words(plan: Plan, case: Case) -> str:
+def _words(plan: MininetPlan, case: Case) -> str:
     return {"loss": f"{case.x:.2%} loss", "slots": f"{case.x} slots"}.get(plan.experiment, f"{case.workers} hosts")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from emulator.bench.mininet.experiments import Plan, aggregator, built, cases
+from emulator.bench.mininet.experiments import MininetPlan, aggregator, built, cases
 from emulator.testbed.namespaces import enter
 from emulator.testbed.star import INTERFACE
 from host_agent.training import runner, worker
@@ -18,14 +18,14 @@ from host_agent.training.worker import Settings, Step
 BATCH_SIZE, LEARNING_RATE = 32, 0.05
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: MininetPlan) -> Settings:
     """The training's settings."""
     how = {"transport": "udp", "wire": plan.wire, "interface": INTERFACE}
     return Settings(plan.hosts, plan.steps, BATCH_SIZE, LEARNING_RATE, plan.seed, **how)
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> Comparison:
-    """Both trainings. To be called inside a world of its own; `say` gets a line now and then."""
+def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
+    """Both trainings. To be called inside a world of its own; `progress` gets a line now and then."""
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of hosts without a name, and all of ours are
     (case,) = cases(plan)
     every = max(1, plan.steps // 10)
@@ -33,9 +33,9 @@ def run(plan: Plan, say: Callable[[str], None]) -> Comparison:
     def on_step(step: Step) -> None:
         if step.step % every == 0:
             speed = f"{step.images_per_s:.0f} images/s"
-            say(f"{step.backend}: step {step.step} of {plan.steps}, loss {step.loss:.4f}, {speed}")
+            progress(f"{step.backend}: step {step.step} of {plan.steps}, loss {step.loss:.4f}, {speed}")
 
-    with built(case.layout, list(plan.captures), say) as fabric, aggregator(case.series, fabric) as (control, _):
+    with built(case.layout, list(plan.captures), progress) as fabric, aggregator(case.series, fabric) as (control, _):
         names = [host.name for host in fabric.hosts]
         return runner.compare_with(control, runner.Workers(partial(in_host, names)), settings_of(plan), on_step)
 

@@ -164,20 +164,20 @@ class Result:
         return median_ratio(self.tallies, GLOO)
 
 
-def measure(experiment: Experiment, report: Callable[[str], None] = lambda line: None) -> Result:
-    """Build the network, run all repeats, remove the network. `report` gets a line of progress now and then.
+def measure(experiment: Experiment, progress: Callable[[str], None] = lambda line: None) -> Result:
+    """Build the network, run all repeats, remove the network. `progress` gets a line now and then.
 
     Raises ConfigError without root, iproute2 or torch, PeerLost or AggregatorLost if a process dies, RanksDisagree or
     JobError if a result is wrong.
     """
     check_torch(experiment.backends)
     reducing_context(experiment.backends)  # imports while the network is built
-    report(f"{experiment.workers} hosts: building the network")
+    progress(f"{experiment.workers} hosts: building the network")
     with star_with_aggregator(experiment.workers, experiment.link, experiment.tcp) as (star, aggregator):
         address = aggregator.address
-        report(f"{experiment.workers} hosts: starting the ranks")
+        progress(f"{experiment.workers} hosts: starting the ranks")
         pids = {"aggregator": aggregator.pid, "links": star.links_pid}
-        return Result(experiment, _congestion_control(star), repeat(experiment, star, address, pids, report))
+        return Result(experiment, _congestion_control(star), repeat(experiment, star, address, pids, progress))
 
 
 def repeat(
@@ -185,7 +185,7 @@ def repeat(
     network: Star | Fabric,
     aggregator: str | None,
     pids: dict[str, int | None],
-    report: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> dict[str, LinkTally]:
     """Start ranks in the first hosts of a network and run all repeats. `aggregator`: HOST:PORT; with None there are no
     agents, and Gloo is all that can be measured. `pids`: processes whose CPU seconds count besides the ranks'. Raises
@@ -207,8 +207,8 @@ def repeat(
                 repeat = team.repeat(backend)
                 after = Survey.of(network, pids)
                 which = f"repeat {number + 1} of {e.repeats}" if number >= 0 else "warm-up"
-                goodput = 8 * e.size_bytes / repeat.seconds / 1e6
-                report(f"{e.workers} hosts: {which}, {backend}: {repeat.seconds:.3f} s, {goodput:.1f} Mbit/s of tensor")
+                figures = f"{repeat.seconds:.3f} s, {8 * e.size_bytes / repeat.seconds / 1e6:.1f} Mbit/s of tensor"
+                progress(f"{e.workers} hosts: {which}, {backend}: {figures}")
                 if number >= 0:
                     tally.add_repeat(repeat, before, after)
     return tallies

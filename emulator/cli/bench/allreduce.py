@@ -5,82 +5,50 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
-from emulator.cli.bench.network import sparsity_options
-
-PLOT_ENDINGS = (".png", ".html")
-
-
-class Checked(click.ParamType):
-    """A value that a function of emulator.bench.sizes reads."""
-
-    def __init__(self, name: str, function: str):
-        self.name = name
-        self.function = function
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        from emulator.bench import sizes
-        from switchml.errors import ConfigError
-
-        if not isinstance(value, str):
-            return value
-        try:
-            return getattr(sizes, self.function)(value)
-        except ConfigError as error:
-            self.fail(str(error), param, ctx)
+from emulator.cli.options import (
+    TENSOR_SIZE,
+    TENSOR_SIZES,
+    against_option,
+    json_option,
+    output,
+    plot_option,
+    repeats_options,
+    sparsity_options,
+    wire_option,
+)
 
 
 @click.command()
-@click.option("--workers", type=click.IntRange(1, 256), default=4, show_default=True, help="Ranks, one process each.")
-@click.option("--size", type=Checked("size", "parse_size"), help="Bytes of the tensor, like 64M.  [default: 64M]")
-@click.option(
-    "--sizes",
-    type=Checked("from:to:factor", "parse_sweep"),
-    help="Measure several sizes: 1K:256M:4, or a list (4K,64K).",
-)
+@click.option("--workers", type=click.IntRange(1, 256), default=4, help="Ranks, one process each.")
+@click.option("--size", type=TENSOR_SIZE, show_default="64M", help="Bytes of the tensor.")
+@click.option("--sizes", type=TENSOR_SIZES, help="Measure several sizes: 1K:256M:4, or a list (4K,64K).")
 @click.option(
     "--buckets",
     type=click.Choice(["ddp"]),
-    help="Measure what DDP makes of a model of --size bytes: its buckets at once, each alone, and small ones.",
+    help="Measure what DDP makes of a model of --size bytes: its buckets at once, each of them alone, and small ones.",
 )
 @click.option(
     "--transport",
     type=click.Choice(["auto", "udp", "shm", "zmq", "frames", "raw"]),
     default="auto",
-    show_default=True,
     help="What carries packets.",
 )
-@click.option(
-    "--wire",
-    type=click.Choice(["int32", "int16", "int8"]),
-    default="int32",
-    show_default=True,
-    help="Lanes of a packet.",
-)
-@click.option(
-    "--against",
-    type=click.Choice(["gloo", "none"]),
-    default="gloo",
-    show_default=True,
-    help="What takes turns with it.",
-)
+@wire_option
+@against_option
 @sparsity_options
 @click.option(
     "--aggregator",
     default="software",
-    show_default=True,
     metavar="KIND|HOST:PORT",
-    help="What to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes, bmv2-lanes (a register a "
-    "lane); or a running one.",
+    help="What to start: software, p4 (our P4 switch), bmv2 (simple_switch, root), p4-lanes or bmv2-lanes (one "
+    "register for each lane); or the address of a running aggregator.",
 )
-@click.option("--repeats", type=click.IntRange(1), help="Pairs at each size.  [default: 5 to 15, 3 if slow]")
-@click.option("--warmup", type=click.IntRange(0), default=2, show_default=True, help="Pairs before those, not counted.")
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, writable=True, path_type=Path), metavar="FILE",
-              help="Draw time and bandwidth against size (.png needs matplotlib, .html nothing).")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@repeats_options(None, 2, "Pairs at each size; by default 5 to 15, or 3 if they are slow.")
+@plot_option
+@json_option
 def allreduce(
     workers: int,
     size: int | None,
@@ -105,9 +73,7 @@ def allreduce(
     times in a row. The bound below the table is what this machine's cores could do at most, from the measured cost of
     each step.
     """
-    import json
-
-    from emulator.bench import allreduce as measuring
+    from emulator.bench import allreduce as bench
     from emulator.bench import limits, plot, report
     from emulator.bench import sizes as cases_of
     from emulator.bench.sparsity import Sparsity
@@ -120,18 +86,12 @@ def allreduce(
     if density and len(density) > 1 and (sizes or plot_file):
         raise click.UsageError("several densities go with neither --sizes nor --plot")
     try:
-        measuring.check_choice(transport, wire)
+        bench.check_choice(transport, wire)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-    if aggregator not in measuring.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():
-        kinds = ", ".join(measuring.AGGREGATORS)
+    if aggregator not in bench.AGGREGATORS and not aggregator.rpartition(":")[2].isdecimal():
+        kinds = ", ".join(bench.AGGREGATORS)
         raise click.BadParameter(f"{aggregator!r}: expected HOST:PORT or one of {kinds}", param_hint="--aggregator")
-    if plot_file is not None:
-        if plot_file.suffix not in PLOT_ENDINGS:
-            raise click.BadParameter(f"{plot_file}: expected a name that ends in .png or .html", param_hint="--plot")
-        if not plot_file.resolve().parent.is_dir():
-            raise click.BadParameter(f"{plot_file}: there is no such folder", param_hint="--plot")
-        plot.require(plot_file)
 
     if buckets:
         cases = cases_of.ddp_buckets(size or 64 << 20, repeats, warmup)
@@ -144,39 +104,37 @@ def allreduce(
     results = []
     with _progress(len(cases) * len(grid), as_json) as show:
         for sparsity in grid:
-            backends = measuring.backends_of(sparsity, other)
+            backends = bench.backends_of(sparsity, other)
 
-            def header(chosen: str, backends=backends, first=not results) -> None:
-                show(report.header(workers, chosen, wire, backends, cores) if first else [], 0)
+            def show_header(chosen: str, backends=backends, is_first=not results) -> None:
+                show(report.header(workers, chosen, wire, backends, cores) if is_first else [], 0)
 
-            def line(measurement, backends=backends, sparsity=sparsity) -> None:
-                union = measuring.union_of_case(sparsity, workers, longest, measurement.case)
+            def show_line(measurement, backends=backends, sparsity=sparsity) -> None:
+                union = bench.union_of_case(sparsity, workers, longest, measurement.case)
                 show([report.line(measurement, workers, backends, union)], 1)
 
-            results.append(
-                measuring.measure(
-                    cases,
-                    workers=workers,
-                    transport=transport,
-                    wire=wire,
-                    against=other,
-                    aggregator=aggregator,
-                    sparsity=sparsity,
-                    on_start=header,
-                    on_result=line,
-                )
+            result = bench.measure(
+                cases,
+                workers=workers,
+                transport=transport,
+                wire=wire,
+                against=other,
+                aggregator=aggregator,
+                sparsity=sparsity,
+                on_start=show_header,
+                on_result=show_line,
             )
-    result = results[-1]
+            results.append(result)
     limit = None
-    if aggregator not in measuring.AGGREGATORS[1:]:  # the bound is that of the software aggregator's loop
+    if aggregator not in bench.AGGREGATORS[1:]:  # the bound is that of the software aggregator's loop
         limit = limits.measure(workers=workers, transport=result.transport, wire=wire, cores=cores)
     if plot_file is not None:
         plot.draw(result, limit, plot_file)
-    if as_json:
-        objects = [report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]
-        click.echo(json.dumps(objects[0] if len(objects) == 1 else {"results": objects}))
-    else:
-        click.echo("\n".join(report.footer(result, limit)))
+    output(
+        as_json,
+        lambda: report.all_as_json([report.as_json(each, limit, is_sweep=bool(sizes or buckets)) for each in results]),
+        lambda: click.echo("\n".join(report.footer(result, limit))),
+    )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.bench.network import RATE
+from emulator.cli.options import RATE
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
 
 INTERRUPTED = 130

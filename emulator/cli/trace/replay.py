@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from emulator.cli.bench.network import RATE, RATE_UNITS, TIME_UNITS, Quantity
+from emulator.cli.options import RATE, RATE_UNITS, SIZE_UNITS, TIME_UNITS, Quantity
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
 
-SIZE = Quantity("size", {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "K": 1 << 10, "M": 1 << 20}, "25MB")
+SIZE = Quantity("size", SIZE_UNITS, "25MB")
 
 
 class Change(click.ParamType):

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import click
 
-from emulator.cli.bench.network import RATE, TIME, Counts
-
-TITLES = {
-    "self-replay": "replayed as traced",
-    "what-if": "with a change",
-    "emulated peers": "all ranks but one emulated",
-}
+from emulator.cli.options import COUNTS, FOLDER, RATE, TIME, json_option, output, plot_option, progress
 
 
 @click.command()
-@click.option("--workers", type=Counts(), default="2,4", show_default=True)
-@click.option("--rate", type=RATE, default="200mbit", show_default=True, help="Of each host's link.")
-@click.option("--steps", type=click.IntRange(3), default=12, show_default=True, help="Of each run.")
-@click.option("--layers", type=click.IntRange(1), default=6, show_default=True)
-@click.option("--width", type=click.IntRange(16), default=512, show_default=True, help="Each layer is that square.")
-@click.option("--batch-size", type=click.IntRange(1), default=32, show_default=True, help="Of each worker.")
+@click.option("--workers", type=COUNTS, default="2,4", help="Numbers of workers to measure.")
+@click.option("--rate", type=RATE, default="200mbit", help="Rate of each host's link.")
+@click.option("--steps", type=click.IntRange(3), default=12, help="Steps of each run.")
+@click.option("--layers", type=click.IntRange(1), default=6, help="Layers of the model.")
+@click.option("--width", type=click.IntRange(16), default=512, help="Rows and columns of each layer.")
+@click.option("--batch-size", type=click.IntRange(1), default=32, help="Vectors of each worker in a step.")
 @click.option(
     "--device-time",
     type=TIME,
     default="5ms",
-    show_default=True,
-    help="What an accelerator would take for a layer forward; twice that backward. 0s: this machine computes.",
+    help="Time that an accelerator would take for a layer's forward pass, and half of its backward pass. 0s: this "
+    "machine computes.",
 )
-@click.option("--peers/--no-peers", default=True, show_default=True, help="Also emulate all ranks but one.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Predicted against measured: FILE.png.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep the traces in this directory.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.option("--peers/--no-peers", default=True, help="Whether to emulate all ranks but one, too.")
+@plot_option
+@click.option("--keep", type=FOLDER, help="Keep the traces in this directory.")
+@json_option
 def replay(
     workers: tuple[int, ...],
     rate: float,
@@ -44,7 +37,7 @@ def replay(
     batch_size: int,
     device_time: float,
     peers: bool,
-    plot: Path | None,
+    plot_file: Path | None,
     keep: Path | None,
     as_json: bool,
 ) -> None:
@@ -57,17 +50,13 @@ def replay(
     Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured
     too, and not predicted.
     """
-    from emulator.netsim.report import require_plotting
     from emulator.testbed.namespaces import check_rights
-    from emulator.validation.replay import measure as replayed
-
-    def say(line: str) -> None:
-        click.echo(line, err=True)
+    from emulator.validation import scatter
+    from emulator.validation.peers import measure as emulated
+    from emulator.validation.replay import measure, report
 
     check_rights()
-    if plot is not None:
-        require_plotting(plot)
-    plan = replayed.Plan(
+    plan = measure.ReplayPlan(
         workers=workers,
         rate_bps=rate,
         steps=steps,
@@ -76,42 +65,10 @@ def replay(
         batch=batch_size,
         device_s=device_time,
     )
-    found = replayed.validate(plan, say, keep)
+    validation = measure.validate(plan, progress, keep)
     if peers:
-        from emulator.validation.peers import measure as validation
-
-        emulated = validation.validate(validation.Plan(workers=workers, rates_bps=(rate,)), say)
-        found = dataclasses.replace(found, peers=emulated.rows)
-    if plot is not None:
-        from emulator.validation.scatter import draw
-
-        draw(list(found.groups.items()), plot, "iteration")
-    if as_json:
-        click.echo(json.dumps(found.as_json()))
-    else:
-        _show(found)
-
-
-def _show(found) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from emulator.cli.validate.clocks import show as show_clocks
-    from emulator.validation.rows import mape, worst
-
-    console = Console(highlight=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("")
-    for heading in ("measured ms", "predicted ms", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for kind, rows in found.groups.items():
-        table.add_row(TITLES[kind], style="bold")
-        for row in rows:
-            table.add_row(
-                f"  {row.name}", f"{row.measured * 1e3:.1f}", f"{row.predicted * 1e3:.1f}", f"{row.error:+.1%}"
-            )
-    console.print(table)
-    for kind, rows in found.groups.items():
-        far = worst(rows)
-        console.print(f"{kind.capitalize()}: MAPE {mape(rows):.1%}, worst {far.error:+.1%} ({far.name})")
-    show_clocks(found.clocks)
+        rows = emulated.validate(emulated.PeersPlan(workers=workers, rates_bps=(rate,)), progress).rows
+        validation = dataclasses.replace(validation, peers=rows)
+    if plot_file is not None:
+        scatter.draw(list(validation.groups.items()), plot_file, "iteration")
+    output(as_json, validation.as_json, lambda: report.print_table(validation))

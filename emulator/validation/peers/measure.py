@@ -39,7 +39,7 @@ BURST_S = 0.001
 
 
 @dataclass(frozen=True)
-class Plan:
+class PeersPlan:
     """What is measured. `layers` of 512 by 512 units; `batch` vectors for all ranks together, so that a machine of few
     cores has as much to compute, however many ranks."""
 
@@ -82,7 +82,7 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Found:
+class PeersValidation:
     rows: list[Row]
     calibration: Calibration
     gradient_bytes: int
@@ -98,13 +98,13 @@ class Found:
         }
 
 
-def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> Found:
-    """Measure, then emulate. `report` gets a line of progress now and then. Raises ConfigError without root, iproute2
+def validate(plan: PeersPlan, progress: Callable[[str], None] = lambda line: None) -> PeersValidation:
+    """Measure, then emulate. `progress` gets a line now and then. Raises ConfigError without root, iproute2
     or torch."""
     measured: dict[tuple[str, int, float], tuple[float, Link]] = {}
     alone_s: dict[int, float] = {}
     for workers in plan.workers:
-        report(f"{workers} real ranks: building the network")
+        progress(f"{workers} real ranks: building the network")
         with training_on_star(workers, LinkOptions(rate_bps=max(plan.rates_bps), burst_s=BURST_S)) as (star, team):
             for backend in plan.backends:
                 team.join(backend, plan.model(workers))
@@ -115,7 +115,7 @@ def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> F
                     link = _link(name, team, backend, workers, rate_bps)
                     seconds = median(step_seconds(team.run(Steps(plan.steps))))
                     measured[backend, workers, rate_bps] = seconds, link
-                    report(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
+                    progress(f"{name}, all of them real: {seconds * 1e3:.1f} ms a step")
             alone_s[workers] = mean(one.thread_cpu_s for one in team.run(Steps(plan.steps, is_alone=True)))
     cores = len(os.sched_getaffinity(0))
     scale, rows, reports = {}, [], {}
@@ -145,12 +145,12 @@ def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> F
             predicted_s = median(one.report["iteration_seconds"] or one.seconds)
             rows.append(Row(link.name, seconds, predicted_s, "s"))
             reports[link.name] = one.report
-            report(f"{link.name}, all but one emulated: {predicted_s * 1e3:.1f} ms a step")
+            progress(f"{link.name}, all but one emulated: {predicted_s * 1e3:.1f} ms a step")
     links = [link for _, link in measured.values()]
-    return Found(rows, Calibration(links, scale, cores), plan.model(1).gradient_bytes, reports)
+    return PeersValidation(rows, Calibration(links, scale, cores), plan.model(1).gradient_bytes, reports)
 
 
-def _emulate(team: TrainingTeam, plan: Plan, settings: Settings) -> None:
+def _emulate(team: TrainingTeam, plan: PeersPlan, settings: Settings) -> None:
     """A new world and model for the only real rank."""
     team.join("switchml-emulated", plan.model(settings.world), **settings.environment())
 

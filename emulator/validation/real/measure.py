@@ -42,7 +42,7 @@ timers that know nothing."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RealPlan:
     """What is measured. `batch_size` for each rank."""
 
     workers: tuple[int, ...] = (2, 4, 8)
@@ -98,7 +98,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Validation:
+class RealValidation:
     rows: list[Row]
     calibration: Calibration
     gradient_bytes: int
@@ -125,8 +125,8 @@ class Validation:
 Measured = dict[tuple[str, int, float], float]
 
 
-def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> Validation:
-    """Measure, then predict. `report` gets a line of progress now and then. Raises ConfigError without
+def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None) -> RealValidation:
+    """Measure, then predict. `progress` gets a line now and then. Raises ConfigError without
     root, iproute2 or torch, PeerLost or JobError if a process dies."""
     measured: Measured = {}
     sent: dict[tuple[str, int, float], float] = {}
@@ -137,32 +137,32 @@ def validate(plan: Plan, report: Callable[[str], None] = lambda line: None) -> V
         data.load().save(digits)
         for workers in counts:
             rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
-            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, report)
+            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, progress)
             if workers == CALIBRATION_WORKERS:
                 compute_s = alone_s
-    report("playing the same packet by packet")
+    progress("playing the same packet by packet")
     return _predict(plan, measured, sent, compute_s, gradient_bytes)
 
 
 def _measure(
-    plan: Plan,
+    plan: RealPlan,
     workers: int,
     rates: Sequence[float],
     digits: Path,
     measured: Measured,
     sent: Measured,
-    report: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> tuple[float, int]:
     """Fill `measured` and `sent` (packets a rank and step) for so many workers.
 
     Returns (CPU seconds of a step without all-reduces, bytes of gradient).
     """
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
-    report(f"{workers} workers: building the network")
+    progress(f"{workers} workers: building the network")
     with training_on_star(workers, LinkOptions(rate_bps=max(rates))) as (star, team):
         alone: list[Times] = []
         for backend in BACKENDS:
-            report(f"{workers} workers: {backend}: starting")
+            progress(f"{workers} workers: {backend}: starting")
             team.join(backend, DigitsModel(str(digits), plan.batch_size))
             for rate_bps in rates:
                 star.set_rate(rate_bps)
@@ -170,7 +170,7 @@ def _measure(
                 times = team.run(Steps(plan.steps))
                 measured[backend, workers, rate_bps] = median(step_seconds(times))
                 sent[backend, workers, rate_bps] = mean(one.packets_sent / plan.steps for one in times)
-                report(
+                progress(
                     f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
                     f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
                 )
@@ -178,7 +178,9 @@ def _measure(
         return median(one.process_cpu_s / plan.steps for one in alone), alone[0].gradient_bytes
 
 
-def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int) -> Validation:
+def _predict(
+    plan: RealPlan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int
+) -> RealValidation:
     cores = len(os.sched_getaffinity(0))
     rate_bps = plan.calibration_rate_bps
     chunks = math.ceil(gradient_bytes / JobConfig.payload_bytes)
@@ -210,7 +212,7 @@ def _predict(plan: Plan, measured: Measured, sent: Measured, compute_s: float, g
                 per_chunk[backend, workers, rate],
             )
         )
-    return Validation(rows, calibration, gradient_bytes)
+    return RealValidation(rows, calibration, gradient_bytes)
 
 
 def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float) -> float:

@@ -44,7 +44,7 @@ TRACED = {"gloo": "gloo", "the aggregator": "switchml"}
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplayPlan:
     """What is measured. `batch`: of each rank; `device_s`: of a layer, see `LayerStack`; `slowness`: of the last rank
     in the run with a slow one."""
 
@@ -73,7 +73,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Found:
+class ReplayValidation:
     """Seconds of a mean iteration."""
 
     self_replays: list[Row]
@@ -96,24 +96,26 @@ class Found:
         return found | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in told.items()}
 
 
-def validate(plan: Plan, report: Callable[[str], None] = lambda line: None, keep: Path | None = None) -> Found:
-    """Measure and predict. `report` gets a line of progress now and then; traces stay in `keep`, if given. Raises
+def validate(
+    plan: ReplayPlan, progress: Callable[[str], None] = lambda line: None, keep: Path | None = None
+) -> ReplayValidation:
+    """Measure and predict. `progress` gets a line now and then; traces stay in `keep`, if given. Raises
     ConfigError without root, iproute2 or torch, PeerLost or JobError if a process dies."""
     own: list[Row] = []
     others: list[Row] = []
     clocks: list[Recovered] = []
     for workers in plan.workers:
-        report(f"{workers} workers: building the network")
+        progress(f"{workers} workers: building the network")
         with (
             tempfile.TemporaryDirectory(prefix="switchml-replay-") as folder,
             training_on_star(workers, LinkOptions(rate_bps=plan.rate_bps, burst_s=BURST_S)) as (star, team),
         ):
-            runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", report)
+            runs = _Runs(plan, star, team, Path(keep or folder) / f"{workers}-workers", progress)
             runs.measure()
             own += runs.self_replays()
             others += runs.what_ifs()
             clocks += runs.clocks()
-    return Found(own, others, clocks)
+    return ReplayValidation(own, others, clocks)
 
 
 class _Runs:
@@ -121,13 +123,13 @@ class _Runs:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ReplayPlan,
         star: Star,
         team: TrainingTeam,
         folder: Path,
-        report: Callable[[str], None],
+        progress: Callable[[str], None],
     ) -> None:
-        self.plan, self.star, self.team, self.folder, self.report = plan, star, team, folder, report
+        self.plan, self.star, self.team, self.folder, self.progress = plan, star, team, folder, progress
         self.workers = len(star.hosts)
         self.measured: dict[str, float] = {}
         self.while_traced: dict[str, float] = {}
@@ -156,7 +158,7 @@ class _Runs:
             self.while_traced[name] = mean(step_seconds(self.team.run(Steps(steps + 2, trace=str(folder))))[1:-1])
             seconds += step_seconds(self.team.run(Steps(steps)))
         self.measured[name] = mean(seconds)
-        self.report(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
+        self.progress(f"{self.workers} workers: {name}: {self.measured[name] * 1e3:.1f} ms a step")
 
     def self_replays(self) -> list[Row]:
         """Each traced run, replayed, beside what the same steps took by the ranks' own clocks."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from emulator.bench import limits, report, sizes
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support.html_pages import read_page
 from tests.support.ranks import environment
 
 
@@ -152,7 +153,9 @@ def test_sweep_as_table_and_picture(tmp_path):
         assert text in done.stdout
     assert "gloo" not in done.stdout
     ElementTree.fromstring(page.read_text().partition("\n")[2])  # well-formed
-    assert page.read_text().count("<circle") == 2 * 3
+    words = read_page(page)
+    assert [words.count(size) for size in ("1K", "4K", "16K")] == [2, 2, 2]
+    assert {"time (µs)", "algbw (GB/s)", "switchml", "limit"} <= set(words) and "gloo" not in words
 
 
 def test_ddp_buckets_of_a_model():
@@ -177,7 +180,7 @@ def test_ddp_buckets_of_a_model():
         (["--against", "nccl"], "nccl"),
         (["--repeats", "0"], "--repeats"),
         (["--aggregator", "nowhere"], "HOST:PORT"),
-        (["--plot", "picture.pdf"], ".png or .html"),
+        (["--plot", "picture.jpeg"], ".png, .svg, .pdf or .html"),
         (["--plot", "/no/such/folder/a.html"], "no such folder"),
     ],
 )

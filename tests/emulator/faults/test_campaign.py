@@ -96,12 +96,11 @@ def test_a_network_on_the_command_line(tmp_path):
 
 
 def test_a_picture_of_a_network(tmp_path):
-    pytest.importorskip("matplotlib")
     (tmp_path / "n.toml").write_text("[[jobs]]\nworkers = 2\nsize_bytes = 65536\n")
     assert run(str(tmp_path / "n.toml"), "--plot", str(tmp_path / "n.png")).exit_code == 0
     assert (tmp_path / "n.png").read_bytes().startswith(b"\x89PNG")
     refused = run(str(tmp_path / "n.toml"), "--plot", str(tmp_path / "n.txt"))
-    assert refused.exit_code == 1 and "expected a name that ends in .png" in refused.stderr
+    assert refused.exit_code == 2 and "expected a name that ends in .png" in refused.stderr
 
 
 @pytest.mark.parametrize(

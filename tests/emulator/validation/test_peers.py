@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from emulator.peers.costs import Costs
 from emulator.peers.settings import Settings
-from emulator.validation.peers.measure import BACKENDS, Plan, star_cluster
+from emulator.validation.peers.measure import BACKENDS, PeersPlan, star_cluster
 from switchml.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ def test_the_cluster_takes_what_was_measured(tmp_path, backend, moved):
 def test_plans_that_make_no_sense():
     for wrong, message in (({"workers": (1,)}, "no peers"), ({"steps": 2}, "expected 3 or more")):
         with pytest.raises(ConfigError, match=message):
-            Plan(**wrong)
+            PeersPlan(**wrong)
     assert CliRunner().invoke(cli, ["validate", "peers", "--rates", "fast"]).exit_code == 2
 
 

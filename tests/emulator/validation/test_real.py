@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from emulator.validation.real import measure as real
 from emulator.validation.real import report as real_report
-from emulator.validation.real.measure import Calibration, Plan, Row, Validation
+from emulator.validation.real.measure import Calibration, RealPlan, RealValidation, Row
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
@@ -19,7 +19,7 @@ def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4
 def test_the_calibration_run_counts_in_no_average():
     rows = [row(1.0, 9.0, True), row(1.0, 1.1), row(2.0, 1.92), row(1.0, 0.7)]
     calibration = Calibration(0.001, {"gloo": 0.0, "switchml": 0.0}, {"gloo": 1.0, "switchml": 1.2}, 2)
-    found = Validation(rows, calibration, 4096)
+    found = RealValidation(rows, calibration, 4096)
     assert found.mape == pytest.approx((0.1 + 0.04 + 0.3) / 3)
     assert found.worst is rows[3] and found.within_5_percent == pytest.approx(1 / 3)
     told = real_report.as_json(found)
@@ -49,7 +49,7 @@ def test_predictions_follow_the_rate_and_the_pause(backend):
 )
 def test_plans_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**options)
+        RealPlan(**options)
 
 
 @pytest.mark.root
@@ -57,7 +57,6 @@ def test_plans_that_make_no_sense(options, message):
 @pytest.mark.timeout(600)
 def test_two_workers_at_two_rates(tmp_path):
     pytest.importorskip("torch")
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "real.png"
     arguments = ["validate", "real", "--workers", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
     result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])

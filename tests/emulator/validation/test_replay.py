@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from emulator.validation.clocks import Recovered
-from emulator.validation.replay.measure import Found, Plan
+from emulator.validation.replay.measure import ReplayPlan, ReplayValidation
 from emulator.validation.rows import Row
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
@@ -14,7 +14,7 @@ from switchml.errors import ConfigError
 
 def test_self_replays_and_what_ifs_are_counted_apart():
     what_ifs = [Row("b", 1.0, 1.1, "s"), Row("c", 2.0, 1.96, "s")]
-    found = Found([Row("a", 1.0, 1.01, "s")], what_ifs, [Recovered("d", "pings", 0.05, 2e-5)]).as_json()
+    found = ReplayValidation([Row("a", 1.0, 1.01, "s")], what_ifs, [Recovered("d", "pings", 0.05, 2e-5)]).as_json()
     assert found["mape"] == pytest.approx(0.06) and found["within_5_percent"] == 0.5
     assert found["worst"]["name"] == "b"
     assert found["self_replay"]["mape"] == pytest.approx(0.01)
@@ -33,7 +33,7 @@ def test_self_replays_and_what_ifs_are_counted_apart():
 )
 def test_plans_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
-        Plan(**options)
+        ReplayPlan(**options)
 
 
 @pytest.mark.root
@@ -41,7 +41,6 @@ def test_plans_that_make_no_sense(options, message):
 @pytest.mark.timeout(600)
 def test_two_workers(tmp_path):
     pytest.importorskip("torch")
-    pytest.importorskip("matplotlib")
     picture = tmp_path / "replay.png"
     arguments = ["validate", "replay", "--workers", "2", "--steps", "3", "--layers", "2", "--width", "128"]
     result = CliRunner().invoke(

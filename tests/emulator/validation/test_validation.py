@@ -49,7 +49,6 @@ def test_megatron_table_5_within_5_percent_on_average():
 
 
 def test_megatron_for_people(tmp_path):
-    pytest.importorskip("matplotlib")
     for ending in ("png", "html"):
         picture = tmp_path / f"scatter.{ending}"
         assert "throughput (Narayanan)" in run("megatron", "--plot", picture)

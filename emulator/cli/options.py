@@ -1,0 +1,166 @@
+"""Types of values and options that several commands share: sizes, rates, times, lists, pictures, `--json`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from switchml import plotting
+from switchml.errors import ConfigError
+
+RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+"""As tc(8) writes them."""
+TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+SIZE_UNITS = {"": 1, **{unit + end: 1 << 10 * power for power, unit in enumerate("KMG", 1) for end in ("", "B", "iB")}}
+"""Binary, however they are written."""
+
+
+class Quantity(click.ParamType):
+    """A number with a unit, "200mbit". Converts to a float in the unit whose factor is 1."""
+
+    def __init__(self, name: str, units: dict[str, float], example: str):
+        self.name, self.units, self.example = name, units, example
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, (int, float)):
+            return float(value)
+        match = re.fullmatch(r"([0-9.]+)\s*([a-z]*)", str(value).strip(), re.IGNORECASE)
+        units = {unit.lower(): factor for unit, factor in self.units.items()}
+        try:
+            return round(float(match[1]) * units[match[2].lower()], 12)  # type: ignore[index]
+        except (TypeError, ValueError, KeyError):
+            known = ", ".join(unit for unit in self.units if unit)
+            self.fail(f"{value!r}: expected a number and a unit ({known}), as in {self.example}", param, ctx)
+
+
+class Many(click.ParamType):
+    """A list of values of another type, "2,4,8"; converts to a tuple. `expected`: words for the values, if the other
+    type's message is not enough."""
+
+    def __init__(self, item: click.ParamType, name: str, example: str, expected: str = ""):
+        self.item, self.name, self.example, self.expected = item, f"{name}[,{name}…]", example, expected
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(self.item.convert(part, param, ctx) for part in str(value).split(","))
+        except click.BadParameter as error:
+            if not self.expected:
+                raise
+            message = f"{value!r}: expected {self.expected} with commas between, as in {self.example}"
+            raise click.BadParameter(message, ctx, param) from error
+
+
+class Parsed(click.ParamType):
+    """Text that a "module:function" reads, which raises ConfigError; the module is imported when it is needed."""
+
+    def __init__(self, name: str, function: str):
+        self.name, self.function = name, function
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        module, function = self.function.split(":")
+        try:
+            return getattr(importlib.import_module(module), function)(value)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Picture(click.Path):
+    """A file that a picture can be drawn to."""
+
+    name = "file"
+
+    def __init__(self) -> None:
+        super().__init__(dir_okay=False, writable=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        path = Path(super().convert(value, param, ctx))
+        try:
+            plotting.check(path)
+        except ConfigError as error:
+            self.fail(str(error), param, ctx)
+        return path
+
+
+RATE = Quantity("rate", RATE_UNITS, "200mbit")
+TIME = Quantity("time", TIME_UNITS, "100us")
+SIZE = Quantity("size", SIZE_UNITS, "16M")
+TENSOR_SIZE = Parsed("size", "emulator.bench.sizes:parse_size")
+TENSOR_SIZES = Parsed("from:to:factor", "emulator.bench.sizes:parse_sweep")
+RATES = Many(RATE, "rate", "10mbit,20mbit")
+COUNTS = Many(click.IntRange(1, 256), "N", "2,4,8", "numbers from 1 to 256")
+SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
+
+
+def together(*options: Callable) -> Callable:
+    """Several options as one decorator, in their order."""
+    return lambda command: functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+plot_option = click.option(
+    "--plot", "plot_file", type=Picture(), metavar="FILE", help="Draw the result: .png, .svg, .pdf or .html."
+)
+wire_option = click.option(
+    "--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", help="Type of the lanes in a packet."
+)
+payload_option = click.option(
+    "--payload", type=click.Choice(["256", "1024"]), default="1024", help="Bytes of lanes in a packet."
+)
+against_option = click.option(
+    "--against", type=click.Choice(["gloo", "none"]), default="gloo", help="What to compare with, in turns."
+)
+
+
+def repeats_options(
+    repeats: int | None = 3, warmup: int = 1, text: str = "Measured all-reduces of each kind."
+) -> Callable:
+    """--repeats and --warmup."""
+    return together(
+        click.option("--repeats", type=click.IntRange(1), default=repeats, help=text),
+        click.option("--warmup", type=click.IntRange(0), default=warmup, help="Repeats before those, not counted."),
+    )
+
+
+sparsity_options = together(
+    click.option("--density", type=SHARES, help="Share of blocks that are not zero on each rank; zeros are skipped."),
+    click.option("--block", type=click.IntRange(1), default=256, help="Elements of a block, with --density."),
+    click.option(
+        "--overlap",
+        type=click.Choice(["random", "full", "none"]),
+        default="random",
+        help="How many blocks the ranks have in common, with --density.",
+    ),
+    click.option(
+        "--sparse",
+        type=click.Choice(["on", "auto"]),
+        default="on",
+        help="Skip blocks of zeros always, or only where it pays, with --density.",
+    ),
+)
+"""Tensors with blocks of zeros."""
+
+
+def output(as_json: bool, to_json: Callable[[], Any], print_table: Callable[[], None]) -> None:
+    """One JSON object on stdout, or what `print_table` prints."""
+    if as_json:
+        click.echo(json.dumps(to_json()))
+    else:
+        print_table()
+
+
+def progress(line: str) -> None:
+    """A line of progress, on stderr."""
+    click.echo(line, err=True)

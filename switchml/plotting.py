@@ -1,0 +1,74 @@
+"""Pictures that commands draw, with matplotlib. The ending of a file's name decides what it becomes: a bitmap, a vector
+graphic, or a page of HTML that needs nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import importlib.util
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from switchml.errors import ConfigError
+
+ENDINGS = (".png", ".svg", ".pdf", ".html")
+SWITCHML, GLOO, GREY = "#1b6ca8", "#d1603d", "#888888"
+"""Colours of what is drawn most often."""
+_DOTS_PER_INCH = 120
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"/><title>{title}</title>
+<style>body {{ font: 14px sans-serif; margin: 2em }} svg {{ max-width: 100%; height: auto }}</style>
+</head><body><h1>{title}</h1>
+{svg}
+</body></html>
+"""
+
+
+def check(path: Path) -> None:
+    """Raises ConfigError if no picture can be drawn to `path`."""
+    if path.suffix not in ENDINGS:
+        raise ConfigError(f"{path}: expected a name that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: no such folder: {path.absolute().parent}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("drawing needs matplotlib; install it with: pip install 'switchml[plot]'")
+
+
+@contextlib.contextmanager
+def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, **options: Any) -> Iterator[Any]:
+    """An array of matplotlib's Axes, `columns` side by side, to draw into; written to `path` afterwards.
+
+    `size`: inches, wide and high. `options`: of pyplot.subplots. Raises ConfigError as `check` does, and if the file
+    cannot be written.
+    """
+    check(path)
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    options = {"squeeze": False, "layout": "constrained"} | options
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+        picture, axes = pyplot.subplots(ncols=columns, figsize=size, **options)
+        try:
+            yield axes.ravel()
+            picture.suptitle(title, fontsize=11)
+            _write(picture, title, path)
+        finally:
+            pyplot.close(picture)
+
+
+def _write(picture: Any, title: str, path: Path) -> None:
+    try:
+        if path.suffix != ".html":
+            picture.savefig(path, dpi=_DOTS_PER_INCH)
+            return
+        drawing = io.StringIO()
+        picture.savefig(drawing, format="svg")
+        svg = drawing.getvalue()
+        path.write_text(_PAGE.format(title=html.escape(title), svg=svg[svg.index("<svg") :]), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
