@@ -50,9 +50,8 @@ def figure(path: Path, title: str, size: tuple[float, float], columns: int = 1, 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    options = {"squeeze": False, "layout": "constrained"} | options
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
-        picture, axes = pyplot.subplots(ncols=columns, figsize=size, **options)
+        picture, axes = pyplot.subplots(ncols=columns, figsize=size, squeeze=False, layout="constrained", **options)
         try:
             yield axes.ravel()
             picture.suptitle(title, fontsize=11)

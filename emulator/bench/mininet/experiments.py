@@ -168,15 +168,15 @@ def _program() -> Path:
 
 
 def check(plan: MininetPlan) -> None:
-    """Raises ConfigError for programs that a plan needs and this machine lacks."""
-    for layout in plan.layouts():
-        check_programs(layout.switch, bool(plan.captures))
+    """Raises ConfigError for links that a plan does not have, and for programs that it needs and this machine lacks."""
     known = {f"{lower}-{upper}" for layout in plan.layouts() for lower, upper in layout.cables}
     for link, file in plan.captures:
         if link not in known:
             raise ConfigError(f"--pcap {link}: there is no such link; expected one of {', '.join(sorted(known))}")
         if not file.parent.is_dir():
             raise ConfigError(f"--pcap {file}: there is no folder {file.parent}")
+    for layout in plan.layouts():
+        check_programs(layout.switch, bool(plan.captures))
 
 
 def run(plan: MininetPlan, progress: Callable[[str], None]) -> list[Row]:

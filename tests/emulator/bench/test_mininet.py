@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from scapy.utils import rdpcap
 
-from emulator.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, cases
+from emulator.bench.mininet.experiments import FLAT, RING, TREE, MininetPlan, cases, check
 from switchml.errors import ConfigError
 from switchml.scapy_layers import SwitchMLv2
 from tests.support.html_pages import read_page
@@ -184,9 +184,7 @@ def test_plans_that_make_no_sense(about, says):
         MininetPlan(**about)
 
 
-def test_links_that_there_are_not(mininet):
-    from emulator.bench.mininet.experiments import check
-
+def test_links_that_there_are_not():
     with pytest.raises(ConfigError, match="no such link; expected one of h1-s1"):
         check(MininetPlan(captures=(("h9-s1", Path("x.pcap")),)))
 
