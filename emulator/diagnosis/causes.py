@@ -38,7 +38,7 @@ class Causes:
 
 def causes(played: Replayed) -> Causes:
     """Charge every moment of every rank."""
-    found = parts(played)
+    shares = parts(played)
     graph = played.graph
     ranks = len(graph.ranks)
     waiting_s = np.zeros((ranks, ranks))
@@ -47,9 +47,9 @@ def causes(played: Replayed) -> Causes:
     order = np.argsort(op_rank, kind="stable")
     first = np.searchsorted(op_rank[order], np.arange(ranks + 1))
     for rank in range(ranks):
-        if found.by_rank[rank, WAITING] + found.by_rank[rank, IDLE] > 0:
+        if shares.by_rank[rank, WAITING] + shares.by_rank[rank, IDLE] > 0:
             _blame(played, op_rank, order[first[rank] : first[rank + 1]], rank, last_rank, waiting_s[rank])
-    return Causes(found, waiting_s)
+    return Causes(shares, waiting_s)
 
 
 def _blame(

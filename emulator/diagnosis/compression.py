@@ -17,7 +17,7 @@ def find(seen: Situation) -> list[Finding]:
     if not codes.any():
         return []
     ratio = ratios(seen)
-    faster_s = seen.again(own_s=np.where(codes, 0.0, seen.own_s), meeting_s=seen.meeting_s * ratio)
+    faster_s = seen.replayed_s(own_s=np.where(codes, 0.0, seen.own_s), meeting_s=seen.meeting_s * ratio)
     gain_s = seen.iteration_s - faster_s
     if not seen.is_worth_it(gain_s):
         return []

@@ -31,7 +31,7 @@ def _starved(seen: Situation) -> list[Finding]:
     work = (lane == LaneKind.HOST) & np.isin(seen.rank, ranks) & np.isin(seen.kind, (Kind.COMPUTE, Kind.DELAY))
     if not len(ranks) or not work.any():
         return []
-    gain_s = seen.iteration_s - seen.again(own_s=np.where(work, 0.0, seen.own_s))
+    gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(work, 0.0, seen.own_s))
     if not seen.is_worth_it(gain_s):
         return []
     launches = seen.of_events("what") == What.LAUNCH
@@ -66,7 +66,7 @@ def _allocations(seen: Situation) -> list[Finding]:
     calls &= seen.lane_kind == LaneKind.HOST
     if not calls.any():
         return []
-    gain_s = seen.iteration_s - seen.again(own_s=np.where(calls, 0.0, seen.own_s))
+    gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(calls, 0.0, seen.own_s))
     if not seen.is_worth_it(gain_s):
         return []
     by_name = {seen.op_name(op): 0.0 for op in np.flatnonzero(calls)}
@@ -104,7 +104,7 @@ def _synchronizations(seen: Situation) -> list[Finding]:
         return []
     owner, on = edges(seen.graph.ops)
     stays = ~(waits[owner] & (seen.lane_kind[on] != LaneKind.HOST))
-    gain_s = seen.iteration_s - seen.again(graph=with_edges(seen.joined, owner[stays], on[stays]).graph)
+    gain_s = seen.iteration_s - seen.replayed_s(graph=with_edges(seen.joined, owner[stays], on[stays]).graph)
     if not seen.is_worth_it(gain_s):
         return []
     names = sorted({seen.op_name(op) for op in np.flatnonzero(waits)})

@@ -21,19 +21,19 @@ MOST_REPLAYS = 10
 
 def find(seen: Situation) -> list[Finding]:
     """At most one of each kind."""
-    found = pauses(seen)
-    return _gaps(seen, found) + _pauses(seen, found)
+    host_pauses = pauses(seen)
+    return _gaps(seen, host_pauses) + _pauses(seen, host_pauses)
 
 
-def _gaps(seen: Situation, found: Pauses) -> list[Finding]:
+def _gaps(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     """Time between the operations of jobs that compute on the host itself, pauses apart."""
     lane = seen.lane_kind
     with_device = np.unique(seen.rank[lane == LaneKind.DEVICE])
     gaps = (lane == LaneKind.HOST) & (seen.joined.event == GAP) & ~np.isin(seen.rank, with_device)
     if not gaps.any():
         return []
-    without_s = found.without(seen.own_s)
-    gain_s = seen.again(own_s=without_s) - seen.again(own_s=np.where(gaps, 0.0, without_s))
+    without_s = host_pauses.without(seen.own_s)
+    gain_s = seen.replayed_s(own_s=without_s) - seen.replayed_s(own_s=np.where(gaps, 0.0, without_s))
     if not seen.is_worth_it(gain_s):
         return []
     lost_s = seen.causes.parts.by_rank[:, HOST]
@@ -58,20 +58,20 @@ def _gaps(seen: Situation, found: Pauses) -> list[Finding]:
     ]
 
 
-def _pauses(seen: Situation, found: Pauses) -> list[Finding]:
+def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     """Gaps that the same place in other iterations does not have."""
-    if len(np.unique(found.iteration)) < LEAST_HIT:
+    if len(np.unique(host_pauses.iteration)) < LEAST_HIT:
         return []
-    clean_s = found.without(seen.own_s)
-    base_s = seen.again(own_s=clean_s)
-    hit = np.unique(found.iteration)
+    clean_s = host_pauses.without(seen.own_s)
+    base_s = seen.replayed_s(own_s=clean_s)
+    hit = np.unique(host_pauses.iteration)
     some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
-    lost_s = np.mean([seen.again(own_s=found.added(clean_s, int(number))) - base_s for number in some])
-    gain_s = float(lost_s) * len(hit) / found.iterations
+    lost_s = np.mean([seen.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
+    gain_s = float(lost_s) * len(hit) / host_pauses.iterations
     if not seen.is_worth_it(gain_s):
         return []
-    ranks = np.unique(found.rank)
-    every = _every(found)
+    ranks = np.unique(host_pauses.rank)
+    every = _every(host_pauses)
     regularly = [
         "Python's garbage collector does this: gc.disable() after set-up (and gc.freeze()), then gc.collect() on all "
         "ranks at once, every few hundred iterations",
@@ -81,18 +81,19 @@ def _pauses(seen: Situation, found: Pauses) -> list[Finding]:
         "processes that share the cores: give each rank its own (taskset, numactl), fewer threads (OMP_NUM_THREADS)"
     ]
     names = ", ".join(seen.rank_name(int(rank)) for rank in ranks[:6]) + (", …" if len(ranks) > 6 else "")
-    first = zip(found.at_s[:5], found.iteration[:5], strict=True)
+    first = zip(host_pauses.at_s[:5], host_pauses.iteration[:5], strict=True)
     at = ", ".join(f"{time_text(s)} into iteration {number}" for s, number in first)
     regular = f", about every {every:.3g} iterations" if every else ""
     return [
         seen.finding(
             "pauses",
-            f"the host pauses now and then, {time_text(float(found.excess_s.mean()))} each{regular}",
+            f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
             gain_s=gain_s,
             evidence=[
-                f"{len(found.rank)} pauses, in {len(hit)} of {found.iterations} iterations, on {names}: {at}",
+                f"{len(host_pauses.rank)} pauses, in {len(hit)} of {host_pauses.iterations} iterations, on {names}: "
+                f"{at}",
                 "at the same places other iterations have "
-                f"{time_text(float(found.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
+                f"{time_text(float(host_pauses.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
             ],
             settings=regularly + rarely if every else rarely + regularly,
             replayed="the iteration with each of these pauses and without, averaged over all iterations",
@@ -100,9 +101,9 @@ def _pauses(seen: Situation, found: Pauses) -> list[Finding]:
     ]
 
 
-def _every(found: Pauses) -> float:
+def _every(host_pauses: Pauses) -> float:
     """Iterations from one pause to the next on the rank that has most; 0 where there is no rhythm in them."""
-    ranks, counts = np.unique(found.rank, return_counts=True)
-    when = np.sort(found.when[found.rank == ranks[np.argmax(counts)]])
+    ranks, counts = np.unique(host_pauses.rank, return_counts=True)
+    when = np.sort(host_pauses.when[host_pauses.rank == ranks[np.argmax(counts)]])
     apart = np.diff(when)
     return float(apart.mean()) if len(apart) >= 2 and apart.std() <= REGULAR * apart.mean() else 0.0

@@ -21,7 +21,7 @@ def find(seen: Situation) -> list[Finding]:
         return []
     reads = np.zeros(len(seen.graph.meetings), bool)
     reads[seen.graph.ops.meeting[loads & (seen.graph.ops.meeting >= 0)]] = True
-    faster_s = seen.again(
+    faster_s = seen.replayed_s(
         own_s=np.where(loads, 0.0, seen.own_s), meeting_s=np.where(reads, 0.0, seen.meeting_s) if reads.any() else None
     )
     gain_s = seen.iteration_s - faster_s

@@ -32,7 +32,7 @@ def find(seen: Situation) -> list[Finding]:
         # The one that comes last carries all; the others are not there any more.
         changed_s[run[-1]] = latency_s[run[-1]] + (seen.meeting_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
-    gain_s = seen.iteration_s - seen.again(meeting_s=changed_s)
+    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
     if not seen.is_worth_it(gain_s):
         return []
     small = np.concatenate(runs)

@@ -28,10 +28,10 @@ def find(seen: Situation) -> list[Finding]:
     except (ConfigError, GraphError):
         return []  # no all-reduce that says what the network carries
     network = joined.network
-    tried: list[tuple[float, str, str]] = []
+    candidates: list[tuple[float, str, str]] = []
     if network.algorithm != "switchml":
         faster = changes.allreduce(joined, "switchml")
-        tried.append(
+        candidates.append(
             (
                 seen.lasts_s(faster),
                 "all-reduces summed in the network (switchml)",
@@ -41,18 +41,18 @@ def find(seen: Situation) -> list[Finding]:
     if not np.any(seen.kind == Kind.CODEC) and not np.any(ratios(seen) > 1):
         for name, cost in seen.codecs().items():
             setting = f"codec {name}: switchml train --codec {name}, or its communication hook for DDP (docs/codecs.md)"
-            tried.append((seen.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
-    tried = sorted(row for row in tried if seen.is_worth_it(seen.iteration_s - row[0]))
-    if not tried:
+            candidates.append((seen.lasts_s(changes.codec(joined, cost, name)), f"codec {name}", setting))
+    candidates = sorted(row for row in candidates if seen.is_worth_it(seen.iteration_s - row[0]))
+    if not candidates:
         return []
-    lasts_s, replayed, _ = tried[0]
+    lasts_s, replayed, _ = candidates[0]
     evidence = [
         f"nothing hides {time_text(exposed_s)} of communication on an average rank; "
         f"{time_text(seen.causes.parts.hidden_communication_s())} is hidden",
         f"all-reduces ({network.algorithm}) move {bytes_text(network.link_bytes_per_s)}/s over each link and take "
         f"{time_text(network.latency_s)} a step, as fitted to the trace",
     ]
-    evidence += [f"replayed with {what}: {time_text(s)}" for s, what, _ in tried]
+    evidence += [f"replayed with {what}: {time_text(s)}" for s, what, _ in candidates]
     reduces = np.isin(seen.graph.ops.meeting, all_reduces(seen.joined))
     return [
         seen.finding(
@@ -60,7 +60,7 @@ def find(seen: Situation) -> list[Finding]:
             f"{time_text(exposed_s)} of each iteration is communication that nothing hides",
             gain_s=seen.iteration_s - lasts_s,
             evidence=evidence,
-            settings=[setting for _, _, setting in tried],
+            settings=[setting for _, _, setting in candidates],
             replayed=replayed,
             sightings=seen.sightings(np.flatnonzero(reduces)),
         )

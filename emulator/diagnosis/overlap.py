@@ -48,7 +48,7 @@ def _serialized(seen: Situation) -> list[Finding]:
     stays = ~np.isin(owner, list(waits))
     starts, final = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
     changed = with_edges(seen.joined, np.append(owner[stays], starts), np.append(on[stays], final))
-    gain_s = seen.iteration_s - seen.again(graph=changed.graph)
+    gain_s = seen.iteration_s - seen.replayed_s(graph=changed.graph)
     if not seen.is_worth_it(gain_s):
         return []
     started_s = np.array([seen.played.start_s[op] for op in waits])
@@ -84,35 +84,35 @@ def _buckets(seen: Situation) -> list[Finding]:
     ]
     try:
         joined = changes.with_network(dataclasses.replace(seen.joined, gradients=sent))
-        found = gradients(joined)
+        present = gradients(joined)
     except (GraphError, ConfigError):
         return []  # nothing that could be put into other buckets
-    if not np.all(np.bincount(np.unique(found.bucket, return_inverse=True)[1], found.bytes) > 0):
+    if not np.all(np.bincount(np.unique(present.bucket, return_inverse=True)[1], present.bytes) > 0):
         return []  # the trace does not say how large they are
     network = joined.network
     transfer = network.transfer(networks.world_size(joined))
-    ratio_of_all = float(ratio[found.bucket].mean())
-    order = np.concatenate([[0], np.cumsum(np.diff(found.bucket) != 0)])
-    present_s = seen.lasts_s(changes.buckets(joined, caps_of(found.bytes, order)))
+    ratio_of_all = float(ratio[present.bucket].mean())
+    order = np.concatenate([[0], np.cumsum(np.diff(present.bucket) != 0)])
+    present_s = seen.lasts_s(changes.buckets(joined, caps_of(present.bytes, order)))
     if present_s == np.inf:
         return []
 
     def with_caps(caps: tuple[int, ...]) -> float:
         return seen.lasts_s(changes.buckets(joined, [cap / ratio_of_all for cap in caps]))
 
-    tried = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
-    caps = min(tried, key=lambda caps: (round(tried[caps], 9), caps))
+    candidates = {(cap * MIB,): with_caps((cap * MIB,)) for cap in CAPS_MIB}
+    caps = min(candidates, key=lambda caps: (round(candidates[caps], 9), caps))
     # A first bucket of its own is one more setting: worth it only if it gains something on top.
     two = {(first * MIB, *caps): with_caps((first * MIB, *caps)) for first in CAPS_MIB if first * MIB < caps[0]}
-    tried |= two
-    if two and min(two.values()) < tried[caps] - seen.least_share * present_s:
+    candidates |= two
+    if two and min(two.values()) < candidates[caps] - seen.least_share * present_s:
         caps = min(two, key=lambda caps: two[caps])
-    gain_s = present_s - tried[caps]
+    gain_s = present_s - candidates[caps]
     if not seen.is_worth_it(gain_s):
         return []
-    sizes = np.bincount(order, found.bytes)
+    sizes = np.bincount(order, present.bytes)
     fewer = _makes_fewer(sizes, caps)
-    start_s, end_s, first_s, reduced_s = _backward(seen, found)
+    start_s, end_s, first_s, reduced_s = _backward(seen, present)
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
     mib = ", ".join(f"{size / MIB:.3g}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
     evidence = [
@@ -124,7 +124,8 @@ def _buckets(seen: Situation) -> list[Finding]:
             f"the first bucket is full only after {late:.0%} of the backward pass; until then nothing moves"
         )
     evidence += [
-        f"replayed with {_caps_text(each)}: {time_text(tried[each])}" for each in sorted(tried, key=tried.get)[:3]
+        f"replayed with {_caps_text(each)}: {time_text(candidates[each])}"
+        for each in sorted(candidates, key=candidates.get)[:3]
     ]
     evidence += network.assumptions[:-1] if network.assumptions else []
     name = "small buckets" if fewer else "late first bucket" if late > LATE and len(caps) > 1 else "large buckets"
@@ -141,7 +142,7 @@ def _buckets(seen: Situation) -> list[Finding]:
             evidence=evidence,
             settings=_settings(caps),
             replayed=f"{_caps_text(caps)}, against the present ones at the same prices ({time_text(present_s)})",
-            sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, found.meetings))),
+            sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, present.meetings))),
         )
     ]
 
@@ -174,13 +175,13 @@ def _price(transfer: Transfer) -> str:
     return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"
 
 
-def _backward(seen: Situation, found: Gradients) -> tuple[float, float, float, float]:
+def _backward(seen: Situation, present: Gradients) -> tuple[float, float, float, float]:
     """When, on the slowest rank, backward began and ended, its first bucket was full, and all was reduced."""
-    ends_s = seen.played.end_s[found.op]
+    ends_s = seen.played.end_s[present.op]
     row = int(np.argmax(ends_s.max(axis=1)))
-    first = found.bucket == found.bucket[0]
-    members = np.isin(seen.graph.ops.meeting, found.meetings)
-    began_s = float(seen.played.start_s[found.op[row]].min())
+    first = present.bucket == present.bucket[0]
+    members = np.isin(seen.graph.ops.meeting, present.meetings)
+    began_s = float(seen.played.start_s[present.op[row]].min())
     return began_s, float(ends_s[row].max()), float(ends_s[row, first].max()), float(seen.played.end_s[members].max())
 
 

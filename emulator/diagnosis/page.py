@@ -21,14 +21,14 @@ MOST_RANKS = 16
 """In the page's pictures: those that findings and the critical path name, then the first."""
 
 
-def write_page(found: Diagnosis, path: str | Path, title: str) -> None:
-    """Render `found` into one file."""
-    Path(path).write_text(template("diagnosis.html", Path(__file__).parent).render(_content(found, title)))
+def write_page(diagnosis: Diagnosis, path: str | Path, title: str) -> None:
+    """Render `diagnosis` into one file."""
+    Path(path).write_text(template("diagnosis.html", Path(__file__).parent).render(_content(diagnosis, title)))
 
 
-def _content(found: Diagnosis, title: str) -> dict[str, Any]:
-    seen = found.seen
-    shown = _shown(found)
+def _content(diagnosis: Diagnosis, title: str) -> dict[str, Any]:
+    seen = diagnosis.seen
+    shown = _shown(diagnosis)
     drawn = lanes(seen.played, shown, phase_of=cause_of)
     phases = [phase for phase in PHASES if any(run.phase == phase for lane in drawn for run in lane.runs)]
     whole_s = sum(seen.path.by_work.values())
@@ -36,15 +36,15 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
     return {
         "title": title,
         "assumptions": seen.joined.assumptions,
-        "found": found,
+        "found": diagnosis,
         "seen": seen,
-        "findings": found.findings,
+        "findings": diagnosis.findings,
         "ranks": len(seen.graph.ranks),
         "more_ranks": len(seen.graph.ranks) - len(shown),
         "shown": [seen.short_name(rank) for rank in shown],
         "mean": seen.causes.parts.mean(),
         "hidden_s": seen.causes.parts.hidden_communication_s(),
-        "bars": _bars(found, shown),
+        "bars": _bars(diagnosis, shown),
         "waiting": [[float(s) for s in row] for row in waiting_s] if waiting_s.any() else [],
         "most_waited_s": float(waiting_s.max(initial=0.0)),
         "lanes": drawn,
@@ -52,29 +52,29 @@ def _content(found: Diagnosis, title: str) -> dict[str, Any]:
         "columns": COLUMNS,
         "shades": SHADES,
         "ticks": ticks(seen.iteration_s),
-        "path": _path(found, drawn),
+        "path": _path(diagnosis, drawn),
         "path_parts": [
             ("communication" if name == "exposed communication" else name, s, s / whole_s)
             for name, s in sorted(seen.path.by_part.items(), key=lambda part: -part[1])
         ],
         "path_streams": [(name, s, s / whole_s) for name, s in list(seen.path_by_stream.items())[:LONGEST]],
         "path_works": [(name, s, s / whole_s) for name, s in list(seen.path.by_work.items())[:LONGEST]],
-        "helps": _helps(found),
+        "helps": _helps(diagnosis),
     }
 
 
-def _shown(found: Diagnosis) -> np.ndarray:
+def _shown(diagnosis: Diagnosis) -> np.ndarray:
     """int64: the ranks of pictures."""
-    seen = found.seen
-    named = [sighting.rank for finding in found.findings for sighting in finding.sightings]
+    seen = diagnosis.seen
+    named = [sighting.rank for finding in diagnosis.findings for sighting in finding.sightings]
     named += seen.rank[seen.path.op].tolist()
-    wanted = list(dict.fromkeys([*named, *range(len(seen.graph.ranks))]))
-    return np.array(sorted(wanted[:MOST_RANKS]))
+    ranks = list(dict.fromkeys([*named, *range(len(seen.graph.ranks))]))
+    return np.array(sorted(ranks[:MOST_RANKS]))
 
 
-def _bars(found: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str, float, float]]]]:
+def _bars(diagnosis: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str, float, float]]]]:
     """For the average rank, then for each shown one: name, and (part, seconds, share) in order."""
-    seen = found.seen
+    seen = diagnosis.seen
     by_rank = seen.causes.parts.by_rank
     rows = [("all ranks", np.average(by_rank, axis=0, weights=seen.causes.parts.weight))]
     rows += [(seen.short_name(int(rank)), by_rank[rank]) for rank in shown] if len(by_rank) > 1 else []
@@ -84,9 +84,9 @@ def _bars(found: Diagnosis, shown: np.ndarray) -> list[tuple[str, list[tuple[str
     ]
 
 
-def _path(found: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
+def _path(diagnosis: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
     """Corners of the critical path on the timeline; what lies on a rank that is not shown is left out."""
-    seen = found.seen
+    seen = diagnosis.seen
     above = {lane.rank: lane.top + 7 for lane in drawn if lane.name}
     below = {lane.rank: lane.top + 7 for lane in drawn if not lane.name}
     scale = COLUMNS / seen.iteration_s if seen.iteration_s else 0.0
@@ -105,14 +105,14 @@ def _path(found: Diagnosis, drawn: list[Lane]) -> list[tuple[float, float]]:
     return corners
 
 
-def _helps(found: Diagnosis) -> list[tuple[str, str, float, float]]:
+def _helps(diagnosis: Diagnosis) -> list[tuple[str, str, float, float]]:
     """(what, class, seconds gained, share) of each finding and of each thing at twice its speed, most first."""
-    whole_s = found.seen.iteration_s
+    whole_s = diagnosis.seen.iteration_s
     names = {"exposed communication": "communication"}
-    rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(found.findings, 1)]
+    rows = [(f"{n}. {each.title}", "finding", each.gain_s) for n, each in enumerate(diagnosis.findings, 1)]
     rows += [
         (f"{names.get(thing, thing)} twice as fast", "thing", whole_s - seconds)
-        for thing, seconds in found.helps().items()
+        for thing, seconds in diagnosis.helps().items()
     ]
     rows = [row for row in rows if row[2] > 1e-3 * whole_s]
     return [(*row, row[2] / whole_s) for row in sorted(rows, key=lambda row: -row[2])]

@@ -130,9 +130,9 @@ def _ordinals(number: np.ndarray, name: np.ndarray) -> np.ndarray:
     is_first = np.ones(len(order), bool)
     is_first[1:] = (np.diff(number[order]) != 0) | (np.diff(name[order]) != 0)
     place = np.arange(len(order))
-    found = np.empty(len(order), np.int64)
-    found[order] = place - np.maximum.accumulate(np.where(is_first, place, 0))
-    return found
+    ordinals = np.empty(len(order), np.int64)
+    ordinals[order] = place - np.maximum.accumulate(np.where(is_first, place, 0))
+    return ordinals
 
 
 def _medians(label: np.ndarray, values: np.ndarray, labels: int) -> np.ndarray:

@@ -118,18 +118,18 @@ class Situation:
         stream = self.graph.ops.stream[self.path.op]
         seconds = np.bincount(stream, self.path.until_s - self.path.from_s, minlength=len(self.graph.streams))
         names = self.graph.streams.name
-        found = {
+        by_name = {
             f"{self.short_name(int(self.graph.streams.rank[each]))}, {names[each]}": float(seconds[each])
             for each in np.flatnonzero(seconds > 0)
         }
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        return dict(sorted(by_name.items(), key=lambda item: -item[1]))
 
     @cached_property
     def on_path(self) -> np.ndarray:
         """bool (ops,)."""
-        found = np.zeros(len(self.graph.ops), bool)
-        found[self.path.op] = True
-        return found
+        is_on_path = np.zeros(len(self.graph.ops), bool)
+        is_on_path[self.path.op] = True
+        return is_on_path
 
     @cached_property
     def iterations(self) -> list[Iterations]:
@@ -138,7 +138,7 @@ class Situation:
 
     # Played again
 
-    def again(
+    def replayed_s(
         self,
         *,
         own_s: np.ndarray | None = None,

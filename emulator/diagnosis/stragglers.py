@@ -30,13 +30,13 @@ def find(seen: Situation) -> list[Finding]:
     took_s, should_s = (_by_rank(seen, values) for values in (np.where(_is_own(seen), seen.own_s, 0.0), usual_s))
     excess = np.divide(took_s, should_s, out=np.ones(len(took_s)), where=should_s > 0) - 1.0
     slow = np.flatnonzero(excess > LEAST_EXCESS)
-    found = _persistent_ones(seen, _by_host(seen, slow), usual_s, took_s, should_s)
-    found += _uneven(seen, usual_s)
+    findings = _persistent_ones(seen, _by_host(seen, slow), usual_s, took_s, should_s)
+    findings += _uneven(seen, usual_s)
     blamed = {rank for rank in slow.tolist() if _slow_share(seen, rank)[0] >= PERSISTENT}
     for rank in range(len(seen.graph.ranks)):
         if rank not in blamed:
-            found += _occasional(seen, rank, usual_s)
-    return found
+            findings += _occasional(seen, rank, usual_s)
+    return findings
 
 
 def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
@@ -58,7 +58,7 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
         return []
     even_s = seen.own_s.copy()
     even_s[own] = np.where(seen.rank[own] == rank, seen.own_s[own] * share[name, seen.rank[own]], seen.own_s[own])
-    gain_s = seen.iteration_s - seen.again(own_s=even_s)
+    gain_s = seen.iteration_s - seen.replayed_s(own_s=even_s)
     if not seen.is_worth_it(gain_s):
         return []
     most = np.argsort(-excess_s[:, rank], kind="stable")[:3]
@@ -116,21 +116,21 @@ def _persistent_ones(
     now_and_then = [rank for rank in sum(machines, []) if _slow_share(seen, rank)[0] < PERSISTENT]
     machines = [[rank for rank in ranks if rank not in now_and_then] for ranks in machines]
     machines = sorted(filter(None, machines), key=lambda ranks: -float(np.max(took_s[ranks] - should_s[ranks])))
-    found, mended, together = [], [], []
+    findings, mended, together = [], [], []
     own_s, before_s = seen.own_s, seen.iteration_s
     if now_and_then:  # that one of them is slow in this very iteration must not hide who always is
         own_s = np.where(np.isin(seen.rank, now_and_then) & _is_own(seen), usual_s, own_s)
-        before_s = seen.again(own_s=own_s)
+        before_s = seen.replayed_s(own_s=own_s)
     for ranks in machines:
         together = together + ranks
         own_s = np.where(np.isin(seen.rank, together) & _is_own(seen), usual_s, own_s)
-        gain_s = before_s - seen.again(own_s=own_s)
+        gain_s = before_s - seen.replayed_s(own_s=own_s)
         if seen.is_worth_it(gain_s):
             after = f", once that of {_names(seen, mended)} is" if mended else ""
             after += f"; {_names(seen, now_and_then)}, slow now and then, too" if now_and_then else ""
-            found.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
+            findings.append(_persistent(seen, together, gain_s, after, usual_s, took_s, should_s))
             mended, together, before_s = mended + together, [], before_s - gain_s
-    return found
+    return findings
 
 
 def _persistent(
@@ -202,9 +202,9 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
         return []
     mine = (seen.rank == rank) & _is_own(seen)
     at_pace_s = np.where(mine, usual_s, seen.own_s)
-    fast_s = seen.again(own_s=at_pace_s)
+    fast_s = seen.replayed_s(own_s=at_pace_s)
     levels = np.sort(factors[slow])[:: max(1, int(np.ceil(slow.sum() / MOST_REPLAYS)))]
-    lost_s = np.mean([seen.again(own_s=np.where(mine, usual_s * factor, at_pace_s)) - fast_s for factor in levels])
+    lost_s = np.mean([seen.replayed_s(own_s=np.where(mine, usual_s * factor, at_pace_s)) - fast_s for factor in levels])
     gain_s = float(lost_s * slow.mean())
     if not seen.is_worth_it(gain_s):
         return []

@@ -15,29 +15,29 @@ MOST_RANKS = 16
 COLOUR = {"high": "red", "medium": "yellow", "low": "cyan"}
 
 
-def show(found: Diagnosis, console: Console | None = None) -> None:
+def show(diagnosis: Diagnosis, console: Console | None = None) -> None:
     """Print it."""
     console = console or Console()
-    seen = found.seen
+    seen = diagnosis.seen
     ranks = len(seen.graph.ranks)
     console.print(
         f"{ranks} rank{'s' * (ranks != 1)}, iteration {time_text(seen.joined.iteration_s)} as traced, "
-        f"{time_text(seen.iteration_s)} replayed ({found.replay_error:+.1%})\n"
+        f"{time_text(seen.iteration_s)} replayed ({diagnosis.replay_error:+.1%})\n"
     )
-    console.print(_by_rank(found))
+    console.print(_by_rank(diagnosis))
     console.print(critical_table(seen.path))
     console.print()
-    for number, finding in enumerate(found.findings, 1):
-        console.print(_panel(found, number, finding))
-    if not found.findings:
+    for number, finding in enumerate(diagnosis.findings, 1):
+        console.print(_panel(diagnosis, number, finding))
+    if not diagnosis.findings:
         console.print(f"[bold]Nothing to change:[/] no check found {seen.least_share:.0%} of the iteration or more.")
     for line in seen.joined.assumptions:
         console.print(Text(f"Assumed: {line}", style="dim"))
 
 
-def _by_rank(found: Diagnosis) -> Table:
+def _by_rank(diagnosis: Diagnosis) -> Table:
     """Rank, its causes, and whom it waits for most."""
-    seen = found.seen
+    seen = diagnosis.seen
     rows = seen.causes.by_rank()
     table = Table("rank", title="Where the time goes", title_justify="left")
     for name in rows[0] if rows else ():
@@ -54,13 +54,13 @@ def _by_rank(found: Diagnosis) -> Table:
     return table
 
 
-def _panel(found: Diagnosis, number: int, finding: Finding) -> Panel:
+def _panel(diagnosis: Diagnosis, number: int, finding: Finding) -> Panel:
     colour = COLOUR[finding.severity]
     gain = f"{'at most ' * finding.is_bound}{time_text(finding.gain_s)} of each iteration ({finding.share:.1%})"
     lines = [Text.assemble(("gains ", "bold"), gain), Text("replayed with " + finding.replayed, style="dim")]
     lines += [Text("· " + line) for line in finding.evidence]
     for sighting in finding.sightings[:3]:
-        where = found.seen.rank_name(sighting.rank)
+        where = diagnosis.seen.rank_name(sighting.rank)
         span = f"{time_text(sighting.start_s)} to {time_text(sighting.end_s)}"
         lines.append(Text(f"  {sighting.op}, {where}, {span}", style="dim"))
     lines += [Text.assemble(("→ ", "bold green"), setting) for setting in finding.settings]

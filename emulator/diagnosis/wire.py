@@ -43,7 +43,7 @@ def _resent(seen: Situation) -> list[Finding]:
     still_s = np.minimum(still_s, seen.meeting_s)
     if not counts:
         return []
-    gain_s = seen.iteration_s - seen.again(meeting_s=seen.meeting_s - still_s)
+    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=seen.meeting_s - still_s)
     if not seen.is_worth_it(gain_s):
         return []
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
@@ -90,13 +90,13 @@ def _lost(seen: Situation) -> dict[int, np.ndarray]:
     chunks, place = np.unique(key, return_inverse=True)
     last_s = np.full(len(chunks), -np.inf)
     np.maximum.at(last_s, place, sent_s)
-    found = {}
+    lost = {}
     for rank, wire in wires.items():
         place = np.minimum(np.searchsorted(chunks, keys[rank]), max(len(chunks) - 1, 0))
         known = chunks[place] == keys[rank] if len(chunks) else np.zeros(len(wire), bool)
         all_sent = ~known | (last_s[place] <= at_s[rank]) if len(chunks) else ~known
-        found[rank] = (wire.what == WireWhat.RESENT) & all_sent
-    return found
+        lost[rank] = (wire.what == WireWhat.RESENT) & all_sent
+    return lost
 
 
 def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
@@ -122,7 +122,7 @@ def _still_s(seen: Situation, rank: int, lost: np.ndarray) -> np.ndarray:
 def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]:
     """Tensor → from when until when nothing of it came, until something that was `lost`, bool (records,), was sent
     again."""
-    found = {}
+    spans_of_tensor = {}
     order = np.lexsort((wire.at_s, wire.job, wire.tensor))
     key = np.stack([wire.tensor[order], wire.job[order]])
     first = np.flatnonzero(np.any(np.diff(key, axis=1) != 0, axis=0)) + 1
@@ -133,9 +133,9 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
         limit_s = max(STANDS_STILL * float(np.median(apart_s)), LEAST_STILL_S)
         still = (apart_s > limit_s) & lost[run[1:]]
         if still.any():
-            spans = np.stack([wire.at_s[run[:-1]][still], wire.at_s[run[1:]][still]], axis=1)
-            found.setdefault(int(wire.tensor[run[0]]), []).extend(map(tuple, spans.tolist()))
-    return found
+            standing = np.stack([wire.at_s[run[:-1]][still], wire.at_s[run[1:]][still]], axis=1)
+            spans_of_tensor.setdefault(int(wire.tensor[run[0]]), []).extend(map(tuple, standing.tolist()))
+    return spans_of_tensor
 
 
 def _slow_host(seen: Situation) -> list[Finding]:
@@ -164,7 +164,7 @@ def _slow_host(seen: Situation) -> list[Finding]:
     mine, usual = hosts[host, kind]
     changed_s = seen.meeting_s.copy()
     changed_s[mine] = np.minimum(usual * size[mine], seen.meeting_s[mine])
-    gain_s = seen.iteration_s - seen.again(meeting_s=changed_s)
+    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
     if not seen.is_worth_it(gain_s):
         return []
     rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual

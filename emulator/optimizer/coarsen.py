@@ -80,22 +80,22 @@ def _later(stream, meeting, dep_start, deps, is_later):
     """bool (ops,): `is_later`, and all that comes after one of these: by dependency, on a stream, in a meeting."""
     streams = np.zeros(stream.max() + 1, np.bool_)
     meetings = np.zeros(meeting.max() + 1, np.bool_)
-    found = is_later.copy()
+    comes_later = is_later.copy()
     changed = True
     while changed:  # once where ops stand behind what they wait for, and meetings' members side by side
         changed = False
         streams[:] = False
         for op in range(len(stream)):
-            after = found[op] or streams[stream[op]] or (meeting[op] >= 0 and meetings[meeting[op]])
+            is_after = comes_later[op] or streams[stream[op]] or (meeting[op] >= 0 and meetings[meeting[op]])
             for i in range(dep_start[op], dep_start[op + 1]):
-                after = after or found[deps[i]]
-            if after:
-                changed = changed or not found[op] or (meeting[op] >= 0 and not meetings[meeting[op]])
-                found[op] = True
+                is_after = is_after or comes_later[deps[i]]
+            if is_after:
+                changed = changed or not comes_later[op] or (meeting[op] >= 0 and not meetings[meeting[op]])
+                comes_later[op] = True
                 streams[stream[op]] = True
                 if meeting[op] >= 0:
                     meetings[meeting[op]] = True
-    return found
+    return comes_later
 
 
 def merged(joined: Joined) -> Joined:

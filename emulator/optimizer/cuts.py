@@ -30,47 +30,47 @@ MOST_BUCKETS = 64
 @dataclass(frozen=True)
 class Choice:
     """What one bucket may go through. `fixed_s`, then `per_byte_s` for each of its bytes, codec and all-reduce
-    together; `again_s` more for each of its first `guessed_bytes` where exponents are guessed."""
+    together; `repeat_s_per_byte` more for each of its first `guessed_bytes` where exponents are guessed."""
 
     codec: str
     fixed_s: float
     per_byte_s: float
-    again_s: float = 0.0
+    repeat_s_per_byte: float = 0.0
     guessed_bytes: float = 0.0
 
 
 def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Choice]:
     """For each codec ("" is none)."""
-    found = []
+    options = []
     for spec in codecs:
         transfer = machine.compressed(placement, spec)
         codec_s = 1 / machine.codec(spec).bytes_per_s if spec else 0.0
-        found.append(
+        options.append(
             Choice(
                 spec,
                 transfer.fixed_s,
                 1 / transfer.bytes_per_s + codec_s,
-                transfer.again / transfer.bytes_per_s,
+                transfer.repeat_share / transfer.bytes_per_s,
                 transfer.guessed_bytes,
             )
         )
-    return found
+    return options
 
 
 def ready(joined: Joined) -> tuple[np.ndarray, np.ndarray]:
     """Two float64 (gradients,): when each is final on its last rank, with all before it; and its bytes."""
-    found = gradients(joined)
+    present = gradients(joined)
     end_s = replay(joined.graph, joined.costs).end_s
-    return np.maximum.accumulate(end_s[found.op].max(axis=0)), found.bytes
+    return np.maximum.accumulate(end_s[present.op].max(axis=0)), present.bytes
 
 
 def fastest(
-    ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice], doubt_s: float
+    ready_s: np.ndarray, sizes: np.ndarray, options: Sequence[Choice], uncertainty_s: float
 ) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """(caps in bytes, codec of each bucket) of the buckets that are all reduced first, were each of them to cost
-    `doubt_s` more. Gradients have `sizes` bytes and are final at `ready_s`, which must not fall."""
+    `uncertainty_s` more. Gradients have `sizes` bytes and are final at `ready_s`, which must not fall."""
     first, option, end_s = path(ready_s, sizes, *columns(options), min(len(sizes), MOST_BUCKETS))
-    left = int(np.argmin(end_s[:, -1] + doubt_s * np.arange(len(end_s))))
+    left = int(np.argmin(end_s[:, -1] + uncertainty_s * np.arange(len(end_s))))
     bucket = np.zeros(len(sizes), np.int64)
     codecs = []
     at = len(bucket)
@@ -84,7 +84,7 @@ def fastest(
 
 def columns(options: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, bool]:
     """`path`'s last arguments."""
-    numbers = [(one.fixed_s, one.per_byte_s, one.again_s, one.guessed_bytes) for one in options]
+    numbers = [(one.fixed_s, one.per_byte_s, one.repeat_s_per_byte, one.guessed_bytes) for one in options]
     return *np.array(numbers).T.copy(), any(one.codec for one in options)
 
 
@@ -98,7 +98,7 @@ def is_path(joined: Joined) -> bool:
 
 
 @kernel
-def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns, most):
+def path(ready_s, size, fixed_s, per_byte_s, repeat_s_per_byte, guessed_bytes, in_turns, most):
     """For up to `most` buckets (row) of the first gradients (column), from 0: where the last bucket begins, its option,
     and when all are reduced. `in_turns`: no all-reduce waits in line, so nothing announces their exponents."""
     count = len(size)
@@ -107,14 +107,14 @@ def path(ready_s, size, fixed_s, per_byte_s, again_s, guessed_bytes, in_turns, m
     end_s[0, 0] = 0.0
     for bucket in range(1, most + 1):
         for j in range(bucket, count + 1):
-            held = 0.0
+            filled = 0.0
             for i in range(j - 1, bucket - 2, -1):
-                held += size[i]
+                filled += size[i]
                 begun_s = max(end_s[bucket - 1, i], ready_s[j - 1])
                 waited_s = 0.0 if in_turns else begun_s - ready_s[j - 1]
                 for k in range(len(fixed_s)):
-                    guessed = min(held, max(guessed_bytes[k] - waited_s / per_byte_s[k], 0.0))
-                    done_s = begun_s + fixed_s[k] + held * per_byte_s[k] + guessed * again_s[k]
+                    guessed = min(filled, max(guessed_bytes[k] - waited_s / per_byte_s[k], 0.0))
+                    done_s = begun_s + fixed_s[k] + filled * per_byte_s[k] + guessed * repeat_s_per_byte[k]
                     if done_s < end_s[bucket, j]:
                         first[bucket, j], option[bucket, j], end_s[bucket, j] = i, k, done_s
     return first, option, end_s

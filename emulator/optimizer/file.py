@@ -10,16 +10,16 @@ from typing import Any
 
 from emulator.optimizer.machine import BACKEND_OF, Machine
 from emulator.optimizer.passes import PASSES
-from emulator.optimizer.search import Found
+from emulator.optimizer.search import SearchResult
 from emulator.optimizer.setting import Setting
 from emulator.whatif.buckets import MIB
 from switchml import codecs
 from switchml.errors import ConfigError
 
 
-def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
+def tables(result: SearchResult, machine: Machine, source: str) -> dict[str, dict[str, Any]]:
     """Table → key → value."""
-    setting = found.in_file.setting
+    setting = result.in_file.setting
     ddp: dict[str, Any] = {}
     caps = [cap / MIB for cap in setting.buckets]
     if len(caps) == 1:
@@ -36,35 +36,35 @@ def tables(found: Found, machine: Machine, source: str) -> dict[str, dict[str, A
     return {
         "predicted": {
             "source": source,
-            "traced_s": found.traced.iteration_s,
-            "iteration_s": found.in_file.iteration_s,
-            "gain": found.gain_of(found.in_file),
+            "traced_s": result.traced.iteration_s,
+            "iteration_s": result.in_file.iteration_s,
+            "gain": result.gain_of(result.in_file),
         },
         "process_group": {"backend": backend} if backend else {},
         "environment": environment,
         "ddp": ddp,
         "compression": {"codec": [spec or "none" for spec in setting.codec]} if setting.codec else {},
-        "advice": advice(found.best.setting),
+        "advice": advice(result.best.setting),
     }
 
 
 def advice(setting: Setting) -> dict[str, str]:
     """What a file can't make a job do, by pass."""
     changed = setting.changed()
-    said = {
+    advised = {
         one.name: f"{one.title} ({changed[one.name]}): {one.advice}"
         for one in PASSES
         if one.name in changed and not one.in_file
     }
     if setting.placement == "ps":
-        said["placement"] = "a parameter server, such as BytePS's"
-    return said
+        advised["placement"] = "a parameter server, such as BytePS's"
+    return advised
 
 
-def write(path: Path, found: Found, machine: Machine, source: str) -> None:
+def write(path: Path, result: SearchResult, machine: Machine, source: str) -> None:
     """Raises ConfigError where it can't be written."""
     lines = ["# Written by `switchml trace optimize`; docs/optimizer.md says how to use it."]
-    for name, table in tables(found, machine, source).items():
+    for name, table in tables(result, machine, source).items():
         if table:
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     try:

@@ -35,7 +35,7 @@ Change = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Tried:
+class Candidate:
     """A job and what came out. `sample_s`: seconds for a sample of the global batch."""
 
     change: Change
@@ -44,12 +44,12 @@ class Tried:
 
 
 @dataclass
-class JobFound:
+class JobSearchResult:
     """`refused`: combinations that make no sense or do not fit."""
 
-    asked: Tried | None
-    best: Tried | None
-    alone: dict[str, Tried] = field(default_factory=dict)
+    requested: Candidate | None
+    best: Candidate | None
+    alone: dict[str, Candidate] = field(default_factory=dict)
     evaluated: int = 0
     refused: int = 0
     how: str = ""
@@ -59,14 +59,14 @@ class JobFound:
     @property
     def gain(self) -> float:
         """Share of a sample's time that is saved; 0 where the job as asked for does not run."""
-        return 1 - self.best.sample_s / self.asked.sample_s if self.asked and self.best else 0.0
+        return 1 - self.best.sample_s / self.requested.sample_s if self.requested and self.best else 0.0
 
 
-def axes(asked: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
+def axes(requested: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
     """Name → what may be changed together. Raises ConfigError for unknown names."""
-    job, model = asked.job, load_model(asked)
+    job, model = requested.job, load_model(requested)
     is_transformer = isinstance(model, Transformer)
-    per_node = load_cluster(asked).accelerators_per_node
+    per_node = load_cluster(requested).accelerators_per_node
     splits = [
         {"tp": tp, "pp": pp}
         for tp, pp in itertools.product(POWERS, POWERS)
@@ -93,22 +93,22 @@ def axes(asked: Request, names: tuple[str, ...]) -> dict[str, list[Change]]:
     return {name: known[name] for name in known if name in names}
 
 
-def changed(asked: Request, change: Change) -> Request:
-    """`asked` with other fields. Raises ConfigError for what makes no sense."""
+def changed(requested: Request, change: Change) -> Request:
+    """`requested` with other fields. Raises ConfigError for what makes no sense."""
     fields = {key: value for key, value in change.items() if key != "codec"}
-    job = asked.job.replace(batch=asked.job.global_batch, **fields)
-    return dataclasses.replace(asked, job=job, codec=change.get("codec", asked.codec))
+    job = requested.job.replace(batch=requested.job.global_batch, **fields)
+    return dataclasses.replace(requested, job=job, codec=change.get("codec", requested.codec))
 
 
-def tables(asked: Mapping[str, Any], request: Request, change: Change) -> dict[str, Any]:
+def tables(job_file: Mapping[str, Any], request: Request, change: Change) -> dict[str, Any]:
     """A job file's tables with the change in it."""
     fields: dict[str, Any] = {key: value for key, value in change.items() if key != "codec"}
     over: dict[str, Any] = {"job": {"batch": request.job.global_batch, **fields}}
-    return datafile.merge(asked, over | ({"codec": change["codec"]} if "codec" in change else {}))
+    return datafile.merge(job_file, over | ({"codec": change["codec"]} if "codec" in change else {}))
 
 
 def search(
-    asked: Request,
+    requested: Request,
     names: tuple[str, ...] = ONES,
     *,
     trials: int = 1000,
@@ -116,66 +116,66 @@ def search(
     memory_bytes: float = 0.0,
     time_budget_s: float = float("inf"),
     progress: Callable[[int, float], None] = lambda evaluated, best_s: None,
-) -> JobFound:
+) -> JobSearchResult:
     """The best of `names`' combinations. `memory_bytes`: of an accelerator, where less than it has. Ctrl-C ends the
     search with the best so far. Raises ConfigError where nothing that was tried runs."""
     began_s = time.perf_counter()
-    space = axes(asked, names)
-    known: dict[tuple, Tried | None] = {}
-    found = JobFound(None, None)
+    space = axes(requested, names)
+    known: dict[tuple, Candidate | None] = {}
+    result = JobSearchResult(None, None)
 
-    def judge(change: Change) -> Tried | None:
+    def judge(change: Change) -> Candidate | None:
         key = tuple(sorted(change.items()))
         if key not in known:
-            known[key] = _tried(asked, change, memory_bytes)
-            found.evaluated += 1
+            known[key] = _candidate(requested, change, memory_bytes)
+            result.evaluated += 1
             one = known[key]
-            found.refused += one is None
-            if one and (found.best is None or one.sample_s < found.best.sample_s):
-                found.best = one
-            progress(found.evaluated, found.best.sample_s if found.best else float("inf"))
+            result.refused += one is None
+            if one and (result.best is None or one.sample_s < result.best.sample_s):
+                result.best = one
+            progress(result.evaluated, result.best.sample_s if result.best else float("inf"))
         return known[key]
 
     try:
-        found.asked = judge({})
+        result.requested = judge({})
         for name, changes in space.items():
             worths = [one for change in changes if (one := judge(change))]
             if worths:
-                found.alone[name] = min(worths, key=lambda one: one.sample_s)
+                result.alone[name] = min(worths, key=lambda one: one.sample_s)
         if _count(space) <= trials:
-            found.how = "exact: every combination"
+            result.how = "exact: every combination"
             for change in _combinations(space):
                 if time.perf_counter() - began_s > time_budget_s:
-                    found.how = "the budget ended before the space did"
+                    result.how = "the budget ended before the space did"
                     break
                 judge(change)
         else:
-            _by_optuna(space, judge, found, trials, seed, began_s + time_budget_s)
-        if found.best:
-            found.best = _trimmed(found.best, judge)
+            _by_optuna(space, judge, result, trials, seed, began_s + time_budget_s)
+        if result.best:
+            result.best = _trimmed(result.best, judge)
     except KeyboardInterrupt:
-        found.interrupted, found.how = True, "interrupted: the best until then"
-    found.wall_s = time.perf_counter() - began_s
-    if found.best is None:
-        _tried(asked, {}, memory_bytes, explain=True)
-        raise ConfigError(f"none of {found.evaluated} ways to run this job fits; allow more (recompute, zero, split)")
-    return found
+        result.interrupted, result.how = True, "interrupted: the best until then"
+    result.wall_s = time.perf_counter() - began_s
+    if result.best is None:
+        _candidate(requested, {}, memory_bytes, explain=True)
+        raise ConfigError(f"none of {result.evaluated} ways to run this job fits; allow more (recompute, zero, split)")
+    return result
 
 
-def _tried(asked: Request, change: Change, memory_bytes: float, explain: bool = False) -> Tried | None:
+def _candidate(requested: Request, change: Change, memory_bytes: float, explain: bool = False) -> Candidate | None:
     """None for what makes no sense or does not fit; with `explain` the error that says why."""
     try:
-        emulation = emulate(changed(asked, change))
+        emulation = emulate(changed(requested, change))
     except (ConfigError, EmulationError):
         if explain:
             raise
         return None
     if memory_bytes and emulation.memory.total > memory_bytes:
         return None
-    return Tried(change, 1 / emulation.samples_per_s, emulation)
+    return Candidate(change, 1 / emulation.samples_per_s, emulation)
 
 
-def _trimmed(best: Tried, judge: Callable[[Change], Tried | None]) -> Tried:
+def _trimmed(best: Candidate, judge: Callable[[Change], Candidate | None]) -> Candidate:
     """Without what gains nothing."""
     for key in list(best.change):
         one = judge({name: value for name, value in best.change.items() if name != key})
@@ -196,19 +196,19 @@ def _combinations(space: dict[str, list[Change]]) -> Iterator[Change]:
         yield {key: value for change in chosen for key, value in change.items()}
 
 
-def _by_optuna(space, judge, found: JobFound, trials: int, seed: int, until_s: float) -> None:
+def _by_optuna(space, judge, result: JobSearchResult, trials: int, seed: int, until_s: float) -> None:
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
-    for one in found.alone.values():  # what is best alone is a good start together
+    for one in result.alone.values():  # what is best alone is a good start together
         study.enqueue_trial(
             {name: changes.index(one.change) for name, changes in space.items() if one.change in changes},
             skip_if_exists=True,
         )
-    found.how = "Optuna (TPE): the best of all trials"
+    result.how = "Optuna (TPE): the best of all trials"
     for _ in range(4 * trials):
-        if found.evaluated >= trials or time.perf_counter() > until_s:
+        if result.evaluated >= trials or time.perf_counter() > until_s:
             break
         trial = study.ask()
         change: Change = {}

@@ -55,12 +55,15 @@ class Machine:
     `emulator/whatif/accelerator.py`."""
     launch_s: float = 5e-6
     """What starting one op costs besides its work."""
-    doubt_s: float = 0.0
+    uncertainty_s: float = 0.0
     """By how much an all-reduce that was never traced may take longer than its `transfer` says."""
 
     @classmethod
-    def of(cls, joined: Joined, *, link_bps: float | None = None, doubt_s: float | None = None, **known) -> Machine:
-        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `doubt_s`: by default
+    def of(
+        cls, joined: Joined, *, link_bps: float | None = None, uncertainty_s: float | None = None, **known
+    ) -> Machine:
+        """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `uncertainty_s`: by
+        default
         what all-reduces differ by from iteration to iteration; `known`: other fields.
         Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
         graph, meetings = joined.graph, gradients(joined).meetings
@@ -68,9 +71,9 @@ class Machine:
         network = networks.fit(joined, link_bps)
         most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
         traced = fit(joined, meetings, most)
-        if doubt_s is None:
-            doubt_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
-        return cls(network, traced, ranks, doubt_s=doubt_s, **known)
+        if uncertainty_s is None:
+            uncertainty_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
+        return cls(network, traced, ranks, uncertainty_s=uncertainty_s, **known)
 
     @property
     def traced_placement(self) -> str:
@@ -106,22 +109,22 @@ class Machine:
         network = self.network
         return [
             f"an all-reduce takes {time_text(self.traced.fixed_s)} and its bytes at "
-            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace, and {time_text(self.doubt_s)} "
-            "more at worst",
+            f"{self.traced.bytes_per_s / 1e6:.4g} MB/s, as fitted to those of the trace, and "
+            f"{time_text(self.uncertainty_s)} more at worst",
             f"links of {network.link_bytes_per_s * 8 / 1e6:.4g} Mbit/s",
-            *dict.fromkeys(said for said in (self.traced.assumed, *network.assumptions) if said),
+            *dict.fromkeys(line for line in (self.traced.assumed, *network.assumptions) if line),
         ]
 
-    def again(self, placement: str, specs: Iterable[str]) -> list[str]:
+    def repeated_rounds(self, placement: str, specs: Iterable[str]) -> list[str]:
         """What is assumed of rounds that go again, for reports."""
         shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
         placed = self.network_of(placement)
-        told = "as in the trace" if self.network.again_times is not None else "as in other jobs"
+        basis = "as in the trace" if self.network.repeat_factor is not None else "as in other jobs"
         return [
             f"the aggregator's exponents are guessed wrong for {share:.0%} of an all-reduce's first chunks in {lanes} "
-            f"lanes, {told}"
+            f"lanes, {basis}"
             for lanes in sorted(shares)
-            if (share := placed.transfer(self.ranks, lanes).again)
+            if (share := placed.transfer(self.ranks, lanes).repeat_share)
         ]
 
     def states_bytes(self, joined: Joined) -> float:

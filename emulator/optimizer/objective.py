@@ -24,8 +24,8 @@ from emulator.whatif.recompute import activations
 @dataclass(frozen=True)
 class Worth:
     """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes. `worst_s`:
-    the same if each all-reduce that was never traced costs `Machine.doubt_s` more, hidden or not; what is minimized.
-    `memory_bytes`: of a rank, 0 where nobody asks."""
+    the same if each all-reduce that was never traced costs `Machine.uncertainty_s` more, hidden or not; what is
+    minimized. `memory_bytes`: of a rank, 0 where nobody asks."""
 
     setting: Setting
     iteration_s: float
@@ -54,7 +54,7 @@ class Objective:
             job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
             took_s = replay(job.graph, job.costs).makespan_s
             never_traced = setting.buckets or setting.placement or setting.codec
-            worst_s = took_s + self.machine.doubt_s * (len(gradients(job).meetings) if never_traced else 0)
+            worst_s = took_s + self.machine.uncertainty_s * (len(gradients(job).meetings) if never_traced else 0)
             memory_bytes = self.memory_bytes(setting)
             limit = self.machine.memory.limit
             self._known[setting] = Worth(
@@ -86,7 +86,7 @@ class Objective:
             if key[0] not in self._ready:
                 self._ready[key[0]] = cuts.ready(self.coarse(setting))
             options = cuts.choices(self.machine, setting.placement, codecs)
-            self._cut[key] = cuts.fastest(*self._ready[key[0]], options, self.machine.doubt_s)
+            self._cut[key] = cuts.fastest(*self._ready[key[0]], options, self.machine.uncertainty_s)
         caps, chosen = self._cut[key]
         return dataclasses.replace(setting, buckets=caps, codec=chosen if any(chosen) else ())
 
@@ -108,10 +108,10 @@ class Objective:
         if not memory.limit:
             return 0.0
         states = self.machine.states_bytes(self.joined)
-        held = memory.activations * setting.batch
+        activations_bytes = memory.activations * setting.batch
         if setting.precision:
-            states, held = states / 2, held / 2
-        return states + (activations(held, self.joined) if setting.recompute else held)
+            states, activations_bytes = states / 2, activations_bytes / 2
+        return states + (activations(activations_bytes, self.joined) if setting.recompute else activations_bytes)
 
 
 def _compute(setting: Setting) -> Setting:

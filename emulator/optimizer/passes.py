@@ -51,7 +51,7 @@ def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
     meetings, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
     size, took_s = meeting_bytes(job)[meetings], meeting_s(job.costs)[meetings]
     seconds = changed_s(took_s, machine.traced.seconds(size), transfer.seconds(size))
-    if transfer.again and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
+    if transfer.repeat_share and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
         ready_s = np.zeros(len(meetings))
         np.maximum.at(ready_s, bucket, cuts.ready(job)[0])
         seconds += repeated_s(transfer, ready_s, np.bincount(bucket, weights=present.bytes))
@@ -71,7 +71,7 @@ def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
     for spec in set(specs):
         own = np.array([each == spec for each in specs])
         transfer = machine.compressed(setting.placement, spec)
-        seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.again_s(size[own])
+        seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.repeats_s(size[own])
         codec_s[own] = size[own] / machine.codec(spec).bytes_per_s if spec else 0.0
     return compress(job, meetings, seconds, codec_s)
 

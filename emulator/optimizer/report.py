@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import Found
+from emulator.optimizer.search import SearchResult
 from emulator.optimizer.setting import Setting
 from emulator.optimizer.space import Allowed
 from emulator.report.tables import bytes_text, time_text
@@ -37,107 +37,108 @@ def words(name: str, value: Any) -> str:
     }.get(name) or "yes"
 
 
-def print_table(found: Found, objective: Objective, allowed: Allowed, console: Console) -> None:
+def print_table(result: SearchResult, objective: Objective, allowed: Allowed, console: Console) -> None:
     """Passes alone and in the setting; promises; assumptions."""
-    chosen = found.best.setting.changed()
+    chosen = result.best.setting.changed()
     table = Table(title="What each pass gains, in time for a sample", title_justify="left")
     for column in ("pass", "best alone", "gain alone", "at worst", "in the setting", "gain there"):
         table.add_column(column, justify="right" if column.startswith(("gain", "at")) else "left")
-    for alone in sorted(found.alone, key=lambda each: each.worth.sample_s):
+    for alone in sorted(result.alone, key=lambda each: each.worth.sample_s):
         name, value = alone.one.name, alone.worth.setting.changed().get(alone.one.name)
-        gain, at_worst = found.gain_of(alone.worth), found.gain_of(alone.worth, at_worst=True)
+        gain, at_worst = result.gain_of(alone.worth), result.gain_of(alone.worth, at_worst=True)
         own = words(name, chosen[name]) if name in chosen else "as it is" if name in allowed.passes else "not allowed"
-        there = f"{_without(found, objective, name):.1%}" if name in chosen else ""
+        there = f"{_without(result, objective, name):.1%}" if name in chosen else ""
         best = words(name, value) if gain > 0 else "as it is"
         table.add_row(alone.one.title, best, f"{max(gain, 0):.1%}", f"{max(at_worst, 0):.1%}", own, there)
     console.print(table)
-    for line in too_little(found, objective, allowed):
+    for line in too_little(result, objective, allowed):
         console.print(line)
-    for text, worth in found.steps:
+    for text, worth in result.steps:
         console.print(f"along the critical path, {text}: {time_text(worth.sample_s)}")
-    rate = found.evaluated / found.wall_s * 60 if found.wall_s else 0
-    console.print(f"{found.evaluated:,} settings in {found.wall_s:.1f} s ({rate:,.0f} a minute); {found.how}")
-    samples = f" for {found.best.setting.samples:g} times the samples" if found.best.setting.samples != 1 else ""
+    rate = result.evaluated / result.wall_s * 60 if result.wall_s else 0
+    console.print(f"{result.evaluated:,} settings in {result.wall_s:.1f} s ({rate:,.0f} a minute); {result.how}")
+    samples = f" for {result.best.setting.samples:g} times the samples" if result.best.setting.samples != 1 else ""
     console.print(
         f"traced [bold]{time_text(objective.joined.iteration_s)}[/], replayed "
-        f"{time_text(found.traced.iteration_s)}; with the setting "
-        f"[bold]{time_text(found.best.iteration_s)}[/]{samples}: [bold]{found.gain:.1%}[/] less time for a sample"
+        f"{time_text(result.traced.iteration_s)}; with the setting "
+        f"[bold]{time_text(result.best.iteration_s)}[/]{samples}: [bold]{result.gain:.1%}[/] less time for a sample"
     )
-    rest = "" if found.in_file is found.best else " without what is only advised"
-    console.print(f"promised of the settings file: [bold]{found.promised:.2f}[/] times as fast{rest}")
-    for line in assumptions(found, objective):
+    rest = "" if result.in_file is result.best else " without what is only advised"
+    console.print(f"predicted speed-up with the settings file: [bold]{result.predicted_speedup:.2f}[/]{rest}")
+    for line in assumptions(result, objective):
         console.print(f"[dim]· {line}[/]")
 
 
-def too_little(found: Found, objective: Objective, allowed: Allowed) -> list[str]:
+def too_little(result: SearchResult, objective: Objective, allowed: Allowed) -> list[str]:
     """What would gain something, but not for sure, and so is left as it is."""
-    chosen = found.best.setting.changed()
+    chosen = result.best.setting.changed()
     return [
-        f"{each.one.title} as it is: {found.gain_of(each.worth):.1%} might be gained, but all-reduces may each take "
-        f"{time_text(objective.machine.doubt_s)} longer than expected, and replaying the job as it is is "
+        f"{each.one.title} as it is: {result.gain_of(each.worth):.1%} might be gained, but all-reduces may each take "
+        f"{time_text(objective.machine.uncertainty_s)} longer than expected, and replaying the job as it is is "
         f"{objective.error:.1%} off"
-        for each in found.alone
+        for each in result.alone
         if each.one.name in allowed.passes
         and each.one.name not in chosen
-        and found.gain_of(each.worth) > 0.0005
-        and found.gain_of(each.worth, at_worst=True) <= objective.error
+        and result.gain_of(each.worth) > 0.0005
+        and result.gain_of(each.worth, at_worst=True) <= objective.error
     ]
 
 
-def assumptions(found: Found, objective: Objective) -> list[str]:
+def assumptions(result: SearchResult, objective: Objective) -> list[str]:
     """What the result rests on, and what its codecs do to gradients."""
     machine = objective.machine
-    costs = {spec: machine.codec(spec) for spec in found.best.setting.codec if spec}
-    said = [
+    costs = {spec: machine.codec(spec) for spec in result.best.setting.codec if spec}
+    codecs = [
         f"codec {spec}: {cost.wire_share:.1%} of the bytes, {cost.bytes_per_s / 1e6:,.0f} MB/s on one core, "
         f"relative error {cost.error:.2g} of a gradient before what is remembered"
         for spec, cost in costs.items()
     ]
-    again = machine.again(found.best.setting.placement, found.best.setting.codec)
-    return machine.assumptions() + again + said + objective.joined.assumptions
+    repeated = machine.repeated_rounds(result.best.setting.placement, result.best.setting.codec)
+    return machine.assumptions() + repeated + codecs + objective.joined.assumptions
 
 
-def _without(found: Found, objective: Objective, name: str) -> float:
+def _without(result: SearchResult, objective: Objective, name: str) -> float:
     """What the setting would lose without one of its passes, as a share of the traced time."""
-    setting = found.best.setting
+    setting = result.best.setting
     bare = dataclasses.replace(setting, **{name: getattr(Setting(), name)})
     if name == "buckets":
         bare = dataclasses.replace(bare, codec=bare.codec[:1])
-    return (objective(bare).sample_s - found.best.sample_s) / found.traced.sample_s
+    return (objective(bare).sample_s - result.best.sample_s) / result.traced.sample_s
 
 
-def as_json(found: Found, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def as_json(result: SearchResult, objective: Objective, tables: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Seconds of iterations (`_s`), shares (`gain`)."""
     return {
         "traced_s": objective.joined.iteration_s,
-        "replayed_s": found.traced.iteration_s,
-        "predicted_s": found.best.iteration_s,
-        "samples": found.best.setting.samples,
-        "gain": found.gain,
-        "gain_at_worst": found.gain_of(found.best, at_worst=True),
-        "promised": found.promised,
-        "doubt_s": objective.machine.doubt_s,
+        "replayed_s": result.traced.iteration_s,
+        "predicted_s": result.best.iteration_s,
+        "samples": result.best.setting.samples,
+        "gain": result.gain,
+        "gain_at_worst": result.gain_of(result.best, at_worst=True),
+        "predicted_speedup": result.predicted_speedup,
+        "uncertainty_s": objective.machine.uncertainty_s,
+        **{"promised": result.predicted_speedup, "doubt_s": objective.machine.uncertainty_s},  # their former names
         "replay_error": objective.error,
-        "setting": found.best.setting.changed(),
+        "setting": result.best.setting.changed(),
         "settings_file": {name: table for name, table in tables.items() if table},
         "alone": [
             {
                 "pass": each.one.name,
                 "setting": each.worth.setting.changed(),
                 "iteration_s": each.worth.iteration_s,
-                "gain": found.gain_of(each.worth),
-                "gain_at_worst": found.gain_of(each.worth, at_worst=True),
+                "gain": result.gain_of(each.worth),
+                "gain_at_worst": result.gain_of(each.worth, at_worst=True),
                 "in_file": each.one.in_file,
                 "keeps_results": each.one.keeps_results,
             }
-            for each in found.alone
+            for each in result.alone
         ],
-        "critical_path_steps": [{"pass": name, "iteration_s": worth.iteration_s} for name, worth in found.steps],
-        "how": found.how,
-        "evaluated": found.evaluated,
-        "wall_s": found.wall_s,
-        "settings_per_minute": found.evaluated / found.wall_s * 60 if found.wall_s else None,
-        "interrupted": found.interrupted,
-        "memory_bytes": found.best.memory_bytes or None,
-        "assumptions": assumptions(found, objective),
+        "critical_path_steps": [{"pass": name, "iteration_s": worth.iteration_s} for name, worth in result.steps],
+        "how": result.how,
+        "evaluated": result.evaluated,
+        "wall_s": result.wall_s,
+        "settings_per_minute": result.evaluated / result.wall_s * 60 if result.wall_s else None,
+        "interrupted": result.interrupted,
+        "memory_bytes": result.best.memory_bytes or None,
+        "assumptions": assumptions(result, objective),
     }

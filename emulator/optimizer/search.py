@@ -57,7 +57,7 @@ class Alone:
 
 
 @dataclass
-class Found:
+class SearchResult:
     """`in_file`: what is left of the best setting where only a settings file is obeyed. `steps`: how the critical path
     was shortened. `how`: what the result rests on."""
 
@@ -77,7 +77,7 @@ class Found:
         return self.gain_of(self.best)
 
     @property
-    def promised(self) -> float:
+    def predicted_speedup(self) -> float:
         """How many times as fast the job is with the settings file."""
         return self.traced.sample_s / self.in_file.sample_s
 
@@ -94,22 +94,22 @@ def search(
     seed: int = 0,
     time_budget_s: float = np.inf,
     progress: Progress = lambda evaluated, best_s: None,
-) -> Found:
+) -> SearchResult:
     """At most `trials` settings or `time_budget_s` seconds after the passes alone; Ctrl-C ends it with the best so
     far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
-    hunt = Hunt(objective, allowed, Found(traced, traced, traced), trials, began_s + time_budget_s, progress)
-    found = hunt.found
+    hunt = Hunt(objective, allowed, SearchResult(traced, traced, traced), trials, began_s + time_budget_s, progress)
+    result = hunt.result
     try:
         hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
     except KeyboardInterrupt:
-        found.interrupted, found.how = True, "interrupted: the best until then"
-    found.evaluated = hunt.evaluated
+        result.interrupted, result.how = True, "interrupted: the best until then"
+    result.evaluated = hunt.evaluated
     hunt.trim(max(objective.error, GAIN))
-    found.in_file = objective(in_file(found.best.setting))
-    found.wall_s = time.perf_counter() - began_s
-    return found
+    result.in_file = objective(in_file(result.best.setting))
+    result.wall_s = time.perf_counter() - began_s
+    return result
 
 
 class _Spent(Exception):
@@ -122,7 +122,7 @@ class Hunt:
 
     objective: Objective
     allowed: Allowed
-    found: Found
+    result: SearchResult
     trials: int
     until_s: float
     progress: Progress
@@ -143,25 +143,25 @@ class Hunt:
             for stage in stages:
                 stage()
         except _Spent:
-            self.found.how = self.found.how or "the budget ended before the space did"
+            self.result.how = self.result.how or "the budget ended before the space did"
 
     def judge(self, setting: Setting) -> Worth:
         """Its worth; the best so far is kept."""
         if self.evaluated >= self.trials or time.perf_counter() > self.until_s:
             raise _Spent
         worth = self.objective(setting)
-        if worth.fits and (not self.found.best.fits or worth.worst_s < self.found.best.worst_s * (1 - GAIN)):
-            self.found.best = worth
-        self.progress(self.evaluated, self.found.best.sample_s)
+        if worth.fits and (not self.result.best.fits or worth.worst_s < self.result.best.worst_s * (1 - GAIN)):
+            self.result.best = worth
+        self.progress(self.evaluated, self.result.best.sample_s)
         return worth
 
     def trim(self, least: float) -> None:
         """Leave out of the best setting what does not gain this share of its time."""
-        for name in self.found.best.setting.changed():
-            bare = dataclasses.replace(self.found.best.setting, **{name: getattr(TRACED, name)})
+        for name in self.result.best.setting.changed():
+            bare = dataclasses.replace(self.result.best.setting, **{name: getattr(TRACED, name)})
             worth = self.objective(bare if name != "buckets" else dataclasses.replace(bare, codec=bare.codec[:1]))
-            if worth.fits and worth.worst_s <= self.found.best.worst_s * (1 + least):
-                self.found.best = worth
+            if worth.fits and worth.worst_s <= self.result.best.worst_s * (1 + least):
+                self.result.best = worth
 
     # Each pass alone
 
@@ -173,9 +173,9 @@ class Hunt:
             )
             fitting = [worth for worth in worths if worth.fits]
             if fitting:
-                self.found.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
+                self.result.alone.append(Alone(one, min(fitting, key=lambda worth: worth.worst_s)))
                 if one.name in self.allowed.passes:
-                    self.judge(self.found.alone[-1].worth.setting)
+                    self.judge(self.result.alone[-1].worth.setting)
 
     def proposals(self, base: Setting, name: str, allowed: Allowed) -> Iterator[Setting]:
         """`base` with other values of one field."""
@@ -198,20 +198,20 @@ class Hunt:
 
     def along_the_path(self) -> None:
         while True:
-            now = self.found.best
+            now = self.result.best
             part_s = critical_path(self.objective.replayed(now.setting)).by_part
             on_it = {part for part, seconds in part_s.items() if seconds > 0}
-            tried: list[tuple[str, Worth]] = []
+            candidates: list[tuple[str, Worth]] = []
             for name in self.allowed.passes:
                 if not on_it.isdisjoint(ACTS_ON[name]):
                     for setting in self.proposals(now.setting, name, self.allowed):
-                        tried.append((name, self.judge(setting)))
+                        candidates.append((name, self.judge(setting)))
                         if "buckets" in self.allowed.passes and self.allowed.lists and name != "buckets":
                             cut = self.objective.cut(setting, self.codecs(setting))
-                            tried.append((f"{name}, buckets", self.judge(cut)))
-            if self.found.best is now:
+                            candidates.append((f"{name}, buckets", self.judge(cut)))
+            if self.result.best is now:
                 return
-            self.found.steps.append(next(step for step in tried if step[1] is self.found.best))
+            self.result.steps.append(next(step for step in candidates if step[1] is self.result.best))
 
     def codecs(self, setting: Setting) -> tuple[str, ...]:
         """Which codecs the buckets of `setting` may choose from: all that may be used, where it has any."""
@@ -227,20 +227,20 @@ class Hunt:
         left = self.trials - self.evaluated
         if left <= 0:
             raise _Spent
-        ways = 2 ** (len(self.sizes) - 1)
+        cuttings = 2 ** (len(self.sizes) - 1)
         if not cut or (self.allowed.lists and self.is_path):
             if space.count(values) <= left:
                 for setting in space.combinations(values):
                     self.judge(self.objective.cut(setting, self.codecs(setting)) if cut else setting)
                 most = f", at most {cuts.MOST_BUCKETS}" if len(self.sizes) > cuts.MOST_BUCKETS else ""
                 buckets = f"exact: every combination, each with the best buckets{most}"
-                self.found.how = buckets if cut else "exact: all tried"
+                self.result.how = buckets if cut else "exact: all tried"
                 return
-        elif self.allowed.lists and ways * space.count(values) <= left and "codec" not in values:
+        elif self.allowed.lists and cuttings * space.count(values) <= left and "codec" not in values:
             for setting in space.combinations(values):
                 for caps in space.runs(self.sizes):
                     self.judge(dataclasses.replace(setting, buckets=caps))
-            self.found.how = "exact: every combination with every way to cut"
+            self.result.how = "exact: every combination with every way to cut"
             return
         self.by_optuna(values, cut, left, seed)
 
@@ -252,29 +252,29 @@ class Hunt:
         rng = np.random.default_rng(seed)
         study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))
         total = float(self.sizes.sum())
-        ways = ["traced", *(["cap"] if cut else []), *(["path", "best"] if cut and self.allowed.lists else [])]
+        methods = ["traced", *(["cap"] if cut else []), *(["path", "best"] if cut and self.allowed.lists else [])]
 
         def proposal(trial: optuna.Trial) -> Setting:
             """What Optuna wants next."""
             chosen = {name: each[trial.suggest_categorical(name, range(len(each)))] for name, each in values.items()}
             base = Setting(**chosen)
-            way = trial.suggest_categorical("buckets", ways)
-            if way == "cap":
+            method = trial.suggest_categorical("buckets", methods)
+            if method == "cap":
                 caps = (int(trial.suggest_float("cap", min(float(self.sizes.min()), total / 2), total, log=True)),)
                 return dataclasses.replace(base, buckets=caps, codec=base.codec[:1])
-            if way == "path":
+            if method == "path":
                 return self.objective.cut(base, self.codecs(base))
-            if way == "best":
-                return dataclasses.replace(base, buckets=self.found.best.setting.buckets, codec=base.codec[:1])
+            if method == "best":
+                return dataclasses.replace(base, buckets=self.result.best.setting.buckets, codec=base.codec[:1])
             return base
 
-        self.found.how = "Optuna (TPE): the best of all trials"
+        self.result.how = "Optuna (TPE): the best of all trials"
         for _ in range(4 * max(left, 0)):  # what is known already costs no trial of ours
             trial = study.ask()
             worth = self.judge(proposal(trial))
             if cut and self.allowed.lists:
                 worth = self.climb(worth, rng)
-            study.tell(trial, worth.worst_s if worth.fits else 10 * self.found.traced.worst_s)
+            study.tell(trial, worth.worst_s if worth.fits else 10 * self.result.traced.worst_s)
 
     def climb(self, worth: Worth, rng: np.random.Generator) -> Worth:
         """The best of a setting and some in which a few borders between its buckets are moved, one after the other."""

@@ -76,14 +76,14 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
     none = Clocks(np.zeros(len(traces)), np.zeros(len(traces)))
     if count == 1:
         return none
-    told = _Told(traces, hosts)
-    if not told.differences and not told.bounds:
+    observations = _Observations(traces, hosts)
+    if not observations.differences and not observations.bounds:
         missing = "nothing in the traces tells how the clocks of their hosts differ: they are taken as they are"
         return Clocks(none.offset_s, none.drift, assumptions=[missing])
-    since_s = float(np.median([row[2] for row in (*told.differences, *told.bounds)]))
-    span_s = np.ptp([row[2] for row in (*told.differences, *told.bounds)])
-    theta, rate = _solve(told, count, since_s, with_drift=span_s >= LEAST_DRIFT_S)
-    error_s = max(told.errors_s, default=0.0)
+    since_s = float(np.median([row[2] for row in (*observations.differences, *observations.bounds)]))
+    span_s = np.ptp([row[2] for row in (*observations.differences, *observations.bounds)])
+    theta, rate = _solve(observations, count, since_s, with_drift=span_s >= LEAST_DRIFT_S)
+    error_s = max(observations.errors_s, default=0.0)
     about = [f"clocks of hosts are aligned to about {error_s * 1e3:.1f} ms"] if error_s > WORTH_SAYING_S else []
     return Clocks(theta[hosts], rate[hosts], since_s, error_s, about)
 
@@ -94,7 +94,7 @@ def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
     return np.array([numbers.setdefault(trace.host or f"rank {trace.rank}", len(numbers)) for trace in traces])
 
 
-class _Told:
+class _Observations:
     """What the traces say about clocks a and b at a time: `differences`, rows (a, b, at, value, error), want θ_a − θ_b
     to be value; `bounds`, rows (a, b, at, most), allow at most that."""
 
@@ -164,14 +164,14 @@ class _Told:
             each_s = error_s * len(rows)
             self.differences += [(a, b, at, value, each_s) for at, value in zip(done_a, ends_s, strict=True)]
             return error_s
-        told = []
+        estimates = []
         for one in np.unique(size):
             mine = size == one
             ends_s = (done_b - done_a)[mine]
             there_s, back_s = (done_b - begun_a)[mine].min(), (done_a - begun_b)[mine].min()
-            told.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
-            told.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
-        values_s, errors_s = np.array(told).T
+            estimates.append((float(np.median(ends_s)), max(_error_of_median_s(ends_s), LEAST_ERROR_S)))
+            estimates.append((float(there_s - back_s) / 2, max(float(there_s + back_s) * MIDDLE_ERROR, LEAST_ERROR_S)))
+        values_s, errors_s = np.array(estimates).T
         shares = errors_s**-2.0
         error_s = max(float(shares.sum() ** -0.5), LEAST_END_ERROR_S)
         self.differences.append((a, b, float(np.median(done_a)), float(shares @ values_s / shares.sum()), error_s))
@@ -186,13 +186,15 @@ def _error_of_median_s(values_s: np.ndarray) -> float:
     return 1.86 * deviation_s / float(np.sqrt(len(values_s)))
 
 
-def _solve(told: _Told, count: int, since_s: float, *, with_drift: bool) -> tuple[np.ndarray, np.ndarray]:
+def _solve(
+    observations: _Observations, count: int, since_s: float, *, with_drift: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """float64 (hosts,), each: offsets and rates. Variables: θ (hosts), rates (hosts), an absolute value for each
     difference, a slack for each bound."""
     from scipy.optimize import linprog
     from scipy.sparse import coo_matrix
 
-    differences, bounds = told.differences, told.bounds
+    differences, bounds = observations.differences, observations.bounds
     first_abs, first_slack = 2 * count, 2 * count + len(differences)
     variables = first_slack + len(bounds)
     cost = np.zeros(variables)
@@ -223,10 +225,10 @@ def _solve(told: _Told, count: int, since_s: float, *, with_drift: bool) -> tupl
     drifts = (-5e-4, 5e-4) if with_drift else fixed
     limits = [fixed, *[free] * (count - 1), fixed, *[drifts] * (count - 1), *[rest] * (variables - 2 * count)]
     matrix = coo_matrix((values, (rows, columns)), shape=(row, variables)).tocsr()
-    found = linprog(cost, A_ub=matrix, b_ub=most, bounds=limits, method="highs")
-    if not found.success:
-        raise TraceError(f"the clocks of the traces can't be aligned: {found.message}")
-    return found.x[:count], found.x[count : 2 * count]
+    solution = linprog(cost, A_ub=matrix, b_ub=most, bounds=limits, method="highs")
+    if not solution.success:
+        raise TraceError(f"the clocks of the traces can't be aligned: {solution.message}")
+    return solution.x[:count], solution.x[count : 2 * count]
 
 
 __all__ = ["Clocks", "align", "epochs_s"]

@@ -45,7 +45,7 @@ class Causality:
         """Communication → the first segment that needs it. Where it was recorded to end later than that one went on, it
         was the record that came late."""
         self._edges: set[tuple[int, int]] = set()
-        self._told()
+        self._recorded()
         self._hand_overs()
         self._fill_buckets()
         self._waits()
@@ -57,7 +57,7 @@ class Causality:
 
     # What the trace tells
 
-    def _told(self) -> None:
+    def _recorded(self) -> None:
         segments = self.segments
         for cause, caused in self.trace.causes.tolist():
             first = self._segment(cause, last=True)
@@ -78,9 +78,9 @@ class Causality:
 
     def _segment(self, event: int, *, last: bool) -> int | None:
         """Of an event; of a scope the last or first in it."""
-        found = self.segments.of_event.get(event)
-        if found is not None:
-            return found[1] if last else found[0]
+        ends = self.segments.of_event.get(event)
+        if ends is not None:
+            return ends[1] if last else ends[0]
         if self.trace.events.what[event] != What.SCOPE:
             return None
         lane = self.trace.events.lane[event]
@@ -136,12 +136,12 @@ class Causality:
 
     def _node(self, segment: int) -> int | None:
         """The outermost autograd node around a segment."""
-        event, found = int(self.segments.event[segment]), None
+        event, outermost = int(self.segments.event[segment]), None
         while event != NONE:
             if self._name(event).startswith(_NODE):
-                found = event
+                outermost = event
             event = int(self.parent[event])
-        return found
+        return outermost
 
     def _name(self, event: int) -> str:
         return self.names[self.trace.events.name[event]]
@@ -159,19 +159,19 @@ class Causality:
         if not gradients or not launched:
             return
         size = events.bytes[segments.event]
-        taken = 0
+        upcoming = 0
         for number, bucket in enumerate(launched):
             ready_s = segments.start_s[self.launch_of.get(bucket, bucket)]
-            held, first = 0.0, taken
-            while taken < len(gradients) and held < size[bucket]:
-                held += size[gradients[taken]]
-                taken += 1
-            if held != size[bucket]:
-                taken = first
+            filled, first = 0.0, upcoming
+            while upcoming < len(gradients) and filled < size[bucket]:
+                filled += size[gradients[upcoming]]
+                upcoming += 1
+            if filled != size[bucket]:
+                upcoming = first
                 is_last = number == len(launched) - 1
-                while taken < len(gradients) and (is_last or segments.start_s[gradients[taken]] <= ready_s):
-                    taken += 1
-            self.buckets.append((bucket, gradients[first:taken]))
+                while upcoming < len(gradients) and (is_last or segments.start_s[gradients[upcoming]] <= ready_s):
+                    upcoming += 1
+            self.buckets.append((bucket, gradients[first:upcoming]))
 
     def _is_bucket(self, communication: int) -> bool:
         """Whether autograd launched it."""

@@ -56,7 +56,7 @@ def strange_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
     """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: the traces do not
     tell groups apart, as those of old versions, and what looks like one is several."""
     sizes: dict[tuple, dict[int, tuple[int, float]]] = {}
-    found = set()
+    ambiguous = set()
     for trace in traces:
         events = trace.events
         for event in np.flatnonzero(events.what == What.COLLECTIVE).tolist():
@@ -67,8 +67,8 @@ def strange_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
             is_what = (int(events.collective[event]), float(events.bytes[event]))
             before = sizes.setdefault(key, {}).setdefault(int(events.sequence[event]), is_what)
             if before != is_what:
-                found.add(key)
-    return frozenset(found)
+                ambiguous.add(key)
+    return frozenset(ambiguous)
 
 
 class Met:

@@ -39,13 +39,13 @@ def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
         if len(one.graph.ranks) != ranks:
             raise TraceError(f"iterations of {ranks} and {len(one.graph.ranks)} ranks: expected those of one job")
     number: dict[tuple[int, str], int] = {}
-    kept, now = [], np.empty(len(graph.streams), np.int32)
+    streams, stream_of = [], np.empty(len(graph.streams), np.int32)
     for stream, name in enumerate(graph.streams.name):
         key = (int(graph.streams.rank[stream]) % ranks, name)
         if key not in number:
-            number[key] = len(kept)
-            kept.append(stream)
-        now[stream] = number[key]
+            number[key] = len(streams)
+            streams.append(stream)
+        stream_of[stream] = number[key]
     first = iterations[0].graph
     graph = dataclasses.replace(
         graph,
@@ -53,11 +53,11 @@ def chain(iterations: Sequence[Joined]) -> tuple[Graph, Costs]:
         job_names=first.job_names,
         streams=dataclasses.replace(
             graph.streams,
-            rank=graph.streams.rank[kept] % ranks,
-            name=[graph.streams.name[stream] for stream in kept],
-            order=graph.streams.order[kept],
+            rank=graph.streams.rank[streams] % ranks,
+            name=[graph.streams.name[stream] for stream in streams],
+            order=graph.streams.order[streams],
         ),
         groups=dataclasses.replace(graph.groups, ranks=graph.groups.ranks % ranks),
-        ops=dataclasses.replace(graph.ops, stream=now[graph.ops.stream]),
+        ops=dataclasses.replace(graph.ops, stream=stream_of[graph.ops.stream]),
     )
     return graph, costs

@@ -51,23 +51,23 @@ def join(
     steps = min(len(trace.steps) for trace in traces)
     if iteration is not None and not 0 <= iteration < steps:
         raise TraceError(f"there is no iteration {iteration}: the traces have {steps}, from 0 on")
-    wanted = range(warm_up(traces), steps) if iteration is None else [iteration]
-    lasted_s = {step: float(np.mean([_length_s(trace, step) for trace in traces])) for step in wanted}
-    typical = sorted(wanted, key=lasted_s.__getitem__)[len(wanted) // 2]
+    chosen = range(warm_up(traces), steps) if iteration is None else [iteration]
+    lasted_s = {step: float(np.mean([_length_s(trace, step) for trace in traces])) for step in chosen}
+    typical = sorted(chosen, key=lasted_s.__getitem__)[len(chosen) // 2]
     plan = _Plan(traces, typical, clocks)
     timings, used = [], []
-    for step in wanted:
+    for step in chosen:
         cuts = plan.cuts if step == typical else [cut(trace, step) for trace in traces]
         if plan.fits(cuts):
             timings.append(plan.timing(cuts, step))
             used.append(step)
-    if 2 * len(used) < len(wanted):
+    if 2 * len(used) < len(chosen):
         timings, used = [plan.timing(plan.cuts, typical)], [typical]
     assumptions = list(plan.assumptions)
-    if iteration is None and wanted[0]:
-        assumptions.append(f"the first {wanted[0]} of {steps} iterations took much longer than the others: left out")
-    if iteration is None and len(used) < len(wanted):
-        others = f"{len(wanted) - len(used)} of {len(wanted)} iterations do other things than the typical one"
+    if iteration is None and chosen[0]:
+        assumptions.append(f"the first {chosen[0]} of {steps} iterations took much longer than the others: left out")
+    if iteration is None and len(used) < len(chosen):
+        others = f"{len(chosen) - len(used)} of {len(chosen)} iterations do other things than the typical one"
         assumptions.append(f"{others}: they are left out")
     joined = plan.joined(
         timings, used[0] if len(used) == 1 else MEAN, float(np.mean([lasted_s[step] for step in used])), assumptions
@@ -216,13 +216,13 @@ class _Plan:
             events = trace.events
             bucket = {
                 one: int(self.meeting[place][communication])
-                for communication, held in self.causality[place].buckets
-                for one in held
+                for communication, members in self.causality[place].buckets
+                for one in members
             }
-            made = [int(one) for one in self.causality[place].host if events.gradient[segments.event[one]]]
-            made.sort(key=lambda one: segments.start_s[one])
+            final = [int(one) for one in self.causality[place].host if events.gradient[segments.event[one]]]
+            final.sort(key=lambda one: segments.start_s[one])
             gradients += [
-                (int(ops[one]), bucket.get(one, NO_MEETING), float(events.bytes[segments.event[one]])) for one in made
+                (int(ops[one]), bucket.get(one, NO_MEETING), float(events.bytes[segments.event[one]])) for one in final
             ]
         graph, orphans = _with_sources(builder.build())
         if orphans:

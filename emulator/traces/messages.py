@@ -34,7 +34,7 @@ def ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
     """Place of a trace → its ends, for traces that have any. `base_s`: added to each trace's times."""
     wires = {i: trace.wire for i, trace in enumerate(traces) if trace.wire is not None and len(trace.wire)}
     width = [1 + max((int(getattr(wire, name).max()) for wire in wires.values()), default=0) for name in _TRANSACTION]
-    found = {}
+    by_trace = {}
     for i, trace in enumerate(traces):
         sent, came = [_pings(trace, True)], [_pings(trace, False)]
         if i in wires:
@@ -43,8 +43,8 @@ def ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
                 mine = wires[i].what == what
                 rows.append((key[mine], wires[i].at_s[mine]))
         if any(len(keys) for keys, _ in (*sent, *came)):
-            found[i] = Ends(*_once(sent, base_s[i]), *_once(came, base_s[i]))
-    return found
+            by_trace[i] = Ends(*_once(sent, base_s[i]), *_once(came, base_s[i]))
+    return by_trace
 
 
 def pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
@@ -61,8 +61,8 @@ def both_ways(one: Ends, other: Ends, window_s: float) -> list[tuple[Least, Leas
     if not len(there[0]) or not len(back[0]):
         return []
     first_s = min(there[0].min(), back[0].min())
-    found = [_least(*way, first_s, window_s) for way in (there, back)]
-    return [(found[0][window], found[1][window]) for window in sorted(found[0].keys() & found[1].keys())]
+    quickest = [_least(*direction, first_s, window_s) for direction in (there, back)]
+    return [(quickest[0][window], quickest[1][window]) for window in sorted(quickest[0].keys() & quickest[1].keys())]
 
 
 _TRANSACTION = ("job", "tensor", "chunk", "version")

@@ -77,13 +77,13 @@ def pieces(trace: RankTrace) -> Pieces:
 
 def _merged(rows: list[tuple]) -> list[tuple]:
     """An event's beginning and what it does before anything else, as one piece."""
-    found: list[tuple] = []
+    result: list[tuple] = []
     for row in rows:
-        if found and row[0] == found[-1][0] != NONE and found[-1][3] == 0.0 and row[2] <= found[-1][2]:
-            found[-1] = (*row[:4], NONE)
+        if result and row[0] == result[-1][0] != NONE and result[-1][3] == 0.0 and row[2] <= result[-1][2]:
+            result[-1] = (*row[:4], NONE)
         else:
-            found.append(row)
-    return found
+            result.append(row)
+    return result
 
 
 def _ready(trace: RankTrace) -> np.ndarray:

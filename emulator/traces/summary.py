@@ -19,7 +19,7 @@ def summary(trace: RankTrace) -> dict[str, Any]:
     many = np.bincount(events.what, minlength=len(What))
     top = events.parent < 0
     busy = np.bincount(events.lane, events.duration_s * top, len(trace.lanes))
-    held = np.bincount(events.lane, minlength=len(trace.lanes))
+    per_lane = np.bincount(events.lane, minlength=len(trace.lanes))
     steps_s = np.diff(trace.steps, axis=1)[:, 0]
     return {
         "rank": trace.rank,
@@ -33,7 +33,7 @@ def summary(trace: RankTrace) -> dict[str, Any]:
         "events": len(events),
         "kinds": {what.name.lower(): int(many[what]) for what in What if many[what]},
         "lanes": [
-            {"name": lane.name, "kind": lane.kind.name.lower(), "events": int(held[i]), "busy_s": float(busy[i])}
+            {"name": lane.name, "kind": lane.kind.name.lower(), "events": int(per_lane[i]), "busy_s": float(busy[i])}
             for i, lane in enumerate(trace.lanes)
         ],
         "groups": [{"name": group.name, "ranks": len(group.ranks)} for group in trace.groups],
@@ -73,23 +73,23 @@ def collectives(trace: RankTrace) -> list[dict[str, Any]]:
 
 def missing(trace: RankTrace) -> list[str]:
     """What the trace does not say and a replay has to do without."""
-    events, found = trace.events, []
+    events, sentences = trace.events, []
     if not (events.what == What.COLLECTIVE).any() and trace.world_size > 1:
-        found.append("no collective is in it, although the job has several ranks")
+        sentences.append("no collective is in it, although the job has several ranks")
     communication = (events.collective > 0) & (events.collective != Collective.BARRIER)
     if (sizeless := int((communication & (events.bytes == 0)).sum())) > 0:
-        found.append(f"{sizeless} collectives have no size: {_with_shapes(trace)}")
+        sentences.append(f"{sizeless} collectives have no size: {_with_shapes(trace)}")
     devices = [i for i, lane in enumerate(trace.lanes) if lane.kind == LaneKind.DEVICE]
     on_device = np.flatnonzero(np.isin(events.lane, devices))
     if unlaunched := len(set(on_device.tolist()) - set(trace.causes[:, 1].tolist())):
-        found.append(f"{unlaunched} of {len(on_device)} events on devices have no launch on the host")
+        sentences.append(f"{unlaunched} of {len(on_device)} events on devices have no launch on the host")
     if len(trace.steps) == 1 and trace.format == "kineto":
-        found.append("one iteration, or no step marks: call profiler.step() at the end of each")
+        sentences.append("one iteration, or no step marks: call profiler.step() at the end of each")
     if events.gradient.any() and not events.bytes[events.gradient].any():
-        found.append(f"gradients have no sizes: {_with_shapes(trace)}")
+        sentences.append(f"gradients have no sizes: {_with_shapes(trace)}")
     if not trace.epoch_s:
-        found.append("it has no wall-clock time: clocks are aligned by collectives alone")
-    return found
+        sentences.append("it has no wall-clock time: clocks are aligned by collectives alone")
+    return sentences
 
 
 def _with_shapes(trace: RankTrace) -> str:
@@ -98,12 +98,12 @@ def _with_shapes(trace: RankTrace) -> str:
 
 def across(traces: list[RankTrace]) -> list[str]:
     """What does not fit together between ranks: ranks that are not there, collectives that they count differently."""
-    found = []
+    sentences = []
     world = max(trace.world_size for trace in traces)
     there = {trace.rank for trace in traces}
     if absent := sorted(set(range(world)) - there):
         names = ", ".join(map(str, absent[:8])) + (", …" if len(absent) > 8 else "")
-        found.append(f"{len(absent)} of {world} ranks have no trace here ({names})")
+        sentences.append(f"{len(absent)} of {world} ranks have no trace here ({names})")
     counts = {
         trace.rank: Counter(
             trace.groups[group].name for group in trace.events.group[trace.events.what == What.COLLECTIVE].tolist()
@@ -114,7 +114,7 @@ def across(traces: list[RankTrace]) -> list[str]:
         for group in trace.groups:
             ours, first = counts[trace.rank][group.name], counts[traces[0].rank][group.name]
             if traces[0].rank in group.ranks and ours != first:
-                found.append(
+                sentences.append(
                     f"group {group.name!r}: rank {traces[0].rank} has {first} collectives, rank {trace.rank} has {ours}"
                 )
-    return found
+    return sentences

@@ -26,7 +26,7 @@ def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
     size = meeting_bytes(joined)[meetings]
     took_s = (meeting_s(joined.costs) - repeated_rounds_s(joined, network))[meetings]
     transfer = compressed(dense, network, ranks, cost)
-    seconds = changed_s(took_s, dense.seconds(size), transfer.seconds(size)) + transfer.again_s(size)
+    seconds = changed_s(took_s, dense.seconds(size), transfer.seconds(size)) + transfer.repeats_s(size)
     return assume(compress(joined, meetings, seconds, size / cost.bytes_per_s, name), network=network)
 
 
@@ -40,7 +40,7 @@ def compressed(dense: Transfer, network: Network, ranks: int, cost: CodecCost) -
     return Transfer(
         dense.fixed_s * cost.rounds,
         dense.bytes_per_s / cost.wire_share,
-        again=repeated.again,
+        repeat_share=repeated.repeat_share,
         guessed_bytes=repeated.guessed_bytes / cost.wire_share,
     )
 

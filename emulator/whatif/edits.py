@@ -228,10 +228,10 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
     by_order = graph.streams.order[graph.ops.stream] == Order.PROGRAM
     bridges = [
         (op, dep)
-        for op, gone in zip(
+        for op, dropped in zip(
             np.append(owner[through], behind).tolist(), np.append(on[through], previous[behind]).tolist(), strict=True
         )
-        for dep in waits[gone]
+        for dep in waits[dropped]
         if graph.ops.stream[dep] != graph.ops.stream[op] or not by_order[op]  # else the stream's order says so
     ]
     more = np.array(bridges, np.int64).reshape(-1, 2)

@@ -41,9 +41,9 @@ def what_if(played: Replayed, factor: float = 2.0) -> dict[str, float]:
     first. Takes as many replays as there are such things."""
     graph = played.graph
     present = {PARTS[PART_OF_KIND[Kind(kind)]] for kind in np.unique(graph.works.kind[graph.ops.work])}
-    found = {
+    makespans = {
         thing: replay(graph, faster(graph, played.costs, thing, factor), played.conditions).makespan_s
         for thing in THINGS
         if thing in present
     }
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+    return dict(sorted(makespans.items(), key=lambda item: item[1]))

@@ -18,8 +18,7 @@ from emulator.cluster.cluster import Cluster, Interconnect, measured
 from emulator.cluster.collectives import check_all_reduce, cost
 from emulator.cluster.topology import place
 from emulator.traces.joined import Joined
-from emulator.whatif import repeated_rounds as again
-from emulator.whatif import transfers
+from emulator.whatif import repeated_rounds, transfers
 from emulator.workload.graph import Collective
 from switchml.errors import ConfigError
 
@@ -50,9 +49,9 @@ class Network:
     hierarchy: str = "auto"
     """Who speaks to the network in all-reduces, one of `emulator.cluster.algorithms.HIERARCHIES`."""
     traced: str = ""
-    """The algorithm that it was fitted to: what its rounds that went again took is in the other numbers."""
-    again_times: float | None = None
-    """How many times as many rounds as again.AGAIN go again; None: nobody knows, so as many."""
+    """The algorithm that it was fitted to: what its repeated rounds took is in the other numbers."""
+    repeat_factor: float | None = None
+    """How many times as many rounds as `repeated_rounds.REPEAT_SHARE` says are repeated; None: unknown, so as many."""
     assumptions: tuple[str, ...] = ()
 
     cluster: Cluster | None = None
@@ -107,11 +106,13 @@ class Network:
         """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, which no exponent is
         guessed for."""
         fixed_s, per_byte_s = self.line(ranks)
-        found = transfers.Transfer(fixed_s, 1.0 / max(per_byte_s, 1e-18))
+        transfer = transfers.Transfer(fixed_s, 1.0 / max(per_byte_s, 1e-18))
         if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):
-            return found
-        share = again.AGAIN[lanes] * (1.0 if self.again_times is None else self.again_times)
-        return dataclasses.replace(found, again=share, guessed_bytes=float(again.guessed_bytes(ranks)))
+            return transfer
+        share = repeated_rounds.REPEAT_SHARE[lanes] * (1.0 if self.repeat_factor is None else self.repeat_factor)
+        return dataclasses.replace(
+            transfer, repeat_share=share, guessed_bytes=float(repeated_rounds.guessed_bytes(ranks))
+        )
 
 
 def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_host: int = 0) -> Network:
@@ -138,18 +139,18 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
         per_host=per_host,
         hierarchy=joined.traces[0].about.get("hierarchy", "none") if algorithm == "switchml" else "auto",
         traced=algorithm,
-        again_times=again.times_usual(joined.traces),
+        repeat_factor=repeated_rounds.times_usual(joined.traces),
     )
     _, volume = model.line(ranks)
     steps, _ = dataclasses.replace(model, link_bytes_per_s=1e30, latency_s=1.0).line(ranks)
     most_bytes_per_s = link_bps / 8 / volume if link_bps and volume else np.inf
-    told = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
-    latency_s = told.fixed_s / max(1.0, steps)
-    assumptions = (told.assumed,) if told.assumed else ()
+    fitted = _median([transfers.fit(one, most_bytes_per_s=most_bytes_per_s) for one in several])
+    latency_s = fitted.fixed_s / max(1.0, steps)
+    assumptions = (fitted.assumed,) if fitted.assumed else ()
     if link_bps is None:
         assumptions += ("all that an all-reduce takes for each byte is taken for its link's; say what links carry",)
         return dataclasses.replace(
-            model, link_bytes_per_s=volume * told.bytes_per_s, latency_s=latency_s, assumptions=assumptions
+            model, link_bytes_per_s=volume * fitted.bytes_per_s, latency_s=latency_s, assumptions=assumptions
         )
     used_bps = 8 * volume * float(np.median([transfers.used_bytes_per_s(one) for one in several]))
     if used_bps > link_bps * TOO_MUCH:
@@ -161,7 +162,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
         model,
         link_bytes_per_s=link_bps / 8,
         latency_s=latency_s,
-        host_s_per_byte=max(0.0, 1.0 / told.bytes_per_s - volume / (link_bps / 8)),
+        host_s_per_byte=max(0.0, 1.0 / fitted.bytes_per_s - volume / (link_bps / 8)),
         assumptions=assumptions,
     )
 

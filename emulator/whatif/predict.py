@@ -50,16 +50,16 @@ def predicted(iterations: Sequence[Joined]) -> Played:
     late_s = _late_s(iterations[0])
     pauses = tuple(Pause(rank, 0.0, seconds) for rank, seconds in enumerate(late_s) if seconds > 0)
     played = replay(graph, costs, Conditions(pauses=pauses))
-    found = _per_iteration(played, len(iterations))
+    result = _per_iteration(played, len(iterations))
     # A pause prolongs a rank's first op, but the others' time until then is not that op's.
     rank = graph.op_rank()
     for pause in pauses:
         first = int(np.flatnonzero(rank == pause.rank)[0])
         part = PART_OF_KIND[Kind(graph.op_kind()[first])]
-        moved_s = min(pause.until_s / len(iterations), found.by_rank[pause.rank, part])
-        found.by_rank[pause.rank, part] -= moved_s
-        found.by_rank[pause.rank, WAITING] += moved_s
-    return found
+        moved_s = min(pause.until_s / len(iterations), result.by_rank[pause.rank, part])
+        result.by_rank[pause.rank, part] -= moved_s
+        result.by_rank[pause.rank, WAITING] += moved_s
+    return result
 
 
 def traced(iterations: Sequence[Joined]) -> Played:
@@ -110,5 +110,5 @@ def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarr
 
 
 def _per_iteration(played: Replayed, count: int) -> Played:
-    found = parts(played)
-    return Played(played.makespan_s / count, found.by_rank / count, found.weight)
+    shares = parts(played)
+    return Played(played.makespan_s / count, shares.by_rank / count, shares.weight)

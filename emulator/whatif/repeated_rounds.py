@@ -17,7 +17,7 @@ from emulator.workload.graph import Collective
 from switchml.control.allocation import default_slots
 from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 
-AGAIN = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
+REPEAT_SHARE = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
 """Lanes → share of guessed chunks that go again, as measured training the digits: `switchml train --aggregator software
 --transport udp --workers 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted over chunks,
 less 1. Gradients that change less from step to step make less: those of scripts/examples/ddp_mlp.py 0.01 to 0.02."""
@@ -31,9 +31,9 @@ def guessed_bytes(ranks: int) -> int:
 
 
 def times_usual(traces: Sequence[RankTrace]) -> float | None:
-    """How many times as many rounds as in `AGAIN` went again in these traces; None where they don't tell."""
-    found = [one for trace in traces if (one := _of_rank(trace)) is not None]
-    return float(np.mean(found)) if found else None
+    """How many times as many rounds as in `REPEAT_SHARE` went again in these traces; None where they don't tell."""
+    factors = [one for trace in traces if (one := _of_rank(trace)) is not None]
+    return float(np.mean(factors)) if factors else None
 
 
 def _of_rank(trace: RankTrace) -> float | None:
@@ -43,12 +43,12 @@ def _of_rank(trace: RankTrace) -> float | None:
     sent = wire.what == WireWhat.SENT
     rows, times = np.unique(np.stack([wire.job[sent], wire.tensor[sent], wire.chunk[sent]]), axis=1, return_counts=True)
     _, tensor = np.unique(rows[:2], axis=1, return_inverse=True)
-    again = np.bincount(tensor.ravel(), weights=times - 1)
+    repeated = np.bincount(tensor.ravel(), weights=times - 1)
     guessed = np.minimum(np.bincount(tensor.ravel()), default_slots(trace.world_size))
-    if not again.any():
+    if not repeated.any():
         return 0.0
     transport = [lane.kind == LaneKind.TRANSPORT for lane in trace.lanes]
     ours = np.array(transport)[events.lane] & (events.collective == Collective.ALL_REDUCE)
     elements = float(events.bytes[ours].sum()) / 4 / rows.shape[1]
     lanes = min(ELEMENTS, key=lambda name: abs(np.log(max(elements, 1.0) / ELEMENTS[name])))
-    return float(again.sum() / guessed[again > 0].sum() / AGAIN[lanes])
+    return float(repeated.sum() / guessed[repeated > 0].sum() / REPEAT_SHARE[lanes])

@@ -29,18 +29,18 @@ class Transfer:
     fixed_s: float
     bytes_per_s: float
     assumed: str = ""
-    again: float = 0.0
+    repeat_share: float = 0.0
     """Of the first `guessed_bytes` of an all-reduce whose exponents nobody could announce, the share that is sent
-    again (network.AGAIN)."""
+    again (network.REPEAT_SHARE)."""
     guessed_bytes: float = 0.0
 
     def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
         """Of one all-reduce of so many bytes, exponents announced."""
         return self.fixed_s + size_bytes / self.bytes_per_s
 
-    def again_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
+    def repeats_s(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
         """What is added where no exponents are announced."""
-        return self.again * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
+        return self.repeat_share * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
 
 
 def repeated_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
@@ -48,11 +48,11 @@ def repeated_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) 
     As long as one waits in line behind others, their packets announce its exponents."""
     lost_s = np.zeros(len(size_bytes))
     free_s = -np.inf
-    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.again else ():
+    for i in np.argsort(ready_s, kind="stable").tolist() if transfer.repeat_share else ():
         begun_s = max(free_s, ready_s[i])
         announced = (begun_s - ready_s[i]) * transfer.bytes_per_s
         guessed = min(size_bytes[i], max(transfer.guessed_bytes - announced, 0.0))
-        lost_s[i] = transfer.again * guessed / transfer.bytes_per_s
+        lost_s[i] = transfer.repeat_share * guessed / transfer.bytes_per_s
         free_s = begun_s + transfer.seconds(size_bytes[i]) + lost_s[i]
     return lost_s
 

@@ -1,4 +1,4 @@
-"""Capture a job on a slow network, optimize it, and run it both ways: what was promised, and what came.
+"""Capture a job on a slow network, optimize it, and run it both ways: the predicted and the measured speed-up.
 
     sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
 
@@ -32,7 +32,7 @@ from emulator.optimizer.measured import median_step_s
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.search import search
 from emulator.optimizer.space import Allowed
-from emulator.optimizer.speedup import Promise
+from emulator.optimizer.speedup import SpeedUp
 from emulator.testbed import star as stars
 from emulator.testbed.namespaces import Lab
 from emulator.traces.join import join
@@ -132,7 +132,7 @@ def main(
     keep: Path | None,
     as_json: bool,
 ) -> None:
-    """Promised against measured gains of optimized settings, on links of limited rate."""
+    """Predicted and measured speed-ups of optimized settings, on links of limited rate."""
     arguments = ["--steps", str(max(steps, TRACED[1] + 2)), "--layers", str(layers), "--width", str(width)]
     arguments += ["--batch-size", str(batch_size), "--device-time", str(device_time)]
     with contextlib.ExitStack() as stack:
@@ -171,19 +171,19 @@ def main(
             for name, path in [("", None), *((passes, path) for passes, _, path in found)]:
                 measured[name].append(hosts.step_s(path))
                 say(f"round {turn + 1}, {name or 'defaults'}: {measured[name][-1] * 1e3:.1f} ms a step")
-    promises = {passes: Promise.of(result, measured[""], measured[passes]) for passes, result, _ in found}
+    speedups = {passes: SpeedUp.of(result, measured[""], measured[passes]) for passes, result, _ in found}
     if as_json:
         told = {"workers": workers, "rate_bps": rate, "default_s": median(measured[""]), "traced_s": joined.iteration_s}
         told |= {"replayed_s": found[0][1].traced.iteration_s}
-        rows = [{"allowed": passes} | promise.to_json() for passes, promise in promises.items()]
+        rows = [{"allowed": passes} | speedup.to_json() for passes, speedup in speedups.items()]
         click.echo(json.dumps(told | {"rows": rows}))
         return
     click.echo(
         f"{workers} workers, {rate / 1e6:g} Mbit/s: {median(measured['']) * 1e3:.1f} ms a step with DDP's defaults, "
         f"{joined.iteration_s * 1e3:.1f} ms traced, {found[0][1].traced.iteration_s * 1e3:.1f} ms replayed"
     )
-    for passes, promise in promises.items():
-        click.echo(f"{passes:<24} {promise}")
+    for passes, speedup in speedups.items():
+        click.echo(f"{passes:<24} {speedup}")
 
 
 if __name__ == "__main__":

@@ -71,14 +71,15 @@ def diagnose(
     if report_file is not None:
         import jinja2  # noqa: F401  # that it is not installed is to be known before time is spent
     joined = join(read(path), iteration=iteration)
-    found = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
+    diagnosis = run(joined, least, lambda: measure(codecs, len(joined.graph.ranks)))
     if timeline_file is not None:
-        write_timeline(found.seen.played, timeline_file, critical=found.seen.path, source="switchml trace diagnose")
+        seen = diagnosis.seen
+        write_timeline(seen.played, timeline_file, critical=seen.path, source="switchml trace diagnose")
     if report_file is not None:
         from emulator.diagnosis.page import write_page
 
-        write_page(found, report_file, title=f"Diagnosis of {path.resolve().name}")
+        write_page(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(diagnosis.to_json()))
     else:
-        show(found)
+        show(diagnosis)

@@ -31,32 +31,32 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     from emulator.traces.join import join
     from emulator.traces.readers.read import read
 
-    found = difference(join(read(a)), join(read(b)))
+    differences = difference(join(read(a)), join(read(b)))
     if as_json:
-        click.echo(json.dumps(found.to_json()))
+        click.echo(json.dumps(differences.to_json()))
     else:
-        _show(found, a, b)
+        _show(differences, a, b)
 
 
-def _show(found: Difference, a: Path, b: Path) -> None:
+def _show(differences: Difference, a: Path, b: Path) -> None:
     from rich.console import Console
 
     from emulator.report.tables import time_text
 
     console = Console()
-    row = found.iteration
+    row = differences.iteration
     change = f"{row.difference_s / row.a_s:+.1%}" if row.a_s else "–"
     sure = {None: "too few iterations to say whether by chance", True: "significant", False: "may be chance"}
     console.print(
         f"A {a}: {time_text(row.a_s)} an iteration; B {b}: {time_text(row.b_s)}: "
         f"{_signed(row.difference_s)} ({change}; {sure[row.is_significant]})\n"
     )
-    console.print(_table("By cause, average rank", found.parts, found))
-    console.print(_table("By operation on the critical path", found.path, found))
-    console.print(_table("Operations, average rank, their own time", found.operations, None))
-    if found.collectives:
-        console.print(_table("Communication, once all have come", found.collectives, None))
-    for what, rows in (("Only in B", found.appeared), ("Only in A", found.disappeared)):
+    console.print(_table("By cause, average rank", differences.parts, differences))
+    console.print(_table("By operation on the critical path", differences.path, differences))
+    console.print(_table("Operations, average rank, their own time", differences.operations, None))
+    if differences.collectives:
+        console.print(_table("Communication, once all have come", differences.collectives, None))
+    for what, rows in (("Only in B", differences.appeared), ("Only in A", differences.disappeared)):
         if rows:
             console.print(f"{what}: " + ", ".join(each.name for each in rows[:ROWS]) + ", …" * (len(rows) > ROWS))
 

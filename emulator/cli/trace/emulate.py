@@ -52,7 +52,7 @@ def emulate(
     check(graph)
     options = {"precision": precision, "allreduce": allreduce, "hierarchy": hierarchy}
     played = replay(graph, imported.costs(graph, cluster, workload.strides, **options), time_budget_s=time_budget_s)
-    found = parts(played)
+    shares = parts(played)
     if timeline is not None:
         from emulator.report.perfetto import write_timeline
 
@@ -62,8 +62,8 @@ def emulate(
             "iteration_s": played.makespan_s,
             "ranks": workload.world_size,
             "ops": len(graph.ops),
-            "parts_s": found.mean(),
-            "hidden_communication_s": found.hidden_communication_s(),
+            "parts_s": shares.mean(),
+            "hidden_communication_s": shares.hidden_communication_s(),
             "cluster": cluster_name,
             "assumptions": workload.assumptions,
         }
@@ -77,6 +77,6 @@ def emulate(
     console.print(
         f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}: {time_text(played.makespan_s)}\n"
     )
-    console.print(parts_table(found, played.makespan_s))
+    console.print(parts_table(shares, played.makespan_s))
     for assumption in workload.assumptions:
         console.print(f"- {assumption}", highlight=False)

@@ -155,24 +155,24 @@ def optimize(
     )
     objective = Objective(joined, machine)
     with _progress(trials) as show:
-        found = search(
+        result = search(
             objective, allowed, trials=trials, seed=seed, time_budget_s=seconds or float("inf"), progress=show
         )
-    file.write(out, found, machine, str(path))
-    told = report.as_json(found, objective, file.tables(found, machine, str(path)))
+    file.write(out, result, machine, str(path))
+    summary = report.as_json(result, objective, file.tables(result, machine, str(path)))
     if not as_json:
-        report.print_table(found, objective, allowed, Console())
-        for text in file.advice(found.best.setting).values():
+        report.print_table(result, objective, allowed, Console())
+        for text in file.advice(result.best.setting).values():
             click.echo(f"not in the file, but in the script: {text}")
         click.echo(f"settings in {out}")
-    if found.interrupted:
+    if result.interrupted:
         if as_json:
-            click.echo(json.dumps(told))
+            click.echo(json.dumps(summary))
         click.get_current_context().exit(INTERRUPTED)
     if check:
-        told["check"] = _check(command, out, rounds, found, as_json)
+        summary["check"] = _check(command, out, rounds, result, as_json)
     if as_json:
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(summary))
 
 
 def _progress(trials: int):
@@ -197,13 +197,13 @@ def _progress(trials: int):
     return showing()
 
 
-def _check(command: tuple[str, ...], settings: Path, rounds: int, found, as_json: bool) -> dict:
-    """Run it both ways, and say what was promised and what came."""
+def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_json: bool) -> dict:
+    """Run it both ways, and compare the predicted with the measured speed-up."""
     from emulator.optimizer.measured import compare
-    from emulator.optimizer.speedup import Promise
+    from emulator.optimizer.speedup import SpeedUp
 
     measured = compare(command, settings, rounds, lambda line: click.echo(line, err=True))
-    promise = Promise.of(found, measured.default_s, measured.settings_s)
+    speedup = SpeedUp.of(result, measured.default_s, measured.settings_s)
     if not as_json:
-        click.echo(str(promise))
-    return promise.to_json()
+        click.echo(str(speedup))
+    return speedup.to_json()

@@ -30,11 +30,11 @@ def optimize_job(
     from emulator.jobs.emulate import request
     from emulator.optimizer import jobs
 
-    given = datafile.load(path)
-    asked = request(given, str(path))
+    tables = datafile.load(path)
+    requested = request(tables, str(path))
     with progress as show:
-        found = jobs.search(
-            asked,
+        result = jobs.search(
+            requested,
             allow or jobs.ONES,
             trials=trials,
             seed=seed,
@@ -42,34 +42,34 @@ def optimize_job(
             time_budget_s=seconds or float("inf"),
             progress=show,
         )
-    assert found.best is not None
-    _write(out, jobs.tables(given, asked, found.best.change))
+    assert result.best is not None
+    _write(out, jobs.tables(tables, requested, result.best.change))
     if as_json:
-        click.echo(json.dumps(_as_json(found)))
+        click.echo(json.dumps(_as_json(result)))
     else:
-        _print(found, out)
-    return found.interrupted
+        _print(result, out)
+    return result.interrupted
 
 
-def _as_json(found) -> dict[str, Any]:
+def _as_json(result) -> dict[str, Any]:
     return {
-        "asked_s": found.asked.emulation.iteration_s if found.asked else None,
-        "iteration_s": found.best.emulation.iteration_s,
-        "gain": found.gain if found.asked else None,
-        "change": found.best.change,
-        "memory_bytes": found.best.emulation.memory.total,
-        "alone": {name: {"change": one.change, "sample_s": one.sample_s} for name, one in found.alone.items()},
-        "how": found.how,
-        "evaluated": found.evaluated,
-        "refused": found.refused,
-        "wall_s": found.wall_s,
-        "settings_per_minute": found.evaluated / found.wall_s * 60,
-        "interrupted": found.interrupted,
-        "assumptions": found.best.emulation.assumptions(),
+        "asked_s": result.requested.emulation.iteration_s if result.requested else None,
+        "iteration_s": result.best.emulation.iteration_s,
+        "gain": result.gain if result.requested else None,
+        "change": result.best.change,
+        "memory_bytes": result.best.emulation.memory.total,
+        "alone": {name: {"change": one.change, "sample_s": one.sample_s} for name, one in result.alone.items()},
+        "how": result.how,
+        "evaluated": result.evaluated,
+        "refused": result.refused,
+        "wall_s": result.wall_s,
+        "settings_per_minute": result.evaluated / result.wall_s * 60,
+        "interrupted": result.interrupted,
+        "assumptions": result.best.emulation.assumptions(),
     }
 
 
-def _print(found, out: Path) -> None:
+def _print(result, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -80,22 +80,20 @@ def _print(found, out: Path) -> None:
     table.add_column("change")
     table.add_column("best")
     table.add_column("gain", justify="right")
-    for name, one in sorted(found.alone.items(), key=lambda item: item[1].sample_s):
-        gain = f"{max(0.0, 1 - one.sample_s / found.asked.sample_s):.1%}" if found.asked else "–"
+    for name, one in sorted(result.alone.items(), key=lambda item: item[1].sample_s):
+        gain = f"{max(0.0, 1 - one.sample_s / result.requested.sample_s):.1%}" if result.requested else "–"
         table.add_row(name, _words(one.change), gain)
     console.print(table)
-    rate = found.evaluated / found.wall_s * 60
+    rate = result.evaluated / result.wall_s * 60
     console.print(
-        f"{found.evaluated:,} jobs in {found.wall_s:.1f} s ({rate:,.0f} a minute), {found.refused:,} of them refused; "
-        f"{found.how}"
+        f"{result.evaluated:,} jobs in {result.wall_s:.1f} s ({rate:,.0f} a minute), "
+        f"{result.refused:,} of them refused; {result.how}"
     )
-    before = (
-        time_text(found.asked.emulation.iteration_s) if found.asked else "the job as it is does not fit or make sense"
-    )
+    before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
     console.print(
-        f"an iteration: {before}; [bold]{time_text(found.best.emulation.iteration_s)}[/] with "
-        f"{_words(found.best.change) or 'nothing changed'}, {bytes_text(found.best.emulation.memory.total)} of memory"
-        + (f": [bold]{found.gain:.1%}[/] less" if found.asked else "")
+        f"an iteration: {before}; [bold]{time_text(result.best.emulation.iteration_s)}[/] with "
+        f"{_words(result.best.change) or 'nothing changed'}, {bytes_text(result.best.emulation.memory.total)} of memory"
+        + (f": [bold]{result.gain:.1%}[/] less" if result.requested else "")
     )
     console.print(f"job in {out}")
 

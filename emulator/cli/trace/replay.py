@@ -77,7 +77,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
     clocks = align(traces)
     mean = join(traces, iteration=iteration, clocks=clocks)
     iterations = [mean] if iteration is not None else join_each(traces, clocks)
-    was, again = traced(iterations), predicted(iterations)
+    as_traced, as_replayed = traced(iterations), predicted(iterations)
     changes, prepare = _changes(mean, iterations, **options)
     ranks = mean.graph.ranks.device.tolist()
     report: dict[str, Any] = {
@@ -86,20 +86,20 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         "ranks": ranks,
         "clock_offset_s": [float(offset) for offset in mean.offset_s],
         "clock_error_s": clocks.error_s,
-        "traced": was.as_json(ranks),
-        "replayed": again.as_json(ranks),
-        "error": again.iteration_s / was.iteration_s - 1,
+        "traced": as_traced.as_json(ranks),
+        "replayed": as_replayed.as_json(ranks),
+        "error": as_replayed.iteration_s / as_traced.iteration_s - 1,
         "assumptions": list(mean.assumptions),
     }
     shown = mean
     if changes:
         changed = [_apply(prepare(one), changes) for one in iterations]
         shown = _apply(prepare(mean), changes)
-        then = predicted(changed)
+        as_changed = predicted(changed)
         network = shown.network
         report["changes"] = [name for name, _ in changes]
-        report["changed"] = then.as_json(ranks)
-        report["speedup"] = again.iteration_s / then.iteration_s
+        report["changed"] = as_changed.as_json(ranks)
+        report["speedup"] = as_replayed.iteration_s / as_changed.iteration_s
         if network is not None:
             report["network"] = {
                 "allreduce": network.algorithm,
@@ -125,48 +125,48 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     from emulator.whatif import changes, contention, network
     from emulator.whatif.scenario import assume
 
-    found = []
+    listed = []
     if without_straggler is not None:
-        found.append(
+        listed.append(
             (f"rank {without_straggler} no straggler", lambda one: changes.without_straggler(one, without_straggler))
         )
     if slow:
         factors = dict(slow)
         named = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in factors.items())
-        found.append((named, lambda one: changes.slow(one, factors)))
+        listed.append((named, lambda one: changes.slow(one, factors)))
     if accelerator:
         matrix, memory = _accelerator(accelerator, mean)
-        found.append((f"accelerator {accelerator}", lambda one: changes.accelerator(one, matrix, memory)))
+        listed.append((f"accelerator {accelerator}", lambda one: changes.accelerator(one, matrix, memory)))
     if cluster:
-        found.append((f"network of {cluster}", lambda one: changes.cluster(one, cluster)))
+        listed.append((f"network of {cluster}", lambda one: changes.cluster(one, cluster)))
     if allreduce or hierarchy:
         named = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
-        found.append((named, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")))
+        listed.append((named, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")))
     if bandwidth:
         what, value = bandwidth
         arguments = {"factor": value} if what == "factor" else {"bps": value}
         named = f"x{value:g}" if what == "factor" else f"{value / 1e6:g} Mbit/s"
-        found.append((f"links {named}", lambda one: changes.bandwidth(one, **arguments)))
+        listed.append((f"links {named}", lambda one: changes.bandwidth(one, **arguments)))
     if latency:
         what, value = latency
         delays = {"factor": value} if what == "factor" else {"seconds": value}
         named = f"x{value:g}" if what == "factor" else f"{value * 1e6:g} µs"
-        found.append((f"latency {named}", lambda one: changes.latency(one, **delays)))
+        listed.append((f"latency {named}", lambda one: changes.latency(one, **delays)))
     if ranks:
-        found.append((f"{ranks} ranks", lambda one: changes.ranks(one, ranks)))
+        listed.append((f"{ranks} ranks", lambda one: changes.ranks(one, ranks)))
     if bucket_cap:
         named = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
-        found.append((f"buckets of {named}", lambda one: changes.buckets(one, bucket_cap)))
+        listed.append((f"buckets of {named}", lambda one: changes.buckets(one, bucket_cap)))
     if codec:
         cost = _codec(codec, mean)
-        found.append((f"codec {codec}", lambda one: changes.codec(one, cost, codec)))
-    if not found:
+        listed.append((f"codec {codec}", lambda one: changes.codec(one, cost, codec)))
+    if not listed:
         return [], None
     model = None
     if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
         model = network.fit(iterations, link, ranks_per_host or 0)
     measured = contention.measure(iterations) if bucket_cap else None
-    return found, lambda one: assume(one, network=model, contention=measured)
+    return listed, lambda one: assume(one, network=model, contention=measured)
 
 
 def _apply(joined, changes):
@@ -175,29 +175,29 @@ def _apply(joined, changes):
     return joined
 
 
-def _accelerator(said: str, mean) -> tuple[float, float]:
+def _accelerator(name: str, mean) -> tuple[float, float]:
     """How many times as fast: matrix products, and what memory bounds."""
     from emulator.cluster.accelerator import accelerators
     from emulator.datafile import unknown
     from switchml.errors import ConfigError
 
-    if match := re.fullmatch(r"x([0-9.]+)", said):
+    if match := re.fullmatch(r"x([0-9.]+)", name):
         return float(match[1]), float(match[1])
-    known = accelerators()
-    if said not in known:
-        raise ConfigError(unknown("accelerator", said, known) + "; or say how many times as fast: x2")
+    catalogue = accelerators()
+    if name not in catalogue:
+        raise ConfigError(unknown("accelerator", name, catalogue) + "; or say how many times as fast: x2")
     device = next((trace.about["device"] for trace in mean.traces if "device" in trace.about), "")
     words = set(re.findall(r"[a-z]+\d+\w*|\d+gb", device.lower()))
-    best = max(known, key=lambda name: len(words & set(re.findall(r"[a-z]+\d+\w*|\d+gb", name))))
+    best = max(catalogue, key=lambda name: len(words & set(re.findall(r"[a-z]+\d+\w*|\d+gb", name))))
     if not words & set(re.findall(r"[a-z]+\d+\w*", best)):
         raise ConfigError(
             f"the traced device is {device or 'not named in the trace'}, of which nothing is known here: say how many "
             "times as fast the other one is, such as --accelerator x2"
         )
-    then, now = known[said], known[best]
-    precision = next(name for name in ("bf16", "fp16", "fp32") if name in then.flops and name in now.flops)
-    matrix = then.peak(precision) * then.matmul_share / (now.peak(precision) * now.matmul_share)
-    return matrix, then.memory_bytes_per_s / now.memory_bytes_per_s
+    other, traced = catalogue[name], catalogue[best]
+    precision = next(name for name in ("bf16", "fp16", "fp32") if name in other.flops and name in traced.flops)
+    matrix = other.peak(precision) * other.matmul_share / (traced.peak(precision) * traced.matmul_share)
+    return matrix, other.memory_bytes_per_s / traced.memory_bytes_per_s
 
 
 def _codec(spec: str, mean):

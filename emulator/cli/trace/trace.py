@@ -24,5 +24,5 @@ def trace() -> None:
 def _say(path: Path, read_bytes: int, all_bytes: int) -> None:
     """On one line that is gone when the file is read; short files have none."""
     if all_bytes > _LONG_BYTES:
-        told = f"\r{path.name}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
-        click.echo(told, nl=False, err=True)
+        line = f"\r{path.name}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
+        click.echo(line, nl=False, err=True)

@@ -42,8 +42,8 @@ SLACK_S = 50e-6
 
 def about_of(path: Path) -> Path | None:
     """The file that says whose capture `path` is a part of; None where it is of none."""
-    found = _OF_RANK.fullmatch(path.name)
-    about = path.with_name(f"{found[1]}.about.json") if found else None
+    match = _OF_RANK.fullmatch(path.name)
+    about = path.with_name(f"{match[1]}.about.json") if match else None
     return about if about is not None and about.is_file() else None
 
 
@@ -84,7 +84,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         wire=wire,
         pings=_pings(about.get("pings"), clock),
         gradient_names=names or _gradient_names(trace, about),
-        about=trace.about | _told(about),
+        about=trace.about | _details(about),
     )
 
 
@@ -150,7 +150,7 @@ class _Growing:
 
     def _find_launches(self) -> dict[int, int]:
         """Number of a span → its event, which is a launch from here on."""
-        numbers = {at: int(found[1]) for at, name in enumerate(self._names) if (found := LAUNCH.fullmatch(name))}
+        numbers = {at: int(match[1]) for at, name in enumerate(self._names) if (match := LAUNCH.fullmatch(name))}
         plain = self._number_of_name(LAUNCH.pattern.partition("#")[0].replace("\\", "")) if numbers else NONE
         launches = {}
         for event in np.flatnonzero(np.isin(self._trace.events.name, list(numbers))).tolist():
@@ -251,7 +251,7 @@ class _Growing:
 
     def _launched(self) -> list[_Launched]:
         """Collectives that a host thread has launched, in the order of the launches."""
-        events, found = self._trace.events, []
+        events, launched = self._trace.events, []
         for cause, caused in self._causes:
             if cause >= len(events) or self._what[cause] != What.LAUNCH:
                 continue
@@ -263,8 +263,8 @@ class _Growing:
             else:
                 continue
             launched_s = float(events.start_s[cause])
-            found.append(_Launched(caused, launched_s, start_s, start_s + duration_s, self._is_in_backward(cause)))
-        return sorted(found, key=lambda one: (one.launched_s, one.event))
+            launched.append(_Launched(caused, launched_s, start_s, start_s + duration_s, self._is_in_backward(cause)))
+        return sorted(launched, key=lambda one: (one.launched_s, one.event))
 
     def _is_in_backward(self, event: int) -> bool:
         while (event := int(self._trace.events.parent[event])) != NONE:
@@ -351,23 +351,23 @@ def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
         return {}
     ddp = about["ddp"][0]
     sizes = [ddp["parameters"][name]["bytes"] for name in ddp["gradients"]]
-    events, found = trace.events, {}
+    events, names = trace.events, {}
     for from_s, until_s in _steps(trace, about).tolist():
         mine = np.flatnonzero(events.gradient & (events.start_s >= from_s) & (events.start_s < until_s))
         mine = mine[np.argsort(events.start_s[mine], kind="stable")]
         if len(mine) == len(sizes) and np.array_equal(events.bytes[mine], sizes):
-            found |= dict(zip(mine.tolist(), ddp["gradients"], strict=True))
-    return found
+            names |= dict(zip(mine.tolist(), ddp["gradients"], strict=True))
+    return names
 
 
-def _told(about: dict[str, Any]) -> dict[str, str]:
-    told = dict(about["versions"])
-    told |= {"codec": about["codec"]} if about["codec"] else {}
+def _details(about: dict[str, Any]) -> dict[str, str]:
+    details = dict(about["versions"])
+    details |= {"codec": about["codec"]} if about["codec"] else {}
     for ddp in about["ddp"][:1]:
-        told["bucket_cap_mb"] = f"{ddp['bucket_cap_bytes'] / (1 << 20):.4g}"
+        details["bucket_cap_mb"] = f"{ddp['bucket_cap_bytes'] / (1 << 20):.4g}"
     if about["agents"]:
-        told["transport"] = ", ".join(sorted({agent["transport"] for agent in about["agents"]}))
+        details["transport"] = ", ".join(sorted({agent["transport"] for agent in about["agents"]}))
     lost = sum(agent["packets_lost"] for agent in about["agents"])
     if lost:
-        told["packets lost"] = f"{lost:,} of them had no room in the notes"
-    return told
+        details["packets lost"] = f"{lost:,} of them had no room in the notes"
+    return details

@@ -105,7 +105,7 @@ class ChromeFile:
 
     def _find_array(self) -> bytes:
         """Read as far as the first event; returns what stands before the array."""
-        while not (found := self._array_begins.search(self._buffer)):
+        while not (match := self._array_begins.search(self._buffer)):
             if self._buffer.lstrip()[:1] == b"[":
                 at = self._buffer.index(b"[") + 1
                 head, self._is_bare = b"", True
@@ -115,7 +115,7 @@ class ChromeFile:
             if not block or len(self._buffer) > _HEADER_BYTES:
                 raise TraceError(f'{self.path} is no trace, or breaks off before its events: it has no "{self._array}"')
         else:
-            at, head = found.end(), self._buffer[: found.start()]
+            at, head = match.end(), self._buffer[: match.start()]
         self._advance(at)
         return head
 
@@ -129,9 +129,9 @@ class ChromeFile:
             block = self._read()
             self._buffer += block
             for end in _last_boundaries(self._buffer):
-                found = self._decode(self._buffer[:end])
-                if found is not None:
-                    return found
+                decoded = self._decode(self._buffer[:end])
+                if decoded is not None:
+                    return decoded
             if not block:
                 return self._last_batch()
 
@@ -202,7 +202,7 @@ def _last_boundaries(buffer: bytes) -> list[int]:
     reach = 1 << 16
     while True:
         start = max(0, len(buffer) - reach)
-        found = [match.end() for match in _BOUNDARY.finditer(buffer, start)]
-        if found or start == 0:
-            return found[:-9:-1]
+        ends = [match.end() for match in _BOUNDARY.finditer(buffer, start)]
+        if ends or start == 0:
+            return ends[:-9:-1]
         reach *= 8

@@ -64,33 +64,33 @@ def _trace(
     rank: int,
     world: tuple[int, ...],
     host: str,
-    told: list[Event],
+    recorded: list[Event],
     edges: dict[str, list[str]],
     broken: str,
 ) -> RankTrace:
-    told.sort(key=lambda event: (event.ts, -event.dur))
-    first_us = told[0].ts
+    recorded.sort(key=lambda event: (event.ts, -event.dur))
+    first_us = recorded[0].ts
     names, lanes = Numbers(), Numbers()
-    kinds = [_kind(event) for event in told]
-    lane = np.array([lanes[_lane(event, what)] for event, (what, _) in zip(told, kinds, strict=True)], np.int32)
+    kinds = [_kind(event) for event in recorded]
+    lane = np.array([lanes[_lane(event, what)] for event, (what, _) in zip(recorded, kinds, strict=True)], np.int32)
     order = np.argsort(lane, kind="stable")
-    lane, told, kinds = lane[order], [told[at] for at in order], [kinds[at] for at in order]
-    start_s = np.array([(event.ts - first_us) * 1e-6 for event in told])
-    duration_s = np.array([event.dur * 1e-6 for event in told])
+    lane, recorded, kinds = lane[order], [recorded[at] for at in order], [kinds[at] for at in order]
+    start_s = np.array([(event.ts - first_us) * 1e-6 for event in recorded])
+    duration_s = np.array([event.dur * 1e-6 for event in recorded])
     what = np.array([kind[0] for kind in kinds], np.int8)
     communicates = np.isin(what, (What.COLLECTIVE, What.SEND, What.RECV))
-    sequence = np.full(len(told), NONE, np.int64)
+    sequence = np.full(len(recorded), NONE, np.int64)
     counts: dict[tuple[int, str], int] = defaultdict(int)
     groups: dict[str, int] = {}
-    group = np.full(len(told), NONE, np.int32)
+    group = np.full(len(recorded), NONE, np.int32)
     # A tensor is a group of its own: its transactions are counted apart, and in their order on every rank the same.
     for at in np.flatnonzero(communicates)[np.argsort(start_s[communicates], kind="stable")].tolist():
-        key = _transaction(told[at].name)
+        key = _transaction(recorded[at].name)
         group[at] = groups.setdefault(key, len(groups))
         sequence[at] = counts[int(what[at]), key]
         counts[int(what[at]), key] += 1
     events = Events(
-        name=np.array([names[event.name.split("->")[-1]] for event in told], np.int32),
+        name=np.array([names[event.name.split("->")[-1]] for event in recorded], np.int32),
         what=what,
         lane=lane,
         start_s=start_s,
@@ -100,10 +100,10 @@ def _trace(
         group=group,
         sequence=sequence,
         peer=np.array(
-            [_peer(event, rank, world) if communicates[at] else NONE for at, event in enumerate(told)], np.int32
+            [_peer(event, rank, world) if communicates[at] else NONE for at, event in enumerate(recorded)], np.int32
         ),
-        bytes=np.array([float((event.args or {}).get("size", 0) or 0) for event in told]),
-        gradient=np.zeros(len(told), bool),
+        bytes=np.array([float((event.args or {}).get("size", 0) or 0) for event in recorded]),
+        gradient=np.zeros(len(recorded), bool),
     )
     return RankTrace(
         rank=rank,
@@ -116,8 +116,8 @@ def _trace(
         lanes=[Lane(name, kind) for name, kind in lanes],
         groups=[Group(key, world) for key in groups],
         events=events,
-        causes=_causes(told, start_s, start_s + duration_s, edges),
-        steps=_steps(told, start_s, start_s + duration_s),
+        causes=_causes(recorded, start_s, start_s + duration_s, edges),
+        steps=_steps(recorded, start_s, start_s + duration_s),
         about={"broken": broken} if broken else {},
     )
 
@@ -155,9 +155,9 @@ def _peer(event: Event, rank: int, world: tuple[int, ...]) -> int:
     """Named in the arguments, or the neighbour in the ring."""
     if _kind(event)[1] != Collective.P2P:
         return NONE
-    told = (event.args or {}).get("peer")
-    if told is not None:
-        return int(told)
+    peer = (event.args or {}).get("peer")
+    if peer is not None:
+        return int(peer)
     step = 1 if _kind(event)[0] == What.SEND else -1
     return world[(world.index(rank) + step) % len(world)]
 
@@ -167,21 +167,21 @@ def _iteration(event: Event) -> int:
     return int(args.get("step", args.get("cnt", 0)) or 0)
 
 
-def _steps(told: list[Event], start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
-    number = np.array([_iteration(event) for event in told])
+def _steps(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
+    number = np.array([_iteration(event) for event in recorded])
     return np.array([[start_s[number == at].min(), end_s[number == at].max()] for at in np.unique(number)])
 
 
-def _causes(told: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges: dict[str, list[str]]) -> np.ndarray:
+def _causes(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges: dict[str, list[str]]) -> np.ndarray:
     """The graph's edges, in each iteration, where the times agree."""
-    place = {(event.name.split("->")[-1].split("~>")[0], _iteration(event)): at for at, event in enumerate(told)}
-    found = set()
+    place = {(event.name.split("->")[-1].split("~>")[0], _iteration(event)): at for at, event in enumerate(recorded)}
+    pairs = set()
     for (name, step), cause in place.items():
         for follower in edges.get(name, ()):
             effect = place.get((follower, step))
             if effect is not None and effect != cause and end_s[cause] <= start_s[effect] + 1e-6:
-                found.add((cause, effect))
-    return np.array(sorted(found), np.int32).reshape(-1, 2)
+                pairs.add((cause, effect))
+    return np.array(sorted(pairs), np.int32).reshape(-1, 2)
 
 
 def _edges(path: Path) -> dict[str, list[str]]:
@@ -194,9 +194,9 @@ def _edges(path: Path) -> dict[str, list[str]]:
         for block in re.findall(r"\bnode\s*\[(.*?)\n\s*\]", text, re.DOTALL)
         if (number := re.search(r"\bid\s+(\d+)", block)) and (label := re.search(r'\blabel\s+"([^"]*)"', block))
     }
-    found: dict[str, list[str]] = defaultdict(list)
+    following: dict[str, list[str]] = defaultdict(list)
     for block in re.findall(r"\bedge\s*\[(.*?)\n\s*\]", text, re.DOTALL):
         ends = [re.search(rf"\b{end}\s+(\d+)", block) for end in ("source", "target")]
         if all(ends):
-            found[labels.get(ends[0][1], "")].append(labels.get(ends[1][1], ""))
-    return found
+            following[labels.get(ends[0][1], "")].append(labels.get(ends[1][1], ""))
+    return following

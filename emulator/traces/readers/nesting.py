@@ -23,14 +23,14 @@ def parents(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray) -> np.ndar
     for first in range(0, len(lane), _CHUNK):
         part = slice(first, first + _CHUNK)
         columns = zip(lane[part].tolist(), start_s[part].tolist(), end_s[part].tolist(), strict=True)
-        found = []
+        part_parents = []
         for event, (on, start, end) in enumerate(columns, first):
             if on != last_lane:
                 open_events.clear()
                 last_lane = on
             while open_events and (open_events[-1][1] <= start or open_events[-1][1] < end - SLACK_S):
                 open_events.pop()
-            found.append(open_events[-1][0] if open_events else NONE)
+            part_parents.append(open_events[-1][0] if open_events else NONE)
             open_events.append((event, end))
-        parent[part] = found
+        parent[part] = part_parents
     return parent

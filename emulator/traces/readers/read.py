@@ -22,19 +22,19 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     Raises TraceError where nothing is found, a file can't be read, or two are of one rank.
     """
     path = Path(path)
-    found = files(path)
+    present = files(path)
     if rank is not None and path.is_dir():
         raise TraceError(f"--rank names the rank of one file, but {path} is a directory")
-    untimed = [file for file, kind in found if kind == formats.SIMAI]
+    untimed = [file for file, kind in present if kind == formats.SIMAI]
     if untimed:
         raise TraceError(
             f"{untimed[0]} does not say when things happened, only what there is to do: "
             "`switchml trace emulate` plays it on a cluster"
         )
-    beside = {_named_rank(file): file for file, kind in found if kind == formats.EXECUTION_TRACE}
+    beside = {_named_rank(file): file for file, kind in present if kind == formats.EXECUTION_TRACE}
     traces = [
         trace
-        for file, kind in found
+        for file, kind in present
         if kind != formats.EXECUTION_TRACE
         for trace in _read_one(file, kind, rank, salvage, beside)
     ]
@@ -78,12 +78,12 @@ def files(path: Path) -> list[tuple[Path, str]]:
     if path.is_dir() and not any(formats.detect(file) for file in inside):
         inside = sorted(file for file in path.rglob("*") if file.is_file())  # a directory for each rank
     inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one for each rank's capture
-    found = [(file, kind) for file in inside if (kind := formats.detect(file))]
-    if not found:
+    present = [(file, kind) for file in inside if (kind := formats.detect(file))]
+    if not present:
         expected = ", ".join(formats.DESCRIPTIONS[:-1]) + f" or {formats.DESCRIPTIONS[-1]}"
         what = f"no trace in {path}" if path.is_dir() else f"{path} is no trace that is known here"
         raise TraceError(f"{what}: expected {expected}")
-    return found
+    return present
 
 
 def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:

@@ -78,14 +78,14 @@ def match(calls: Iterable[Call], requests: Iterable[Request]) -> dict[int, Call]
     waiting: dict[str, list[Call]] = {}
     for call in sorted(calls, key=lambda call: call.at_ns, reverse=True):
         waiting.setdefault(call.name, []).append(call)
-    found = {}
+    call_of = {}
     for one in sorted(requests, key=lambda one: one.until_ns):
         left = waiting.get(one.name, [])
         while left and left[-1].at_ns < one.from_ns - _SLACK_NS:
             left.pop()
         if left and left[-1].at_ns <= one.until_ns + _SLACK_NS:
-            found[one.event] = left.pop()
-    return found
+            call_of[one.event] = left.pop()
+    return call_of
 
 
 def _bytes(shapes: list[list[int]], types: list[str]) -> int:

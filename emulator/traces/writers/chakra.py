@@ -47,12 +47,12 @@ def sent_bytes(collective: Collective, size: float, ranks: int) -> float:
 
 def groups_node(groups: list[tuple[str, list[int]]], world_size: int) -> Any:
     """Node 0: number, name and ranks of the communicators. ASTRA-sim wants numbers for their names."""
-    told = [
+    listed = [
         {"pg_name": str(number), "pg_desc": name, "ranks": ranks, "group_size": len(ranks), "group_count": len(groups)}
         for number, (name, ranks) in enumerate(groups)
     ]
     node = pb.Node(id=0, name=GROUPS, type=pb.METADATA_NODE)
-    node.inputs.values = str([json.dumps(told)])
+    node.inputs.values = str([json.dumps(listed)])
     node.inputs.shapes, node.inputs.types = "[[]]", "['String']"
     node.attr.append(attribute("world_size", world_size))
     return node

@@ -6,10 +6,10 @@ from emulator.optimizer import file
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
 from emulator.optimizer.passes import in_file
-from emulator.optimizer.search import Found, search
+from emulator.optimizer.search import SearchResult, search
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
-from emulator.optimizer.speedup import Promise
+from emulator.optimizer.speedup import SpeedUp
 from emulator.whatif import codec_costs
 from emulator.whatif.buckets import MIB, assign
 from emulator.whatif.codec_costs import CHOICES, measure
@@ -55,11 +55,13 @@ def test_a_file_promises_what_it_does(job):
     assert found.in_file.setting.placement == found.best.setting.placement == "switchml"
     told = file.tables(found, machine, "traces")
     assert told["predicted"]["iteration_s"] == found.in_file.iteration_s and "accumulate" in told["advice"]
-    assert 1 < found.promised == found.traced.sample_s / found.in_file.sample_s
-    promise = Promise.of(found, [0.30, 0.50, 0.31], [0.20, 0.40, 0.21])
-    assert promise.default_s == 0.31 and promise.measured == pytest.approx(0.31 / 0.21)
-    assert promise.error == pytest.approx(found.promised / promise.measured - 1)
-    assert f"promised {found.promised:.2f} times as fast, measured 1.48, off by {promise.error:+.1%}" in str(promise)
+    assert 1 < found.predicted_speedup == found.traced.sample_s / found.in_file.sample_s
+    speedup = SpeedUp.of(found, [0.30, 0.50, 0.31], [0.20, 0.40, 0.21])
+    assert speedup.default_s == 0.31 and speedup.measured == pytest.approx(0.31 / 0.21)
+    assert speedup.error == pytest.approx(found.predicted_speedup / speedup.measured - 1)
+    assert f"predicted speed-up {found.predicted_speedup:.2f}, measured 1.48, off by {speedup.error:+.1%}" in str(
+        speedup
+    )
 
 
 def test_a_parameter_server_is_no_backend():
@@ -72,7 +74,7 @@ def test_halves_take_narrow_lanes_in_any_bucket(job, codec, wire):
     machine = Machine.of(job, codecs=measure([spec for spec in codec if spec], 4))
     objective = Objective(job, machine)
     traced, best = objective(TRACED), objective(Setting(placement="switchml", codec=codec))
-    told = file.tables(Found(traced, best, best), machine, "traces")
+    told = file.tables(SearchResult(traced, best, best), machine, "traces")
     assert told["environment"].get("SWITCHML_WIRE") == wire
     assert told["compression"]["codec"] == [spec or "none" for spec in codec]
 
@@ -88,7 +90,7 @@ def test_what_a_file_says_of_codecs_and_what_is_measured_here_have_the_same_lane
 
 def test_nothing_to_change_changes_nothing(job):
     traced = Objective(job, machine := Machine.of(job))(TRACED)
-    told = file.tables(Found(traced, traced, traced), machine, "traces")
+    told = file.tables(SearchResult(traced, traced, traced), machine, "traces")
     assert not any(told[name] for name in ("process_group", "environment", "ddp", "compression", "advice"))
 
 

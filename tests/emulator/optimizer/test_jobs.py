@@ -42,7 +42,7 @@ def test_large_spaces_are_sampled_and_repeat_with_a_seed():
 def test_a_job_that_does_not_fit_is_made_to():
     big = request(datafile.merge(GIVEN, {"model": "megatron-22b", "job": {"tp": 1}}))
     found = jobs.search(big, ("split", "recompute", "zero"))
-    assert found.asked is None and found.best.emulation.memory.total <= 80e9
+    assert found.requested is None and found.best.emulation.memory.total <= 80e9
     limit = found.best.emulation.memory.total * 0.9
     assert jobs.search(big, ("split", "recompute", "zero"), memory_bytes=limit).best.emulation.memory.total <= limit
     with pytest.raises((ConfigError, OutOfMemory)):

@@ -49,8 +49,8 @@ def slowly(objective, placements, codecs):
 
 @settings(deadline=None, max_examples=15)
 @given(jobs(most=4), DOUBTS)
-def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, doubt_s):
-    machine = Machine.of(job, codecs=CODECS, doubt_s=doubt_s)
+def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, uncertainty_s):
+    machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)
     allowed = Allowed(passes=("buckets", "placement", "codec"), placements=("ps",), codecs=tuple(CODECS))
     found = search(Objective(job, machine), allowed, trials=500)
     assert found.how.startswith("exact")
@@ -59,23 +59,23 @@ def test_it_finds_the_best_buckets_placement_and_codec_of_each_bucket(job, doubt
 
 @settings(deadline=None, max_examples=15)
 @given(jobs(own=True), DOUBTS)
-def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, doubt_s):
-    machine = Machine.of(job, doubt_s=doubt_s)
+def test_it_finds_the_best_where_updates_wait_for_their_own_bucket(job, uncertainty_s):
+    machine = Machine.of(job, uncertainty_s=uncertainty_s)
     found = search(Objective(job, machine), Allowed(passes=("buckets",)), trials=500)
     assert found.best.worst_s == pytest.approx(slowly(Objective(job, machine), ("",), ()), rel=1e-5)
 
 
 @settings(deadline=None, max_examples=20)
 @given(jobs(), DOUBTS, st.sampled_from(["", "switchml"]), st.sampled_from([[""], ["half"], ["half", "quarter"]]))
-def test_the_path_is_what_replay_says(job, doubt_s, placement, codecs):
-    machine = Machine.of(job, codecs=CODECS, doubt_s=doubt_s)
+def test_the_path_is_what_replay_says(job, uncertainty_s, placement, codecs):
+    machine = Machine.of(job, codecs=CODECS, uncertainty_s=uncertainty_s)
     options = cuts.choices(machine, placement, codecs)
-    caps, chosen = cuts.fastest(*cuts.ready(job), options, doubt_s)
+    caps, chosen = cuts.fastest(*cuts.ready(job), options, uncertainty_s)
     objective = Objective(job, machine)
     _, _, end_s = cuts.path(*cuts.ready(job), *cuts.columns(options), len(caps))
     worth = objective(Setting(buckets=caps, placement=placement, codec=chosen if any(chosen) else ()))
     assert worth.sample_s == pytest.approx(end_s[-1, -1] + 0.003, rel=1e-9)  # the optimizer comes after
-    assert worth.worst_s == pytest.approx(worth.sample_s + doubt_s * len(caps), rel=1e-9)
+    assert worth.worst_s == pytest.approx(worth.sample_s + uncertainty_s * len(caps), rel=1e-9)
 
 
 def big(optimizer_s=(0.001,), **given):
@@ -172,8 +172,8 @@ def test_gradients_of_two_buckets_may_come_in_turns():
 def test_the_larger_the_doubt_the_fewer_buckets():
     job = ddp_jobs.ddp([MIB] * 16, [0.02] * 16, fixed_s=1e-5, bytes_per_s=8e7, caps=[16 * MIB])
     counts = []
-    for doubt_s in (0.0, 0.002, 0.008, 0.02, 1.0):
-        found = search(Objective(job, Machine.of(job, doubt_s=doubt_s)), Allowed(passes=("buckets",)))
+    for uncertainty_s in (0.0, 0.002, 0.008, 0.02, 1.0):
+        found = search(Objective(job, Machine.of(job, uncertainty_s=uncertainty_s)), Allowed(passes=("buckets",)))
         counts.append(int(assign([MIB] * 16, found.best.setting.buckets or [16 * MIB])[-1]) + 1)
         assert found.best.sample_s <= found.best.worst_s <= found.traced.sample_s
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[-1] == 1
@@ -183,8 +183,8 @@ def test_a_tiny_first_bucket_must_be_worth_an_all_reduce():
     """The network is idle until the second gradient: the first one's bytes could go for nothing, an all-reduce not."""
     sizes, backward_s = [MIB / 64] + [MIB] * 8, [0.01] + [0.02] * 8
     job = ddp_jobs.ddp(sizes, backward_s, fixed_s=0.0, bytes_per_s=1e7, caps=[9 * MIB])
-    tempted = search(Objective(job, Machine.of(job, doubt_s=0.0)), Allowed(passes=("buckets",))).best
-    found = search(Objective(job, Machine.of(job, doubt_s=0.003)), Allowed(passes=("buckets",))).best
+    tempted = search(Objective(job, Machine.of(job, uncertainty_s=0.0)), Allowed(passes=("buckets",))).best
+    found = search(Objective(job, Machine.of(job, uncertainty_s=0.003)), Allowed(passes=("buckets",))).best
     assert tempted.setting.buckets[0] == sizes[0] < found.setting.buckets[0]
     assert found.sample_s <= tempted.sample_s + 0.003
 
@@ -196,7 +196,7 @@ def test_a_gain_that_the_replay_is_off_by_is_none():
     longer = dataclasses.replace(job, iteration_s=job.iteration_s * 1.5)
     objective = Objective(longer, Machine.of(longer))
     found = search(objective, Allowed(passes=("buckets",)))
-    assert found.best.setting == TRACED and found.promised == 1
+    assert found.best.setting == TRACED and found.predicted_speedup == 1
     (said,) = report.too_little(found, objective, Allowed(passes=("buckets",)))
     assert "buckets of gradients as it is" in said and "33.3% off" in said
 

@@ -11,8 +11,7 @@ from emulator.cluster.algorithms import ALGORITHMS
 from emulator.replay.engine import replay
 from emulator.traces.iterations import join_each
 from emulator.traces.join import join
-from emulator.whatif import changes, network
-from emulator.whatif import repeated_rounds as again
+from emulator.whatif import changes, network, repeated_rounds
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.predict import predicted
 from emulator.whatif.serial import one_at_a_time
@@ -76,10 +75,10 @@ def test_algorithms(joined):
     ring = network.fit(joined)
     switched = changes.allreduce(joined, "switchml")
     per_mb_s = 4e-3 * (1 / 1.5) * sizes.TCP_SHARE / sizes.SWITCHML_SHARE
-    guessed_mb = min(again.guessed_bytes(4) / 1e6, 2.0)  # of the first; the second waits in line
+    guessed_mb = min(repeated_rounds.guessed_bytes(4) / 1e6, 2.0)  # of the first; the second waits in line
     assert meeting_s(switched.costs) == pytest.approx(
         [
-            (2 + again.AGAIN["int32"] * guessed_mb) * per_mb_s + 2 * ring.latency_s,
+            (2 + repeated_rounds.REPEAT_SHARE["int32"] * guessed_mb) * per_mb_s + 2 * ring.latency_s,
             6 * per_mb_s + 2 * ring.latency_s,
         ],
         rel=1e-3,

@@ -8,9 +8,9 @@ import pytest
 
 from emulator.optimizer.machine import Machine
 from emulator.traces.events import Events, Lane, LaneKind, RankTrace, What, Wire, WireWhat
-from emulator.whatif import changes, transfers
-from emulator.whatif import repeated_rounds as again
+from emulator.whatif import changes, repeated_rounds, transfers
 from emulator.whatif.buckets import MIB
+from emulator.whatif.repeated_rounds import REPEAT_SHARE
 from emulator.whatif.scenario import network_of
 from emulator.workload.graph import Collective
 from switchml.protocol.sizes import PAYLOAD_BYTES
@@ -36,42 +36,44 @@ def trace(chunks: int, wrong: int, elements: int, world_size: int = 4) -> RankTr
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("lanes", "elements"), again.ELEMENTS.items())
+@pytest.mark.parametrize(("lanes", "elements"), repeated_rounds.ELEMENTS.items())
 def test_packets_tell_how_many_rounds_went_again(lanes, elements):
     # Only all-reduces in which any went again count, and of these the chunks that were guessed.
-    assert again.times_usual([trace(100, 20, elements)]) == pytest.approx(0.2 / again.AGAIN[lanes])
-    slots = again.guessed_bytes(4) // PAYLOAD_BYTES
-    assert again.times_usual([trace(3 * slots, 64, elements)]) == pytest.approx(64 / slots / again.AGAIN[lanes])
-    assert again.times_usual([trace(100, 0, elements)]) == 0
+    assert repeated_rounds.times_usual([trace(100, 20, elements)]) == pytest.approx(0.2 / REPEAT_SHARE[lanes])
+    slots = repeated_rounds.guessed_bytes(4) // PAYLOAD_BYTES
+    assert repeated_rounds.times_usual([trace(3 * slots, 64, elements)]) == pytest.approx(
+        64 / slots / REPEAT_SHARE[lanes]
+    )
+    assert repeated_rounds.times_usual([trace(100, 0, elements)]) == 0
 
 
 def test_a_trace_without_packets_does_not_tell():
-    assert again.times_usual([replace(trace(10, 1, 256), wire=None)]) is None
+    assert repeated_rounds.times_usual([replace(trace(10, 1, 256), wire=None)]) is None
 
 
 def test_each_codec_has_the_price_of_its_lanes_and_the_trace_s_own_all_reduces_none():
     job = ddp_jobs.ddp([MIB] * 4, [0.01] * 4, ranks=4)
     model = Machine.of(job).network
     there = replace(model, algorithm="switchml")
-    for lanes, share in again.AGAIN.items():
-        assert there.transfer(4, lanes).again == share and model.transfer(4, lanes).again == 0
-        assert replace(there, again_times=0.5).transfer(4, lanes).again == share / 2
-    assert there.transfer(4, "").again == 0, "integers need no exponent"
+    for lanes, share in REPEAT_SHARE.items():
+        assert there.transfer(4, lanes).repeat_share == share and model.transfer(4, lanes).repeat_share == 0
+        assert replace(there, repeat_factor=0.5).transfer(4, lanes).repeat_share == share / 2
+    assert there.transfer(4, "").repeat_share == 0, "integers need no exponent"
     ours = replace(there, traced="switchml")
-    assert ours.transfer(4).again == 0 < ours.transfer(4, "int16").again
+    assert ours.transfer(4).repeat_share == 0 < ours.transfer(4, "int16").repeat_share
     transfer = there.transfer(4)
-    assert transfer.again_s(MIB / 2) == pytest.approx(again.AGAIN["int32"] * MIB / 2 / transfer.bytes_per_s)
-    assert transfer.again_s(9 * MIB) == transfer.again_s(1024 * 1024), "a chunk for each slot at most"
+    assert transfer.repeats_s(MIB / 2) == pytest.approx(REPEAT_SHARE["int32"] * MIB / 2 / transfer.bytes_per_s)
+    assert transfer.repeats_s(9 * MIB) == transfer.repeats_s(1024 * 1024), "a chunk for each slot at most"
 
 
 def test_what_waits_in_line_has_its_exponents_announced():
-    transfer = transfers.Transfer(0.0, 1e6, again=0.5, guessed_bytes=2e6)
+    transfer = transfers.Transfer(0.0, 1e6, repeat_share=0.5, guessed_bytes=2e6)
     size = np.full(3, 3e6)
     # 1 s for 2 MB that are guessed, and 3 s for all; the second is ready 1 s before the first ends, so 1 MB is left to
     # guess; the third waits for longer than 2 MB take
     assert transfers.repeated_s(transfer, np.array([0.0, 3.0, 3.5]), size) == pytest.approx([1.0, 0.5, 0.0])
     apart = transfers.repeated_s(transfer, np.array([0.0, 10.0, 20.0]), size)
-    assert apart == pytest.approx([1.0] * 3) == transfer.again_s(size)
+    assert apart == pytest.approx([1.0] * 3) == transfer.repeats_s(size)
 
 
 def test_in_another_place_the_first_all_reduce_is_guessed():
@@ -79,6 +81,6 @@ def test_in_another_place_the_first_all_reduce_is_guessed():
     there = changes.allreduce(joined, "switchml")
     first, *others = transfers.meeting_s(there.costs)
     assert others == pytest.approx([others[0]] * 3)
-    assert first - others[-1] == pytest.approx(network_of(there).transfer(4).again_s(MIB)) and first > others[0]
+    assert first - others[-1] == pytest.approx(network_of(there).transfer(4).repeats_s(MIB)) and first > others[0]
     back = changes.allreduce(there, "ring")
     np.testing.assert_allclose(transfers.meeting_s(back.costs), transfers.meeting_s(joined.costs))

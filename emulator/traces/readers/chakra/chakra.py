@@ -110,11 +110,11 @@ def _load_json(path: Path, rank: int) -> ChakraTrace:
     file = ChromeFile(path, array="workload_graph")
     trace = ChakraTrace(path, rank, "JSON", {})
     for batch in file.batches():
-        for told in batch:
+        for row in batch:
             try:
-                deps = [int(dep) for dep in (*told.get("ctrl_deps", ()), *told.get("data_deps", ()))]
-                runtime_s = float(told.get("runtime", 0)) * 1e-6
-                node = Node(int(told["Id"]), str(told["Name"]), int(told["NodeType"]), deps, deps, 0.0, runtime_s, told)
+                deps = [int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ()))]
+                runtime_s = float(row.get("runtime", 0)) * 1e-6
+                node = Node(int(row["Id"]), str(row["Name"]), int(row["NodeType"]), deps, deps, 0.0, runtime_s, row)
             except (KeyError, TypeError, ValueError) as error:
                 raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
             trace.nodes.append(node)
@@ -135,10 +135,10 @@ def _rank(path: Path, rank: int | None) -> int:
 def _groups(values: str) -> dict[str, list[int]]:
     """From the inputs of torch's process-group node: a list's text, in which a JSON text stands."""
     try:
-        told = ast.literal_eval(values)
-        while isinstance(told, list) and told and isinstance(told[0], str):
-            told = json.loads(told[0])
-        return {str(one["pg_name"]): [int(rank) for rank in one.get("ranks") or []] for one in told}
+        listed = ast.literal_eval(values)
+        while isinstance(listed, list) and listed and isinstance(listed[0], str):
+            listed = json.loads(listed[0])
+        return {str(one["pg_name"]): [int(rank) for rank in one.get("ranks") or []] for one in listed}
     except (ValueError, SyntaxError, TypeError, KeyError):
         return {}
 
@@ -185,8 +185,8 @@ def _ours(trace: ChakraTrace) -> RankTrace:
     event_of |= {node.id: node.attr["switchml.of"] for node in trace.nodes if "switchml.of" in node.attr}
     causes = {(event_of[cause], node.id - 1) for node in nodes for cause in node.data_deps}
     head["names"] = list(names)
-    found = np.array(sorted(causes), np.int32).reshape(-1, 2)
-    return native.whole(head, trace.path, events, found, np.array(head["steps"]))
+    pairs = np.array(sorted(causes), np.int32).reshape(-1, 2)
+    return native.whole(head, trace.path, events, pairs, np.array(head["steps"]))
 
 
 _DTYPES = {"what": np.int8, "collective": np.int8, "sequence": np.int64, "gradient": np.bool_}

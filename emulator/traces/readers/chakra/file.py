@@ -79,13 +79,13 @@ def read_messages(path: Path) -> Iterator[Any]:
 
 def attributes(message: Any) -> dict[str, Any]:
     """Name → value of a message's attributes; lists as lists."""
-    found = {}
+    values = {}
     for attribute in message.attr:
         field = attribute.WhichOneof("value")
         if field is not None:
             value = getattr(attribute, field)
-            found[attribute.name] = list(value.values) if field.endswith("_list") else value
-    return found
+            values[attribute.name] = list(value.values) if field.endswith("_list") else value
+    return values
 
 
 def attribute(name: str, value: Any) -> Any:
@@ -114,11 +114,11 @@ def _varint(data: bytes) -> tuple[int, int]:
 
 
 def _encoded(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value >= 0x80:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _read_length(file: BinaryIO, path: Path, at: int) -> tuple[int, int] | None:

@@ -36,9 +36,9 @@ def read_chakra(paths: list[Path]) -> Workload:
 class _Building:
     def __init__(self, traces: list[ChakraTrace]) -> None:
         self._traces = traces
-        told = [int(node.attr["world_size"]) for trace in traces for node in trace.nodes if "world_size" in node.attr]
+        sizes = [int(node.attr["world_size"]) for trace in traces for node in trace.nodes if "world_size" in node.attr]
         named = [rank for trace in traces for ranks in trace.groups.values() for rank in ranks]
-        self._world = max([*told, *(rank + 1 for rank in named), *(trace.rank + 1 for trace in traces)])
+        self._world = max([*sizes, *(rank + 1 for rank in named), *(trace.rank + 1 for trace in traces)])
         self._builder = GraphBuilder("chakra")
         self._place = {trace.rank: self._builder.add_rank(device=trace.rank) for trace in traces}
         self._groups: dict[tuple[int, ...], int] = {}
@@ -92,8 +92,8 @@ class _Building:
         """The work and the meeting of a communication node."""
         self._sources += source
         if node.type == pb.COMM_COLL_NODE:
-            told = trace.groups.get(str(node.attr.get("pg_name", "")))
-            ranks = tuple(told or range(self._world))
+            members = trace.groups.get(str(node.attr.get("pg_name", "")))
+            ranks = tuple(members or range(self._world))
             key: tuple = (ranks, _sequence(node, counts[trace.rank, ranks]))
             counts[trace.rank, ranks] += 1
         else:
@@ -132,16 +132,18 @@ class _Building:
         }
 
     def _assumptions(self) -> list[str]:
-        found = []
+        assumptions = []
         if (absent := self._world - len(self._traces)) > 0:
-            found.append(f"{absent} of {self._world} ranks have no file: they do what the others do")
+            assumptions.append(f"{absent} of {self._world} ranks have no file: they do what the others do")
         if self._sizeless:
-            found.append(f"{self._sizeless} communication nodes have no size and count as compute of their own rank")
+            assumptions.append(
+                f"{self._sizeless} communication nodes have no size: they count as compute of their rank"
+            )
         if self._lost:
-            found.append(f"{self._lost} dependencies on nodes that are in no file are left out")
+            assumptions.append(f"{self._lost} dependencies on nodes that are in no file are left out")
         if self._sources:
-            found.append(f"{self._sources} communication nodes wait for nothing, so they begin at once")
-        return found
+            assumptions.append(f"{self._sources} communication nodes wait for nothing, so they begin at once")
+        return assumptions
 
 
 def _sequence(node: Node, counted: int) -> int:
@@ -152,13 +154,13 @@ def _sequence(node: Node, counted: int) -> int:
 
 def _through_sends(node: Node, by_id: dict[int, Node]) -> set[int]:
     """What a node waits for; in place of sends, what these wait for."""
-    found, seen, left = set(), set(), list(node.deps)
-    while left:
-        dep = left.pop()
+    waits_for, seen, open_deps = set(), set(), list(node.deps)
+    while open_deps:
+        dep = open_deps.pop()
         sender = by_id.get(dep)
         if sender is None or sender.type != pb.COMM_SEND_NODE:
-            found.add(dep)
+            waits_for.add(dep)
         elif dep not in seen:
             seen.add(dep)
-            left.extend(sender.deps)
-    return found
+            open_deps.extend(sender.deps)
+    return waits_for

@@ -52,19 +52,19 @@ def _forward_backward(reading: Reading) -> np.ndarray:
         event = place.get((lane, at_s))
         if event is not None:
             both.setdefault(id, [NONE, NONE])[is_head] = event
-    found = np.array([pair for pair in both.values() if NONE not in pair], np.int64).reshape(-1, 2)
-    return found
+    pairs = np.array([pair for pair in both.values() if NONE not in pair], np.int64).reshape(-1, 2)
+    return pairs
 
 
 def _by_sequence(reading: Reading) -> np.ndarray:
     """Operators that put nothing on the tape carry the number that the next one will get, so of forward operators with
     the same number the last one counts (as in torch/csrc/profiler/kineto_shim)."""
-    told = reading.table.autograd.arrays()
-    events = reading.row_to_event[told["row"]]
-    order = np.lexsort((reading.start_s[events], told["sequence"]))
+    rows = reading.table.autograd.arrays()
+    events = reading.row_to_event[rows["row"]]
+    order = np.lexsort((reading.start_s[events], rows["sequence"]))
     last: dict[tuple[bool, int], int] = {}
     for backward, sequence, event in zip(
-        told["is_backward"][order].tolist(), told["sequence"][order].tolist(), events[order].tolist(), strict=True
+        rows["is_backward"][order].tolist(), rows["sequence"][order].tolist(), events[order].tolist(), strict=True
     ):
         last[bool(backward), sequence] = event
     both = [(last[False, at], event) for (backward, at), event in last.items() if backward and (False, at) in last]
@@ -83,7 +83,7 @@ def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
     caller = np.flatnonzero(reading.lane == 0)
     by_end = caller[np.argsort(reading.start_s[caller] + reading.duration_s[caller], kind="stable")]
     ends = reading.start_s[by_end] + reading.duration_s[by_end]
-    found = []
+    pairs = []
     for lane in np.unique(reading.lane[top]).tolist():
         worker = np.flatnonzero(top & (reading.lane == lane))
         after = np.searchsorted(reading.start_s[caller], reading.start_s[worker] + reading.duration_s[worker])
@@ -91,7 +91,7 @@ def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
         bursts = np.flatnonzero(np.diff(after)) + 1
         for first, last in zip([0, *bursts.tolist()], [*bursts.tolist(), len(worker)], strict=True):
             if len(worker) and before[first] >= 0:
-                found.append((int(worker[first]), int(by_end[before[first]])))
+                pairs.append((int(worker[first]), int(by_end[before[first]])))
             if len(worker) and after[last - 1] < len(caller):
-                found.append((int(caller[after[last - 1]]), int(worker[last - 1])))
-    return found
+                pairs.append((int(caller[after[last - 1]]), int(worker[last - 1])))
+    return pairs

@@ -50,7 +50,7 @@ class Communication:
 def find(reading: Reading) -> Communication:
     """All communication of a trace; also sets its events' `What`."""
     many = len(reading.kind)
-    found = Communication(
+    result = Communication(
         collective=np.zeros(many, np.int8),
         bytes=np.zeros(many),
         group=np.full(many, NONE, np.int32),
@@ -58,41 +58,41 @@ def find(reading: Reading) -> Communication:
         peer=np.full(many, NONE, np.int32),
     )
     groups = _Groups(reading)
-    for event, told in [*_on_devices(reading, found), *_on_host(reading, found)]:
-        kind = next((kind for said in told if (kind := said.collective)), Collective.NONE)
+    for event, descriptions in [*_on_devices(reading, result), *_on_host(reading, result)]:
+        kind = next((kind for each in descriptions if (kind := each.collective)), Collective.NONE)
         if not kind:
             continue
-        named = next((said.args for said in told if said.args.group is not None), None)
-        found.unnamed += named is None and len(groups.groups) > 1
+        named = next((each.args for each in descriptions if each.args.group is not None), None)
+        result.unnamed += named is None and len(groups.groups) > 1
         number = groups.number(named or Args())
         ranks = groups.groups[number].ranks
-        found.collective[event] = kind
-        found.group[event] = number
-        found.bytes[event] = _bytes(kind, told, len(ranks))
+        result.collective[event] = kind
+        result.group[event] = number
+        result.bytes[event] = _bytes(kind, descriptions, len(ranks))
         reading.what[event] = What.COLLECTIVE
         if kind == Collective.P2P:
-            sends = next((said.sends for said in told if said.sends is not None), True)
+            sends = next((each.sends for each in descriptions if each.sends is not None), True)
             reading.what[event] = What.SEND if sends else What.RECV
-            found.peer[event] = _peer(sends, told, ranks)
-    found.groups = groups.groups
-    _number(found, reading)
-    return found
+            result.peer[event] = _peer(sends, descriptions, ranks)
+    result.groups = groups.groups
+    _number(result, reading)
+    return result
 
 
-class _Said:
+class _Description:
     """What one event says about a communication: a kernel about itself, an annotation or operator around its launch."""
 
     def __init__(self, name: str, args: Args | None) -> None:
         self.args = args or Args()
         self.name = name
-        told = str(self.args.collective) if self.args.collective is not None else ""
-        if not told:
+        operation = str(self.args.collective) if self.args.collective is not None else ""
+        if not operation:
             match = BY_HOST.match(name) or BY_DEVICE.match(name) or C10D.match(name) or _KERNEL.search(name)
-            told = match[match.lastindex] if match else ""
-        self.collective = collective_of(told)
-        if "sendrecv" in told.lower():
+            operation = match[match.lastindex] if match else ""
+        self.collective = collective_of(operation)
+        if "sendrecv" in operation.lower():
             self.collective = Collective.ALL_TO_ALL  # unless the host says otherwise, see `_on_devices`
-        self.sends = "send" in told.lower() if self.collective == Collective.P2P else None
+        self.sends = "send" in operation.lower() if self.collective == Collective.P2P else None
 
     def sizes(self) -> tuple[float, float]:
         """Bytes put in and got out, 0 where it does not say."""
@@ -113,33 +113,33 @@ class _Said:
         return max((int(count(shape)) for shape in self.args.dims or []), default=0)
 
 
-def _on_devices(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
+def _on_devices(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
     """Communication kernels, each with what is said about it: by what knows best first."""
     kernels = [kind for kind, (category, name) in enumerate(reading.kinds) if category == "kernel" and "ccl" in name]
     kernels = [kind for kind in kernels if re.search(r"[nr]ccl", reading.kinds[kind][1])]
     launches = reading.launch_of()
     result = []
     for event in np.flatnonzero(np.isin(reading.kind, kernels)).tolist():
-        said = [_Said(_name(reading, event), reading.details.get(event))]
+        descriptions = [_Description(_name(reading, event), reading.details.get(event))]
         around = []
         if launches[event] != NONE:
-            found.launch[event] = int(launches[event])
+            communication.launch[event] = int(launches[event])
             around = [
-                _Said(_name(reading, outer), reading.details[outer])
-                for outer in _ancestors(reading, found.launch[event])
+                _Description(_name(reading, outer), reading.details[outer])
+                for outer in _ancestors(reading, communication.launch[event])
                 if outer in reading.details
             ]
-        if said[0].args.collective is None:
+        if descriptions[0].args.collective is None:
             around.sort(key=lambda one: (one.args.collective is None, one.name.startswith("c10d::")))
-            said = [*(one for one in around if one.collective), *said]
+            descriptions = [*(one for one in around if one.collective), *descriptions]
         else:
-            said += around
-        found.backend = found.backend or "nccl"
-        result.append((event, said))
+            descriptions += around
+        communication.backend = communication.backend or "nccl"
+        result.append((event, descriptions))
     return result
 
 
-def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Said]]]:
+def _on_host(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
     """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
     own number is drawn first, then, while it runs, its work's. While no execution trace is observed all numbers are
     0: then the first call of a kind is the cause of its first work, and so on."""
@@ -147,7 +147,7 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
     events = np.flatnonzero(np.isin(reading.kind, list(works)))
     if not len(events):
         return []
-    found.backend = found.backend or next(iter(works.values()))[1]
+    communication.backend = communication.backend or next(iter(works.values()))[1]
     operators = [kind for kind, (_, name) in enumerate(reading.kinds) if C10D.match(str(name))]
     callers = np.flatnonzero(np.isin(reading.kind, operators))
     callers = callers[np.argsort(reading.record[callers], kind="stable")]
@@ -158,36 +158,45 @@ def _on_host(reading: Reading, found: Communication) -> list[tuple[int, list[_Sa
     caller_of |= _in_order(reading, *unnumbered)
     result = []
     for event in events.tolist():
-        said = [_Said(_name(reading, event), reading.details.get(event))]
+        descriptions = [_Description(_name(reading, event), reading.details.get(event))]
         if event in caller_of:
             caller = caller_of[event]
-            call = _Said(_name(reading, caller), reading.details.get(caller))
-            if call.collective == said[0].collective and reading.start_s[caller] <= reading.start_s[event] + 1e-6:
-                said.append(call)
-                found.launch[event] = caller
+            call = _Description(_name(reading, caller), reading.details.get(caller))
+            if (
+                call.collective == descriptions[0].collective
+                and reading.start_s[caller] <= reading.start_s[event] + 1e-6
+            ):
+                descriptions.append(call)
+                communication.launch[event] = caller
                 if reading.lanes[reading.lane[event]].kind == LaneKind.TRANSPORT:
                     reading.what[caller] = What.LAUNCH
-        result.append((event, said))
-    return _with_sizes(reading, found, result)
+        result.append((event, descriptions))
+    return _with_sizes(reading, communication, result)
 
 
 def _with_sizes(
-    reading: Reading, found: Communication, works: list[tuple[int, list[_Said]]]
-) -> list[tuple[int, list[_Said]]]:
+    reading: Reading, result: Communication, works: list[tuple[int, list[_Description]]]
+) -> list[tuple[int, list[_Description]]]:
     """What is known from beside the profile counts first."""
     if reading.sizes is None:
         return works
-    asked = []
-    for event, said in works:
-        call = found.launch.get(event)
+    requests = []
+    for event, descriptions in works:
+        call = result.launch.get(event)
         from_s = reading.start_s[call] if call is not None else 0.0
         until_s = from_s + reading.duration_s[call] if call is not None else reading.start_s[event]
-        asked.append(Request(event, said[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
-    calls = match(reading.sizes.calls, asked)
+        requests.append(Request(event, descriptions[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
+    calls = match(reading.sizes.calls, requests)
     return [
-        (event, [_Said(said[0].name, profiler_args(reading.sizes, calls[event])), *said] if event in calls else said)
-        for event, said in works
+        (event, [_sized(reading.sizes, calls[event], descriptions[0].name), *descriptions])
+        if event in calls
+        else (event, descriptions)
+        for event, descriptions in works
     ]
+
+
+def _sized(sizes: Sizes, call: Call, name: str) -> _Description:
+    return _Description(name, profiler_args(sizes, call))
 
 
 def profiler_args(sizes: Sizes, call: Call) -> Args:
@@ -205,18 +214,18 @@ def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict
     have waited in any order: so the first of the same size goes before, among those that it may have overtaken."""
     waiting: dict[Collective, list[tuple[int, int]]] = {}
     for caller in callers[np.argsort(reading.start_s[callers], kind="stable")].tolist():
-        said = _Said(_name(reading, caller), reading.details.get(caller))
-        waiting.setdefault(said.collective, []).append((caller, said.elements()))
-    found = {}
+        description = _Description(_name(reading, caller), reading.details.get(caller))
+        waiting.setdefault(description.collective, []).append((caller, description.elements()))
+    caller_of = {}
     for event in events[np.argsort(reading.start_s[events], kind="stable")].tolist():
-        said = _Said(_name(reading, event), reading.details.get(event))
-        calls = waiting.get(said.collective, [])
+        description = _Description(_name(reading, event), reading.details.get(event))
+        calls = waiting.get(description.collective, [])
         may_be = [call for call in calls[:THREADS] if reading.start_s[call[0]] <= reading.start_s[event] + 1e-6]
-        alike = [call for call in may_be if call[1] == said.elements()]
+        alike = [call for call in may_be if call[1] == description.elements()]
         if may_be:
-            found[event] = (alike or may_be)[0][0]
+            caller_of[event] = (alike or may_be)[0][0]
             calls.remove((alike or may_be)[0])
-    return found
+    return caller_of
 
 
 def _name(reading: Reading, event: int) -> str:
@@ -224,44 +233,44 @@ def _name(reading: Reading, event: int) -> str:
 
 
 def _ancestors(reading: Reading, event: int) -> list[int]:
-    found = []
+    ancestors = []
     while (event := int(reading.parent[event])) != NONE:
-        found.append(event)
-    return found
+        ancestors.append(event)
+    return ancestors
 
 
-def _bytes(kind: Collective, told: list[_Said], ranks: int) -> float:
-    for said in told:
-        sent, received = said.sizes()
+def _bytes(kind: Collective, descriptions: list[_Description], ranks: int) -> float:
+    for description in descriptions:
+        sent, received = description.sizes()
         if sent or received:
             return message_bytes(kind, sent, received, ranks)
     return 0.0
 
 
-def _peer(sends: bool, told: list[_Said], ranks: tuple[int, ...]) -> int:
+def _peer(sends: bool, descriptions: list[_Description], ranks: tuple[int, ...]) -> int:
     """The other rank of a send or receive; c10d counts it within the group."""
-    for said in told:
-        other = said.args.destination if sends else said.args.source
+    for description in descriptions:
+        other = description.args.destination if sends else description.args.source
         if other is not None:
             return whole(other, NONE)
-        concrete = said.args.concrete
-        if said.name.startswith("c10d::") and isinstance(concrete, list) and len(concrete) > 2:
+        concrete = description.args.concrete
+        if description.name.startswith("c10d::") and isinstance(concrete, list) and len(concrete) > 2:
             place = str(concrete[2])
             if place.isdigit() and int(place) < len(ranks):
                 return ranks[int(place)]
     return NONE
 
 
-def _number(found: Communication, reading: Reading) -> None:
+def _number(result: Communication, reading: Reading) -> None:
     """`sequence`: in the order in which the host asked for them."""
-    events = np.flatnonzero(found.collective)
-    asked_s = [reading.start_s[found.launch.get(event, event)] for event in events.tolist()]
+    events = np.flatnonzero(result.collective)
+    asked_s = [reading.start_s[result.launch.get(event, event)] for event in events.tolist()]
     counts: Counter[tuple[int, int, int]] = Counter()
     for at in np.argsort(asked_s, kind="stable"):
         event = int(events[at])
-        what = int(reading.what[event]) if found.collective[event] == Collective.P2P else 0
-        key = (int(found.group[event]), what, int(found.peer[event]))
-        found.sequence[event] = counts[key]
+        what = int(reading.what[event]) if result.collective[event] == Collective.P2P else 0
+        key = (int(result.group[event]), what, int(result.peer[event]))
+        result.sequence[event] = counts[key]
         counts[key] += 1
 
 
@@ -302,10 +311,10 @@ class _Groups:
         return self._add("", tuple(self._world) or (self._rank,)) if widest is None else widest
 
 
-def _ranks(told: Any, size: int) -> tuple[int, ...]:
+def _ranks(listed: Any, size: int) -> tuple[int, ...]:
     """Ranks as a list or as its text; none where profilers have shortened it with an ellipsis."""
-    if isinstance(told, str):
-        told = [int(number) for number in re.findall(r"\d+", told)] if "..." not in told else []
-    if not isinstance(told, list) or not all(str(one).isdigit() for one in told) or (size and len(told) != size):
+    if isinstance(listed, str):
+        listed = [int(number) for number in re.findall(r"\d+", listed)] if "..." not in listed else []
+    if not isinstance(listed, list) or not all(str(one).isdigit() for one in listed) or (size and len(listed) != size):
         return ()
-    return tuple(int(one) for one in told)
+    return tuple(int(one) for one in listed)

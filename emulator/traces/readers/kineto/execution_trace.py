@@ -55,7 +55,7 @@ def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
     transport = np.array([lane.kind == LaneKind.TRANSPORT for lane in reading.lanes])
     writer: dict[int, int] = {}
     known: set[tuple[int, int]] = set()
-    found = []
+    pairs = []
     for record, name, read, written in linked:
         event = event_of[record]
         lane = int(reading.lane[event])
@@ -66,12 +66,12 @@ def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
             late_s = float(reading.start_s[cause] + reading.duration_s[cause] - reading.start_s[event])
             if late_s <= (_LATE_S if transport[reading.lane[cause]] else _SLACK_S):
                 known.add((cause, lane))
-                found.append((event, cause))
+                pairs.append((event, cause))
                 if late_s > _SLACK_S and reading.duration_s[cause] > late_s:
                     reading.duration_s[cause] -= late_s
         for storage in (*written, *(read if _writes_inputs(name) else ())):
             writer[storage] = event
-    return found
+    return pairs
 
 
 def _writes_inputs(name: str) -> bool:

@@ -97,13 +97,13 @@ def _steps(reading: Reading) -> np.ndarray:
     steps = [kind for kind, (_, name) in enumerate(reading.kinds) if STEP.match(str(name))]
     steps.sort(key=lambda kind: int(STEP.match(reading.kinds[kind][1])[1]))
     host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[reading.lane]
-    found = [np.flatnonzero((reading.kind == kind) & host)[:1] for kind in steps]
-    found = [int(at[0]) for at in found if len(at)]
-    if len(found) > 1 and not np.any((reading.start_s > reading.start_s[found[-1]]) & (reading.what == What.COMPUTE)):
-        del found[-1]
-    if not found:
+    starts = [np.flatnonzero((reading.kind == kind) & host)[:1] for kind in steps]
+    starts = [int(at[0]) for at in starts if len(at)]
+    if len(starts) > 1 and not np.any((reading.start_s > reading.start_s[starts[-1]]) & (reading.what == What.COMPUTE)):
+        del starts[-1]
+    if not starts:
         return np.array([[0.0, float((reading.start_s + reading.duration_s).max())]])
-    return np.array([[reading.start_s[at], reading.start_s[at] + reading.duration_s[at]] for at in found])
+    return np.array([[reading.start_s[at], reading.start_s[at] + reading.duration_s[at]] for at in starts])
 
 
 def _about(reading: Reading, inferred: int, unnamed: int) -> dict[str, str]:

@@ -99,13 +99,13 @@ class Reading:
 
     def _whose(self, rank: int | None) -> tuple[int, int]:
         """Rank and world size, from the caller, the file, or its name."""
-        told = self.distributed.get("rank")
+        recorded = self.distributed.get("rank")
         world = self.distributed.get("world_size")
         named = re.search(r"rank[-_]?(\d+)", self.path.name)
-        if rank is not None and told is not None and rank != told:
-            raise TraceError(f"{self.path} is of rank {told} by its own account, not of rank {rank}")
+        if rank is not None and recorded is not None and rank != recorded:
+            raise TraceError(f"{self.path} is of rank {recorded} by its own account, not of rank {rank}")
         if rank is None:
-            rank = told if told is not None else int(named[1]) if named else None
+            rank = recorded if recorded is not None else int(named[1]) if named else None
         if rank is None:
             if any(pattern.match(str(name)) for _, name in self.kinds for pattern in (BY_HOST, BY_DEVICE, C10D)):
                 raise TraceError(

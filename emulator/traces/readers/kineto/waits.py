@@ -38,11 +38,11 @@ class Waits:
     def _runtime_calls(self) -> dict[str, np.ndarray]:
         """Events of the calls that matter here."""
         names = [str(name) if category == "runtime" else "" for category, name in self._reading.kinds]
-        found = {}
+        calls = {}
         for word in ("Synchronize", "StreamWaitEvent", "EventRecord"):
             kinds = [kind for kind, name in enumerate(names) if word in name]
-            found[word] = np.flatnonzero(np.isin(self._reading.kind, kinds))
-        return found
+            calls[word] = np.flatnonzero(np.isin(self._reading.kind, kinds))
+        return calls
 
     def _last_before(self, lane: int, at_s: float) -> int | None:
         """The last event on a stream that was launched before `at_s`."""
@@ -55,37 +55,37 @@ class Waits:
 
     def recorded(self) -> list[tuple[int, int]]:
         """From `cuda_sync` events and from calls that say everything themselves."""
-        reading, found = self._reading, []
+        reading, pairs = self._reading, []
         records = {int(reading.correlation[call]): call for call in self._calls["EventRecord"].tolist()}
         for call in self._calls["Synchronize"].tolist():
-            found += [(call, event) for event in self._synchronized(call, records)]
+            pairs += [(call, event) for event in self._synchronized(call, records)]
         for call in self._calls["StreamWaitEvent"].tolist():
-            told = reading.table.syncs.get(int(reading.correlation[call]))
-            if told is None or told.stream is None or told.waits_on_stream is None:
+            sync = reading.table.syncs.get(int(reading.correlation[call]))
+            if sync is None or sync.stream is None or sync.waits_on_stream is None:
                 continue
-            waiting, awaited = (self._lane_of_stream.get(stream) for stream in (told.stream, told.waits_on_stream))
-            record = records.get(int(told.waits_on_record or -1))
+            waiting, awaited = (self._lane_of_stream.get(stream) for stream in (sync.stream, sync.waits_on_stream))
+            record = records.get(int(sync.waits_on_record or -1))
             if waiting is None or awaited is None or record is None:
                 continue
             later = self._first_after(waiting, reading.start_s[call])
             sooner = self._last_before(awaited, reading.start_s[record])
             if later is not None and sooner is not None:
-                found.append((later, sooner))
-        return found
+                pairs.append((later, sooner))
+        return pairs
 
     def _synchronized(self, call: int, records: dict[int, int]) -> list[int]:
         """What a host thread waits for in a `…Synchronize`."""
         reading = self._reading
         at_s = float(reading.start_s[call])
-        told = reading.table.syncs.get(int(reading.correlation[call]))
+        sync = reading.table.syncs.get(int(reading.correlation[call]))
         name = str(reading.kinds[reading.kind[call]][1])
         lanes = self._devices
-        if told is not None and told.sync == "Event Sync" and told.waits_on_stream in self._lane_of_stream:
-            lanes = [self._lane_of_stream[told.waits_on_stream]]
-            record = records.get(int(told.waits_on_record or -1))
+        if sync is not None and sync.sync == "Event Sync" and sync.waits_on_stream in self._lane_of_stream:
+            lanes = [self._lane_of_stream[sync.waits_on_stream]]
+            record = records.get(int(sync.waits_on_record or -1))
             at_s = float(reading.start_s[record]) if record is not None else at_s
-        elif told is not None and told.stream in self._lane_of_stream:
-            lanes = [self._lane_of_stream[told.stream]]
+        elif sync is not None and sync.stream in self._lane_of_stream:
+            lanes = [self._lane_of_stream[sync.stream]]
         elif "Device" not in name:
             return self._ended_with(call)
         return [event for lane in lanes if (event := self._last_before(lane, at_s)) is not None]
@@ -116,20 +116,20 @@ class Waits:
         kernels.sort(key=lambda event: reading.start_s[self._launch_of[event]])
         launched_s = np.array([reading.start_s[self._launch_of[event]] for event in kernels])
 
-        found = []
+        pairs = []
         for event, at_s in zip(kernels, launched_s.tolist(), strict=True):
             sooner = self._last_before(compute, at_s)
             if sooner is not None and self._end_s[sooner] <= reading.start_s[event] + _SLACK_S:
-                found.append((event, sooner))
+                pairs.append((event, sooner))
         for call in self._awaits(kernels):
             later = self._first_after(compute, float(reading.start_s[call]))
             if later is None:
                 continue
             for place in range(int(np.searchsorted(launched_s, reading.start_s[call])) - 1, -1, -1):
                 if self._end_s[kernels[place]] <= reading.start_s[later] + _SLACK_S:
-                    found.append((later, kernels[place]))
+                    pairs.append((later, kernels[place]))
                     break
-        return found
+        return pairs
 
     def _awaits(self, kernels: list[int]) -> list[int]:
         """Calls of cudaStreamWaitEvent that belong to no launch of communication: those of `Work.wait`."""
@@ -141,8 +141,8 @@ class Waits:
         return [call for call in self._calls["StreamWaitEvent"].tolist() if self._outermost_c10d(call) not in starting]
 
     def _outermost_c10d(self, event: int) -> int | None:
-        reading, found = self._reading, None
+        reading, outermost = self._reading, None
         while (event := int(reading.parent[event])) >= 0:
             if str(reading.kinds[reading.kind[event]][1]).startswith(("c10d::", "record_param_comms", "nccl:")):
-                found = event
-        return found
+                outermost = event
+        return outermost
