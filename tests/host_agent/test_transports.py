@@ -1,6 +1,6 @@
-"""Ways from a rank to the aggregator: shared memory beside UDP, both in one job, and narrow wires on either.
+"""Transports from a rank to the aggregator: shared memory beside UDP, both in one job, and narrow wires on either.
 
-Whatever the way, results have the same bits, errors are the same, and what waits sleeps. Ranks that are killed or
+Whatever the transport, results have the same bits, errors are the same, and what waits sleeps. Ranks that are killed or
 watched are processes (`launch.Rank`); the others are threads of this one.
 """
 
@@ -10,13 +10,12 @@ import contextlib
 import gc
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
+from host_agent import core
 from host_agent.agent import HostAgent
 from switchml.errors import CollectiveTimeout, ConfigError, JoinError, RanksDisagree
 from switchml.protocol.narrow import steps
@@ -34,10 +33,9 @@ from tests.support.launch import (
     total,
     until,
 )
+from tests.support.sleepers import threads_named, threads_of, until_asleep
 
 DTYPES = ("float32", "float64", "float16", "int32", "int64")
-IDLE_SHARE = 0.15
-"""Processor seconds a second that a process may use with nothing to do: Python, gRPC's pings, timers of a job."""
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +51,7 @@ def join(aggregator):
     joined = []
 
     def begin(*transports: str, **options) -> list[HostAgent]:
-        job = {"job": f"way {len(joined)}", "timeout_s": DEADLINE_S, "world_size": len(transports)} | options
+        job = {"job": f"transport {len(joined)}", "timeout_s": DEADLINE_S, "world_size": len(transports)} | options
         agents = on_all(
             range(len(transports)),
             lambda rank: HostAgent.join(aggregator.address, rank=rank, transport=transports[rank], **job),
@@ -80,14 +78,14 @@ def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
     return (generator.standard_normal(numel) * scale).astype(dtype)
 
 
-WAYS = {"udp": ("udp",) * 3, "shm": ("shm",) * 3, "mixed": ("udp", "shm", "shm")}
+TRANSPORTS = {"udp": ("udp",) * 3, "shm": ("shm",) * 3, "mixed": ("udp", "shm", "shm")}
 
 
 @pytest.mark.parametrize("wire", ["int32", "int16", "int8"])
-def test_all_ways_give_the_same_bits(join, wire):
+def test_all_transports_give_the_same_bits(join, wire):
     digests = set()
-    for way, transports in WAYS.items():
-        agents = join(*transports, wire=wire, job=f"{way} {wire}")
+    for name, transports in TRANSPORTS.items():
+        agents = join(*transports, wire=wire, job=f"{name} {wire}")
         results = [[] for _ in transports]
         for k, dtype in enumerate(DTYPES):
             for numel in (1, 255, 40_000):
@@ -100,7 +98,7 @@ def test_all_ways_give_the_same_bits(join, wire):
     assert len(digests) == 1
 
 
-@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_many_calls_under_way(join, transports):
     agents = join(*transports)
     calls = 400
@@ -115,30 +113,26 @@ def test_many_calls_under_way(join, transports):
     assert len({digest(of_rank) for of_rank in results}) == 1
 
 
-@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
-def test_nobody_oversleeps(join, transports):
-    """A result is fetched when it is there, not when a timer ends: the last contribution may come the other way."""
+@pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
+def test_nobody_oversleeps(join, transports, monkeypatch):
+    """A result is fetched when it is there, not when a timer ends: here none does. The last contribution may come by
+    another transport."""
+    monkeypatch.setattr(core, "INTERVAL_S", 10 * DEADLINE_S)
     agents = join(*transports)
+    for agent in agents:
+        agent.core.worker.me["least_patience"] = 10 * DEADLINE_S * 1e9
     one = np.ones(10, "float32")
     reduce_all(agents, [one] * 3)
-
-    def work(agent):
-        seconds = []
-        for i in range(24):
-            if i % 3 == agent.rank:
-                time.sleep(0.02)  # by now the others sleep
-            started = time.monotonic()
-            agent.allreduce(one)
-            if i % 3 == agent.rank:
-                seconds.append(time.monotonic() - started)
-        return seconds
-
-    started = time.monotonic()
-    good(on_all(agents, work))
-    assert time.monotonic() - started < 24 * 0.12  # each result late by a timer would take 24 * 0.2 s
+    for i in range(24):
+        *others, last = agents[i % 3 :] + agents[: i % 3]
+        handles = [agent.allreduce(one, async_op=True) for agent in others]
+        until_asleep([thread for agent in others for thread in threads_named(f"switchml-agent-{agent.rank}")], 2)
+        handles.append(last.allreduce(one, async_op=True))
+        for handle in handles:
+            handle.wait(DEADLINE_S)
 
 
-@pytest.mark.parametrize("transports", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_who_is_missing_is_named(join, aggregator, transports):
     """Through shared memory a rank asks; it has nothing to send again."""
     agents = join(*transports)
@@ -154,13 +148,12 @@ def test_who_is_missing_is_named(join, aggregator, transports):
 def test_a_stall_through_shared_memory_ends_when_the_peer_comes(join, aggregator):
     agents = join("shm", "shm", "shm")
     handles = [agents[rank].allreduce(contribution(3, rank, 300_000), async_op=True) for rank in (0, 2)]
-    time.sleep(1.0)
+    until(lambda: agents[0].stats()["waits"] > 0)
     handles.append(agents[1].allreduce(contribution(3, 1, 300_000), async_op=True))
     for handle in handles:
         np.testing.assert_array_equal(handle.wait(DEADLINE_S), total(3, 3, 300_000))
     for agent in agents:
         assert agent.stats()["refused"] == 0
-    assert agents[0].stats()["waits"] > 0
 
 
 def test_small_rings(join):
@@ -193,11 +186,11 @@ def test_jobs_side_by_side(join):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("wire", ["int16", "int8"])
-@pytest.mark.parametrize("way", ["udp", "shm"])
-def test_narrow_wires(join, way, wire, dtype):
+@pytest.mark.parametrize("transport", ["udp", "shm"])
+def test_narrow_wires(join, transport, wire, dtype):
     """Within half a step of the block for each rank (tests/switchml/protocol/test_narrow.py), and what the type
     rounds."""
-    agents = join(way, way, way, wire=wire, job=f"{way} {wire} {dtype}")
+    agents = join(*[transport] * 3, wire=wire, job=f"{transport} {wire} {dtype}")
     assert {agent.wire for agent in agents} == {wire}
     inputs = [gradients(6, rank, 20_000, "float32") for rank in range(3)]
     if dtype == "bfloat16":
@@ -309,12 +302,21 @@ def take_in(ranks: list[Rank], aggregator: Aggregator, job: str, transport: str)
     assert [process.next() for process in ranks] == [{}] * len(ranks)
 
 
-def shares(processes, seconds: float = 1.0) -> list[float]:
-    """Processor time of each process in a stretch of time, as a share of it."""
-    watched = [psutil.Process(process.process.pid) for process in processes]
-    before = [sum(one.cpu_times()[:2]) for one in watched]
-    time.sleep(seconds)
-    return [(sum(one.cpu_times()[:2]) - used) / seconds for one, used in zip(watched, before, strict=True)]
+def until_all_asleep(processes) -> None:
+    """Wait until no thread of these processes is at work."""
+    until_asleep(thread for process in processes for thread in threads_of(process.process.pid))
+
+
+def accepted(aggregator: Aggregator, job: str) -> list[int]:
+    """How many packets of each rank the aggregator has added up."""
+    (status,) = (each for each in aggregator.status().jobs if each.name == job)
+    return [rank.counters["accepted"] for rank in status.ranks]
+
+
+def until_at_work(aggregator: Aggregator, job: str) -> None:
+    """Wait until every rank's packets come in."""
+    before = accepted(aggregator, job)
+    until(lambda: all(now > then for now, then in zip(accepted(aggregator, job), before, strict=True)))
 
 
 @pytest.mark.parametrize("transport", ["udp", "shm"])
@@ -326,14 +328,16 @@ def test_who_waits_uses_no_processor(cast, transport):
         process.tell("reduce", seed=1, numel=200_000, count=3)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     everybody = [aggregator, *ranks]
-    time.sleep(0.2)
-    idle = shares(everybody)
-    assert max(idle) < IDLE_SHARE, idle
+    until_all_asleep(everybody)
+    before = accepted(aggregator, f"idle {transport}")
     for process in ranks[:2]:
         process.tell("reduce", seed=2, numel=200_000)
-    time.sleep(0.5)
-    waiting = shares(everybody)
-    assert max(waiting) < IDLE_SHARE, waiting
+    until(
+        lambda: all(
+            now > then for now, then in zip(accepted(aggregator, f"idle {transport}")[:2], before, strict=False)
+        )
+    )
+    until_all_asleep(everybody)
     ranks[2].tell("reduce", seed=2, numel=200_000)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
@@ -348,12 +352,11 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
     take_in(ranks, aggregator, "pause", "shm")
     for process in ranks:
         process.tell("reduce", seed=5, numel=400_000, count=20)
-    time.sleep(0.05)
+    until_at_work(aggregator, "pause")
     for victim in (ranks[1], aggregator):
         victim.signal(signal.SIGSTOP)
-        time.sleep(0.5)
+        until_all_asleep([ranks[0], ranks[2]])
         victim.signal(signal.SIGCONT)
-        time.sleep(0.05)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
         process.ask("leave")
@@ -366,7 +369,7 @@ def test_a_rank_that_is_killed_is_named(cast):
     take_in(ranks, aggregator, "victim", "shm")
     for process in ranks:
         process.tell("endless", numel=100_000)
-    time.sleep(0.3)
+    until_at_work(aggregator, "victim")
     ranks.pop().kill()
     for process in ranks:
         answer = process.next()
@@ -382,7 +385,7 @@ def test_an_aggregator_that_is_killed_is_missed(cast):
     take_in(ranks, aggregator, "orphans", "shm")
     for process in ranks:
         process.tell("endless", numel=100_000)
-    time.sleep(0.3)
+    until_at_work(aggregator, "orphans")
     aggregator.kill()
     for process in ranks:
         assert process.next()["error"] == "AggregatorLost"

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.support.launch import until
 
 _LOOKS = 20
-"""A thread that spins is not found asleep so often in a row."""
+"""A thread that spins is not found asleep so many times in a row."""
 
 
 def threads_of(pid: int) -> list[Path]:
@@ -22,8 +22,8 @@ def threads_named(name: str) -> list[Path]:
     return [Path(f"/proc/self/task/{t.native_id}") for t in threading.enumerate() if t.name == name]
 
 
-def until_asleep(threads: Iterable[Path]) -> None:
-    """Wait until all these threads are asleep whenever one looks."""
+def until_asleep(threads: Iterable[Path], times: int = _LOOKS) -> None:
+    """Wait until all these threads are found asleep so many times in a row."""
     threads = list(threads)
     assert threads
     looks = 0
@@ -32,6 +32,6 @@ def until_asleep(threads: Iterable[Path]) -> None:
         nonlocal looks
         states = {(thread / "stat").read_text().rpartition(") ")[2][0] for thread in threads}
         looks = looks + 1 if states == {"S"} else 0
-        return looks == _LOOKS
+        return looks == times
 
     until(all_asleep)
