@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from emulator.testbed import star
 from emulator.testbed.layout import BMV2, BRIDGE, CONTROL, CONTROL_MAC, ROOT, WIRES, Layout
 from emulator.testbed.namespaces import Namespace, find_program, run
-from emulator.testbed.star import INTERFACE, QueueCounts, Wires
+from emulator.testbed.star import INTERFACE, Network, QueueCounts, Wires
 from switchml.control.mac import mac_text
 from switchml.errors import ConfigError
 
@@ -48,7 +48,7 @@ class P4Node:
     ports: dict[str, int]
 
 
-class Fabric:
+class Fabric(Network):
     """A running network, to be created inside a world of its own. It has what a Star has: `hosts[i]` with `address(i)`,
     `switch` (the root namespace) with `switch_address`. Raises ConfigError for what is missing on this machine."""
 
@@ -58,7 +58,6 @@ class Fabric:
 
         self.layout = layout
         self._captures: list[subprocess.Popen[bytes]] = []
-        self._wires: Wires | None = None
         self.switch = _name(ROOT, os.getpid())
         self.switch.set_sysctl(
             ipv6__conf__all__disable_ipv6=1,
@@ -109,11 +108,6 @@ class Fabric:
 
     # Counts
 
-    @property
-    def links_pid(self) -> int | None:
-        """The process behind the links, if there is one."""
-        return self._wires.pid if self._wires else None
-
     def queues(self) -> dict[str, QueueCounts]:
         """The queues of the hosts' links since the start, "up" from the hosts and "down" to them; with racks, also
         "trunks up" and "trunks down" of the links between switches."""
@@ -123,10 +117,6 @@ class Fabric:
             for direction, end in zip(("up", "down"), self._ends(cable), strict=True):
                 named.setdefault(which + direction, []).append(end)
         return {name: star.queue_counts(interfaces) for name, interfaces in named.items()}
-
-    def links(self) -> dict[str, dict[str, int]]:
-        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
-        return self._wires.counts() if self._wires else {}
 
     def capture(self, link: str, file: Path) -> None:
         """Write what passes a link, like h1-s1, to a pcap file from now on. Its ends cut trains into packets and
@@ -154,8 +144,7 @@ class Fabric:
         for process in self._captures:
             process.terminate()
             process.communicate()
-        if self._wires is not None:
-            self._wires.close()
+        super().close()
         self._net.stop()
         for name in self._spaces:
             run(["ip", "netns", "delete", name])

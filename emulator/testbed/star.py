@@ -93,96 +93,6 @@ class QueueCounts:
     backlog_bytes: int
 
 
-class Star:
-    """The network in `lab` (which removes it). `hosts[i]` has `address(i)`, `switch` has `switch_address`."""
-
-    def __init__(self, lab: Lab, hosts: int, link: LinkOptions, tcp: str | None = None):
-        """`tcp`: congestion control of the hosts' TCP, by default the machine's. Raises ConfigError if there is none of
-        that name.
-        """
-        if not 1 <= hosts <= 256:
-            raise ConfigError(f"{hosts} hosts: expected 1 to 256")
-        self.link = link
-        self._wires: Wires | None = None
-        self.switch = lab.add("switch")
-        self.switch.ip(
-            f"link add br0 address {_mac(0)} type bridge stp_state 0 forward_delay 0",
-            f"addr add {self.switch_address}/{NETWORK.prefixlen} dev br0",
-            "link set br0 up",
-        )
-        self.hosts = [lab.add(f"host{i}") for i in range(hosts)]
-        wires = None if link.is_plain else lab.add("wires")
-        for i, host in enumerate(self.hosts):
-            if tcp is not None:
-                host.set_sysctl(ipv4__tcp_congestion_control=tcp)
-            self._plug_in(i, host, wires)
-        self._introduce()
-        for space in (self.switch, *self.hosts, *([wires] if wires else [])):
-            wait_until_up(space)
-        if wires is not None:
-            self._wires = Wires(wires, [(f"a{i}", f"b{i}") for i in range(hosts)], link)
-
-    @property
-    def switch_address(self) -> str:
-        return str(NETWORK[1])
-
-    def address(self, host: int) -> str:
-        return str(NETWORK[256 + host + 1])
-
-    @property
-    def links_pid(self) -> int | None:
-        """The process behind the links, if there is one."""
-        return self._wires.pid if self._wires else None
-
-    def queues(self) -> dict[str, QueueCounts]:
-        """The queues since the start, "up" from the hosts and "down" to them."""
-        return {
-            "up": queue_counts((host, INTERFACE) for host in self.hosts),
-            "down": queue_counts((self.switch, f"p{i}") for i in range(len(self.hosts))),
-        }
-
-    def links(self) -> dict[str, dict[str, int]]:
-        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
-        return self._wires.counts() if self._wires else {}
-
-    def set_rate(self, rate_bps: float) -> None:
-        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay.
-
-        Raises ConfigError.
-        """
-        self.link = replace(self.link, rate_bps=rate_bps)
-        for host in self.hosts:
-            host.tc(f"qdisc change dev {INTERFACE} root {_shape(self.link)}")
-        self.switch.tc(*(f"qdisc change dev p{i} root {_shape(self.link)}" for i in range(len(self.hosts))))
-
-    def close(self) -> None:
-        """End the process behind the links. The namespaces go with the lab."""
-        if self._wires is not None:
-            self._wires.close()
-
-    def _plug_in(self, i: int, host: Namespace, wires: Namespace | None) -> None:
-        if wires is None:
-            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name p{i} netns {self.switch.name}")
-            single = ""
-        else:
-            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name a{i} netns {wires.name}")
-            wires.ip(
-                f"link add b{i} type veth peer name p{i} netns {self.switch.name}",
-                f"link set a{i} up",
-                f"link set b{i} up",
-            )
-            single = "" if has_udp_trains() else " gso_max_segs 1"
-        host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
-        self.switch.ip(f"link set p{i} master br0 up{single}")
-        shape_interface(host, INTERFACE, self.link)
-        shape_interface(self.switch, f"p{i}", self.link)
-
-    def _introduce(self) -> None:
-        known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]
-        for space, interface in [(self.switch, "br0"), *((host, INTERFACE) for host in self.hosts)]:
-            space.ip(*(f"neigh add {ip} lladdr {_mac(number)} dev {interface} nud permanent" for ip, number in known))
-
-
 class Wires:
     """The process behind links that lose and delay (wires.py), in `space`. `pairs`: the interfaces there of each link,
     the end that is up first, all links alike. It lives until `close`. Raises SwitchMLError if it has ended."""
@@ -230,6 +140,101 @@ class Wires:
         except OSError:
             pass
         raise SwitchMLError(f"the process behind the links ended with exit code {self._process.wait()}")
+
+
+class Network:
+    """What all networks have: perhaps a process behind their links."""
+
+    _wires: Wires | None = None
+
+    @property
+    def links_pid(self) -> int | None:
+        """The process behind the links, if there is one."""
+        return self._wires.pid if self._wires else None
+
+    def links(self) -> dict[str, dict[str, int]]:
+        """Frames on all links since the start by link.COUNTS, "up" and "down"; empty if the kernel's links suffice."""
+        return self._wires.counts() if self._wires else {}
+
+    def close(self) -> None:
+        """End the process behind the links."""
+        if self._wires is not None:
+            self._wires.close()
+
+
+class Star(Network):
+    """The network in `lab` (which removes it). `hosts[i]` has `address(i)`, `switch` has `switch_address`."""
+
+    def __init__(self, lab: Lab, hosts: int, link: LinkOptions, tcp: str | None = None):
+        """`tcp`: congestion control of the hosts' TCP, by default the machine's. Raises ConfigError if there is none of
+        that name.
+        """
+        if not 1 <= hosts <= 256:
+            raise ConfigError(f"{hosts} hosts: expected 1 to 256")
+        self.link = link
+        self.switch = lab.add("switch")
+        self.switch.ip(
+            f"link add br0 address {_mac(0)} type bridge stp_state 0 forward_delay 0",
+            f"addr add {self.switch_address}/{NETWORK.prefixlen} dev br0",
+            "link set br0 up",
+        )
+        self.hosts = [lab.add(f"host{i}") for i in range(hosts)]
+        wires = None if link.is_plain else lab.add("wires")
+        for i, host in enumerate(self.hosts):
+            if tcp is not None:
+                host.set_sysctl(ipv4__tcp_congestion_control=tcp)
+            self._plug_in(i, host, wires)
+        self._introduce()
+        for space in (self.switch, *self.hosts, *([wires] if wires else [])):
+            wait_until_up(space)
+        if wires is not None:
+            self._wires = Wires(wires, [(f"a{i}", f"b{i}") for i in range(hosts)], link)
+
+    @property
+    def switch_address(self) -> str:
+        return str(NETWORK[1])
+
+    def address(self, host: int) -> str:
+        return str(NETWORK[256 + host + 1])
+
+    def queues(self) -> dict[str, QueueCounts]:
+        """The queues since the start, "up" from the hosts and "down" to them."""
+        return {
+            "up": queue_counts((host, INTERFACE) for host in self.hosts),
+            "down": queue_counts((self.switch, f"p{i}") for i in range(len(self.hosts))),
+        }
+
+    def set_rate(self, rate_bps: float) -> None:
+        """Give every link another rate from now on, and the queue and burst that go with it; loss and delay stay.
+
+        Raises ConfigError.
+        """
+        self.link = replace(self.link, rate_bps=rate_bps)
+        for host in self.hosts:
+            host.tc(f"qdisc change dev {INTERFACE} root {_shape(self.link)}")
+        self.switch.tc(*(f"qdisc change dev p{i} root {_shape(self.link)}" for i in range(len(self.hosts))))
+
+    def _plug_in(self, i: int, host: Namespace, wires: Namespace | None) -> None:
+        if wires is None:
+            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name p{i} netns {self.switch.name}")
+            single = ""
+        else:
+            host.ip(f"link add {INTERFACE} address {_mac(i + 1)} type veth peer name a{i} netns {wires.name}")
+            wires.ip(
+                f"link add b{i} type veth peer name p{i} netns {self.switch.name}",
+                f"link set a{i} up",
+                f"link set b{i} up",
+            )
+            single = "" if has_udp_trains() else " gso_max_segs 1"
+        host.ip(f"addr add {self.address(i)}/{NETWORK.prefixlen} dev {INTERFACE}", f"link set {INTERFACE} up{single}")
+        self.switch.ip(f"link set p{i} master br0 up{single}")
+        shape_interface(host, INTERFACE, self.link)
+        shape_interface(self.switch, f"p{i}", self.link)
+
+    def _introduce(self) -> None:
+        known = [(self.switch_address, 0)] + [(self.address(i), i + 1) for i in range(len(self.hosts))]
+        for space, interface in [(self.switch, "br0"), *((host, INTERFACE) for host in self.hosts)]:
+            space.ip(*(f"neigh add {ip} lladdr {_mac(number)} dev {interface} nud permanent" for ip, number in known))
 
 
 def shape_interface(space: Namespace, interface: str, link: LinkOptions) -> None:

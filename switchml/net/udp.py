@@ -28,7 +28,7 @@ from switchml.net.messages import (
 )
 from switchml.net.trains import MAX_JOINED
 from switchml.runtime.jit import kernel
-from switchml.runtime.memory import u8_at
+from switchml.runtime.memory import be16, be32, put_be16, put_be32, u8_at
 
 RECEIVE_MESSAGES = 16
 """Messages that one recvmmsg takes (each up to 64 kB with GRO)."""
@@ -103,8 +103,7 @@ def new_udp_io(sock: socket.socket) -> UdpIO:
 def _sender(name):
     """Endpoint of a sockaddr_in: family (2 bytes), port and address in network order."""
     data = name.view(np.uint8)
-    ip = (np.uint64(data[4]) << 24) | (np.uint64(data[5]) << 16) | (np.uint64(data[6]) << 8) | np.uint64(data[7])
-    return np.uint64((ip << 16) | (np.uint64(data[2]) << 8) | np.uint64(data[3]))
+    return np.uint64(be32(data, 4) << 16 | be16(data, 2))
 
 
 @kernel
@@ -142,9 +141,8 @@ def _put_receiver(name, to):
     """Make an endpoint a sockaddr_in."""
     data = name.view(np.uint8)
     data[0], data[1] = 2, 0
-    data[2], data[3] = (to >> np.uint64(8)) & np.uint64(0xFF), to & np.uint64(0xFF)
-    for b in range(4):
-        data[4 + b] = (to >> np.uint64(40 - 8 * b)) & np.uint64(0xFF)
+    put_be16(data, 2, np.int64(to))
+    put_be32(data, 4, np.int64(to) >> 16)
 
 
 @kernel

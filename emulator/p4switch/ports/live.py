@@ -37,7 +37,8 @@ _POLL_MS = 500
 
 
 class LivePort(ABC):
-    """A port behind a socket. `is_warm`: its kernels are compiled."""
+    """A port behind a socket. `is_warm`: its kernels are compiled. `dumps`: where frames that arrive and leave are
+    written, if anywhere."""
 
     socket: socket.socket
     _receive: Kernel
@@ -47,6 +48,7 @@ class LivePort(ABC):
         self.number = number
         self.interface = interface
         self.is_warm = False
+        self.dumps: tuple[PcapWriter, PcapWriter] | None = None
 
     def warm(self) -> None:
         """Have the port's kernels compiled."""
@@ -172,7 +174,6 @@ class LivePorts(Ports):
         self._batch = new_batch()
         self._ports: dict[int, LivePort] = {}
         self._of_fd: dict[int, LivePort] = {}
-        self._dumps: dict[int, tuple[PcapWriter, PcapWriter]] = {}
         self._poller = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller.register(self._wake, select.POLLIN)
@@ -193,7 +194,7 @@ class LivePorts(Ports):
                 port = InterfacePort(number, interface, self._io)
             if pcap_dir:
                 dump, name = Path(pcap_dir), interface.replace("/", "_")
-                self._dumps[number] = PcapWriter(dump / f"{name}_in.pcap"), PcapWriter(dump / f"{name}_out.pcap")
+                port.dumps = PcapWriter(dump / f"{name}_in.pcap"), PcapWriter(dump / f"{name}_out.pcap")
             self._ports[number] = self._of_fd[port.socket.fileno()] = port
             self._poller.register(port.socket.fileno(), select.POLLIN)
             if self._thread is not None:
@@ -206,7 +207,6 @@ class LivePorts(Ports):
             port = self._ports.pop(number)
             self._poller.unregister(port.socket.fileno())
             del self._of_fd[port.socket.fileno()]
-            dumps = self._dumps.pop(number, ())
         # A socket stays open as long as a poll() that began before waits for it: end that first.
         if self._thread is not None and self._thread.is_alive():
             rounds = self._rounds
@@ -215,7 +215,7 @@ class LivePorts(Ports):
             while self._rounds == rounds and time.monotonic() < deadline:
                 time.sleep(0.001)
         port.socket.close()
-        for dump in dumps:
+        for dump in port.dumps or ():
             dump.close()
 
     def show(self) -> list[PortInfo]:
@@ -253,10 +253,10 @@ class LivePorts(Ports):
             return
         trains = int(self._io.counts[packet_io.TRAINS])
         join, self._trains = trains > self._trains, trains
-        is_dumped = port.number in self._dumps
-        frames = _frames(self._batch.address[:n], self._batch.length[:n]) if is_dumped else []
-        for data in frames:
-            self._dumps[port.number][0].write(data)
+        frames: list[bytes] = []
+        if port.dumps is not None:
+            frames = _frames(self._batch.address[:n], self._batch.length[:n])
+            port.dumps[0].write(*frames)
         if take_batch is None or not take_batch(self._batch, n, lambda records: self.send_records(records, join)):
             frames = frames or _frames(self._batch.address[:n], self._batch.length[:n])
             take([(port.number, data) for data in frames])
@@ -270,17 +270,16 @@ class LivePorts(Ports):
             if not len(addresses):
                 continue
             port.send_batch(addresses, lengths, join)
-            if number in self._dumps:
-                for data in _frames(addresses, lengths):
-                    self._dumps[number][1].write(data)
+            if port.dumps is not None:
+                port.dumps[1].write(*_frames(addresses, lengths))
 
     def send(self, frames: Frames) -> None:
         for number, data in frames:
             port = self._ports.get(number)
             if port is None:
                 continue
-            if number in self._dumps:
-                self._dumps[number][1].write(data)
+            if port.dumps is not None:
+                port.dumps[1].write(data)
             try:
                 port.send(data)
             except OSError as error:

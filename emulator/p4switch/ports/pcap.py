@@ -79,12 +79,13 @@ class PcapWriter:
         self._lock = threading.Lock()
         self._file.write(struct.pack("<IHHiIII", MAGIC_US, 2, 4, 0, 0, MOST_BYTES, ETHERNET))
 
-    def write(self, data: bytes) -> None:
-        """Add a frame that came or went now."""
+    def write(self, *frames: bytes) -> None:
+        """Add frames that came or went now."""
         seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-        record = struct.pack("<IIII", seconds, nanoseconds // 1000, len(data), len(data)) + data
+        headers = (struct.pack("<IIII", seconds, nanoseconds // 1000, len(data), len(data)) for data in frames)
+        records = b"".join(header + data for header, data in zip(headers, frames, strict=True))
         with self._lock:
-            self._file.write(record)
+            self._file.write(records)
 
     def close(self) -> None:
         with self._lock:
