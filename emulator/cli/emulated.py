@@ -41,7 +41,7 @@ def options(
             show_default=True,
             help=help_of(ALGORITHMS_HELP),
         ),
-        click.option("--hierarchy", default="auto", show_default=True, help=help_of(HIERARCHY_HELP)),
+        click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP),
         click.option(
             "--clock",
             type=click.Choice(CLOCKS),

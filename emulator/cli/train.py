@@ -142,6 +142,7 @@ def train(
     from host_agent.training.worker import Settings
 
     density.choice(sparse)  # raises for unknown modes
+    hierarchy = "node" if cluster["hierarchy"] == "node" else "none"
     data.BatchOrder(rank=0, workers=workers, batch_size=batch_size, seed=seed)  # refuses sizes that can't work
     halves = False
     if settings_file is not None:
@@ -186,6 +187,7 @@ def train(
         memory=memory,
         file=str(settings_file) if settings_file is not None else None,
         sparse=sparse,
+        hierarchy=hierarchy,
         trace=trace.absolute() if trace is not None else None,
         reorder_rate=0.0 if is_software else reorder_rate,
     )
@@ -202,7 +204,7 @@ def train(
 
 def _check_emulated(ctx: click.Context, world_size: int | None) -> None:
     """Raises UsageError for options that do not apply to the kind of run."""
-    both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size"}
+    both = {"steps", "batch_size", "lr", "momentum", "seed", "as_json", "world_size", "hierarchy"}
     for option in ctx.command.params:
         is_given = ctx.get_parameter_source(option.name) is click.core.ParameterSource.COMMANDLINE
         if not is_given or option.name in both or (option.name in emulated.NAMES) == (world_size is not None):

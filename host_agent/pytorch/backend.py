@@ -6,8 +6,10 @@ torch calls `autoload` at `import torch` (entry point group `torch.backends`), s
     SWITCHML_AGGREGATOR   HOST:PORT of an aggregator's control port. Unset: rank 0 starts one, which ends with the job
     SWITCHML_SECRET       the job's secret. Unset: a random one
     SWITCHML_TLS_CA       PEM file with the certificate authority of the aggregator's control port. Unset: no TLS
+    SWITCHML_HIERARCHY    node: the ranks of a host sum in shared memory, and one of them speaks to the network
 
-Rank 0 of a group reads the first two and tells the other ranks through the group's store.
+Rank 0 of a group reads the first two and sends them to the other ranks through the group's store; each rank reads the
+others, and what else `HostAgent.join` takes from the environment.
 """
 
 from __future__ import annotations

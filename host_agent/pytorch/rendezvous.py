@@ -21,12 +21,14 @@ from datetime import timedelta
 
 from torch.distributed import Store
 
+from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator
 from switchml.errors import JoinError, SwitchMLError
 
 FAREWELL_S = 5.0
 """How long a rank that is done waits for the others to be done too."""
-LONGEST_JOB_NAME = 200
+LONGEST_JOB_NAME = 180
+"""The aggregator takes 200; agents put suffixes behind it."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Rendezvous:
 
     def prepare(self) -> None:
         """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile."""
-        self._store.set(f"machine/{self._rank}", _this_machine())
+        self._store.set(f"machine/{self._rank}", this_machine())
         if self._rank == 0 and self._given_address() is None:
             with self._telling_errors():
                 self._own = own_aggregator.acquire(self._choose_bind_address())
@@ -151,7 +153,7 @@ class Rendezvous:
     def _choose_bind_address(self) -> str:
         """Loopback if all ranks run on this machine, else an address of this machine that the others can reach."""
         self._store.wait([f"machine/{rank}" for rank in range(self._size)], self._timeout)
-        here = _this_machine().encode()
+        here = this_machine().encode()
         if all(bytes(self._store.get(f"machine/{rank}")) == here for rank in range(self._size)):
             return "127.0.0.1"
         address = _address_for_others(os.environ.get("MASTER_ADDR", socket.gethostname()))
@@ -162,13 +164,6 @@ class Rendezvous:
             flush=True,
         )
         return address
-
-
-def _this_machine() -> str:
-    """A text that two processes share if and only if they can reach each other over loopback."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot_id = file.read().strip()
-    return f"{boot_id}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def _address_for_others(main_address: str) -> str:

@@ -25,6 +25,7 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "transport": comparison.transport,
         "wire": settings.wire,
         "sparse": settings.sparse,
+        "hierarchy": settings.hierarchy,
         "seed": settings.seed,
         "accuracy": {name: outcome.accuracy for name, outcome in outcomes.items()},
         "max_param_diff": comparison.max_param_diff,

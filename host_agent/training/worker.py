@@ -53,6 +53,8 @@ class Settings:
     """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
     sparse: str = "off"
     """What agents do with blocks of zeros (density.choice)."""
+    hierarchy: str = "none"
+    """"node": the workers sum in shared memory first, and one of them speaks to the aggregator."""
     trace: Path | None = None
     """Where each phase leaves its profile, in a folder of its own (host_agent/profile)."""
 
@@ -152,7 +154,7 @@ def _train_both(
                 str(settings.reorder_rate),
                 str(settings.seed),
             )
-            os.environ["SWITCHML_SPARSE"] = settings.sparse
+            os.environ["SWITCHML_SPARSE"], os.environ["SWITCHML_HIERARCHY"] = settings.sparse, settings.hierarchy
         torch.distributed.init_process_group(
             backend,
             init_method=f"file://{folder}/{backend}",

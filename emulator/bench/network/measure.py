@@ -15,7 +15,7 @@ import psutil
 
 from emulator.bench.allreduce import check_torch
 from emulator.bench.ranks.inputs import shared_tensors
-from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML, Target
+from emulator.bench.ranks.reducing import DENSE, GLOO, NODE, SWITCHML, Target
 from emulator.bench.ranks.team import (
     STORE_PORT,
     ReducingTeam,
@@ -35,8 +35,9 @@ from switchml.protocol import sizes
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured. `slots`: of the job, 0 for the aggregator's choice. `sparsity`: blocks of zeros, which
-    SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None for the machine's.
+    """What is measured. `workers`: hosts, each with `ranks_per_host` ranks. `slots`: of the job, 0 for the aggregator's
+    choice. `sparsity`: blocks of zeros, which SWITCHML skips and DENSE does not. `tcp`: Gloo's congestion control, None
+    for the machine's.
     """
 
     workers: int
@@ -50,6 +51,11 @@ class Experiment:
     repeats: int = 3
     warmup: int = 1
     tcp: str | None = None
+    ranks_per_host: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.workers * self.ranks_per_host
 
     @property
     def framing_bound_bps(self) -> float:
@@ -61,23 +67,30 @@ class Experiment:
     def union_density(self) -> float:
         """Share of blocks that some rank has: what every link must carry to its host at the least."""
         elements = self.size_bytes // ITEM_BYTES
-        return self.sparsity.union_density(self.workers, elements) if self.sparsity else 1.0
+        return self.sparsity.union_density(self.world_size, elements) if self.sparsity else 1.0
 
     @property
     def union_bound_bps(self) -> float | None:
-        """Bits of tensor a second if a link is never idle and carries each block of the union once, in dense packets.
-        None if there are no blocks at all."""
-        return self.framing_bound_bps / self.union_density if self.union_density else None
+        """Bits of tensor a second if a link is never idle and carries each block of the union once for each rank of its
+        host, in dense packets. None if there are no blocks at all."""
+        return self.framing_bound_bps / self.ranks_per_host / self.union_density if self.union_density else None
 
     @property
     def ring_traffic(self) -> float:
-        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n."""
-        return 2 * (self.workers - 1) / self.workers
+        """What each rank of a ring sends, and receives, for each bit of the tensor: 2(n-1)/n. A host's link carries
+        that once, as only one of its ranks has its neighbour elsewhere."""
+        return 2 * (self.world_size - 1) / self.world_size
 
     @property
     def ring_bound_bps(self) -> float | None:
-        """The same bound for a ring over TCP; None for one rank."""
+        """The same bound for a ring over TCP; None for one host."""
         return self.link.rate_bps * sizes.TCP_SHARE / self.ring_traffic if self.workers > 1 else None
+
+    def bound_bps(self, backend: str) -> float | None:
+        """Bits of tensor a second that links allow a backend."""
+        dense_bps = self.framing_bound_bps / self.ranks_per_host
+        bounds = {SWITCHML: self.union_bound_bps, DENSE: dense_bps, NODE: self.framing_bound_bps}
+        return bounds.get(backend, self.ring_bound_bps)
 
 
 @dataclass
@@ -144,8 +157,8 @@ class Result:
 
     @property
     def fraction_of_line_rate(self) -> float:
-        """Switchml's goodput over what framing leaves of the line."""
-        return self.goodput_bps(SWITCHML) / self.experiment.framing_bound_bps
+        """Switchml's goodput over what framing leaves of the line to each rank of a host."""
+        return self.goodput_bps(SWITCHML) * self.experiment.ranks_per_host / self.experiment.framing_bound_bps
 
     @property
     def fraction_of_union_bound(self) -> float | None:
@@ -157,6 +170,11 @@ class Result:
     def dense_ratio(self) -> float | None:
         """Dense switchml's time over sparse switchml's, the median of the pairs."""
         return median_ratio(self.tallies, DENSE)
+
+    @property
+    def node_ratio(self) -> float | None:
+        """The time of switchml with each rank alone over that in two levels, the median of the pairs."""
+        return 1 / ratio if (ratio := median_ratio(self.tallies, NODE)) else None
 
     @property
     def ratio(self) -> float | None:
@@ -192,11 +210,12 @@ def repeat(
     as `measure` does."""
     e = experiment
     elements = e.size_bytes // ITEM_BYTES
-    targets = {SWITCHML: Target(aggregator, "udp", e.payload_bytes, e.slots)} if aggregator else {}
+    target = Target(aggregator or "", "udp", e.payload_bytes, e.slots)
+    targets = dict.fromkeys((SWITCHML, NODE), target) if aggregator else {}
     tallies = {backend: LinkTally() for backend in e.backends}
     with (
-        shared_tensors(elements, e.workers, e.sparsity) as tensors,
-        ReducingTeam(reducing_context(e.backends), places(network.hosts[: e.workers])) as team,
+        shared_tensors(elements, e.world_size, e.sparsity) as tensors,
+        ReducingTeam(reducing_context(e.backends), places(network.hosts[: e.workers], e.ranks_per_host)) as team,
     ):
         rendezvous = f"tcp://{network.address(0)}:{STORE_PORT}"
         team.join(backends=e.backends, targets=targets, tensors=tensors, rendezvous=rendezvous, wire=e.wire)

@@ -8,7 +8,7 @@ from typing import Any
 
 from emulator.bench import tables
 from emulator.bench.network.measure import LinkTally, Result
-from emulator.bench.ranks.reducing import DENSE, GLOO, SWITCHML
+from emulator.bench.ranks.reducing import GLOO, SWITCHML
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -26,6 +26,7 @@ def as_json(result: Result) -> dict[str, Any]:
         }
     return {
         "workers": e.workers,
+        "ranks_per_host": e.ranks_per_host,
         "rate_bps": e.link.rate_bps,
         "delay_s": e.link.delay_s,
         "loss": e.link.loss,
@@ -43,6 +44,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "ring_bound_bps": ring,
         "fraction_of_ring_bound": result.goodput_bps(GLOO) / ring if ring and GLOO in result.tallies else None,
         "ratio": result.ratio,
+        "ratio_to_node": result.node_ratio,
         "error": {name: tally.error for name, tally in result.tallies.items()},
         "packets": int(agents.get("sent", 0)),
         "retransmitted": int(agents.get("retransmitted", 0)),
@@ -56,11 +58,22 @@ def as_json(result: Result) -> dict[str, Any]:
 
 
 def print_table(results: Sequence[Result]) -> None:
-    """One row for each backend of each result, which differ in their number of hosts and in density only."""
+    """One row for each backend of each result, which differ in their number of hosts and ranks and in density only."""
     first = results[0].experiment
     link, payload, sparsity = first.link, first.payload_bytes, first.sparsity
     others = ("x dense",) * (sparsity is not None) + ("x Gloo",) * (GLOO in first.backends)
-    headings = ("hosts", *(("density", "union") if sparsity else ()), "", "ms", "Mbit/s", "bound", "share", *others)
+    has_ranks = any(result.experiment.ranks_per_host > 1 for result in results)
+    headings = (
+        "hosts",
+        *("ranks",) * has_ranks,
+        *(("density", "union") if sparsity else ()),
+        "",
+        "ms",
+        "Mbit/s",
+        "bound",
+        "share",
+        *others,
+    )
     notes = [
         f"Mbit/s of tensor. Bounds: {payload} of {payload} + 10 + 8 + 20 + 14 bytes on the line are ours (header, UDP, "
         "IP, Ethernet as tc counts it), times 32 bits over a lane's; a ring moves each bit 2(n-1)/n times, 1448 bytes "
@@ -76,7 +89,7 @@ def print_table(results: Sequence[Result]) -> None:
         )
     tables.print_table(
         (*headings, "resent", "drops", *(("lost",) if link.loss else ()), "CPU s"),
-        [_row(result, backend, tally) for result in results for backend, tally in result.tallies.items()],
+        [_row(result, backend, tally, has_ranks) for result in results for backend, tally in result.tallies.items()],
         left=0,
         before=f"All-reduce of {first.size_bytes / 2**20:g} MiB of float32 ({first.wire} lanes, {payload} bytes in a "
         f"packet) over links of {link.rate_bps / 1e6:g} Mbit/s, {link.delay_s * 1e6:g} µs and {link.loss:.2%} loss "
@@ -86,11 +99,10 @@ def print_table(results: Sequence[Result]) -> None:
     )
 
 
-def _row(result: Result, backend: str, tally: LinkTally) -> list[str]:
+def _row(result: Result, backend: str, tally: LinkTally, has_ranks: bool) -> list[str]:
     e, is_ours = result.experiment, backend == SWITCHML
-    bound = {SWITCHML: e.union_bound_bps, DENSE: e.framing_bound_bps, GLOO: e.ring_bound_bps}[backend]
-    goodput = result.goodput_bps(backend)
-    cells = [str(e.workers)]
+    bound, goodput = e.bound_bps(backend), result.goodput_bps(backend)
+    cells = [str(e.workers), *([str(e.world_size)] if has_ranks else [])]
     if e.sparsity is not None:
         cells += [f"{e.sparsity.density:g}", f"{e.union_density:.3f}"]
     cells += ["sparse" if e.sparsity and is_ours else backend, f"{tally.median_s * 1e3:.0f}", f"{goodput / 1e6:.0f}"]

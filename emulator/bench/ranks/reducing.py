@@ -18,11 +18,12 @@ from emulator.bench.ranks.inputs import SharedTensors
 from emulator.bench.ranks.process import GROUP_TIMEOUT, Place
 from emulator.bench.sizes import Case
 from host_agent.agent import HostAgent
+from host_agent.base import Agent
 from host_agent.density import Choice
 from switchml.runtime.jit import compile_once, kernel
 
-SWITCHML, DENSE, GLOO = "switchml", "dense", "gloo"
-"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips."""
+SWITCHML, DENSE, NODE, GLOO = "switchml", "dense", "node", "gloo"
+"""DENSE: switchml without skipping the blocks of zeros that SWITCHML skips. NODE: switchml with hierarchy "node"."""
 GAUGES = ("rtt_s", "rto_s", "window")
 """Values in `HostAgent.stats()` that describe the present; all other numbers are counters."""
 
@@ -124,7 +125,7 @@ class ReducingRank:
 
     def __init__(self, place: Place):
         self._place = place
-        self._agents: dict[str, HostAgent] = {}
+        self._agents: dict[str, Agent] = {}
         self._reducers: dict[str, Callable[[list[np.ndarray], bool], None]] = {}
 
     def answer(self, request: Any) -> Any:
@@ -158,20 +159,22 @@ class ReducingRank:
                 self._agents[backend] = self._agents[SWITCHML]
                 self._reducers[backend] = _switchml(self._agents[SWITCHML], Choice())
             else:
-                self._agents[backend] = self._join_aggregator(job, job.targets[backend])
+                self._agents[backend] = self._join_aggregator(job, backend)
                 self._reducers[backend] = _switchml(self._agents[backend], sparse)
         return Joined({backend: agent.transport for backend, agent in self._agents.items()})
 
-    def _join_aggregator(self, job: ReducingJob, target: Target) -> HostAgent:
+    def _join_aggregator(self, job: ReducingJob, backend: str) -> Agent:
+        target = job.targets[backend]
         return HostAgent.join(
             target.address,
-            job=job.name,
+            job=f"{job.name}-{backend}",
             rank=self._place.rank,
             world_size=self._place.world_size,
             transport=target.transport,
             payload_bytes=target.payload_bytes,
             slots=target.slots,
             wire=job.wire,
+            hierarchy="node" if backend == NODE else "none",
         )
 
     def _prepare(self, case: Case) -> None:
@@ -191,7 +194,7 @@ class ReducingRank:
         self._counts = _growth(counts, agent.stats() if agent is not None else {})
 
 
-def _switchml(agent: HostAgent, sparse: Choice) -> Callable[[list[np.ndarray], bool], None]:
+def _switchml(agent: Agent, sparse: Choice) -> Callable[[list[np.ndarray], bool], None]:
     def reduce(parts: list[np.ndarray], overlapped: bool) -> None:
         if overlapped:
             for handle in [agent.allreduce(part, out=part, async_op=True, sparse=sparse) for part in parts]:

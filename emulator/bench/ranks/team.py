@@ -66,9 +66,10 @@ def _context(*preload: str) -> context.ForkServerContext:
     return fork_server(*preload)
 
 
-def places(hosts: Sequence[Any]) -> list[Place]:
-    """A rank in each of the hosts of a testbed."""
-    return [Place(rank, len(hosts), host.name, INTERFACE) for rank, host in enumerate(hosts)]
+def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[Place]:
+    """So many ranks in each of the hosts of a testbed; neighbouring ranks share a host."""
+    names = [host.name for host in hosts for _ in range(ranks_per_host)]
+    return [Place(rank, len(names), name, INTERFACE) for rank, name in enumerate(names)]
 
 
 def local_places(world_size: int) -> list[Place]:

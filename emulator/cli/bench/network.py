@@ -4,6 +4,8 @@ Gloo's ring over the same links.
 
 from __future__ import annotations
 
+import itertools
+
 import click
 
 from emulator.cli.options import (
@@ -24,6 +26,12 @@ from emulator.cli.options import (
 
 @click.command()
 @click.option("--workers", type=COUNTS, default="4", help="Number of hosts; 2,4,8 measures each in turn.")
+@click.option(
+    "--ranks-per-host",
+    type=COUNTS,
+    default="1",
+    help="Ranks in each host; with 2 or more also with the ranks of a host first (docs/hierarchy.md).",
+)
 @click.option("--rate", type=RATE, default="200mbit", help="Rate of each host's link, both ways.")
 @click.option("--delay", type=TIME, default="0us", help="Delay of each link, each way.")
 @click.option(
@@ -51,6 +59,7 @@ from emulator.cli.options import (
 @json_option
 def network(
     workers: tuple[int, ...],
+    ranks_per_host: tuple[int, ...],
     rate: float,
     delay: float,
     loss: float,
@@ -79,7 +88,7 @@ def network(
     from emulator.bench.allreduce import backends_of
     from emulator.bench.network import measure as bench
     from emulator.bench.network import report
-    from emulator.bench.ranks.reducing import GLOO
+    from emulator.bench.ranks.reducing import GLOO, NODE, SWITCHML
     from emulator.bench.report import all_as_json
     from emulator.bench.sparsity import Sparsity
     from switchml.errors import ConfigError
@@ -89,18 +98,21 @@ def network(
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
     link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss, queue_bytes=int(queue or 0), seed=seed)
     results = []
-    grid = [(count, share) for count in workers for share in density or (None,)]
-    for count, share in grid:
+    for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
         sparsity = None if share is None else Sparsity(share, block, overlap, sparse)
+        backends = backends_of(sparsity, GLOO if against == "gloo" else None)
+        if ranks > 1 and sparsity is None:
+            backends = (SWITCHML, NODE, *backends[1:])
         experiment = bench.Experiment(
             workers=count,
+            ranks_per_host=ranks,
             link=link,
             size_bytes=int(size),
             wire=wire,
             payload_bytes=int(payload),
             slots=slots,
             sparsity=sparsity,
-            backends=backends_of(sparsity, GLOO if against == "gloo" else None),
+            backends=backends,
             repeats=repeats,
             warmup=warmup,
             tcp=tcp,

@@ -83,6 +83,18 @@ def test_loss_delay_and_narrow_lanes(ready):
 
 
 @pytest.mark.root
+def test_several_ranks_a_host(ready):
+    """Alone each, and a host's first: in two levels half as much uses the links."""
+    found = run_json("--workers", "2", "--ranks-per-host", "2", "--against", "none", *SMALL)
+    assert (found["workers"], found["ranks_per_host"], set(found["seconds"])) == (2, 2, {"switchml", "node"})
+    for way in ("up", "down"):
+        assert found["sent_bytes"]["switchml"][way] >= 4 * 256 * 1076
+        assert 2 * 256 * 1076 <= found["sent_bytes"]["node"][way] < 4 * 256 * 1076  # of which some may be sent twice
+    assert found["ratio_to_node"] == pytest.approx(found["seconds"]["switchml"] / found["seconds"]["node"])
+    assert found["error"]["node"] < 1e-6
+
+
+@pytest.mark.root
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_stays(ready, ending):
     process = start("--workers", "2", "--against", "none", "--loss", "0.01", "--repeats", "1000", "--size", "256K")
@@ -129,5 +141,8 @@ def test_bounds():
     assert four.framing_bound_bps == pytest.approx(190.33e6, rel=1e-4)
     assert four.ring_bound_bps == pytest.approx(191.28e6 / 1.5, rel=1e-4)
     assert bench.Experiment(workers=1, link=link, size_bytes=4).ring_bound_bps is None
+    shared = bench.Experiment(workers=2, link=link, size_bytes=1 << 24, ranks_per_host=2)
+    assert shared.bound_bps("node") == four.framing_bound_bps == 2 * shared.bound_bps("switchml")
+    assert shared.bound_bps("gloo") == four.ring_bound_bps
     narrow = bench.Experiment(workers=4, link=link, size_bytes=1 << 24, wire="int8")
     assert narrow.framing_bound_bps == 4 * four.framing_bound_bps

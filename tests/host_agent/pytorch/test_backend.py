@@ -20,8 +20,9 @@ HERE = Path(__file__).parent
 
 
 @pytest.mark.slow
-def test_every_collective(tmp_path):
-    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path):
+@pytest.mark.parametrize("hierarchy", ["none", "node"])
+def test_every_collective(tmp_path, hierarchy):
+    for rank in run_ranks(HERE / "collectives_script.py", 4, tmp_path, SWITCHML_HIERARCHY=hierarchy):
         report = json.loads(rank.out[rank.out.index("{") :])
         # Rank 0 has started the aggregator; nobody else has a child.
         assert report["children_before"] == (1 if rank.rank == 0 else 0)
@@ -34,9 +35,9 @@ def test_cuda_tensors(tmp_path):
     run_ranks(HERE / "cuda_script.py", 2, tmp_path)
 
 
-def failures(folder: Path, *mode: str) -> tuple[list[Rank], dict[int, dict]]:
+def failures(folder: Path, *mode: str, **env: str) -> tuple[list[Rank], dict[int, dict]]:
     """Run failures_script.py; returns the processes and the reports of those that could make one."""
-    ranks = start_ranks(HERE / "failures_script.py", 3, folder, *mode)
+    ranks = start_ranks(HERE / "failures_script.py", 3, folder, *mode, **env)
     try:
         for rank in ranks:
             rank.finish(60)
@@ -54,10 +55,11 @@ def assert_ends(pid: int) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize("hierarchy", ["none", "node"])
 @pytest.mark.parametrize("victim", [1, 0])
-def test_killed_rank_is_named(tmp_path, victim):
+def test_killed_rank_is_named(tmp_path, victim, hierarchy):
     """Also rank 0, whose aggregator dies with it: the others hear of the rank first."""
-    ranks, reports = failures(tmp_path, "kill", str(victim))
+    ranks, reports = failures(tmp_path, "kill", str(victim), SWITCHML_HIERARCHY=hierarchy)
     assert ranks[victim].returncode == -9
     assert set(reports) == {0, 1, 2} - {victim}
     for rank, report in reports.items():
@@ -71,8 +73,9 @@ def test_killed_rank_is_named(tmp_path, victim):
             assert "PeerLost" in report[when]["message"] and f"rank {victim}" in report[when]["message"]
 
 
-def test_rank_that_does_not_call_is_named(tmp_path):
-    ranks, reports = failures(tmp_path, "stall")
+@pytest.mark.parametrize("hierarchy", ["none", "node"])
+def test_rank_that_does_not_call_is_named(tmp_path, hierarchy):
+    ranks, reports = failures(tmp_path, "stall", SWITCHML_HIERARCHY=hierarchy)
     for rank in (0, 2):
         assert ranks[rank].returncode == 0, ranks[rank].err
         assert reports[rank]["wait"]["type"] == "CollectiveTimeout", reports[rank]
