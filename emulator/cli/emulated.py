@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
-from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
+from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
 
 CLOCKS = ["wall", "virtual"]
 VALUES = ["own", "noise", "zeros", "recorded"]
@@ -41,7 +41,13 @@ def options(
             show_default=True,
             help=help_of(ALGORITHMS_HELP),
         ),
-        click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP),
+        click.option(
+            "--hierarchy",
+            type=click.Choice(list(HIERARCHIES)),
+            default="auto",
+            show_default=True,
+            help=f"{HIERARCHY_HELP} auto: node on emulated clusters, none for real workers.",
+        ),
         click.option(
             "--clock",
             type=click.Choice(CLOCKS),
