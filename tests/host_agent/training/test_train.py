@@ -107,6 +107,15 @@ def test_number_of_workers(workers):
     assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
 
 
+def test_the_workers_of_this_host_sum_first():
+    """One of them sends for all."""
+    report = run_json("--workers", "3", "--steps", "8", "--aggregator", "software", "--hierarchy", "node")
+    assert report["hierarchy"] == "node"
+    assert report["loss"]["switchml"] == pytest.approx(report["loss"]["gloo"], abs=1e-3)
+    packets = report["packets"]
+    assert 8 * 281 <= packets["sent"] - packets["retransmitted"] < 2 * 8 * 281
+
+
 def test_table_and_progress():
     done = run("--workers", "2", "--steps", "6")
     assert done.returncode == 0, done.stderr
