@@ -35,18 +35,21 @@ from switchml.errors import (
     SumOverflow,
     UnsupportedTensor,
 )
-from switchml.protocol import worker as rules
+from switchml.protocol import worker_state
+from switchml.protocol.fixedpoint import ITEM_BYTES
 from switchml.protocol.sizes import WIRES
+from switchml.protocol.worker import Worker
+from switchml.protocol.worker_state import DONE, TASKS
 
 DENSE_ONLY = "sparse on: this aggregator is a tree of switches, which add dense tensors only; expected off or auto"
 
 COUNTERS = ("sent", "received", "retransmitted", "refused", "waits", "spurious", "repeats", "streamed")
 """Names of the worker's counters in `Core.stats`."""
 _DISAGREEMENTS = {
-    rules.ERROR_MIXED: "the ranks' contributions differ in dtype",
-    rules.ERROR_OVERFLOW: "a sum overflowed its lanes",
-    rules.ERROR_AHEAD: "a chunk needs another exponent than was agreed",
-    rules.ERROR_STREAM: "the aggregator names blocks that this rank does not expect",
+    worker_state.ERROR_MIXED: "the ranks' contributions differ in dtype",
+    worker_state.ERROR_OVERFLOW: "a sum overflowed its lanes",
+    worker_state.ERROR_AHEAD: "a chunk needs another exponent than was agreed",
+    worker_state.ERROR_STREAM: "the aggregator names blocks that this rank does not expect",
 }
 
 
@@ -58,9 +61,9 @@ def new_worker(
     packets: np.ndarray | None = None,
     wide: np.ndarray | None = None,
     lossless: bool = False,
-) -> rules.Worker:
-    """The worker of a rank that has joined; the arguments are those of rules.Worker."""
-    return rules.Worker(
+) -> Worker:
+    """The worker of a rank that has joined; the arguments are those of Worker."""
+    return Worker(
         rank=rank,
         workers=world_size,
         slots=info.slots,
@@ -108,7 +111,7 @@ class Core:
 
     def __init__(
         self,
-        worker: rules.Worker,
+        worker: Worker,
         info: client.JobInfo,
         *,
         job: str,
@@ -237,7 +240,7 @@ class Core:
         with self._lock:
             if self.error is not None:
                 return False
-            while self._queue and self.worker.outstanding < rules.TASKS and self._start(self._queue[0]):
+            while self._queue and self.worker.outstanding < TASKS and self._start(self._queue[0]):
                 self._queue.popleft()
         if self._running and not self._busy_since:
             self._busy_since = now
@@ -246,9 +249,9 @@ class Core:
     def finish_turn(self, now: float) -> None:
         """After packets have moved: report the calls that are done, and fail if the ranks disagree, a needed peer has
         left or a call is late."""
-        if self.worker.error:
+        if self.worker.failure["code"]:
             self.fail(self._disagreement())
-        completed = self.worker.completed
+        completed = int(self.worker.counters["completed"])
         if completed != self.completed:
             self.completed = completed
             self._report_done()
@@ -276,10 +279,11 @@ class Core:
         spurious, repeats, streamed (rounds of sparse streams after their first); round-trip time and retransmission
         timeout in seconds; the window in rounds; calls, bytes reduced, the seconds in which calls were under way, and
         goodput in bits of tensor per such second."""
-        return self.worker.counters(COUNTERS) | {
-            "rtt_s": self.worker.rtt_ns / 1e9,
-            "rto_s": self.worker.rto_ns / 1e9,
-            "window": self.worker.window,
+        worker = self.worker
+        return {name: int(worker.counters[name]) for name in COUNTERS} | {
+            "rtt_s": int(worker.rtt["srtt"]) / 1e9,
+            "rto_s": int(worker.rtt["rto"]) / 1e9,
+            "window": int(worker.window["size"]),
             "calls": self.calls,
             "bytes": self._bytes,
             "busy_s": self._busy_s,
@@ -312,11 +316,11 @@ class Core:
     def _report_done(self) -> None:
         tasks = self.worker.state.tasks
         numbers = np.fromiter(self._running, np.int64, len(self._running))
-        for number in numbers[tasks["state"][numbers % rules.TASKS] == rules.DONE].tolist():
-            call, task = self._running.pop(number), tasks[number % rules.TASKS]
+        for number in numbers[tasks["state"][numbers % TASKS] == DONE].tolist():
+            call, task = self._running.pop(number), tasks[number % TASKS]
             if call.kind is not None:
                 self._densities.look(call.kind, call.target, call.numel, call.dtype, call.sparse.blocks)
-            self._bytes += call.numel * rules.ITEM_BYTES[task["fmt"]]
+            self._bytes += call.numel * ITEM_BYTES[task["fmt"]]
             error = None
             if misfits := int(task["misfits"]):
                 message = f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype"
@@ -335,8 +339,9 @@ class Core:
 
     def _disagreement(self) -> JobError:
         return RanksDisagree(
-            f"job '{self.job}' chunk {self.worker.error_chunk}: {_DISAGREEMENTS[self.worker.error]}; every rank must "
-            "all-reduce the same tensors in the same order"
+            f"job '{self.job}' chunk {self.worker.failure['chunk']}: "
+            f"{_DISAGREEMENTS[int(self.worker.failure['code'])]}; every rank must all-reduce the same tensors in the "
+            "same order"
         )
 
 

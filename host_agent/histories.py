@@ -13,9 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from host_agent.calls import Call
-from switchml.protocol import worker as rules
+from switchml.protocol.fixedpoint import FORMATS
+from switchml.protocol.packet import CODE_ZERO
+from switchml.protocol.worker import Worker, elements_per_chunk
+from switchml.protocol.worker_state import TASKS
 
-_MOST = rules.TASKS
+_MOST = TASKS
 """Tensors that are remembered at least: as many as may be under way, whose exponents the worker writes."""
 _BEHIND = (8, 3, 1, 0)
 """Shapes before a tensor's own by which it is looked up."""
@@ -32,8 +35,8 @@ class _Entry:
 class Histories:
     """Those of one worker."""
 
-    def __init__(self, worker: rules.Worker):
-        self._slots, self._payload_bytes = int(worker.me["slots"]), int(worker.me["payload"])
+    def __init__(self, worker: Worker):
+        self._slots, self._payload_bytes = int(worker.identity["slots"]), int(worker.identity["payload"])
         self._log: list[_Entry] = []
         self._forgotten = 0
         """Entries before the log's first; places count from the very first."""
@@ -49,13 +52,13 @@ class Histories:
         shape = (call.dtype, call.numel)
         before = tuple(entry.shape for entry in self._log[-_BEHIND[0] :])
         keys = [(*before[len(before) - behind :], shape) for behind in _BEHIND if behind <= len(before)]
-        found = self._at(self._followed + 1) if self._followed >= 0 else None
-        if found is not None and found.shape == shape:
+        model = self._at(self._followed + 1) if self._followed >= 0 else None
+        if model is not None and model.shape == shape:
             self._followed += 1
         else:
             self._followed = next((self._last[key] for key in keys if key in self._last), -1)
-            found = self._at(self._followed)
-        codes = self._new(call) if found is None else found.codes.copy()  # another may go on with the same
+            model = self._at(self._followed)
+        codes = self._new(call) if model is None else model.codes.copy()  # another may go on with the same
         place = self._forgotten + len(self._log)
         self._log.append(_Entry(shape, codes))
         self._last.update(dict.fromkeys(keys, place))
@@ -68,8 +71,8 @@ class Histories:
         return self._log[at] if 0 <= at < len(self._log) else None
 
     def _new(self, call: Call) -> np.ndarray:
-        per_chunk = rules.elements_per_chunk(rules.FORMATS[call.dtype], self._payload_bytes)
-        return np.full(min(self._slots, -(-call.numel // per_chunk)), rules.CODE_ZERO, np.int8)
+        per_chunk = elements_per_chunk(FORMATS[call.dtype], self._payload_bytes)
+        return np.full(min(self._slots, -(-call.numel // per_chunk)), CODE_ZERO, np.int8)
 
     def _forget(self) -> None:
         self._forgotten += len(self._log) - _MOST

@@ -18,7 +18,7 @@ from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
 from switchml.net.tunnel import TunnelClient, choose_address
-from switchml.protocol import worker as rules
+from switchml.protocol.fixedpoint import headroom
 from switchml.protocol.sparse import Sparse
 
 log = logging.getLogger("host_agent")
@@ -157,7 +157,7 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
         raise ConfigError(f"transport {transport!r}: expected one of {', '.join(reach.TRANSPORTS)}")
     if wire not in WIRES:
         raise ConfigError(f"wire {wire!r}: expected one of {', '.join(WIRES)}")
-    if WIRES[wire] and not rules.headroom(world_size)[WIRES[wire]]:
+    if WIRES[wire] and not headroom(world_size)[WIRES[wire]]:
         raise ConfigError(f"wire {wire}: its lanes can't hold the sum of {world_size} ranks; use a wider one")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} of {world_size}: expected 0 <= rank < world_size")
@@ -165,7 +165,7 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
 
 
 def _warn_of_few_levels(options: Options) -> None:
-    levels = rules.headroom(options.world_size)[WIRES[options.wire]]
+    levels = headroom(options.world_size)[WIRES[options.wire]]
     if WIRES[options.wire] and levels < _FEW_LEVELS:
         log.warning(
             "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 "

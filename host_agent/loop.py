@@ -1,8 +1,8 @@
 """The agent's compiled loop: datagrams to the worker's rules, the worker's packets to the socket, sleep when there is
 nothing to do.
 
-It runs on the agent's own thread without the GIL, and returns to Python only when a Python matter comes up: a task is
-done, something went wrong, somebody writes to the wake descriptor, or nothing has moved for a while.
+It runs on the agent's own thread without the GIL, and returns to Python only when Python has something to do: a task is
+done, something went wrong, somebody writes to the wake descriptor, or some time has passed.
 """
 
 import socket
@@ -14,6 +14,7 @@ import numpy as np
 from host_agent import packet_log
 from switchml.net import frames, impair, libc, shm, udp
 from switchml.protocol import worker as rules
+from switchml.protocol.worker_state import State, seq_of
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import borrowed, copy_bytes
 
@@ -21,22 +22,22 @@ WOKEN, TASK_DONE, FAILED, TICK = range(4)
 """Why the loop returned."""
 
 
-_PATIENCE = 16
-"""Looks at the ring, giving way in between, before the loop sleeps."""
+_SPINS = 16
+"""Looks at the ring, yielding the processor in between, before the loop sleeps."""
 
 PLAIN, FRAMED, RAW = range(3)
-"""Ways of packets: by UDP (or shared memory), as Ethernet frames in UDP, as frames through an interface."""
+"""Kinds of transport: UDP (or shared memory), Ethernet frames in UDP, frames through an interface."""
 _NEVER = 0x7FFFFFFFFFFFFFFF
 
 
 class Loop(NamedTuple):
     """What the loop touches. `out` int32[>= 2S]: slots to send. `fds` int64[1]: wake descriptor. `aggregator`
-    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `way`
+    uint64[1]: endpoint. `shared` int64[8]: the segment's `at`, its first element 0 if packets go by UDP. `transport`
     int64[3]: one of the above, and of frames the IPv4 address and UDP port that are ours. `raw`: the interface's
     socket. What `downlink` and `uplink` leave of incoming and outgoing packets is in `delayed` and `impaired`. `log`:
     where packets are recorded, if it has any room."""
 
-    worker: rules.State
+    worker: State
     io: udp.UdpIO
     incoming: udp.Packets
     outgoing: udp.Packets
@@ -44,7 +45,7 @@ class Loop(NamedTuple):
     fds: np.ndarray
     aggregator: np.ndarray
     shared: np.ndarray
-    way: np.ndarray
+    transport: np.ndarray
     raw: frames.FrameIO
     downlink: impair.Impairment
     uplink: impair.Impairment
@@ -55,7 +56,7 @@ class Loop(NamedTuple):
 
 @dataclass(frozen=True)
 class Impaired:
-    """What happens to packets on purpose: probabilities, each way. The same `seed` brings the same fate."""
+    """Loss and reordering on purpose: probabilities, in each direction. The same `seed` brings the same fate."""
 
     loss_rate: float = 0.0
     reorder_rate: float = 0.0
@@ -68,12 +69,12 @@ def new_loop(
     wake: int,
     aggregator: tuple[str, int],
     segment: shm.Segment | None = None,
-    way: int = PLAIN,
+    kind: int = PLAIN,
     raw: socket.socket | None = None,
     impaired: Impaired | None = None,
 ) -> Loop:
     """Everything for `run`: `wake` is an eventfd, `aggregator` where packets go, `segment` the memory shared with it,
-    if any. With another `way` than PLAIN packets are frames, whose headers lie before them already, from and to the
+    if any. With another `kind` than PLAIN packets are frames, whose headers lie before them already, from and to the
     address of `sock`; for RAW, `raw` is the interface's socket."""
     slots = len(worker.state.slots)
     most_in, most_out = max(udp.RECEIVE_PACKETS, frames.RECEIVE_PACKETS, 4 * slots), 2 * slots + 64
@@ -89,7 +90,7 @@ def new_loop(
         np.array([wake], np.int64),
         np.array([udp.endpoint(*aggregator)], np.uint64),
         (segment or shm.no_segment()).at,
-        np.array([way, udp.endpoint(ip, port) >> 16, port], np.int64),
+        np.array([kind, udp.endpoint(ip, port) >> 16, port], np.int64),
         frames.new_frame_io(raw),
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 1),
         impair.new_impairment(bad.loss_rate, bad.reorder_rate, 0.0, 2 * bad.seed + 2),
@@ -100,95 +101,114 @@ def new_loop(
 
 
 @kernel
-def run(loop, reported, tick_ns):
-    """Move data until there is a reason to return (above). `reported`: tasks that Python knows to be done already.
+def run(loop, completed, tick_ns):
+    """Move data until there is a reason to return (above). `completed`: tasks that Python knows to be done already.
+    TICK comes `tick_ns` after the call at the latest (negative: never).
 
-    TICK comes after `tick_ns` from the call at the latest (negative: never).
+    Comments with L cite the numbered steps of docs/protocol.md, section 6.
     """
     loop = borrowed(loop)
     clock = np.zeros(8, np.int64)
-    me = loop.worker.me[0]
+    me = loop.worker.scalars[0]
+    window = me.window
     started = libc.now_ns(clock)
     near = loop.shared[shm.BASE] != 0
-    socket_fd = loop.raw.config[0] if loop.way[0] == RAW else loop.io.config[0]
-    bad = impair.active(loop.downlink) or impair.active(loop.uplink)
+    impaired = impair.active(loop.downlink) or impair.active(loop.uplink)
     recording = len(loop.log.packets) > 0
     quiet = 0
     while True:
-        count = shm.receive_down(loop.shared, me.rank, loop.incoming) if near else _receive(loop)
+        # L1. Take what has arrived.
+        count = shm.receive_down(loop.shared, me.identity.rank, loop.incoming) if near else _receive(loop)
         now = libc.now_ns(clock)
         incoming = loop.incoming
-        if bad:
+        if impaired:
             count, incoming = impair.impair(loop.downlink, loop.incoming, count, now, loop.delayed), loop.delayed
+        # L2. Apply packet by packet, and send what that causes as soon as there is a window of it.
         n = np.int64(0)  # a plain 0 has a type of its own, for which `receive` would be compiled, too
         for i in range(count):
-            results, awaited = me.received, recording and packet_log.is_awaited(loop.worker, incoming.address[i])
-            n = rules.receive(loop.worker, incoming.address[i], incoming.length[i], now, loop.out, n)
-            if recording and me.received > results:
-                packet_log.log_received(loop.log, loop.worker, incoming.address[i], incoming.length[i], awaited, now)
-            if n + 1 >= me.slots:
+            address, length, received = incoming.address[i], incoming.length[i], me.counters.received
+            awaited = recording and packet_log.is_awaited(loop.worker, address)
+            n = rules.receive(loop.worker, address, length, now, loop.out, n)
+            if recording and me.counters.received > received:
+                packet_log.log_received(loop.log, loop.worker, address, length, awaited, now)
+            if n + 1 >= me.identity.slots:
                 rules.build_streams(loop.worker, loop.out, n)
-                if recording:
-                    packet_log.log_sent(loop.log, loop.worker, loop.out, n, n, near, libc.now_ns(clock))
-                if near:
-                    _hand_over(loop, n, n)
-                else:
-                    _send(loop, n, now)
+                _dispatch(loop, n, n, now, clock)
                 n = 0
-            if me.error:
+            if me.failure.code:
                 return FAILED
+        # L3. Start new chunks.
         n = rules.fill(loop.worker, now, loop.out, n)
-        if me.error:
+        if me.failure.code:
             return FAILED
         rules.build_streams(loop.worker, loop.out, n)
+        # L4. Retransmit, and send everything.
         fresh = n
         n = rules.timeouts(loop.worker, now, loop.out, n)
-        if recording and n:  # before they leave: what they bring about must not be noted earlier
-            packet_log.log_sent(loop.log, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
-        if near:
-            _hand_over(loop, fresh, n)
-        elif n or bad:
-            _send(loop, n, now)
-        if me.completed > reported:
+        _dispatch(loop, fresh, n, now, clock)
+        # L5. Return if Python has something to do.
+        if me.counters.completed > completed:
             return TASK_DONE
         if 0 <= tick_ns <= now - started:
             return TICK
+        # L6. Go on while packets come, and a few times after.
         if count:
             quiet = 0
             continue
-        if quiet < _PATIENCE and me.base < me.next:
+        if quiet < _SPINS and window.base < window.next:
             quiet += 1
             libc.yield_cpu()
             continue
+        # L7. Sleep until a packet, a deadline, or somebody who wakes the loop.
         quiet = 0
-        pause = max(me.earliest - now, 0) if me.base < me.next else np.int64(-1)
-        if tick_ns >= 0 and (pause < 0 or pause > tick_ns):
-            pause = tick_ns
-        if bad:
-            due = min(impair.next_release(loop.downlink), impair.next_release(loop.uplink))
-            if due != _NEVER and (pause < 0 or due - now < pause):
-                pause = max(due - now, 0)
-        if near:
-            shm.announce_sleep(loop.shared, me.rank, 1)
-            if shm.down_waits(loop.shared, me.rank):
-                pause = 0
-        woken = libc.wait_readable(socket_fd, loop.fds[0], pause, clock)
-        if near:
-            shm.announce_sleep(loop.shared, me.rank, 0)
-            if woken & 1:
-                udp.receive_batch(loop.io, loop.incoming)  # the aggregator's knock: nothing in it
-        if woken & 2:
+        if _sleep(loop, now, tick_ns, clock):
             return WOKEN
+
+
+@kernel
+def _dispatch(loop, fresh, n, now, clock):
+    """Send the listed slots' packets, `out[:n]`; those from `fresh` on are retransmissions."""
+    near = loop.shared[shm.BASE] != 0
+    if n and len(loop.log.packets):  # before they leave: what they bring about must not be logged earlier
+        packet_log.log_sent(loop.log, loop.worker, loop.out, fresh, n, near, libc.now_ns(clock))
+    if near:
+        _hand_over(loop, fresh, n)
+    elif n or impair.active(loop.uplink):
+        _send(loop, n, now)
+
+
+@kernel
+def _sleep(loop, now, tick_ns, clock):
+    """Sleep until a packet or a deadline; whether somebody wrote to the wake descriptor."""
+    me, near = loop.worker.scalars[0], loop.shared[shm.BASE] != 0
+    pause = max(me.timers.earliest - now, 0) if me.window.base < me.window.next else np.int64(-1)
+    if tick_ns >= 0 and (pause < 0 or pause > tick_ns):
+        pause = tick_ns
+    if impair.active(loop.downlink) or impair.active(loop.uplink):
+        release = min(impair.next_release(loop.downlink), impair.next_release(loop.uplink))
+        if release != _NEVER and (pause < 0 or release - now < pause):
+            pause = max(release - now, 0)
+    if near:
+        shm.announce_sleep(loop.shared, me.identity.rank, 1)
+        if shm.down_waits(loop.shared, me.identity.rank):
+            pause = 0
+    socket_fd = loop.raw.config[0] if loop.transport[0] == RAW else loop.io.config[0]
+    woken = libc.wait_readable(socket_fd, loop.fds[0], pause, clock)
+    if near:
+        shm.announce_sleep(loop.shared, me.identity.rank, 0)
+        if woken & 1:
+            udp.receive_batch(loop.io, loop.incoming)  # the aggregator's knock: nothing in it
+    return woken & 2 != 0
 
 
 @kernel
 def _receive(loop):
     """Take what has come through the sockets; how many packets `loop.incoming` then lists."""
-    if loop.way[0] == RAW:
-        return frames.receive_batch(loop.raw, loop.incoming, loop.way[1], loop.way[2])
+    if loop.transport[0] == RAW:
+        return frames.receive_batch(loop.raw, loop.incoming, loop.transport[1], loop.transport[2])
     count = udp.receive_batch(loop.io, loop.incoming)
-    if loop.way[0] == FRAMED:
-        return frames.strip(loop.incoming, count, loop.way[1], loop.way[2])
+    if loop.transport[0] == FRAMED:
+        return frames.strip(loop.incoming, count, loop.transport[1], loop.transport[2])
     return count
 
 
@@ -196,8 +216,8 @@ def _receive(loop):
 def _send(loop, n, now):
     """Send the packets of the listed slots through the socket, those with data first: packets of one length travel as
     trains."""
-    payload = loop.worker.me[0].payload
-    before = frames.HEADER_BYTES if loop.way[0] != PLAIN else 0
+    payload = loop.worker.scalars[0].identity.payload
+    before = frames.HEADER_BYTES if loop.transport[0] != PLAIN else 0
     outgoing = loop.outgoing
     count = 0
     for has_data in range(1, -1, -1):
@@ -217,7 +237,7 @@ def _send(loop, n, now):
                 count += 1
     if impair.active(loop.uplink):
         n, outgoing = impair.impair(loop.uplink, outgoing, n, now, loop.impaired), loop.impaired
-    if loop.way[0] == RAW:
+    if loop.transport[0] == RAW:
         frames.send_batch(loop.raw, outgoing, n)
     else:
         udp.send_batch(loop.io, outgoing, n)
@@ -225,16 +245,15 @@ def _send(loop, n, now):
 
 @kernel
 def _hand_over(loop, fresh, n):
-    """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only asked
-    about."""
-    me = loop.worker.me[0]
+    """Name the listed slots' packets in shared memory; those from `fresh` on are there already, and are only
+    probed."""
+    rank = loop.worker.scalars[0].identity.rank
     for i in range(fresh):
         packet = rules.packet_at(loop.worker, loop.out[i])
-        shm.push_up(loop.shared, me.rank, packet, loop.worker.slots[loop.out[i]].length)
+        shm.push_up(loop.shared, rank, packet, loop.worker.slots[loop.out[i]].length)
     for i in range(fresh, n):
-        slot = loop.worker.slots[loop.out[i]]
-        shm.query_up(loop.shared, me.rank, (me.isn + slot.round * me.slots + loop.out[i]) & 0xFFFFFFFF)
-    # Who asks has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
+        shm.query_up(loop.shared, rank, seq_of(loop.worker, loop.out[i]) & 0xFFFFFFFF)
+    # Who probes has waited long: perhaps the aggregator sleeps because an earlier knock was lost, and its flag is gone.
     if n and (shm.must_wake(loop.shared, -1) or n > fresh):
         loop.outgoing.address[0], loop.outgoing.length[0], loop.outgoing.endpoint[0] = (
             loop.outgoing.address.ctypes.data,

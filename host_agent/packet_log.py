@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from switchml.protocol import worker as rules
+from switchml.protocol.worker_state import seq_of, task_at
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import be32, serial_difference, u8_at
 
@@ -56,37 +56,34 @@ def _write(log, what, at, tensor, chunk, seq, version, length):
 def log_sent(log, worker, out, fresh, n, probe_only, at):
     """The packets of the listed slots, `out[:n]`, leave now; those from `fresh` on are retransmissions, or with
     `probe_only` questions without data."""
-    me = worker.me[0]
     for i in range(n):
         index = out[i]
         slot = worker.slots[index]
         version = slot.round & 1
-        tensor, chunk = slot.task, slot.chunk - worker.tasks[slot.task & (rules.TASKS - 1)].first
+        tensor, chunk = slot.task, slot.chunk - task_at(worker, slot.task).first
         log.rounds[index, version, 0], log.rounds[index, version, 1] = tensor, chunk
-        seq = (me.isn + slot.round * me.slots + index) & 0xFFFFFFFF
+        seq = seq_of(worker, index) & 0xFFFFFFFF
         length = 0 if probe_only and i >= fresh else slot.length
         _write(log, RESENT if i >= fresh else SENT, at, tensor, chunk, seq, version, length)
 
 
 @kernel
 def is_awaited(worker, address):
-    """Whether the result at `address` is the one that its slot waits for. Call it before `rules.receive`."""
-    me = worker.me[0]
+    """Whether the result at `address` is the one that its slot waits for. Call it before `worker.receive`."""
     seq = be32(u8_at(address, 6), 2)
-    index = seq & (me.slots - 1)
-    slot = worker.slots[index]
-    return slot.busy and serial_difference(seq, me.isn + slot.round * me.slots + index) == 0
+    index = seq & (len(worker.slots) - 1)
+    return worker.slots[index].busy and serial_difference(seq, seq_of(worker, index)) == 0
 
 
 @kernel
 def log_received(log, worker, address, length, awaited, at):
-    """`rules.receive` has taken a result."""
-    me = worker.me[0]
+    """`worker.receive` has taken a result."""
+    slot_count = len(worker.slots)
     seq = be32(u8_at(address, 6), 2)
-    index = seq & (me.slots - 1)
-    version = (((seq - me.isn) & 0xFFFFFFFF) // me.slots) & 1
+    index = seq & (slot_count - 1)
+    version = (((seq - worker.scalars[0].identity.isn) & 0xFFFFFFFF) // slot_count) & 1
     tensor, chunk = log.rounds[index, version, 0], log.rounds[index, version, 1]
     if awaited:
         slot = worker.slots[index]
-        tensor, chunk = slot.task, slot.chunk - worker.tasks[slot.task & (rules.TASKS - 1)].first
+        tensor, chunk = slot.task, slot.chunk - task_at(worker, slot.task).first
     _write(log, RECEIVED if awaited else REPEATED, at, tensor, chunk, seq, version, length)

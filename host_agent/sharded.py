@@ -21,7 +21,8 @@ from host_agent.base import Agent
 from host_agent.calls import OnDone, Request
 from host_agent.tensors import HALVES, ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
-from switchml.protocol.worker import FORMATS, elements_per_chunk
+from switchml.protocol.fixedpoint import FORMATS
+from switchml.protocol.worker import elements_per_chunk
 
 LEAST_PART = 32
 """Packets of a part that is worth splitting a call for."""

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from host_agent.calls import Call
 from switchml.control import membership
 from switchml.errors import CollectiveTimeout, PeerLost
-from switchml.protocol import worker as rules
+from switchml.protocol.worker import Worker
 
 log = logging.getLogger("host_agent")
 
@@ -27,7 +27,7 @@ class Watch:
     """Of `worker`'s calls. `job` and `rank` name it in messages, `aggregator` is (IPv4, port), `may_be_dropped`: the
     network may drop all UDP. Times are those of one clock, in seconds."""
 
-    def __init__(self, worker: rules.Worker, job: str, rank: int, aggregator: tuple[str, int], may_be_dropped: bool):
+    def __init__(self, worker: Worker, job: str, rank: int, aggregator: tuple[str, int], may_be_dropped: bool):
         self._worker, self._job, self._rank = worker, job, rank
         self._aggregator, self._may_be_dropped = "{}:{}".format(*aggregator), may_be_dropped
         self.departure: PeerLost | None = None
@@ -55,11 +55,11 @@ class Watch:
 
     def check(self, now: float, running: Collection[Call], queued: Iterable[Call]) -> BaseException | None:
         """The error that ends all calls, if there is one."""
-        waits = self._worker.waits
+        waits = int(self._worker.counters["waits"])
         if waits != self._waits:
             self._waits, self._waited_at = waits, now
         missing = self.missing_ranks(now)
-        stalled_s = now - self._worker.progress_at_ns / 1e9
+        stalled_s = now - int(self._worker.timers["progress_at"]) / 1e9
         is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
@@ -77,7 +77,7 @@ class Watch:
 
     def _warn(self, index: int, stalled_s: float, missing: tuple[int, ...]) -> None:
         culprits = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
-        if self._may_be_dropped and not self._worker.received:
+        if self._may_be_dropped and not self._worker.counters["received"]:
             culprits += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
         log.warning(
             "job '%s' rank %d: all-reduce %d has waited %.0f s for %s",

@@ -57,13 +57,13 @@ BUGS: dict[str, Bug] = {
         "the aggregator adds a contribution that it has added already",
     ),
     "any-round": Bug(
-        "switchml/protocol/worker.py",
+        "switchml/protocol/results.py",
         "if distance != 0 or not slot.busy:",
         "if not slot.busy:",
         "a worker takes the result of any round of a slot for the one it waits for",
     ),
     "never-again": Bug(
-        "switchml/protocol/worker.py",
+        "switchml/protocol/sending.py",
         "if lost or (probed < probes and due <= now):",
         "if lost:",
         "a worker resends what later packets have overtaken, and has no timer",

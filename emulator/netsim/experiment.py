@@ -286,12 +286,12 @@ class _AggregatedJob(_Job):
     def finish(self) -> None:
         super().finish()
         for rank in self._ranks:
-            me = rank.worker.me
-            self.result.sent += int(me["sent"])
-            self.result.retransmitted += int(me["retransmitted"])
-            self.result.spurious += int(me["spurious"])
-            self.result.waits += int(me["waits"])
-            self.result.repeated_rounds += int(me["repeats"])
+            counters = rank.worker.counters
+            self.result.sent += int(counters["sent"])
+            self.result.retransmitted += int(counters["retransmitted"])
+            self.result.spurious += int(counters["spurious"])
+            self.result.waits += int(counters["waits"])
+            self.result.repeated_rounds += int(counters["repeats"])
         exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
         wire, workers = WIRES[self.config.wire], self.config.workers
         # Narrow lanes: each rank's value is off by half a step at most, of the largest power of two above it or of a

@@ -25,23 +25,22 @@ class Turns:
         self.worker, self.job, self.rank = worker, job, rank
         state = worker.state
         self._out = np.zeros(2 * len(state.slots) + 64, np.int32)
-        self._packets = state.packets[:, -(HEADER_BYTES + int(state.me[0]["payload"])) :]
+        self._packets = state.packets[:, -(HEADER_BYTES + int(worker.identity["payload"])) :]
         self._columns, self._lengths = state.slots["columns"], state.slots["length"]
-        self._fields = {name: state.me[name] for name in ("earliest", "error", "completed")}
 
     @property
     def deadline(self) -> int:
         """When the next turn is due if nothing arrives (ns), NEVER if nothing is under way."""
-        return int(self._fields["earliest"][0])
+        return int(self.worker.timers["earliest"])
 
     @property
     def error(self) -> int:
-        return int(self._fields["error"][0])
+        return int(self.worker.failure["code"])
 
     @property
     def completed(self) -> int:
         """Tasks done so far."""
-        return int(self._fields["completed"][0])
+        return int(self.worker.counters["completed"])
 
     def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
         """Take `packets` in at `now` (ns); returns what is to be sent. Stops short when `error` is set, as the agent

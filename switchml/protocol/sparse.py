@@ -139,18 +139,18 @@ def block_of(task, stream, column, entry):
 
 @kernel
 def _scan(task):
-    """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.found`, by the blocks'
-    order in the tensor. Those that are become zero in the target."""
+    """Find out which blocks of one more entry, of all streams, are not zero on this rank: `task.non_zero`, in the order
+    of the tensor. Those that are become zero in the target."""
     size, item = task.per_chunk // task.columns, _ITEM_BYTES[task.fmt]
     first = task.scanned * task.chunks * task.columns
     last = min(first + task.chunks * task.columns, -(-task.numel // size))
-    found = u8_at(task.found, last)
+    non_zero = u8_at(task.non_zero, last)
     for block in range(first, last):
         offset = np.uint64(block * size * item)
         count = min(size, task.numel - block * size)
         clear = is_clear(task.source + offset, count * item)
-        found[block] = not clear and not is_zero(task.fmt, task.source + offset, count, task.threshold)
-        if not found[block] and not (clear and task.source == task.target):  # else minus zero, or below the threshold
+        non_zero[block] = not clear and not is_zero(task.fmt, task.source + offset, count, task.threshold)
+        if not non_zero[block] and not (clear and task.source == task.target):  # minus zero, or below the threshold
             u8_at(task.target + offset, count * item)[:] = 0
     task.scanned += 1
 
@@ -159,12 +159,12 @@ def _scan(task):
 def find_next(task, stream, column, entry):
     """The first entry from `entry` on whose block is not zero on this rank, or NO_ENTRY."""
     blocks = -(-task.numel // (task.per_chunk // task.columns))
-    found, step = u8_at(task.found, blocks), task.chunks * task.columns
+    non_zero, step = u8_at(task.non_zero, blocks), task.chunks * task.columns
     block = stream * task.columns + column + step * entry
     while block < blocks:
         if entry == task.scanned:
             _scan(task)
-        if found[block]:
+        if non_zero[block]:
             return entry
         entry, block = entry + 1, block + step
     return NO_ENTRY
@@ -190,7 +190,7 @@ def open_stream(task, state, stream):
 
 
 @kernel
-def build(me, task, state, stream, seq, row):
+def build(identity, task, state, stream, seq, row):
     """Write the contribution of a stream's present round at address `row`; returns its length. `mine` moves on past
     what is sent."""
     fmt, columns = task.fmt, task.columns
@@ -204,9 +204,9 @@ def build(me, task, state, stream, seq, row):
     size = wire_format.SPARSE
     length = _HEADER + _WORD * columns
     if has_data:
-        size |= 3 if me.payload == 1024 else 1
-        length += me.payload
-    elif me.padded and me.payload == 1024:
+        size |= 3 if identity.payload == 1024 else 1
+        length += identity.payload
+    elif identity.padded and identity.payload == 1024:
         size = wire_format.PADDED
         length += wire_format.PADDING_BYTES
 
@@ -220,7 +220,7 @@ def build(me, task, state, stream, seq, row):
                 state[NEED, column] = need_of(fmt, source, count, True)
             else:
                 used = canonical(state[CODE, column], fmt)
-                encode(fmt, source, count, lanes_at, lanes, used, me.room[wire], state[CLASSED, column] != 0)
+                encode(fmt, source, count, lanes_at, lanes, used, identity.headroom[wire], state[CLASSED, column] != 0)
                 _look_for(task, state, stream, column, at + 1)
         elif has_data:
             u8_at(lanes_at, lanes * lane_bytes)[:] = 0
@@ -230,12 +230,12 @@ def build(me, task, state, stream, seq, row):
         put_be32(header, _HEADER + _WORD * column, word)
     if has_data:
         used_bytes = columns * lanes * lane_bytes
-        u8_at(values + np.uint64(used_bytes), me.payload - used_bytes)[:] = 0
+        u8_at(values + np.uint64(used_bytes), identity.payload - used_bytes)[:] = 0
 
     header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | size
     header[1] = columns
     put_be32(header, 2, seq)
-    put_be16(header, 6, me.tag)
+    put_be16(header, 6, identity.tag)
     header[8] = 0
     header[9] = fmt
     return length
@@ -255,7 +255,7 @@ def is_result(data, length, payload):
 
 
 @kernel
-def take(me, task, state, classes, stream, address, length):
+def take(identity, task, state, classes, stream, address, length):
     """The result of a stream's round, shaped like one: sums into the target, words into the state. Returns MORE if
     another round follows, DONE, or an error.
 
@@ -288,7 +288,8 @@ def take(me, task, state, classes, stream, address, length):
                 state[CLASSED, column] = 1
                 earliest = at
             else:
-                task.misfits += decode(fmt, lanes_at, target, count, canonical(code, fmt), me.room[wire], task.divisor)
+                used, headroom = canonical(code, fmt), identity.headroom[wire]
+                task.misfits += decode(fmt, lanes_at, target, count, used, headroom, task.divisor)
                 if state[CLASSED, column]:
                     apply_classes(fmt, kept, target, count)
                     state[CLASSED, column] = 0

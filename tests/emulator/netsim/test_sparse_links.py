@@ -39,7 +39,7 @@ def seconds_of(tensors: list[np.ndarray], blocks: Sparse) -> tuple[float, float]
         free[kind][rank] = max(free[kind][rank], now) + took
         at(free[kind][rank] + DELAY_NS, kind, rank, data)
 
-    while not all(worker.me["completed"] for worker in workers):
+    while not all(worker.counters["completed"] for worker in workers):
         now, _, kind, rank, data = heapq.heappop(events)
         if kind == "up":
             outcome = pool.receive(rank, data)
@@ -52,7 +52,7 @@ def seconds_of(tensors: list[np.ndarray], blocks: Sparse) -> tuple[float, float]
         if workers[rank].deadline != NEVER and looks[rank] <= now:
             looks[rank] = max(workers[rank].deadline, now + LOOK_NS)
             at(looks[rank], "look", rank)
-    resent, sent = (sum(int(worker.me[name]) for worker in workers) for name in ("retransmitted", "sent"))
+    resent, sent = (sum(int(worker.counters[name]) for worker in workers) for name in ("retransmitted", "sent"))
     return now / 1e9, resent / (sent - resent)
 
 

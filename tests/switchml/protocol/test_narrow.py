@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from switchml.protocol import fixedpoint, pool, worker
+from switchml.protocol import fixedpoint, pool, worker_state
 from switchml.protocol.narrow import steps
 from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, SECOND
@@ -206,7 +206,7 @@ def storm_and_calm(ranks: list[list[Call]], seed: int, at_once: bool = True) -> 
     Network(calm, weather=CLEAR, **job).run(limit=SECOND)
     assert results(calm) == results(ranks)
     check(ranks)
-    assert sum(int(rank.me["retransmitted"]) for rank in stormy.ranks) > 0
+    assert sum(int(rank.counters["retransmitted"]) for rank in stormy.ranks) > 0
     return stormy
 
 
@@ -234,7 +234,7 @@ def repeats(ranks: list[list[Call]]) -> int:
     """Rounds that went again, of the first rank, one call after the other."""
     network = Network(ranks, slots=16, windows=[16] * len(ranks), at_once=[False] * len(ranks)).run(limit=SECOND)
     check(ranks)
-    return int(network.ranks[0].me["repeats"])
+    return int(network.ranks[0].counters["repeats"])
 
 
 @given(st.sampled_from([1, 2, 9, 35]), st.integers(-140, 120), st.integers(-6, 6))
@@ -257,7 +257,10 @@ def test_how_far_a_block_may_move_before_its_round_goes_again(workers, scale, mo
 def test_lanes_with_few_steps_spare_few_bits(dtype, workers, spread):
     assert reference.spread(f"float32/{dtype}", workers) == spread
     rank = Worker(rank=0, workers=workers, slots=1, tag=TAG, isn=0)
-    assert rank.me["spread"].tolist()[reference.wire(f"float32/{dtype}")] == spread and rank.me["spread"][0] == 0
+    assert (
+        rank.identity["spread"].tolist()[reference.wire(f"float32/{dtype}")] == spread
+        and rank.identity["spread"][0] == 0
+    )
     room = steps(BITS[f"float32/{dtype}"], workers)
     assert room >> spread >= 4
 
@@ -368,7 +371,7 @@ def test_ranks_that_disagree_on_the_wire(dtype, odd_one, weather):
     ranks[odd_one][0].dtype = "float32"
     network = Network(ranks, slots=4, windows=[4] * 3, weather=weather, seed=2, start_spread=MILLISECOND)
     network.run(limit=10 * SECOND)
-    assert [int(rank.me["error"]) for rank in network.ranks] == [worker.ERROR_MIXED] * 3
+    assert [int(rank.failure["code"]) for rank in network.ranks] == [worker_state.ERROR_MIXED] * 3
     assert not any(call.target.any() for [call] in ranks)
 
 

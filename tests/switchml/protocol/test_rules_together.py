@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from switchml.protocol import worker as rules
+from switchml.protocol import worker_state as rules
 from switchml.protocol.pool import COMPLETED, Pool
 from switchml.protocol.retransmission import MICROSECOND, MILLISECOND, SECOND
 from switchml.protocol.sparse import Sparse
@@ -126,7 +126,7 @@ class Network:
         return self
 
     def is_done(self, rank: int) -> bool:
-        return self.ranks[rank].me["completed"] == len(self.calls[rank]) or bool(self.ranks[rank].me["error"])
+        return self.ranks[rank].counters["completed"] == len(self.calls[rank]) or bool(self.ranks[rank].failure["code"])
 
     def reach_aggregator(self, rank: int, data: bytes) -> None:
         outcome = self.pool.receive(rank, data)
@@ -138,8 +138,8 @@ class Network:
             self.travel("down", rank, outcome.packet)
 
     def reach_rank(self, rank: int, datagrams: list[bytes]) -> None:
-        worker, me = self.ranks[rank], self.ranks[rank].me
-        if me["error"]:
+        worker, window = self.ranks[rank], self.ranks[rank].window
+        if worker.failure["code"]:
             return
         while self.chooser.random() < self.weather.junk:
             datagrams.insert(self.chooser.randint(0, len(datagrams)), self.junk(rank))
@@ -147,9 +147,10 @@ class Network:
         packets = worker.receive(datagrams, self.now)
         if self.start_calls(rank):
             packets += worker.receive([], self.now)
-        assert self.base[rank] <= me["base"] <= me["next"] <= min(me["total"], me["base"] + me["slots"])
-        assert me["in_flight"] == worker.state.slots["busy"].sum() <= me["limit"]
-        self.base[rank] = int(me["base"])
+        base, following = int(window["base"]), int(window["next"])
+        assert self.base[rank] <= base <= following <= min(window["total"], base + worker.identity["slots"])
+        assert window["in_flight"] == worker.state.slots["busy"].sum() <= window["limit"]
+        self.base[rank] = base
         for data in packets:
             seq = struct.unpack(">I", data[2:6])[0]
             first = self.first_sending[rank].setdefault(seq, data)
@@ -208,16 +209,18 @@ class Network:
     def check_end(self) -> None:
         """Each chunk was finished once, each round sent once and resent as often as counted; all ranks are idle."""
         for worker, calls in zip(self.ranks, self.calls, strict=True):
-            me, tasks = worker.me, worker.state.tasks
-            if me["error"]:
+            window, counters, tasks = worker.window, worker.counters, worker.state.tasks
+            if worker.failure["code"]:
                 continue
             assert all(
                 tasks[c.number]["state"] == rules.DONE and tasks[c.number]["done"] == tasks[c.number]["chunks"]
                 for c in calls
             )
-            assert me["base"] == me["next"] == me["total"] == sum(int(tasks[c.number]["chunks"]) for c in calls)
+            total = int(window["total"])
+            assert window["base"] == window["next"] == total == sum(int(tasks[c.number]["chunks"]) for c in calls)
             rounds = int(worker.state.slots["round"].sum())
-            assert rounds == me["total"] + me["repeats"] + me["streamed"] == me["sent"] - me["retransmitted"]
+            assert rounds == total + counters["repeats"] + counters["streamed"]
+            assert rounds == counters["sent"] - counters["retransmitted"]
             assert rounds == self.pool.counters[:, COMPLETED].sum()
             assert worker.outstanding == 0 and not worker.state.slots["busy"].any()
 
@@ -345,7 +348,7 @@ def test_many_slots_and_heavy_weather(dtype, workers):
         weather=Weather(loss=0.2, double=0.1, late=0.2, junk=0.05),
     ).run(limit=60 * SECOND)
     check(ranks)
-    assert all(worker.me["retransmitted"] > 0 for worker in network.ranks)
+    assert all(worker.counters["retransmitted"] > 0 for worker in network.ranks)
 
 
 def test_a_rank_that_comes_seconds_late_is_waited_for():
@@ -358,7 +361,7 @@ def test_a_rank_that_comes_seconds_late_is_waited_for():
     check(ranks)
     for r in (0, 1):
         assert network.ranks[r].missing_ranks() == (2,)
-        assert network.ranks[r].me["waits"] > 8 and network.ranks[r].me["retransmitted"] < 8 * 60
+        assert network.ranks[r].counters["waits"] > 8 and network.ranks[r].counters["retransmitted"] < 8 * 60
     assert network.now < 4 * SECOND + 100 * MILLISECOND
 
 
@@ -367,7 +370,7 @@ def test_losses_cost_little_time():
     ranks = single("float32", 40_000, 2, random.Random(4))
     clear = Network(again(ranks), slots=64, windows=[64] * 2).run(limit=SECOND)
     lossy = Network(ranks, slots=64, windows=[64] * 2, weather=Weather(loss=0.01), seed=2).run(limit=SECOND)
-    lost = sum(int(worker.me["retransmitted"]) for worker in lossy.ranks)
+    lost = sum(int(worker.counters["retransmitted"]) for worker in lossy.ranks)
     assert lost > 10
     assert lossy.now - clear.now < 30 * MILLISECOND
 
@@ -392,9 +395,9 @@ def test_the_second_all_reduce_of_a_shape_needs_no_repeats(dtype, numel, at_once
     first, both = (repeated(dtype, numel, times, 16, at_once) for times in (1, 2))
     if not at_once:
         for one, two in zip(first.ranks, both.ranks, strict=True):
-            assert two.me["repeats"] == one.me["repeats"]
-            assert two.me["sent"] == one.me["sent"] + one.me["total"]
-    assert all(worker.me["repeats"] <= 16 for worker in both.ranks)
+            assert two.counters["repeats"] == one.counters["repeats"]
+            assert two.counters["sent"] == one.counters["sent"] + one.window["total"]
+    assert all(worker.counters["repeats"] <= 16 for worker in both.ranks)
 
 
 def test_only_the_first_window_is_guessed():
@@ -406,12 +409,12 @@ def test_only_the_first_window_is_guessed():
     ]
     network = Network(ranks, slots=8, windows=[8] * 3, histories=False).run(limit=SECOND)
     check(ranks)
-    assert all(0 < worker.me["repeats"] <= 8 for worker in network.ranks)
+    assert all(0 < worker.counters["repeats"] <= 8 for worker in network.ranks)
 
 
 def test_a_tensor_of_up_to_s_chunks_with_history_costs_one_packet_a_chunk():
     network = repeated("float32", 16 * LANES, 4, 16, at_once=False)
-    assert all(worker.me["sent"] == 4 * 16 + worker.me["repeats"] for worker in network.ranks)
+    assert all(worker.counters["sent"] == 4 * 16 + worker.counters["repeats"] for worker in network.ranks)
     # Results go round once for each all-reduce, and once more for the first one's guesses.
     assert network.now <= (4 + 1) * 2 * (PATH + PATH // 5)
 
@@ -419,7 +422,7 @@ def test_a_tensor_of_up_to_s_chunks_with_history_costs_one_packet_a_chunk():
 def test_integers_never_need_a_second_round():
     for dtype in ("int32", "int64"):
         network = repeated(dtype, 2000, 3, 16, at_once=True)
-        assert all(worker.me["repeats"] == 0 for worker in network.ranks)
+        assert all(worker.counters["repeats"] == 0 for worker in network.ranks)
 
 
 def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
@@ -432,7 +435,7 @@ def test_values_that_change_their_magnitude_cost_a_repeat_and_no_bit():
     network = Network(ranks, slots=4, windows=[4] * 3, at_once=[False] * 3).run(limit=SECOND)
     check(ranks)
     # Two chunks; four wrong guesses, classify and exact for NaN, one wrong guess after it, a right one at last.
-    assert all(worker.me["repeats"] == 2 * (4 + 2 + 1 + 0) for worker in network.ranks)
+    assert all(worker.counters["repeats"] == 2 * (4 + 2 + 1 + 0) for worker in network.ranks)
 
 
 # -- ranks that disagree --
@@ -456,8 +459,8 @@ def test_different_dtypes_are_an_error_on_every_rank(pair, spread, chunks):
         x = np.resize(fill, numel).astype(numbers.element(dtype))
         ranks.append([Call(dtype, 1, x, np.zeros_like(x))])
     network = Network(ranks, slots=4, windows=[4] * 3, seed=1, start_spread=MILLISECOND).run(limit=10 * SECOND)
-    assert [int(worker.me["error"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 3
-    assert len({int(worker.me["error_chunk"]) for worker in network.ranks}) == 1
+    assert [int(worker.failure["code"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 3
+    assert len({int(worker.failure["chunk"]) for worker in network.ranks}) == 1
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.2])
@@ -469,6 +472,6 @@ def test_a_different_dtype_after_equal_ones_is_an_error_on_every_rank(loss):
             x = np.full(4 * numbers.per_chunk(dtype, PAYLOAD), 3, dtype)
             calls.append(Call(dtype, 1, x, np.zeros_like(x)))
     network = Network(ranks, slots=4, windows=[4, 4], weather=Weather(loss=loss), seed=3).run(limit=10 * SECOND)
-    assert [int(worker.me["error"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 2
-    assert all(worker.me["error_chunk"] >= 4 for worker in network.ranks)
+    assert [int(worker.failure["code"]) for worker in network.ranks] == [rules.ERROR_MIXED] * 2
+    assert all(worker.failure["chunk"] >= 4 for worker in network.ranks)
     assert all(set(calls[0].target.tolist()) <= {0, 6} for calls in ranks)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from switchml.errors import ConfigError, PacketError
 from switchml.protocol import sparse
-from switchml.protocol import worker as rules
+from switchml.protocol import worker_state as rules
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.packet import CONTRIBUTION, NO_WORD, RESULT, SparsePacket, sparse_word
 from switchml.protocol.pool import Pool
@@ -152,7 +152,7 @@ def test_only_blocks_of_the_union_travel():
     streams = sparse.streams_of(256, 1000)
     assert streams == 256
     for worker in network.ranks:
-        assert worker.me["sent"] == streams + len(set.union(*owned)) and worker.me["streamed"] == 4
+        assert worker.counters["sent"] == streams + len(set.union(*owned)) and worker.counters["streamed"] == 4
     with_data = [sum(len(data) == 10 + 4 + PAYLOAD for data in sendings.values()) for sendings in network.first_sending]
     assert with_data == [3, 2, 0]
     assert {len(data) for sendings in network.first_sending for data in sendings.values()} <= {14, 14 + PAYLOAD}
@@ -166,7 +166,7 @@ def test_blocks_are_fused_into_packets():
     call = Call("float32", 1, x, np.full_like(x, 9), blocks=Sparse(8))
     network = Network([[call]], slots=1, windows=[1]).run(limit=SECOND)
     # One stream: the columns' blocks are (0: entry 0), (1: entries 3 and 5), (7: entry 7): two rounds with data.
-    assert network.ranks[0].me["sent"] == 3
+    assert network.ranks[0].counters["sent"] == 3
     assert (call.target == x).all()
 
 
@@ -211,26 +211,26 @@ def answer(words, *, seq: int = 0, mark: int = 0, values=None) -> bytes:
 def test_results_that_contradict_the_rank(packet, error):
     worker = start(Sparse())
     worker.receive([packet], 1)
-    assert worker.me["error"] == error
+    assert worker.failure["code"] == error
 
 
 def test_results_past_the_end_or_backwards_are_errors():
     for word in (sparse_word(8, 0), sparse_word(2, 0)):
         worker = start(Sparse(), value=0.0)
         worker.receive([answer((sparse_word(2, 0),))], 1)
-        assert worker.me["error"] == rules.OK
+        assert worker.failure["code"] == rules.OK
         worker.receive([answer((word,), seq=1, values=np.zeros(64, np.int32))], 2)
-        assert worker.me["error"] == rules.ERROR_STREAM
+        assert worker.failure["code"] == rules.ERROR_STREAM
     worker = start(Sparse(), value=0.0)
     worker.receive([answer((sparse_word(2, 0),))], 1)
     worker.receive([answer((NO_WORD,), seq=1)], 2)
-    assert worker.me["error"] == rules.ERROR_STREAM, "a block was announced, and no rank sent it"
+    assert worker.failure["code"] == rules.ERROR_STREAM, "a block was announced, and no rank sent it"
 
 
 def test_a_dense_rank_among_sparse_ones_hears_of_it():
     worker = start()
     worker.receive([answer((NO_WORD,), mark=2)], 1)
-    assert worker.me["error"] == rules.ERROR_MIXED
+    assert worker.failure["code"] == rules.ERROR_MIXED
 
 
 @pytest.mark.parametrize("options", [{"block": 0}, {"block": 2.5}, {"threshold": -1}, {"threshold": math.nan}])

@@ -1,0 +1,235 @@
+"""What a worker does with a packet of the aggregator (docs/protocol.md, sections 4 and 6).
+
+Kernels over a worker's State. Comments with R cite the numbered steps of section 6.
+"""
+
+import numpy as np
+
+from switchml.protocol import packet as wire_format
+from switchml.protocol import sparse
+from switchml.protocol.fixedpoint import (
+    INT32,
+    INT64,
+    WIRES,
+    apply_classes,
+    canonical,
+    decode,
+    keep_classes,
+    need_of,
+)
+from switchml.protocol.packet import CODE_UNKNOWN
+from switchml.protocol.retransmission import (
+    LEAST_IN_FLIGHT,
+    WAITED,
+    back_off,
+    probe_timeout,
+    sample_reordering,
+    sample_rtt,
+    sample_silence,
+)
+from switchml.protocol.sending import elements_of, repeat, send
+from switchml.protocol.worker_state import (
+    CLASSIFY,
+    DONE,
+    ERROR_AHEAD,
+    ERROR_MIXED,
+    ERROR_OVERFLOW,
+    ERROR_STREAM,
+    EXACT,
+    SPECULATE,
+    seq_of,
+    task_at,
+)
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import be16, be32, serial_difference, signed8, u8_at
+
+_WIRES = np.array(WIRES, np.int64)
+_HEADER = wire_format.HEADER_BYTES
+_WAIT_BYTES = _HEADER + wire_format.BITMAP_BYTES
+
+
+@kernel(forceinline=True)
+def receive(w, address, length, now, out, n):
+    """One datagram from the aggregator. Repeats of a chunk are appended to `out` from `n`; returns the new n.
+
+    After an error (`failure.code`) the worker must not be used any more.
+    """
+    me = w.scalars[0]
+    # R1. Refuse what is no packet, or another job's.
+    data = u8_at(address, max(length, 1))
+    if length < _HEADER or be16(data, 6) != me.identity.tag:
+        me.counters.refused += 1
+        return n
+    # R2. Find the slot, and how far the packet's round is ahead of the slot's.
+    seq = be32(data, 2)
+    index = seq & (me.identity.slots - 1)
+    slot = w.slots[index]
+    distance = serial_difference(seq, seq_of(w, index))
+    # R3. A wait packet postpones the round's next probe.
+    if data[0] == wire_format.WAIT << 4 and length == _WAIT_BYTES:
+        if distance == 0 and slot.busy:
+            _wait(w, slot, data, now)
+        return n
+    # R4. Refuse what is not shaped like a result.
+    is_sparse = data[0] & wire_format.SPARSE != 0
+    if not _is_result(data, length, is_sparse, me.identity.payload):
+        me.counters.refused += 1
+        return n
+    me.counters.received += 1
+    # R5. A result of another round: an answer to a needless retransmission, or none of ours.
+    if distance != 0 or not slot.busy:
+        if data[0] & wire_format.R_FLAG and distance < 0 and slot.resent == slot.round + distance // me.identity.slots:
+            back_off(me, now, slot.probed == slot.resent)
+        elif distance > 0:
+            me.counters.refused += 1
+        return n
+    # R6. The round is answered: measure its times.
+    _settle(me, slot, now)
+    # R7. A sparse stream goes on by section 8's table.
+    if is_sparse != (slot.columns != 0):
+        me.failure.code, me.failure.chunk = ERROR_MIXED, slot.chunk
+        return n
+    if is_sparse:
+        return _continue_stream(w, index, address, length, now, out, n)
+    # R8. Section 4's table: done, another round, or an error.
+    mode, used = _next_round(w, index, address)
+    if me.failure.code:
+        return n
+    if mode != SPECULATE:
+        return repeat(w, index, mode, used, now, out, n)
+    # R9. Write the sums into the target; the chunk is finished.
+    _store_sums(w, index, address)
+    _finish_chunk(w, index, now)
+    return n
+
+
+@kernel(forceinline=True)
+def _wait(w, slot, data, now):
+    """The aggregator has this rank's contribution, and lacks others'."""
+    me = w.scalars[0]
+    me.counters.waits += 1
+    me.silence.suspicion, me.silence.suspected = WAITED, 0
+    slot.waited, slot.sent_at = 1, now
+    slot.deadline = now + 2 * probe_timeout(me, now)
+    me.timers.earliest = now
+    for i in range(wire_format.BITMAP_BYTES):
+        w.missing[i] = data[_HEADER + i]
+
+
+@kernel(forceinline=True)
+def _is_result(data, length, is_sparse, payload):
+    if is_sparse:
+        return sparse.is_result(data, length, payload)
+    is_full = length == _HEADER + payload and data[0] & 7 == (3 if payload == 1024 else 1)
+    return is_full and wire_format.RESULT <= data[0] >> 4 < wire_format.WAIT
+
+
+@kernel(forceinline=True)
+def _settle(me, slot, now):
+    """A round has its result: it is not in flight any more, and its times are samples if it was sent once only."""
+    window, timers = me.window, me.timers
+    slot.busy = 0
+    window.in_flight -= 1
+    window.credit = min(window.credit + 1, LEAST_IN_FLIGHT)
+    timers.earliest = now
+    is_clean = slot.retries == 0 and not slot.waited
+    if is_clean or me.silence.suspicion == WAITED:
+        timers.heard_at = now
+    is_first = sample_silence(me, now, slot.sent_at if is_clean else np.int64(-1))
+    if is_clean:
+        sample_rtt(me, now - slot.sent_at, is_first)
+        sample_reordering(me, timers.newest - slot.sent_at)
+        timers.newest = max(timers.newest, slot.sent_at)
+
+
+@kernel(forceinline=True)
+def _next_round(w, index, address):
+    """Section 4's table for a dense result: (mode, exponent code) of the round that follows, SPECULATE if none does; no
+    round ever goes back to that. Sets `failure`."""
+    me, slot = w.scalars[0], w.slots[index]
+    task = task_at(w, slot.task)
+    header = u8_at(address, _HEADER)
+    slot.agreed = signed8(header[1]) if slot.scanned else CODE_UNKNOWN
+    need, flags = signed8(header[8]), header[9]
+    mode, used = SPECULATE, np.int64(CODE_UNKNOWN)
+    if slot.mode == SPECULATE:
+        if need == CODE_UNKNOWN and task.fmt != INT32 and task.fmt != INT64:
+            source, _, count = elements_of(task, slot.chunk)
+            slot.need = need_of(task.fmt, source, count, True)
+            mode = CLASSIFY
+        elif flags or not 0 <= slot.used - canonical(need, task.fmt) <= me.identity.spread[_WIRES[task.fmt]]:
+            mode, used = EXACT, canonical(need, task.fmt)
+    elif flags & wire_format.FLAG_MIXED:
+        me.failure.code, me.failure.chunk = ERROR_MIXED, slot.chunk
+    elif flags & wire_format.FLAG_OVERFLOW:
+        me.failure.code, me.failure.chunk = ERROR_OVERFLOW, slot.chunk
+    elif slot.mode == CLASSIFY:
+        _, _, count = elements_of(task, slot.chunk)
+        keep_classes(task.fmt, address + _HEADER, count, w.classes[index])
+        slot.classed = 1
+        mode, used = EXACT, canonical(need, task.fmt)
+    return mode, used
+
+
+@kernel(forceinline=True)
+def _store_sums(w, index, address):
+    """Decode a dense result into the target, and remember the exponent it needed."""
+    identity, slot = w.scalars[0].identity, w.slots[index]
+    task = task_at(w, slot.task)
+    _, target, count = elements_of(task, slot.chunk)
+    headroom = identity.headroom[_WIRES[task.fmt]]
+    task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
+    if slot.classed:
+        apply_classes(task.fmt, w.classes[index], target, count)
+    position = slot.chunk - task.first
+    if position < task.history_length:
+        u8_at(task.history, task.history_length)[position] = u8_at(address, _HEADER)[8]
+
+
+@kernel
+def _continue_stream(w, index, address, length, now, out, n):
+    """The result that a sparse stream's round waited for: another round, or the stream's end."""
+    me, slot = w.scalars[0], w.slots[index]
+    task = task_at(w, slot.task)
+    stream, position = w.streams[index], slot.chunk - task.first
+    outcome = sparse.take(me.identity, task, stream, w.classes[index], position, address, length)
+    if outcome == sparse.MORE:
+        me.counters.streamed += 1
+        slot.round += 1
+        slot.unbuilt = sparse.NEXT_ROUND
+        return send(w, index, now, out, n)
+    if outcome == sparse.DONE:
+        _finish_chunk(w, index, now)
+        return n
+    me.failure.chunk = slot.chunk
+    if outcome == sparse.MIXED:
+        me.failure.code = ERROR_MIXED
+    elif outcome == sparse.OVERFLOWED:
+        me.failure.code = ERROR_OVERFLOW
+    else:
+        me.failure.code = ERROR_AHEAD if outcome == sparse.LATE else ERROR_STREAM
+    return n
+
+
+@kernel(forceinline=True)
+def _finish_chunk(w, index, now):
+    """A slot's chunk has its result in place: count it, and let the window's base move on."""
+    me, slot = w.scalars[0], w.slots[index]
+    window, task = me.window, task_at(w, slot.task)
+    slot.done = 1
+    slot.round += 1
+    task.done += 1
+    if task.done == task.chunks:
+        task.state = DONE
+        me.counters.completed += 1
+    me.timers.progress_at = now
+    while window.base < window.next:
+        lowest = w.slots[window.base & (me.identity.slots - 1)]
+        if lowest.chunk != window.base or not lowest.done:
+            break
+        window.base += 1
+    while window.first_task < window.next_task:
+        oldest = task_at(w, window.first_task)
+        if oldest.done < oldest.chunks:
+            break
+        window.first_task += 1

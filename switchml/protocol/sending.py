@@ -1,0 +1,246 @@
+"""What a worker sends: new chunks, repeated rounds, retransmissions (docs/protocol.md, sections 4 and 6).
+
+Kernels over a worker's State. Comments with C and T cite the numbered steps of section 6.
+"""
+
+import numpy as np
+
+from switchml.protocol import packet as wire_format
+from switchml.protocol import sparse
+from switchml.protocol.fixedpoint import ITEM_BYTES, LANE_BYTES, WIRES, canonical, classify, encode, need_of
+from switchml.protocol.packet import CODE_UNKNOWN, CODE_ZERO
+from switchml.protocol.retransmission import (
+    LEAST_REORDERING,
+    NONE,
+    PROBED,
+    PROBES,
+    adapt_limit,
+    probe_timeout,
+)
+from switchml.protocol.worker_state import CLASSIFY, ERROR_AHEAD, EXACT, SPECULATE, seq_of, task_at
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import put_be16, put_be32, signed8, u8_at
+
+_LANE_BYTES = np.array(LANE_BYTES, np.int64)
+_WIRES = np.array(WIRES, np.int64)
+_ITEM_BYTES = np.array(ITEM_BYTES, np.int64)
+_HEADER = wire_format.HEADER_BYTES
+
+
+@kernel(forceinline=True)
+def _task_of(w, chunk, hint):
+    """Number of the task that has `chunk`, searching from task number `hint` on."""
+    number = hint
+    while chunk >= task_at(w, number).first + task_at(w, number).chunks:
+        number += 1
+    return number
+
+
+@kernel(forceinline=True)
+def elements_of(task, chunk):
+    """(source address, target address, count) of a task's chunk."""
+    start = (chunk - task.first) * task.per_chunk
+    offset = np.uint64(start * _ITEM_BYTES[task.fmt])
+    return task.source + offset, task.target + offset, min(task.per_chunk, task.numel - start)
+
+
+@kernel(forceinline=True)
+def _need_of_chunk(w, number, chunk):
+    """The exponent code that a chunk of task `number` needs."""
+    task = task_at(w, number)
+    if task.columns:
+        return np.int64(CODE_UNKNOWN)  # its words will announce it
+    source, _, count = elements_of(task, chunk)
+    return np.int64(need_of(task.fmt, source, count, False))
+
+
+@kernel(inline=True)
+def packet_at(w, index):
+    """Address of a slot's packet, which would end its row if it had data. Rows without slack make one train of
+    consecutive slots."""
+    columns = w.slots[index].columns
+    if columns:
+        row = w.wide.shape[1]
+        before = _HEADER + wire_format.WORD_BYTES * columns
+        return w.wide.ctypes.data + np.uint64(index * row + row - before - w.scalars[0].identity.payload)
+    row = w.packets.shape[1]
+    return w.packets.ctypes.data + np.uint64(index * row + row - _HEADER - w.scalars[0].identity.payload)
+
+
+@kernel(forceinline=True)
+def _build_packet(w, index):
+    """Write the packet of a slot's present round: mode, used and need are set."""
+    identity, slot = w.scalars[0].identity, w.slots[index]
+    task = task_at(w, slot.task)
+    source, _, count = elements_of(task, slot.chunk)
+    header = u8_at(packet_at(w, index), _HEADER)
+    lanes_at = packet_at(w, index) + np.uint64(_HEADER)
+    lanes, wire = identity.payload // _LANE_BYTES[task.fmt], _WIRES[task.fmt]
+    if slot.mode == CLASSIFY:
+        classify(task.fmt, source, count, lanes_at, lanes)
+    elif slot.need == CODE_UNKNOWN and slot.mode == SPECULATE:
+        nothing = u8_at(lanes_at, identity.payload)
+        nothing[:] = 0
+    else:
+        encode(task.fmt, source, count, lanes_at, lanes, slot.used, identity.headroom[wire], slot.classed != 0)
+
+    following = slot.chunk + identity.slots
+    if not slot.scanned and following < w.scalars[0].window.total:
+        slot.next_need = _need_of_chunk(w, _task_of(w, following, slot.task), following)
+        slot.scanned = 1
+    header[0] = ((wire_format.CONTRIBUTION | wire) << 4) | (3 if identity.payload == 1024 else 1)
+    header[1] = (slot.next_need if slot.scanned else CODE_UNKNOWN) & 0xFF
+    put_be32(header, 2, seq_of(w, index))
+    put_be16(header, 6, identity.tag)
+    header[8] = slot.need & 0xFF
+    header[9] = slot.used & 0xFF
+    slot.length = _HEADER + identity.payload
+
+
+@kernel(forceinline=True)
+def send(w, index, now, out, n):
+    """Append a slot's new packet to the list of what to send."""
+    me, slot = w.scalars[0], w.slots[index]
+    slot.busy, slot.waited, slot.retries = 1, 0, 0
+    if not me.window.in_flight:
+        me.silence.flight_at = now
+    me.window.in_flight += 1
+    slot.sent_at, slot.deadline = now, now + max(me.rtt.rto, me.identity.least_timeout)
+    me.timers.earliest = min(me.timers.earliest, slot.deadline)
+    me.counters.sent += 1
+    out[n] = index
+    return n + 1
+
+
+@kernel
+def repeat(w, index, mode, used, now, out, n):
+    """Append another round of a slot's chunk."""
+    slot = w.slots[index]
+    w.scalars[0].counters.repeats += 1
+    slot.mode, slot.used = mode, used
+    slot.round += 1
+    _build_packet(w, index)
+    return send(w, index, now, out, n)
+
+
+@kernel(forceinline=True)
+def fill(w, now, out, n):
+    """Start as many chunks as the window allows. `out` int32[>= 2S]: slots to send, filled from `n`; returns the new
+    n."""
+    me = w.scalars[0]
+    window, slot_count = me.window, me.identity.slots
+    # C1. Adapt the limit of rounds in flight, unless nothing can be lost.
+    if not me.identity.least_timeout:
+        adapt_limit(me, now)
+    while window.next < window.total:
+        # C2. Stop at the limit, and at the chunk whose slot is still in use.
+        if window.in_flight >= window.limit or window.next >= window.base + slot_count:
+            window.limited = 1
+            break
+        # C3. Give the next chunk its slot.
+        chunk = window.next
+        index = chunk & (slot_count - 1)
+        slot = w.slots[index]
+        number = _task_of(w, chunk, window.first_task)
+        task = task_at(w, number)
+        if not task.columns:
+            slot.need = slot.next_need if slot.scanned else _need_of_chunk(w, number, chunk)
+        slot.chunk, slot.task, slot.columns = chunk, number, task.columns
+        slot.scanned = slot.classed = slot.done = 0
+        # C4. Choose its exponent: a sparse stream's words announce theirs; what `ahead` agreed on is exact; else guess.
+        if task.columns:
+            slot.agreed, slot.unbuilt = CODE_UNKNOWN, sparse.FIRST_ROUND
+        elif slot.agreed != CODE_UNKNOWN:
+            if slot.need > slot.agreed:
+                me.failure.code, me.failure.chunk = ERROR_AHEAD, chunk
+                return n
+            slot.mode, slot.used = EXACT, canonical(slot.agreed, task.fmt)
+        else:
+            slot.mode, slot.used = SPECULATE, _guess(me, slot, task)
+        if window.next == window.base:
+            me.timers.progress_at = now
+        window.next += 1
+        # C5. Build its packet (a sparse one in `build_streams`) and send it.
+        if not task.columns:
+            _build_packet(w, index)
+        n = send(w, index, now, out, n)
+    return n
+
+
+@kernel(forceinline=True)
+def _guess(me, slot, task):
+    """The exponent code of a SPECULATE round: from the tensor before, but no less than this rank needs."""
+    least = slot.need if slot.need != CODE_UNKNOWN else CODE_ZERO
+    position = slot.chunk - task.first
+    if position < task.history_length:
+        last = signed8(u8_at(task.history, task.history_length)[position])
+        least = max(least, min(last + me.identity.spread[_WIRES[task.fmt]] // 2, CODE_UNKNOWN - 1))
+    return canonical(least, task.fmt)
+
+
+@kernel
+def build_streams(w, out, n):
+    """Write the packets that `receive` and `fill` leave out: those of sparse streams among the listed slots, `out[:n]`.
+    (Compiled into one place, since compiling takes long.)"""
+    for i in range(n):
+        index = out[i]
+        slot = w.slots[index]
+        if not slot.unbuilt:
+            continue
+        task, stream, position = task_at(w, slot.task), w.streams[index], slot.chunk - task_at(w, slot.task).first
+        if slot.unbuilt == sparse.FIRST_ROUND:
+            sparse.open_stream(task, stream, position)
+        slot.length = sparse.build(w.scalars[0].identity, task, stream, position, seq_of(w, index), packet_at(w, index))
+        slot.unbuilt = 0
+
+
+@kernel(forceinline=True)
+def timeouts(w, now, out, n):
+    """Retransmit what is lost or overdue: appends to `out` from `n`, returns the new n. `earliest` is then the next
+    deadline."""
+    me = w.scalars[0]
+    window, timers, rtt = me.window, me.timers, me.rtt
+    if now < timers.earliest:
+        return n
+    # T1. The margin by which results may come out of order, and until when the clock keeps quiet: as long as results
+    # come, their order shows what is lost.
+    margin = max(rtt.srtt // 4, timers.reordering + timers.reordering // 2, LEAST_REORDERING)
+    quiet_until = timers.heard_at + rtt.rto
+    may_lose = me.identity.least_timeout == 0
+    earliest = np.int64(0x7FFFFFFFFFFFFFFF)
+    probes, probed = np.int64(PROBES), 0
+    for chunk in range(window.base, window.next):
+        index = chunk & (me.identity.slots - 1)
+        slot = w.slots[index]
+        if not slot.busy:
+            continue
+        # T2. Overtaken by more than the margin: lost, as far as the credit goes.
+        lost = may_lose and window.credit > 0 and timers.newest - slot.sent_at > margin << min(slot.retries, 3)
+        # T3. Else the clock decides, about the lowest rounds only.
+        due = max(slot.deadline, quiet_until)
+        if not slot.retries:  # this deadline was set before the first rounds of a burst had taught the RTO
+            due = max(due, slot.sent_at + rtt.rto)
+        if not probed:
+            probes = max(PROBES >> max(slot.retries - 1, 0), 1)
+        if lost or (probed < probes and due <= now):
+            # T4. Resend the same bytes with R set.
+            due = now + probe_timeout(me, now)
+            if lost:
+                window.credit -= 1
+            else:
+                slot.probed = slot.round
+                if me.silence.suspicion == NONE:
+                    me.silence.suspicion, me.silence.probed_at = PROBED, now
+            slot.retries += 1
+            slot.sent_at, slot.resent = now, slot.round
+            slot.deadline = due
+            u8_at(packet_at(w, index), 1)[0] |= wire_format.R_FLAG
+            me.counters.retransmitted += 1
+            me.counters.sent += 1
+            out[n] = index
+            n += 1
+        if probed < probes:
+            probed += 1
+            earliest = min(earliest, due)
+    timers.earliest = earliest
+    return n

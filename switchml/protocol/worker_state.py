@@ -1,0 +1,163 @@
+"""The records of one worker (docs/protocol.md, sections 4 to 6): what its kernels read and write.
+
+Kernels take a `State`, one tuple of all arrays. `state.scalars[0]` holds what a worker has one of, in records by
+subject. Times are int64 nanoseconds of any monotonic clock.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from switchml.runtime.jit import kernel
+
+OK, ERROR_MIXED, ERROR_OVERFLOW, ERROR_AHEAD, ERROR_STREAM = range(5)
+"""Why a worker stopped: `failure.code`. The last two: a peer's exponents, or its blocks, contradict what was agreed."""
+
+SPECULATE, EXACT, CLASSIFY = range(3)
+"""Modes of a round (docs/protocol.md, section 4)."""
+
+RUNNING, DONE = 1, 2
+"""Task states; 0 is a free record."""
+
+TASKS = 1024
+"""All-reduces that may be under way at once (a power of two); more wait in the agent."""
+
+
+def _record(names: str, *arrays: tuple[str, str, tuple[int, ...]]) -> np.dtype:
+    """A record of int64 fields, and of the given arrays."""
+    return np.dtype([*((name, "i8") for name in names.split()), *arrays], align=True)
+
+
+IDENTITY = _record(
+    "rank workers slots payload tag isn padded least_timeout", ("headroom", "i8", (3,)), ("spread", "i8", (3,))
+)
+"""What joining decided. `payload`: bytes in a packet; `padded`: the switch wants sparse packets without data padded;
+`least_timeout`: lower bound of a retransmission timeout, not 0 if nothing can be lost. `headroom`, `spread`: by lane
+type, those of fixedpoint.py."""
+
+WINDOW = _record("size base next total first_task next_task in_flight limit limited credit counted counted_at")
+"""What may be sent. `base`: lowest chunk without a result, `next`: lowest not yet sent, `total`: chunks of all tasks so
+far. `first_task` … `next_task`: tasks under way (modulo TASKS). `in_flight`: rounds sent and not answered, at most
+`limit` (at most `size`); `limited`: that, or the slots, held something back since `counted_at`, when `counted` results
+had come. `credit`: how many rounds may be taken for lost before more results are here."""
+
+RTT = _record("srtt rttvar rto backoff backed_off_at samples least base")
+"""Round-trip times (retransmission.py). `backoff`: factor of the RTO in sixteenths, `backed_off_at`: when it last grew.
+`least`: of the current SAMPLES, `base`: of all."""
+
+SILENCE = _record("longest suspicion suspected probed_at unprompted answered_at flight_at")
+"""Times without a result (retransmission.py). `longest`: what the RTO must outlast. `suspicion`: NONE, PROBED or
+WAITED, since `answered_at`, the last expected result. `probed_at`: when the clock last made us resend, `suspected`: the
+silence that this ended, which counts if `unprompted` rounds say so. `flight_at`: when rounds were last sent with none
+in flight."""
+
+TIMERS = _record("earliest progress_at heard_at newest reordering")
+"""`earliest`: when `timeouts` has something to do; any result may bring that forward. `progress_at`: when a chunk was
+last finished. `heard_at`: when there was a result that nothing but its own packet brought. `newest`: latest sending
+time of a packet that got its result; `reordering`: by how much results were overtaken lately."""
+
+COUNTERS = _record("sent received retransmitted refused waits spurious repeats streamed completed")
+"""Packets sent (retransmissions included) and results received; wait packets; needless retransmissions; repeated
+rounds; rounds of sparse streams after their first; tasks done."""
+
+FAILURE = _record("code chunk")
+"""`code`: OK or an ERROR_…; `chunk`: where."""
+
+SCALARS = np.dtype(
+    [
+        ("identity", IDENTITY),
+        ("window", WINDOW),
+        ("rtt", RTT),
+        ("silence", SILENCE),
+        ("timers", TIMERS),
+        ("counters", COUNTERS),
+        ("failure", FAILURE),
+    ],
+    align=True,
+)
+
+SLOT = np.dtype(
+    [
+        ("chunk", "i8"),
+        ("task", "i8"),
+        ("round", "i8"),
+        ("resent", "i8"),
+        ("probed", "i8"),
+        ("sent_at", "i8"),
+        ("deadline", "i8"),
+        ("retries", "i4"),
+        ("mode", "i2"),
+        ("used", "i2"),
+        ("need", "i2"),
+        ("agreed", "i2"),
+        ("next_need", "i2"),
+        ("busy", "u1"),
+        ("scanned", "u1"),
+        ("waited", "u1"),
+        ("classed", "u1"),
+        ("done", "u1"),
+        ("unbuilt", "u1"),
+        ("columns", "i2"),
+        ("length", "i4"),
+    ],
+    align=True,
+)
+"""One slot. `resent`: the last round retransmitted, `probed`: because of the clock (-1: none). `agreed`: `ahead` of its
+last result; `next_need`, valid if `scanned`: what the chunk after this one needs. `classed`: a CLASSIFY round has been
+answered. `columns`: of a sparse stream, 0 if the chunk is dense; `length`: bytes of its packet; `unbuilt`: NEXT_ROUND
+or FIRST_ROUND of sparse.py while the packet for it is still to be written."""
+
+TASK = np.dtype(
+    [
+        ("source", "u8"),
+        ("target", "u8"),
+        ("numel", "i8"),
+        ("fmt", "i8"),
+        ("divisor", "i8"),
+        ("per_chunk", "i8"),
+        ("first", "i8"),
+        ("chunks", "i8"),
+        ("done", "i8"),
+        ("history", "u8"),
+        ("history_length", "i8"),
+        ("misfits", "i8"),
+        ("state", "i8"),
+        ("columns", "i8"),
+        ("threshold", "f8"),
+        ("non_zero", "u8"),
+        ("scanned", "i8"),
+    ],
+    align=True,
+)
+"""One all-reduce. `source`, `target`: addresses of its elements (may be equal); `per_chunk`: elements of a chunk;
+`first`, `chunks`, `done`: its chunks. `history`: address of int8 exponent codes by chunk, what each needed last time.
+`columns`: blocks in a packet if the tensor is sparse, else 0; its chunks are then streams of positions, and `per_chunk`
+the elements of a position. `non_zero`: address of uint8[blocks], which of them are not zero, known of the first
+`scanned` entries of all streams."""
+
+
+class State(NamedTuple):
+    """The arrays of one worker: SCALARS[1], SLOT[S], TASK[TASKS], uint8[S, k], uint8[S, k], int64[S, 5, 8] (sparse.py),
+    uint32[S, payload], uint8[32]. `wide` has room for sparse packets, and may be `packets`."""
+
+    scalars: np.ndarray
+    slots: np.ndarray
+    tasks: np.ndarray
+    packets: np.ndarray
+    wide: np.ndarray
+    streams: np.ndarray
+    classes: np.ndarray
+    missing: np.ndarray
+
+
+@kernel(forceinline=True)
+def task_at(w, number):
+    """The record of a task."""
+    return w.tasks[number & (TASKS - 1)]
+
+
+@kernel(forceinline=True)
+def seq_of(w, index):
+    """Sequence number of a slot's present round, not yet modulo 2^32."""
+    identity = w.scalars[0].identity
+    return identity.isn + w.slots[index].round * identity.slots + index
