@@ -92,13 +92,14 @@ def receive(w, address, length, now, out, n):
     if is_sparse:
         return _continue_stream(w, index, address, length, now, out, n)
     # R8. Section 4's table: done, another round, or an error.
-    mode, used = _next_round(w, index, address)
+    task = task_at(w, slot.task)
+    mode, used = _next_round(me, slot, task, w.classes[index], address)
     if me.failure.code:
         return n
     if mode != SPECULATE:
         return repeat(w, index, mode, used, now, out, n)
     # R9. Write the sums into the target; the chunk is finished.
-    _store_sums(w, index, address)
+    _store_sums(me, slot, task, w.classes[index], address)
     _finish_chunk(w, index, now)
     return n
 
@@ -143,11 +144,9 @@ def _settle(me, slot, now):
 
 
 @kernel(forceinline=True)
-def _next_round(w, index, address):
+def _next_round(me, slot, task, classes, address):
     """Section 4's table for a dense result: (mode, exponent code) of the round that follows, SPECULATE if none does; no
     round ever goes back to that. Sets `failure`."""
-    me, slot = w.scalars[0], w.slots[index]
-    task = task_at(w, slot.task)
     header = u8_at(address, _HEADER)
     slot.agreed = signed8(header[1]) if slot.scanned else CODE_UNKNOWN
     need, flags = signed8(header[8]), header[9]
@@ -165,22 +164,20 @@ def _next_round(w, index, address):
         me.failure.code, me.failure.chunk = ERROR_OVERFLOW, slot.chunk
     elif slot.mode == CLASSIFY:
         _, _, count = elements_of(task, slot.chunk)
-        keep_classes(task.fmt, address + _HEADER, count, w.classes[index])
+        keep_classes(task.fmt, address + _HEADER, count, classes)
         slot.classed = 1
         mode, used = EXACT, canonical(need, task.fmt)
     return mode, used
 
 
 @kernel(forceinline=True)
-def _store_sums(w, index, address):
+def _store_sums(me, slot, task, classes, address):
     """Decode a dense result into the target, and remember the exponent it needed."""
-    identity, slot = w.scalars[0].identity, w.slots[index]
-    task = task_at(w, slot.task)
     _, target, count = elements_of(task, slot.chunk)
-    headroom = identity.headroom[_WIRES[task.fmt]]
+    headroom = me.identity.headroom[_WIRES[task.fmt]]
     task.misfits += decode(task.fmt, address + _HEADER, target, count, slot.used, headroom, task.divisor)
     if slot.classed:
-        apply_classes(task.fmt, w.classes[index], target, count)
+        apply_classes(task.fmt, classes, target, count)
     position = slot.chunk - task.first
     if position < task.history_length:
         u8_at(task.history, task.history_length)[position] = u8_at(address, _HEADER)[8]

@@ -150,14 +150,13 @@ class State(NamedTuple):
     missing: np.ndarray
 
 
-@kernel(forceinline=True)
+@kernel(inline=True)
 def task_at(w, number):
     """The record of a task."""
     return w.tasks[number & (TASKS - 1)]
 
 
-@kernel(forceinline=True)
+@kernel(inline=True)
 def seq_of(w, index):
     """Sequence number of a slot's present round, not yet modulo 2^32."""
-    identity = w.scalars[0].identity
-    return identity.isn + w.slots[index].round * identity.slots + index
+    return w.scalars[0].identity.isn + w.slots[index].round * w.scalars[0].identity.slots + index

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from host_agent import histories
 from host_agent.calls import Call
 from host_agent.histories import Histories
-from switchml.protocol import worker as rules
+from switchml.protocol import packet
 
 SLOTS = 8
 
@@ -41,7 +41,7 @@ def guesses(known: Histories, sizes, steps: int) -> list[list[int]]:
 def test_equally_large_tensors_keep_their_own_exponents(sizes):
     found = guesses(new(), sizes, 5)
     right = list(range(1, len(sizes) + 1))
-    assert found[0][0] == rules.CODE_ZERO and found[3:] == [right, right]
+    assert found[0][0] == packet.CODE_ZERO and found[3:] == [right, right]
 
 
 def test_what_comes_in_between_costs_one_step_at_most():
@@ -56,8 +56,8 @@ def test_what_comes_in_between_costs_one_step_at_most():
 def test_a_new_shape_guesses_nothing_and_an_old_one_in_a_new_place_what_it_had_last():
     known = new()
     of(known, 100)[:] = 5
-    assert of(known, 101)[0] == rules.CODE_ZERO
-    assert of(known, 100)[0] == 5 and of(known, 100, "float64")[0] == rules.CODE_ZERO
+    assert of(known, 101)[0] == packet.CODE_ZERO
+    assert of(known, 100)[0] == 5 and of(known, 100, "float64")[0] == packet.CODE_ZERO
     assert len(of(known, 256 * 3 + 1)) == 4 and len(of(known, 256 * 100)) == SLOTS
     assert of(known, 100, "int32") is None and of(known, 100, "int64") is None
 
