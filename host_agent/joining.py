@@ -71,7 +71,7 @@ class Joined:
         return self.transport.aggregator if self.tunnel is None else self.tunnel.address
 
     def packet_memory(self) -> dict[str, Any]:
-        """Where the worker builds its packets, as arguments of rules.Worker."""
+        """Where the worker builds its packets, as arguments of worker.Worker."""
         info = self.session.info
         if self.segment is not None:
             return {"packets": shm.packets_of(self.segment, self.options.rank), "lossless": True}
