@@ -163,14 +163,14 @@ def _trains(sender, receiver, outgoing, incoming, times):
         started = libc.now_ns(clock)
         udp.send_batch(sender, outgoing, _PACKETS)
         sent = libc.now_ns(clock)
-        got = 0
-        while got < _PACKETS:
+        received = 0
+        while received < _PACKETS:
             count = udp.receive_batch(receiver, incoming)
             if count == 0:
                 break
-            got += count
+            received += count
         times[r, 0] = (sent - started) / _PACKETS
-        times[r, 1] = (libc.now_ns(clock) - sent) / max(got, 1)
+        times[r, 1] = (libc.now_ns(clock) - sent) / max(received, 1)
 
 
 def _datagrams() -> tuple[float, float]:
@@ -205,9 +205,9 @@ def _stream() -> tuple[float, float]:
             started = time.perf_counter_ns()
             ours.sendall(data)
             sent = time.perf_counter_ns()
-            got = 0
-            while got < _STREAM_BYTES:
-                got += theirs.recv_into(buffer)
+            received = 0
+            while received < _STREAM_BYTES:
+                received += theirs.recv_into(buffer)
             times[i] = sent - started, time.perf_counter_ns() - sent
     send, receive = np.median(times, axis=0) / _STREAM_BYTES
     return float(send), float(receive)

@@ -1,5 +1,5 @@
-"""How fast settings are tried: by Optuna, the search's slowest way; passes and replay alone; and these on the job that
-is not coarsened, for comparison.
+"""How many settings a search tries a minute: with Optuna, its slowest method; changes and replay alone; and these on
+the job without coarsening, for comparison.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def measure(joined: Joined, trials: int) -> Measured:
     )
 
 
-def made_up(count: int, ranks: int, seed: int = 0) -> Joined:
+def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
     """A data-parallel iteration of `count` gradients on ranks that all differ a little, DDP's default buckets, 100 MB
     in all over a slow network."""
     rng = np.random.default_rng(seed)
@@ -108,7 +108,7 @@ def made_up(count: int, ranks: int, seed: int = 0) -> Joined:
         builder.add_rank()
     group = builder.add_group(range(ranks))
     reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes.sum())
-    meeting = builder.add_meetings(reduce, group)
+    collective = builder.add_meetings(reduce, group)
     each = OPS_A_GRADIENT // 3
     listed: list[tuple[int, int, float]] = []
     for rank in range(ranks):
@@ -121,9 +121,9 @@ def made_up(count: int, ranks: int, seed: int = 0) -> Joined:
             ][-1]
 
         run("forward", each * count)
-        made = [run("backward", each) for _ in range(count)]
-        listed += [(op, meeting, float(size)) for op, size in zip(made, sizes, strict=True)]
-        done = builder.add_op(comm, reduce, after=[made[-1]], meeting=meeting)
+        backward_ops = [run("backward", each) for _ in range(count)]
+        listed += [(op, collective, float(size)) for op, size in zip(backward_ops, sizes, strict=True)]
+        done = builder.add_op(comm, reduce, after=[backward_ops[-1]], meeting=collective)
         builder.add_op(compute, builder.add_work("optimizer", seconds=1e-4), after=[done])
         run("optimizer", each * count - 1)
     graph = builder.build()

@@ -178,7 +178,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     nodes = -(-len(graph.ranks) // 8)
     ups, downs = np.divmod(np.arange(nodes * nodes, dtype=np.int32), nodes)
     links = Links(
-        link_name=[f"{way} of node {node}" for way in ("uplink", "downlink") for node in range(nodes)],
+        link_name=[f"{direction} of node {node}" for direction in ("uplink", "downlink") for node in range(nodes)],
         link_bytes_per_s=np.full(2 * nodes, UPLINK_BYTES_PER_S),
         start=2 * np.arange(nodes * nodes + 1),
         link=np.stack([ups, nodes + downs], axis=1).ravel(),
@@ -196,7 +196,7 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
 
 
 def one_f_one_b(stages: int, stage: int, micro_batches: int) -> list[tuple[str, int]]:
-    """The order in which a stage takes passes: some forward passes to fill the pipeline, then one each way by turns."""
+    """The order in which a stage takes passes: forward passes to fill the pipeline, then one of each kind in turn."""
     warm_up = min(stages - 1 - stage, micro_batches)
     order = [("forward", number) for number in range(warm_up)]
     for number in range(warm_up, micro_batches):

@@ -39,8 +39,8 @@ def header(workers: int, transport: str, wire: str, backends: tuple[str, ...], c
     if GLOO in backends:
         columns[0] += _RATIO.format("ratio", "min - max")
         columns[1] += _RATIO.format("", "")
-    told = f"sum of float32 in place, {workers} ranks on {cores} cores, transport {transport}, {wire} on the wire"
-    return ["# " + told, "#", *(f"# {line}".rstrip() for line in (title, *columns))]
+    title_line = f"sum of float32 in place, {workers} ranks on {cores} cores, transport {transport}, {wire} on the wire"
+    return ["# " + title_line, "#", *(f"# {line}".rstrip() for line in (title, *columns))]
 
 
 def line(measurement: Measurement, workers: int, backends: tuple[str, ...], union_density: float = 1.0) -> str:

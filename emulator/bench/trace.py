@@ -66,11 +66,11 @@ def measure(size_bytes: int, *, compressed: bool, compare: bool = False, folder:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         path = Path(place) / ("rank-0.json.gz" if compressed else "rank-0.json")
         json_bytes = write(path, size_bytes)
-        told = _run("ours", path)
+        figures = _run("ours", path)
         if compare:
             plain = _run("json", path)
-            told |= {f"plain_{name}": plain[name] for name in ("read_s", "cpu_s", "peak_bytes")}
-        return Measured(json_bytes=json_bytes, file_bytes=path.stat().st_size, **told)
+            figures |= {f"plain_{name}": plain[name] for name in ("read_s", "cpu_s", "peak_bytes")}
+        return Measured(json_bytes=json_bytes, file_bytes=path.stat().st_size, **figures)
 
 
 def _run(reader: str, path: Path) -> dict[str, Any]:
@@ -136,14 +136,14 @@ def main(reader: str, path: str) -> None:
     else:
         with gzip.open(path) if path.endswith(".gz") else open(path, "rb") as file:
             events = len(json.load(file)["traceEvents"])
-    found = {
+    figures = {
         "events": events,
         "read_s": time.perf_counter() - began_s,
         "cpu_s": time.process_time() - cpu_began_s,
         "peak_bytes": _peak_bytes(),
         "start_bytes": start_bytes,
     }
-    print(json.dumps(found))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

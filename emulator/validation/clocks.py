@@ -1,5 +1,5 @@
-"""How well clocks are found again that were moved: traces of one machine, whose clocks agree, are taken for those of as
-many machines, with clocks that are ahead or behind.
+"""How well shifted clocks are recovered: traces of one machine, whose clocks agree, are treated as those of several
+machines with clocks that are ahead or behind.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHIFT_S = 0.05
 
 @dataclass(frozen=True)
 class Recovered:
-    """`told_by`: what the traces were left to tell with. `error_s`: of the clock that was missed most."""
+    """`told_by`: the best evidence that the traces still had. `error_s`: of the clock that was missed most."""
 
     name: str
     told_by: str
@@ -33,19 +33,19 @@ def recovered(name: str, traces: Sequence[RankTrace], shift_s: float = SHIFT_S) 
     traces of several machines: nobody knows how far apart their clocks are."""
     if len({trace.host for trace in traces}) > 1 or len(traces) < 2:
         raise ConfigError(f"{name}: expected traces of two or more ranks on one machine, whose clocks agree")
-    left = list(traces)
-    found = []
-    if any(trace.pings is not None for trace in left):
-        found.append(Recovered(name, "pings", shift_s, _error_s(left, shift_s)))
-        left = [dataclasses.replace(trace, pings=None) for trace in left]
-    if any(trace.wire is not None for trace in left):
-        found.append(Recovered(name, "packets", shift_s, _error_s(left, shift_s)))
-        left = [dataclasses.replace(trace, wire=None) for trace in left]
-    return [*found, Recovered(name, "collectives", shift_s, _error_s(left, shift_s))]
+    remaining = list(traces)
+    rows = []
+    if any(trace.pings is not None for trace in remaining):
+        rows.append(Recovered(name, "pings", shift_s, _error_s(remaining, shift_s)))
+        remaining = [dataclasses.replace(trace, pings=None) for trace in remaining]
+    if any(trace.wire is not None for trace in remaining):
+        rows.append(Recovered(name, "packets", shift_s, _error_s(remaining, shift_s)))
+        remaining = [dataclasses.replace(trace, wire=None) for trace in remaining]
+    return [*rows, Recovered(name, "collectives", shift_s, _error_s(remaining, shift_s))]
 
 
 def _error_s(traces: Sequence[RankTrace], shift_s: float) -> float:
-    """Clocks ahead and behind in turn, the first one's left alone."""
+    """Clocks ahead and behind in turn, but the first one."""
     ahead_s = shift_s * np.array([0.0 if i == 0 else (-1.0) ** i for i in range(len(traces))])
     moved = [
         dataclasses.replace(trace, host=f"machine {i}", epoch_s=trace.epoch_s + ahead)

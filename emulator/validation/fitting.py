@@ -37,8 +37,8 @@ OUTLIER = 0.03
 
 def values(cluster: Cluster) -> dict[str, float]:
     """What is fitted, as the cluster has it."""
-    found = {name: getattr(cluster.software, name) for name in FITTED}
-    return found | {name: getattr(cluster.between, name) for name in BETWEEN}
+    result = {name: getattr(cluster.software, name) for name in FITTED}
+    return result | {name: getattr(cluster.between, name) for name in BETWEEN}
 
 
 def with_values(cluster: Cluster, fitted: dict[str, float]) -> Cluster:
@@ -74,9 +74,9 @@ def fit(
             for (model, job, measured), weight in zip(samples, weights, strict=True)
         ]
 
-    found = least_squares(errors, [0.0] * len(start), loss="soft_l1", f_scale=OUTLIER, diff_step=0.02, max_nfev=30)
+    result = least_squares(errors, [0.0] * len(start), loss="soft_l1", f_scale=OUTLIER, diff_step=0.02, max_nfev=30)
     return with_values(
-        cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), found.x, strict=True)}
+        cluster, {name: value * math.exp(x) for (name, value), x in zip(start.items(), result.x, strict=True)}
     )
 
 
@@ -93,17 +93,17 @@ def split_by_size(
     sizes = list(dict.fromkeys(size_name(model) for model, _, _ in samples))
     if len(sizes) < 2:
         raise ConfigError(f"these rows are all of one model size ({sizes[0]}); leaving it out leaves nothing to fit")
-    found = []
+    result = []
     for size in sizes:
-        kept = []
+        training = []
         for other in sizes:
             if other != size:
                 rows = [sample for sample in samples if size_name(sample[0]) == other]
-                kept += rows[:: max(1, len(rows) // 150)]
+                training += rows[:: max(1, len(rows) // 150)]
         say = None if progress is None else lambda text, size=size: progress(f"without {size}: {text}")
-        fitted = fit(cluster, kept, [1.0] * len(kept), say)
-        found.append((size, predict(fitted, [sample for sample in samples if size_name(sample[0]) == size])))
-    return found
+        fitted = fit(cluster, training, [1.0] * len(training), say)
+        result.append((size, predict(fitted, [sample for sample in samples if size_name(sample[0]) == size])))
+    return result
 
 
 def predict(cluster: Cluster, samples: Sequence[Sample]) -> list[Row]:

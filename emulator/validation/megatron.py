@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import math
 from pathlib import Path
+from typing import Any
 
 from emulator.cluster.cluster import Cluster
 from emulator.jobs.costing import closed_form_s, plan
@@ -39,25 +40,28 @@ def _gpt(row: dict[str, str]) -> Transformer:
     )
 
 
+def _job(row: dict[str, str], **fields: Any) -> Job:
+    """A row's layout."""
+    virtual = int(row["virtual_stages"])
+    return Job(
+        micro_batch=int(row["micro_batch"]),
+        tp=int(row["tp"]),
+        pp=int(row["pp"]),
+        virtual_stages=virtual,
+        schedule="interleaved" if virtual > 1 else "1f1b",
+        recompute=row["recompute"],
+        sequence_parallel=row["sequence_parallel"] == "1",
+        **fields,
+    )
+
+
 def table5() -> list[tuple[str, Transformer, Job, float]]:
     """Name, model, job and measured seconds of an iteration."""
-    found = []
+    rows = []
     for row in _read("table5.csv"):
-        virtual = int(row["virtual_stages"])
-        job = Job(
-            gpus=int(row["gpus"]),
-            batch=int(row["batch"]),
-            micro_batch=int(row["micro_batch"]),
-            tp=int(row["tp"]),
-            pp=int(row["pp"]),
-            virtual_stages=virtual,
-            schedule="interleaved" if virtual > 1 else "1f1b",
-            recompute=row["recompute"],
-            sequence_parallel=row["sequence_parallel"] == "1",
-            overlap=False,
-        )
-        found.append((f"{row['model']} {row['recompute']}", _gpt(row), job, float(row["measured_s"])))
-    return found
+        job = _job(row, gpus=int(row["gpus"]), batch=int(row["batch"]), overlap=False)
+        rows.append((f"{row['model']} {row['recompute']}", _gpt(row), job, float(row["measured_s"])))
+    return rows
 
 
 def times(cluster: Cluster) -> list[Row]:
@@ -68,30 +72,19 @@ def times(cluster: Cluster) -> list[Row]:
 def memories() -> list[Row]:
     """Figures 1 and 7: bytes of the layers on the first stage, in GiB. Weights and optimizer: 18 bytes a parameter, as
     Megatron-LM keeps gradients in fp32."""
-    found = []
+    rows = []
     for row in _read("memory.csv"):
-        model, virtual, pp = _gpt(row), int(row["virtual_stages"]), int(row["pp"])
-        job = Job(
-            gpus=int(row["tp"]) * pp,
-            batch=int(row["micro_batch"]) * 4 * pp,
-            micro_batch=int(row["micro_batch"]),
-            tp=int(row["tp"]),
-            pp=pp,
-            virtual_stages=virtual,
-            schedule="interleaved" if virtual > 1 else "1f1b",
-            recompute=row["recompute"],
-            sequence_parallel=row["sequence_parallel"] == "1",
-            gradient_bytes=4,
-        )
+        model, pp = _gpt(row), int(row["pp"])
+        job = _job(row, gpus=int(row["tp"]) * pp, batch=int(row["micro_batch"]) * 4 * pp, gradient_bytes=4)
         if row["quantity"] == "activations":
             mine = memory.layer_activations(model, job) * model.layers / pp * memory.in_flight(job, 0)
         else:
             parts = memory.memory(model, job)
             mine = (parts.weights + parts.gradients + parts.optimizer) * _layers_share(model, job)
-        found.append(
+        rows.append(
             Row(f"{row['model']} {row['quantity']}, {row['recompute']}", float(row["measured_gib"]), mine / GIB, "GiB")
         )
-    return found
+    return rows
 
 
 def _layers_share(model: Transformer, job: Job) -> float:
@@ -107,10 +100,10 @@ def scaling(cluster: Cluster) -> list[Row]:
     """Narayanan's table 1: TFLOP/s an accelerator. The paper gives neither micro-batch nor pieces a stage; taken are
     those among micro-batches of 1, 2, 4 and 8, and one or two pieces, which fit in memory and are fastest, as its
     authors tuned for."""
-    found = []
+    rows = []
     for row in _read("narayanan.csv"):
         model, gpus, batch, tp, pp = _gpt(row), *(int(row[key]) for key in ("gpus", "batch", "tp", "pp"))
-        fastest = None
+        least_s, fastest = math.inf, None
         for micro in MICRO_BATCHES:
             for virtual in (1, 2) if pp > 1 else (1,):
                 try:
@@ -129,13 +122,12 @@ def scaling(cluster: Cluster) -> list[Row]:
                 except ConfigError:
                     continue
                 if memory.memory(model, job).total <= cluster.device.memory_bytes:
-                    made = plan(model, job, cluster)
-                    fastest = min(
-                        (fastest or (math.inf, made)), (closed_form_s(made), made), key=lambda found: found[0]
-                    )
+                    candidate = plan(model, job, cluster)
+                    if closed_form_s(candidate) < least_s:
+                        least_s, fastest = closed_form_s(candidate), candidate
         assert fastest is not None, row
         flops = model.flops_per_sample(2048) * batch * 4 / 3 - 2.0 * 2048 * model.hidden * model.vocabulary * batch
-        found.append(
-            Row(row["model"], float(row["tflops_per_gpu"]), flops / gpus / replayed_s(fastest[1]) / 1e12, "TFLOP/s")
+        rows.append(
+            Row(row["model"], float(row["tflops_per_gpu"]), flops / gpus / replayed_s(fastest) / 1e12, "TFLOP/s")
         )
-    return found
+    return rows

@@ -14,25 +14,22 @@ and its remaining steps count as those that it ran, on average.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
-from multiprocessing import connection
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 
-from emulator.bench.ranks.team import aggregator_at
-from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab, die_with_parent, enter
+from emulator.bench.ranks.process import Place
+from emulator.bench.ranks.team import STORE_PORT, Team, places, star_with_aggregator, training_context
+from emulator.testbed.star import LinkOptions
 from host_agent.compression.adaptive.policy import CHOICES
-from host_agent.forking import fork_server
 from host_agent.training.data import BatchOrder, Digits, load
 from switchml import plotting
 
@@ -43,22 +40,26 @@ WARM_UP_STEPS = 20
 """Uncounted, at the first rate: DDP forms its buckets, kernels and memory are touched, auto rehearses."""
 BURST_S = 1e-3
 """Of the links: a longer burst would let a small step's packets pass at any rate."""
-STORE_PORT = 29500
 BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a rank needs to know."""
+class Join:
+    """Join a job and make a model for each of `choices`. `store`: rank 0's address; `digits`: the images' file."""
 
-    rank: int
-    workers: int
-    namespace: str
     store: str
     aggregator: str
     digits: str
     hidden: int
     choices: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Train for `steps` with a choice, given by its number. Answer: what `Trainer.run` returns."""
+
+    number: int
+    steps: int
 
 
 @dataclass
@@ -76,51 +77,53 @@ class Line:
 # A rank
 
 
-def main_of_rank(task: Task, pipe: connection.Connection) -> None:
-    """Entry point of a rank's process: runs the steps that it is told to, and answers with what they took."""
-    die_with_parent(os.getppid())
-    enter(task.namespace)
-    os.environ |= {
-        "GLOO_SOCKET_IFNAME": stars.INTERFACE,
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it warns of hosts without a name, and all of ours are
-        "SWITCHML_AGGREGATOR": task.aggregator,
-        "SWITCHML_TRANSPORT": "udp",
-        "SWITCHML_WIRE": "int16",
-    }
-    import torch
-    import torch.distributed as dist
+class ChoosingRank:
+    """Answers Join first, then Turn."""
 
-    from host_agent.pytorch import backend as torch_backend  # noqa: F401
+    def __init__(self, place: Place):
+        self._place = place
 
-    torch.set_num_threads(1)
-    store = f"tcp://{task.store}:{STORE_PORT}"
-    dist.init_process_group("switchml", init_method=store, rank=task.rank, world_size=task.workers)
-    trainers = [Trainer(task, choice) for choice in task.choices]
-    pipe.send(None)
-    while (order := pipe.recv()) is not None:
-        number, steps = order
-        pipe.send(trainers[number].run(steps))
-    dist.destroy_process_group()
+    def answer(self, request: Join | Turn) -> dict[str, Any] | None:
+        if isinstance(request, Turn):
+            return self._trainers[request.number].run(request.steps)
+        os.environ |= {
+            "SWITCHML_AGGREGATOR": request.aggregator,
+            "SWITCHML_TRANSPORT": "udp",
+            "SWITCHML_WIRE": "int16",
+        }
+        import torch
+        import torch.distributed as dist
+
+        torch.set_num_threads(1)
+        store = f"tcp://{request.store}:{STORE_PORT}"
+        dist.init_process_group("switchml", init_method=store, rank=self._place.rank, world_size=self._place.world_size)
+        self._trainers = [Trainer(request, self._place, choice) for choice in request.choices]
+        return None
+
+    def leave(self) -> None:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
 
 
 class Trainer:
     """One choice's model on one rank."""
 
-    def __init__(self, task: Task, choice: str):
+    def __init__(self, job: Join, place: Place, choice: str):
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         from host_agent.pytorch.comm_hooks import CodecState, codec_hook
         from host_agent.training.model import DigitsNet
 
-        digits = Digits.restore(Path(task.digits))
+        digits = Digits.restore(Path(job.digits))
         self._images, self._labels = torch.from_numpy(digits.train_images), torch.from_numpy(digits.train_labels)
         torch.manual_seed(SEED)
-        self._model = DistributedDataParallel(DigitsNet(task.hidden))
+        self._model = DistributedDataParallel(DigitsNet(job.hidden))
         self._state = CodecState(choice, "residual" if choice.startswith("topk") else None, seed=SEED)
         self._model.register_comm_hook(self._state, codec_hook)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=LEARNING_RATE, momentum=0.9)
-        self._order = BatchOrder(rank=task.rank, workers=task.workers, batch_size=BATCH, seed=SEED)
+        self._order = BatchOrder(rank=place.rank, workers=place.world_size, batch_size=BATCH, seed=SEED)
         self._choice, self._step = choice, 0
 
     def run(self, steps: int) -> dict[str, Any]:
@@ -149,33 +152,18 @@ class Trainer:
 def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hidden: int, choices: tuple[str, ...]):
     """`Line` by choice."""
     lines = {choice: Line() for choice in choices}
-    with contextlib.ExitStack() as stack:
-        lab = stack.enter_context(Lab())
-        context = fork_server("host_agent.training.preload")
-        star = stars.Star(lab, workers, stars.LinkOptions(rates_bps[0], burst_s=BURST_S))
-        stack.callback(star.close)
-        aggregator = aggregator_at(star)
-        stack.callback(aggregator.stop)
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-adaptive-"))
-        load().save(Path(folder) / "digits.npz")
-        pipes = []
-        for rank, host in enumerate(star.hosts):
-            ours, theirs = context.Pipe()
-            task = Task(
-                rank, workers, host.name, star.address(0), aggregator.address, f"{folder}/digits.npz", hidden, choices
-            )
-            process = context.Process(target=main_of_rank, args=(task, theirs), name=f"rank {rank}", daemon=True)
-            process.start()
-            theirs.close()
-            stack.callback(process.kill)
-            pipes.append(ours)
-        for pipe in pipes:
-            pipe.recv()
+    ranks = training_context()  # imports while the network is built
+    with (
+        tempfile.TemporaryDirectory(prefix="switchml-adaptive-") as folder,
+        star_with_aggregator(workers, LinkOptions(rates_bps[0], burst_s=BURST_S)) as (star, aggregator),
+        Team(ranks, ChoosingRank, places(star.hosts)) as team,
+    ):
+        digits = f"{folder}/digits.npz"
+        load().save(Path(digits))
+        team.ask(Join(star.address(0), aggregator.address, digits, hidden, choices))
 
         def turn(choice: str, count: int) -> None:
-            for pipe in pipes:
-                pipe.send((choices.index(choice), count))
-            answers = [pipe.recv() for pipe in pipes]
+            answers = team.ask(Turn(choices.index(choice), count))
             line = lines[choice]
             line.phases[-1] += [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
             line.codecs[-1] += answers[0]["codecs"]
@@ -194,8 +182,6 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
                         turn(choice, TURN_STEPS)
             for choice, line in lines.items():
                 say(f"  {choice}: {1e3 * median(line.phases[-1]):.1f} ms a step (median of {len(line.phases[-1])})")
-        for pipe in pipes:
-            pipe.send(None)
     for line in lines.values():
         del line.phases[0], line.codecs[0]
     return lines

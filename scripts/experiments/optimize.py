@@ -24,7 +24,7 @@ from statistics import median
 
 import click
 
-from emulator.bench.ranks.team import aggregator_at
+from emulator.bench.ranks.team import star_with_aggregator
 from emulator.cli.options import RATE
 from emulator.optimizer import file, report
 from emulator.optimizer.machine import Machine
@@ -34,7 +34,6 @@ from emulator.optimizer.search import search
 from emulator.optimizer.space import Allowed
 from emulator.optimizer.speedup import SpeedUp
 from emulator.testbed import star as stars
-from emulator.testbed.namespaces import Lab
 from emulator.traces.join import join
 from emulator.traces.readers.read import read
 from emulator.validation.replay.measure import BURST_S
@@ -138,11 +137,8 @@ def main(
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-optimize-")))
         folder.mkdir(parents=True, exist_ok=True)
-        lab = stack.enter_context(Lab())
-        star = stars.Star(lab, workers, stars.LinkOptions(rate_bps=rate, burst_s=BURST_S))
-        stack.callback(star.close)
-        aggregator = aggregator_at(star)
-        stack.callback(aggregator.stop)
+        link = stars.LinkOptions(rate_bps=rate, burst_s=BURST_S)
+        star, aggregator = stack.enter_context(star_with_aggregator(workers, link))
         hosts = Hosts(star, aggregator.address, arguments)
 
         say("capturing with DDP's defaults")

@@ -76,12 +76,12 @@ def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S):
 
 
 class _Process:
-    """A Python process that prints one JSON object a line; its stderr is kept for messages."""
+    """A Python process that prints one JSON object a line; its stderr is collected for messages."""
 
     def __init__(self, name: str, *command: str, **env: str):
         self.name = name
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - lives as long as this object
-        kept = {
+        inherited = {
             key: value
             for key, value in os.environ.items()
             if key == "SWITCHML_CACHE_DIR" or not key.startswith("SWITCHML_")
@@ -89,7 +89,7 @@ class _Process:
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
         self.process = subprocess.Popen(
             [sys.executable, *command],
-            env=kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env,
+            env=inherited | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | env,
             text=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

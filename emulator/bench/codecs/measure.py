@@ -147,16 +147,16 @@ class _Theirs:
 
     def once(self, step: int, x: np.ndarray) -> None:
         start = time.process_time()
-        made = self.rival.compress(x)
+        compressed = self.rival.compress(x)
         between = time.process_time()
         if self.rival.decompress is None:
-            seconds, y = made
+            seconds, y = compressed
             self.measured.compress_s.append(seconds)
         else:
-            y = self.rival.decompress(made)
+            y = self.rival.decompress(compressed)
             self.measured.decompress_s.append(time.process_time() - between)
             self.measured.compress_s.append(between - start)
-        self.measured.payload_bytes = self.rival.nbytes(made)
+        self.measured.payload_bytes = self.rival.nbytes(compressed)
         _note_errors(self.measured, x, y)
 
 

@@ -52,13 +52,13 @@ def _cells(each: Measured) -> list[str]:
 
 def _title(report: Report) -> str:
     n = report.tensor.values.size
-    return f"{report.tensor.told}: {n:,} float32, {4 * n / 1e6:.1f} MB; one core; bound {report.bound:g} of the range"
+    return f"{report.tensor.source}: {n:,} float32, {4 * n / 1e6:.1f} MB; one core; bound {report.bound:g} of the range"
 
 
 def as_json(report: Report) -> dict[str, Any]:
     """Rates in bytes of the float32 tensor a second; errors of one payload after decoding."""
     return {
-        "tensor": report.tensor.told,
+        "tensor": report.tensor.source,
         "elements": int(report.tensor.values.size),
         "workers": report.workers,
         "bound": report.bound,
@@ -119,7 +119,7 @@ def _label(axes, points: list[tuple[str, float, float]]) -> None:
     axes.margins(0.14, 0.08)
     axes.figure.draw_without_rendering()
     places = axes.transData.transform([(x, y) for _, x, y in points]) * 72 / axes.figure.dpi
-    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
+    occupied = [(x - 4, y - 4, x + 4, y + 4) for x, y in places]
     around = [(dx, dy) for dy in range(-150, 151, 5) for dx in (7, -7, 30, -30)]
     around.sort(key=lambda offset: offset[0] ** 2 + offset[1] ** 2 + (60 if offset[0] < 0 else 0))
     for (name, x, y), (left, base) in zip(points, places, strict=True):
@@ -127,9 +127,9 @@ def _label(axes, points: list[tuple[str, float, float]]) -> None:
         for dx, dy in around:
             start = left + dx - (width if dx < 0 else 0)
             box = (start, base + dy - height / 2, start + width, base + dy + height / 2)
-            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in occupied):
                 break
-        taken.append(box)
+        occupied.append(box)
         axes.annotate(
             name,
             (x, y),

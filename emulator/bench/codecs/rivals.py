@@ -21,7 +21,7 @@ from emulator.bench.codecs.tensors import Tensor
 
 @dataclass(frozen=True)
 class Rival:
-    """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns into float32[n] again.
+    """`compress(x)` gives something of `nbytes(it)` bytes that `decompress(it)` turns back into float32[n].
 
     `like` is our codec of the same kind. A hook has no `decompress`: `compress` then returns the result itself, and its
     time is that of both; `nbytes` gets None.
@@ -52,37 +52,39 @@ _PLAIN_STEPS = 4
 @contextlib.contextmanager
 def available(tensor: Tensor, *, bound: float, ratio: float, rank: int) -> Iterator[list[Rival | Missing]]:
     """All rivals. `bound`: the largest error, absolute; `ratio`: top-k's share; `rank`: PowerSGD's."""
-    found: list[Rival | Missing] = []
+    rivals: list[Rival | Missing] = []
     with contextlib.ExitStack() as stack:
         for name, module in NEEDS.items():
             if importlib.util.find_spec(module) is None:
-                found.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
+                rivals.append(Missing(name, f"needs {module}: pip install 'switchml[{EXTRA}]'"))
             elif name == "SZ3":
-                found.append(_sz3(bound))
+                rivals.append(_sz3(bound))
             elif name == "ZFP":
-                found.append(_zfp(bound))
+                rivals.append(_zfp(bound))
             elif name == "torch.topk":
-                found.append(_torch_topk(ratio))
+                rivals.append(_torch_topk(ratio))
         if importlib.util.find_spec("torch") is not None:
-            found += stack.enter_context(_hooks(tensor, rank))
-        yield found
+            rivals += stack.enter_context(_hooks(tensor, rank))
+        yield rivals
 
 
 def _sz3(bound: float) -> Rival:
     from pysz import sz, szConfig, szErrorBoundMode
 
     def config(n: int) -> szConfig:
-        made = szConfig((n,))
-        made.errorBoundMode, made.absErrorBound, made.openmp = szErrorBoundMode.ABS, bound, False
-        return made
+        options = szConfig((n,))
+        options.errorBoundMode, options.absErrorBound, options.openmp = szErrorBoundMode.ABS, bound, False
+        return options
 
     def compress(x):
         return sz.compress(x, config(x.size))[0], x.size
 
-    def decompress(made):
-        return sz.decompress(made[0], np.float32, (made[1],))[0]
+    def decompress(payload):
+        return sz.decompress(payload[0], np.float32, (payload[1],))[0]
 
-    return Rival("SZ3", "szx", compress, decompress, lambda made: made[0].nbytes, f"pysz, absolute bound {bound:.3g}")
+    return Rival(
+        "SZ3", "szx", compress, decompress, lambda payload: payload[0].nbytes, f"pysz, absolute bound {bound:.3g}"
+    )
 
 
 def _zfp(bound: float) -> Rival:
@@ -106,12 +108,12 @@ def _torch_topk(ratio: float) -> Rival:
         indices = torch.topk(tensor.abs(), max(1, int(np.ceil(ratio * x.size))), sorted=False).indices
         return tensor[indices], indices.to(torch.int32), x.size
 
-    def decompress(made):
-        values, indices, n = made
+    def decompress(payload):
+        values, indices, n = payload
         return torch.zeros(n).scatter_(0, indices.to(torch.int64), values).numpy()
 
     return Rival(
-        "torch.topk", "topk", compress, decompress, lambda made: 8 * made[0].numel(), "values and int32 indices"
+        "torch.topk", "topk", compress, decompress, lambda payload: 8 * payload[0].numel(), "values and int32 indices"
     )
 
 
@@ -153,7 +155,7 @@ def _hooks(tensor: Tensor, rank: int) -> Iterator[list[Rival]]:
         for _ in range(_PLAIN_STEPS):
             reduce(tensor.values)
         return Rival(
-            name, like, reduce, None, lambda made: nbytes, "the hook alone, its all-reduce of one rank included"
+            name, like, reduce, None, lambda payload: nbytes, "the hook alone, its all-reduce of one rank included"
         )
 
     with tempfile.TemporaryDirectory() as folder:

@@ -21,27 +21,27 @@ _SKIPPED = 10
 
 @dataclass(frozen=True)
 class Tensor:
-    """float32[n], the matrix that PowerSGD sees it as, and where it comes from in words."""
+    """float32[n], the matrix that PowerSGD sees it as, and its source in words."""
 
     values: np.ndarray
     shape: tuple[int, int]
-    told: str
+    source: str
 
 
 def load(name: str, elements: int) -> Tensor:
     """The tensor that `--tensor` names. Raises ConfigError."""
     if name == "gradient":
-        values, told = _gradients(elements)
+        values, source = _gradients(elements)
     elif name == "activation":
-        values, told = _activations(elements)
+        values, source = _activations(elements)
     elif name == "smooth":
-        values, told = (
+        values, source = (
             _smooth(elements),
-            "a sum of 20 plane waves on a square, the longest 10 times the shortest (made up)",
+            "a sum of 20 plane waves on a square, the longest 10 times the shortest (synthetic)",
         )
     else:
         return _from_file(Path(name))
-    return Tensor(values, _square(values.size), told)
+    return Tensor(values, _square(values.size), source)
 
 
 def _square(n: int) -> tuple[int, int]:
@@ -84,8 +84,8 @@ def _gradients(elements: int) -> tuple[np.ndarray, str]:
         have = sum(part.size for part in parts)
         if have >= elements:
             break
-    told = f"gradients of the digits model, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
-    return np.concatenate(parts)[:elements], told
+    source = f"gradients of the digits model, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
+    return np.concatenate(parts)[:elements], source
 
 
 def _activations(elements: int) -> tuple[np.ndarray, str]:
@@ -103,8 +103,8 @@ def _activations(elements: int) -> tuple[np.ndarray, str]:
         have = sum(part.size for part in parts)
         if have >= elements:
             break
-    told = f"outputs of the digits model's ReLU layers, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
-    return np.concatenate(parts)[:elements], told
+    source = f"outputs of the digits model's ReLUs, steps {_SKIPPED + 1} to {_SKIPPED + steps}, batches of {_BATCH}"
+    return np.concatenate(parts)[:elements], source
 
 
 def _smooth(elements: int) -> np.ndarray:
@@ -127,8 +127,9 @@ def _from_file(path: Path) -> Tensor:
             f"--tensor {path}: {reason}: expected one of {', '.join(KINDS)}, or a NumPy file (.npy)"
         ) from None
     if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.size == 0:
-        found = f"{values.dtype} of shape {values.shape}" if isinstance(values, np.ndarray) else "several arrays (.npz)"
-        raise ConfigError(f"--tensor {path}: {found}: expected one array of floating-point numbers, not empty")
+        is_array = isinstance(values, np.ndarray)
+        actual = f"{values.dtype} of shape {values.shape}" if is_array else "several arrays (.npz)"
+        raise ConfigError(f"--tensor {path}: {actual}: expected one array of floating-point numbers, not empty")
     shape = (values.shape[0], values.size // values.shape[0]) if values.ndim > 1 else _square(values.size)
     with np.errstate(over="ignore"):
         flat = np.ascontiguousarray(values, np.float32).reshape(-1)

@@ -38,8 +38,8 @@ TREE, FLAT = "tree", "flat"
 BMV2_SLOTS = 32
 """As many packets as simple_switch's ports hold."""
 QUEUED_S = 0.005
-"""What of a job may wait in queues unless it is told how many slots it has: with more, packets wait longer than agents
-do before they send them again."""
+"""How much of a job may wait in queues unless its number of slots is given: with more, packets wait longer than the
+agents' retransmission timeout."""
 MOST_SLOTS = 1024
 BURST_S = 0.001
 """Links here are slow, and a long burst on a slow link would show agents round trips that it does not have."""

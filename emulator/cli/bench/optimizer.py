@@ -24,10 +24,10 @@ from emulator.cli.options import json_option, output
 @json_option
 def optimizer(trials: int, gradients: int, ranks: int, path: Path | None, as_json: bool) -> None:
     """Measure how many settings a search by Optuna tries a minute on one core, beside replays of the whole job."""
-    from emulator.bench.optimizer import made_up, measure
+    from emulator.bench.optimizer import measure, synthetic_job
 
     if path is None:
-        joined = made_up(gradients, ranks)
+        joined = synthetic_job(gradients, ranks)
     else:
         from emulator.traces.join import join
         from emulator.traces.readers.read import read

@@ -33,7 +33,7 @@ def peers(
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Train here over links of limited rate with all ranks real, and again with one real and the others emulated.
+    """Train here over links of limited rate with all ranks real, then with one real and the others emulated.
 
     Needs root, iproute2 and torch: each real rank is in a network namespace with one link to a switch. Run it on a
     machine that has nothing else to do: what others compute is measured too, and not predicted.

@@ -44,7 +44,7 @@ def replay(
     """Trace training here over links of limited rate, and predict from the traces what half the bandwidth, other
     buckets, the aggregator in Gloo's place or a slow rank would do; then do it.
 
-    Besides, shift the clocks of the traces by 50 ms and find them again, and train with one real rank among emulated
+    Besides, shift the clocks of the traces by 50 ms and recover them, and train with one real rank among emulated
     ones, beside all-real runs (`switchml validate peers` does so at more rates).
 
     Needs root, iproute2 and torch. Run it on a machine that has nothing else to do: what others compute is measured

@@ -7,8 +7,8 @@ says what the links are; all other ranks are absent.
 What an all-reduce takes on the cluster is measured before each run, without training, as one would with nccl-tests: its
 fixed time, and what share of the links' rate it gets. Ranks that share cores compute more slowly than one alone: they
 take turns, W ranks on C cores W/C times as long, and disturb each other, which their CPU time says when all of them
-train and none communicates. The emulated run is told (`compute_scale`). What is put to the test is the rest: meetings,
-overlap, and a script that does not notice.
+train and none communicates. The emulated run is scaled by that (`compute_scale`). What is put to the test is the rest:
+collectives, overlap, and a script that does not notice.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class PeersValidation:
     calibration: Calibration
     gradient_bytes: int
     reports: dict[str, dict]
-    """What the emulated rank said, by row."""
+    """Reports of the emulated rank, by row."""
 
     def as_json(self) -> dict:
         """Further keys for --json; times in seconds."""

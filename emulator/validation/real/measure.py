@@ -7,7 +7,7 @@ the same token buckets, with a step's computation as a pause between them.
 
 One run, two ranks at the middle rate, sets the constants: the CPU time of a step's computation `compute_s`; how many
 packets an agent sends for each chunk of gradients (`packets_per_chunk`: gradients that grow or shrink by a binade make
-rounds go again with another exponent, which the model, whose tensors stay the same, does not know); and for each
+rounds repeat with another exponent, which the model, whose tensors stay the same, does not know); and for each
 backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
 turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's
 rows count in no average.

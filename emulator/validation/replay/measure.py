@@ -1,5 +1,5 @@
-"""`switchml validate replay`: real training on this machine is traced, replayed, and changed on paper; then the same
-change is made for real.
+"""`switchml validate replay`: real training on this machine is traced, replayed, and changed on paper; then it is
+changed for real in the same way.
 
 DDP trains in network namespaces around a switch (emulator/testbed/star.py), with links slow enough that the network
 decides, and with pauses in place of an accelerator's time, so that ranks do not compete for the cores of this machine.
@@ -9,7 +9,7 @@ rank. Nothing is fitted to the runs that they are compared with. Each run is mea
 captured one before and after it; a prediction is that time, and what the replay says the change adds to an iteration,
 so that what the profiler costs is in neither.
 
-All ranks being on one machine, their clocks agree: so the captures also tell how well clocks that do not would be
+All ranks being on one machine, their clocks agree: so the captures also show how well clocks that do not would be
 aligned.
 """
 
@@ -84,16 +84,17 @@ class ReplayValidation:
 
     @property
     def groups(self) -> dict[str, list[Row]]:
-        """What there is, by kind."""
-        found = {"self-replay": self.self_replays, "what-if": self.what_ifs, "emulated peers": self.peers}
-        return {kind: rows for kind, rows in found.items() if rows}
+        """All rows, by kind."""
+        groups = {"self-replay": self.self_replays, "what-if": self.what_ifs, "emulated peers": self.peers}
+        return {kind: rows for kind, rows in groups.items() if rows}
 
     def as_json(self) -> dict:
         """For --json: all rows, the averages of the what-ifs, and those of the others under their own names."""
-        told = {kind: summary(rows) for kind, rows in self.groups.items()}
-        rows = [row | {"kind": kind} for kind, one in told.items() for row in one.pop("rows")]
-        found = {**told.pop("what-if"), "rows": rows, "clocks": [dataclasses.asdict(row) for row in self.clocks]}
-        return found | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in told.items()}
+        summaries = {kind: summary(rows) for kind, rows in self.groups.items()}
+        rows = [row | {"kind": kind} for kind, one in summaries.items() for row in one.pop("rows")]
+        clocks = [dataclasses.asdict(row) for row in self.clocks]
+        averages = {**summaries.pop("what-if"), "rows": rows, "clocks": clocks}
+        return averages | {kind.replace("-", "_").replace(" ", "_"): one for kind, one in summaries.items()}
 
 
 def validate(
@@ -169,7 +170,7 @@ class _Runs:
         return rows
 
     def clocks(self) -> list[Recovered]:
-        """Each traced run's clocks, moved and found again."""
+        """Each traced run's clocks, shifted and recovered."""
         return [
             row
             for name, backend in TRACED.items()
@@ -185,7 +186,7 @@ class _Runs:
         contended = contention.measure(iterations)
         iterations = [assume(one, network=network, contention=contended) for one in iterations]
         cap = plan.other_cap_mb * 2**20
-        made: dict[str, Callable[[Joined], Joined]] = {
+        what_ifs: dict[str, Callable[[Joined], Joined]] = {
             "half the bandwidth": lambda one: changes.bandwidth(one, factor=0.5),
             "other buckets": lambda one: changes.buckets(one, [cap]),
             "a slow rank": lambda one: changes.slow(one, {self.workers - 1: plan.slowness}),
@@ -193,7 +194,7 @@ class _Runs:
         }
         untraced_s = self.measured["gloo"] - predicted(iterations).iteration_s
         rows = []
-        for name, change in made.items():
+        for name, change in what_ifs.items():
             replayed_s = predicted([change(one) for one in iterations]).iteration_s
             rows.append(Row(f"{self.workers} workers, {name}", self.measured[name], replayed_s + untraced_s, "s"))
         return rows

@@ -24,32 +24,32 @@ def run(*args: str):
 def figures(*args: str) -> dict:
     result = run("--json", *args)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    return found | {"codecs": {each["name"]: each for each in found["codecs"]}}
+    report = json.loads(result.stdout)
+    return report | {"codecs": {each["name"]: each for each in report["codecs"]}}
 
 
 def test_figures(tmp_path):
     """Sizes and errors are those of a tensor that the test made itself; times are only there."""
     x = np.random.default_rng(0).laplace(size=(60, 100)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
-    found = figures("--tensor", str(tmp_path / "x.npy"), "--workers", "3")
-    assert found["elements"] == 6000 and "x.npy" in found["tensor"]
-    ours = found["codecs"]
+    report = figures("--tensor", str(tmp_path / "x.npy"), "--workers", "3")
+    assert report["elements"] == 6000 and "x.npy" in report["tensor"]
+    ours = report["codecs"]
     assert ours["fp16"]["payload_bytes"] == 12 + 2 * 6000
     assert ours["fp16"]["sent_bytes"] == ours["fp16"]["received_bytes"] == 2 * 6000
     assert ours["signsgd"]["sent_bytes"] == 6000, "votes travel as int8"
     assert ours["qsgd"]["received_bytes"] == 2 * ours["qsgd"]["sent_bytes"], "gathered from the two others"
     assert ours["fp16"]["max_error"] == np.abs(x - x.astype(np.float16)).max()
     assert 0 < ours["szx"]["max_error"] <= 1e-3 * (x.max() - x.min())
-    kept = np.sort(np.abs(x.reshape(-1)))[-60:]
-    assert ours["topk"]["relative_l2_error"] == pytest.approx(np.sqrt(1 - (kept**2).sum() / (x**2).sum()), rel=1e-3)
+    largest = np.sort(np.abs(x.reshape(-1)))[-60:]
+    assert ours["topk"]["relative_l2_error"] == pytest.approx(np.sqrt(1 - (largest**2).sum() / (x**2).sum()), rel=1e-3)
     for each in ours.values():
         assert each["compress_bytes_per_s"] > 0 and each["ratio"] == 4 * 6000 / each["payload_bytes"]
 
 
 def test_rivals_are_there_or_named():
-    found = figures("--elements", "10000", "--codec", "topk", "--codec", "szx:bound=0.01", "--bound", "0.01")
-    measured, missing = found["codecs"], {each["name"]: each["reason"] for each in found["missing"]}
+    report = figures("--elements", "10000", "--codec", "topk", "--codec", "szx:bound=0.01", "--bound", "0.01")
+    measured, missing = report["codecs"], {each["name"]: each["reason"] for each in report["missing"]}
     assert set(codec_rivals.NEEDS) == {name for name in measured if not measured[name]["ours"]} | set(missing)
     assert all("pip install 'switchml[bench-codecs]'" in reason for reason in missing.values())
     assert measured["torch.topk"]["payload_bytes"] == 8 * 100
@@ -80,8 +80,8 @@ def test_missing_rivals_are_named_in_the_table(monkeypatch):
 
 
 def test_tensors_of_the_digits_model():
-    gradient, again = (codec_tensors.load("gradient", 100_000).values for _ in range(2))
-    assert np.array_equal(gradient, again) and gradient.size == 100_000
+    gradient, repeated = (codec_tensors.load("gradient", 100_000).values for _ in range(2))
+    assert np.array_equal(gradient, repeated) and gradient.size == 100_000
     assert not np.array_equal(gradient[:28_000], gradient[71_754 : 71_754 + 28_000]), "another step's"
     activation = codec_tensors.load("activation", 100_000).values
     assert activation.min() == 0 and 0.1 < (activation == 0).mean() < 0.9

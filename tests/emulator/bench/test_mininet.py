@@ -53,8 +53,8 @@ def example(name: str, folder: Path, *options: str) -> dict[str, list[dict]]:
 @pytest.mark.root
 @pytest.mark.slow
 def test_scaling(mininet, tmp_path):
-    found = example("scaling", tmp_path, "--hosts", "3")
-    assert [row["hosts"] for row in found["p4"]] == [row["hosts"] for row in found[RING]] == [2, 3]
+    report = example("scaling", tmp_path, "--hosts", "3")
+    assert [row["hosts"] for row in report["p4"]] == [row["hosts"] for row in report[RING]] == [2, 3]
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -62,8 +62,8 @@ def test_scaling(mininet, tmp_path):
 @pytest.mark.root
 @pytest.mark.slow
 def test_loss(mininet, tmp_path):
-    found = example("loss", tmp_path, "--hosts", "2", "--loss", "0.2", "--plot", "loss.html")
-    software = found["software"]
+    report = example("loss", tmp_path, "--hosts", "2", "--loss", "0.2", "--plot", "loss.html")
+    software = report["software"]
     assert [row["loss"] for row in software] == [0, 0.001, 0.01, 0.02, 0.2]
     assert len({row["checksum"] for row in software}) == 1, "a loss has changed a sum"
     assert software[-1]["retransmitted"] > 0 and sum(software[-1]["lost"].values()) > 0
@@ -85,8 +85,8 @@ def test_slots(mininet, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["0", "0.02"])
 def test_two_racks(mininet, tmp_path, loss):
-    found = example("two-racks", tmp_path, "--hosts", "4", "--loss", loss)
-    (tree,), (flat,) = found[TREE], found[FLAT]
+    report = example("two-racks", tmp_path, "--hosts", "4", "--loss", loss)
+    (tree,), (flat,) = report[TREE], report[FLAT]
     assert tree["checksum"] == flat["checksum"], "racks that aggregate must give the same bits"
     assert tree["racks"] == 2
     if loss == "0" and not tree["retransmitted"] and not flat["retransmitted"]:
@@ -98,9 +98,9 @@ def test_two_racks(mininet, tmp_path, loss):
 @pytest.mark.slow
 def test_train(mininet, tmp_path):
     pytest.importorskip("sklearn")
-    found = run(str(EXAMPLES / "train"), "--json", "--hosts", "2", "--steps", "3", cwd=tmp_path)
-    assert found["transport"] == "udp" and found["packets"]["received"] > 0
-    assert found["max_param_diff"] < 1e-6
+    report = run(str(EXAMPLES / "train"), "--json", "--hosts", "2", "--steps", "3", cwd=tmp_path)
+    assert report["transport"] == "udp" and report["packets"]["received"] > 0
+    assert report["max_param_diff"] < 1e-6
     assert (tmp_path / "train.png").exists()
 
 
@@ -110,8 +110,8 @@ def test_train(mininet, tmp_path):
 def test_simple_switch_and_a_capture(mininet, require_program, tmp_path):
     require_program("simple_switch")
     require_program("tcpdump")
-    found = example("simple-switch", tmp_path)
-    assert found["bmv2"][0]["seconds"] > 0
+    report = example("simple-switch", tmp_path)
+    assert report["bmv2"][0]["seconds"] > 0
     packets = [packet[SwitchMLv2] for packet in rdpcap(str(tmp_path / "h1.pcap")) if SwitchMLv2 in packet]
     assert any(packet.is_result for packet in packets) and any(not packet.is_result for packet in packets)
     assert all(len(packet.values) == 256 for packet in packets)
@@ -127,23 +127,23 @@ def test_nothing_stays(mininet, number):
     for line in process.stderr:
         if "repeat 1 " in line:
             break
-    mine = children_of(process.pid)
-    assert len(mine) > 3
+    processes = children_of(process.pid)
+    assert len(processes) > 3
     process.send_signal(number)
     process.stderr.close()
     assert process.wait(60) == (130 if number == signal.SIGINT else -9)
     give_up_at = time.monotonic() + 60
-    while alive(mine):
-        assert time.monotonic() < give_up_at, alive(mine)
+    while alive(processes):
+        assert time.monotonic() < give_up_at, alive(processes)
         time.sleep(0.05)
 
 
 def children_of(pid: int) -> list[int]:
-    found = []
+    report = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in map(int, path.read_text().split()):
-            found += [child, *children_of(child)]
-    return found
+            report += [child, *children_of(child)]
+    return report
 
 
 def alive(pids: list[int]) -> list[int]:

@@ -55,31 +55,31 @@ def ready(require_program):
 @pytest.mark.root
 def test_beside_gloo(ready):
     pytest.importorskip("torch")
-    found = run_json("--workers", "2", *SMALL)
-    assert (found["workers"], found["rate_bps"], found["loss"], found["size_bytes"]) == (2, 1e8, 0, 1 << 18)
-    assert set(found["seconds"]) == {"switchml", "gloo"} == set(found["goodput_bps"])
-    assert all(seconds > 0 for seconds in found["seconds"].values())
-    assert found["ratio"] == pytest.approx(found["seconds"]["gloo"] / found["seconds"]["switchml"])
-    assert found["framing_bound_bps"] == pytest.approx(1e8 * 1024 / 1076)
-    assert found["fraction_of_line_rate"] == pytest.approx(found["goodput_bps"]["switchml"] / 1e8 * 1076 / 1024)
-    assert found["ring_bound"] == 1
-    assert found["packets"] - found["retransmitted"] >= 2 * 256
+    report = run_json("--workers", "2", *SMALL)
+    assert (report["workers"], report["rate_bps"], report["loss"], report["size_bytes"]) == (2, 1e8, 0, 1 << 18)
+    assert set(report["seconds"]) == {"switchml", "gloo"} == set(report["goodput_bps"])
+    assert all(seconds > 0 for seconds in report["seconds"].values())
+    assert report["ratio"] == pytest.approx(report["seconds"]["gloo"] / report["seconds"]["switchml"])
+    assert report["framing_bound_bps"] == pytest.approx(1e8 * 1024 / 1076)
+    assert report["fraction_of_line_rate"] == pytest.approx(report["goodput_bps"]["switchml"] / 1e8 * 1076 / 1024)
+    assert report["ring_bound"] == 1
+    assert report["packets"] - report["retransmitted"] >= 2 * 256
     # Every rank has sent its packets up and got as many, and nothing else of that size has used the links.
-    for way in ("up", "down"):
-        assert found["sent_bytes"]["switchml"][way] >= 2 * 256 * 1076
-        assert found["sent_bytes"]["gloo"][way] >= 2 << 18
-    assert found["error"]["switchml"] < 1e-6
+    for direction in ("up", "down"):
+        assert report["sent_bytes"]["switchml"][direction] >= 2 * 256 * 1076
+        assert report["sent_bytes"]["gloo"][direction] >= 2 << 18
+    assert report["error"]["switchml"] < 1e-6
 
 
 @pytest.mark.root
 def test_loss_delay_and_narrow_lanes(ready):
-    found = run_json(
+    report = run_json(
         *("--workers", "2", "--against", "none", "--loss", "0.05", "--delay", "100us", "--wire", "int8"), *SMALL
     )
-    assert (found["loss"], found["delay_s"], found["wire"], found["ratio"]) == (0.05, 1e-4, "int8", None)
-    assert sum(found["lost"]["switchml"].values()) > 0
-    assert found["retransmitted"] > 0
-    assert found["framing_bound_bps"] == pytest.approx(4e8 * 1024 / 1076)
+    assert (report["loss"], report["delay_s"], report["wire"], report["ratio"]) == (0.05, 1e-4, "int8", None)
+    assert sum(report["lost"]["switchml"].values()) > 0
+    assert report["retransmitted"] > 0
+    assert report["framing_bound_bps"] == pytest.approx(4e8 * 1024 / 1076)
 
 
 @pytest.mark.root

@@ -63,9 +63,9 @@ def test_1f1b_order():
 def test_command():
     result = CliRunner().invoke(cli, ["bench", "replay", "--ops", "1000", "--repeats", "1", "--json"])
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout)
-    assert found["ops_per_s"] > found["reference_ops_per_s"] > 0
-    assert found["calendar_ops_per_s"] > 0 and found["competing_ops_per_s"] > 0 and found["ops"] > 500
-    assert np.isclose(found["speedup"], found["ops_per_s"] / found["reference_ops_per_s"])
+    report = json.loads(result.stdout)
+    assert report["ops_per_s"] > report["reference_ops_per_s"] > 0
+    assert report["calendar_ops_per_s"] > 0 and report["competing_ops_per_s"] > 0 and report["ops"] > 500
+    assert np.isclose(report["speedup"], report["ops_per_s"] / report["reference_ops_per_s"])
     table = CliRunner().invoke(cli, ["bench", "replay", "--ops", "1000", "--repeats", "1"])
     assert "plain simpy" in table.stdout and "ops/s" in table.stdout

@@ -71,13 +71,13 @@ def test_bench_allreduce():
 
 @pytest.mark.root
 def test_bench_network(ready):  # noqa: F811
-    found = run_json("--workers", "2", "--against", "none", "--density", "0.1", *SMALL)
-    assert (found["density"], found["overlap"], found["ratio"]) == (0.1, "random", None)
-    share = found["goodput_bps"]["switchml"] / found["union_bound_bps"]
-    assert found["fraction_of_union_bound"] == pytest.approx(share)
-    assert found["union_bound_bps"] == pytest.approx(found["framing_bound_bps"] / found["union_density"])
-    assert found["sent_bytes"]["switchml"]["down"] < found["sent_bytes"]["dense"]["down"] / 2
-    assert found["error"]["switchml"] < 1e-6
+    report = run_json("--workers", "2", "--against", "none", "--density", "0.1", *SMALL)
+    assert (report["density"], report["overlap"], report["ratio"]) == (0.1, "random", None)
+    share = report["goodput_bps"]["switchml"] / report["union_bound_bps"]
+    assert report["fraction_of_union_bound"] == pytest.approx(share)
+    assert report["union_bound_bps"] == pytest.approx(report["framing_bound_bps"] / report["union_density"])
+    assert report["sent_bytes"]["switchml"]["down"] < report["sent_bytes"]["dense"]["down"] / 2
+    assert report["error"]["switchml"] < 1e-6
 
 
 def test_several_densities_have_no_plot():

@@ -23,17 +23,17 @@ def test_every_frame_of_a_workload_is_served(name):
 
 
 def test_measure():
-    found = measure(PROGRAMS / "l3.json", seconds=0.05).to_json()
-    assert found["program"] == "l3" and min(found["engine_pps"], found["reference_pps"]) > 0
-    assert found["wire_pps"] is None and found["simple_switch_pps"] is None
+    result = measure(PROGRAMS / "l3.json", seconds=0.05).to_json()
+    assert result["program"] == "l3" and min(result["engine_pps"], result["reference_pps"]) > 0
+    assert result["wire_pps"] is None and result["simple_switch_pps"] is None
 
 
 def test_command_prints_json_lines():
     path = Path(__file__).parents[2] / "programs" / "exact.json"
     done = CliRunner().invoke(command, ["--program", str(path), "--seconds", "0.1", "--json"])
     assert done.exit_code == 0, done.output
-    wanted = {"program", "engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio"}
-    assert set(json.loads(done.stdout)) == wanted
+    expected = {"program", "engine_pps", "reference_pps", "wire_pps", "simple_switch_pps", "ratio"}
+    assert set(json.loads(done.stdout)) == expected
 
 
 def test_programs_come_with_the_package():
@@ -44,9 +44,9 @@ def test_programs_come_with_the_package():
 
 def test_start():
     """Without any compiled code the first packet comes before it; with it, both are soon there."""
-    found = bench_start.measure(PROGRAMS / "agg_wide_64.json")
-    assert 0 < found.cold_first_packet_s < found.cold_full_s
-    assert 0 < found.warm_first_packet_s < found.warm_full_s < found.cold_full_s
+    result = bench_start.measure(PROGRAMS / "agg_wide_64.json")
+    assert 0 < result.cold_first_packet_s < result.cold_full_s
+    assert 0 < result.warm_first_packet_s < result.warm_full_s < result.cold_full_s
 
 
 @pytest.mark.root

@@ -46,9 +46,9 @@ def test_a_short_validation(require_program, tmp_path):
     command = [sys.executable, "-m", "switchml", "validate", "peers", *options, "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [row["name"] for row in found["rows"]] == ["2 ranks, gloo, 100 Mbit/s", "2 ranks, switchml, 100 Mbit/s"]
-    wire_s = found["gradient_bytes"] * 8 / 100e6
-    for row in found["rows"]:
+    report = json.loads(done.stdout)
+    assert [row["name"] for row in report["rows"]] == ["2 ranks, gloo, 100 Mbit/s", "2 ranks, switchml, 100 Mbit/s"]
+    wire_s = report["gradient_bytes"] * 8 / 100e6
+    for row in report["rows"]:
         assert row["measured"] > wire_s and row["predicted"] > 0.9 * wire_s
-    assert set(found) >= {"mape", "worst", "within_5_percent", "calibration", "parts"}
+    assert set(report) >= {"mape", "worst", "within_5_percent", "calibration", "parts"}

@@ -19,11 +19,11 @@ def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4
 def test_the_calibration_run_counts_in_no_average():
     rows = [row(1.0, 9.0, True), row(1.0, 1.1), row(2.0, 1.92), row(1.0, 0.7)]
     calibration = Calibration(0.001, {"gloo": 0.0, "switchml": 0.0}, {"gloo": 1.0, "switchml": 1.2}, 2)
-    found = RealValidation(rows, calibration, 4096)
-    assert found.mape == pytest.approx((0.1 + 0.04 + 0.3) / 3)
-    assert found.worst is rows[3] and found.within_5_percent == pytest.approx(1 / 3)
-    told = real_report.as_json(found)
-    assert {"rows", "mape", "worst", "within_5_percent"} <= set(told) and len(told["rows"]) == 4
+    report = RealValidation(rows, calibration, 4096)
+    assert report.mape == pytest.approx((0.1 + 0.04 + 0.3) / 3)
+    assert report.worst is rows[3] and report.within_5_percent == pytest.approx(1 / 3)
+    as_object = real_report.as_json(report)
+    assert {"rows", "mape", "worst", "within_5_percent"} <= set(as_object) and len(as_object["rows"]) == 4
 
 
 def test_ranks_that_share_cores_compute_in_turns():
@@ -61,7 +61,7 @@ def test_two_workers_at_two_rates(tmp_path):
     arguments = ["validate", "real", "--workers", "2", "--rates", "20mbit,40mbit", "--steps", "3"]
     result = CliRunner().invoke(cli, [*arguments, "--plot", str(picture), "--json"])
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    assert len(found["rows"]) == 4 and sum(one["is_calibration"] for one in found["rows"]) == 2
-    assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in found["rows"])
+    report = json.loads(result.stdout)
+    assert len(report["rows"]) == 4 and sum(one["is_calibration"] for one in report["rows"]) == 2
+    assert all(one["measured_s"] > 0 and one["predicted_s"] > 0 for one in report["rows"])
     assert picture.read_bytes().startswith(b"\x89PNG")

@@ -14,12 +14,12 @@ from switchml.errors import ConfigError
 
 def test_self_replays_and_what_ifs_are_counted_apart():
     what_ifs = [Row("b", 1.0, 1.1, "s"), Row("c", 2.0, 1.96, "s")]
-    found = ReplayValidation([Row("a", 1.0, 1.01, "s")], what_ifs, [Recovered("d", "pings", 0.05, 2e-5)]).as_json()
-    assert found["mape"] == pytest.approx(0.06) and found["within_5_percent"] == 0.5
-    assert found["worst"]["name"] == "b"
-    assert found["self_replay"]["mape"] == pytest.approx(0.01)
-    assert found["clocks"] == [{"name": "d", "told_by": "pings", "shift_s": 0.05, "error_s": 2e-5}]
-    assert [row["kind"] for row in found["rows"]] == ["self-replay", "what-if", "what-if"]
+    report = ReplayValidation([Row("a", 1.0, 1.01, "s")], what_ifs, [Recovered("d", "pings", 0.05, 2e-5)]).as_json()
+    assert report["mape"] == pytest.approx(0.06) and report["within_5_percent"] == 0.5
+    assert report["worst"]["name"] == "b"
+    assert report["self_replay"]["mape"] == pytest.approx(0.01)
+    assert report["clocks"] == [{"name": "d", "told_by": "pings", "shift_s": 0.05, "error_s": 2e-5}]
+    assert [row["kind"] for row in report["rows"]] == ["self-replay", "what-if", "what-if"]
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_two_workers(tmp_path):
         cli, [*arguments, "--rate", "20mbit", "--keep", str(tmp_path), "--plot", str(picture), "--json"]
     )
     assert result.exit_code == 0, result.stderr
-    found = json.loads(result.stdout)
-    names = [row["name"] for row in found["rows"] if row["kind"] == "what-if"]
+    report = json.loads(result.stdout)
+    names = [row["name"] for row in report["rows"] if row["kind"] == "what-if"]
     assert [name.removeprefix("2 workers, ") for name in names] == [
         "half the bandwidth", "other buckets", "a slow rank", "the aggregator",
     ]  # fmt: skip
-    assert all(row["measured"] > 0 and row["predicted"] > 0 for row in found["rows"])
+    assert all(row["measured"] > 0 and row["predicted"] > 0 for row in report["rows"])
     assert len(list(tmp_path.rglob("rank-*.json.gz"))) == 4
     assert picture.read_bytes().startswith(b"\x89PNG")

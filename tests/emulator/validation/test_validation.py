@@ -27,9 +27,9 @@ def needed(*names):
 
 
 def run(*arguments):
-    found = CliRunner().invoke(cli, ["validate", *map(str, arguments)])
-    assert found.exit_code == 0, found.output
-    return found.stdout
+    report = CliRunner().invoke(cli, ["validate", *map(str, arguments)])
+    assert report.exit_code == 0, report.output
+    return report.stdout
 
 
 def test_rows():
@@ -40,12 +40,12 @@ def test_rows():
 
 
 def test_megatron_table_5_within_5_percent_on_average():
-    found = json.loads(run("megatron", "--json"))
-    assert len(found["rows"]) == 8 and found["mape"] < 0.05
-    unseen = [abs(row["error"]) for row in found["rows"] if row["name"].endswith("selective")]
+    report = json.loads(run("megatron", "--json"))
+    assert len(report["rows"]) == 8 and report["mape"] < 0.05
+    unseen = [abs(row["error"]) for row in report["rows"] if row["name"].endswith("selective")]
     assert np.mean(unseen) < 0.05
-    assert found["memory"]["mape"] < 0.01
-    assert found["throughput"]["mape"] < 0.08
+    assert report["memory"]["mape"] < 0.01
+    assert report["throughput"]["mape"] < 0.08
 
 
 def test_megatron_for_people(tmp_path):
@@ -69,9 +69,9 @@ def test_single_node_iterations():
 
 
 def test_nccl_tables_at_sizes_that_were_held_out():
-    found = json.loads(run("nccl", needed("nccl"), "--json"))
-    assert found["from_16_mb"] < 0.02
-    assert found["below_16_mb"] < 0.05
+    report = json.loads(run("nccl", needed("nccl"), "--json"))
+    assert report["from_16_mb"] < 0.02
+    assert report["below_16_mb"] < 0.05
 
 
 def test_closed_form_on_a100_tables():
@@ -86,7 +86,7 @@ def test_closed_form_on_a100_tables():
 def made_up(path, seconds):
     """A file of four iterations of two model sizes."""
     lines = [",".join(iterations.COLUMNS)]
-    for (hidden, layers), (tp, pp) in ((size, way) for size in ((1024, 8), (2048, 4)) for way in ((1, 1), (2, 1))):
+    for (hidden, layers), (tp, pp) in ((size, split) for size in ((1024, 8), (2048, 4)) for split in ((1, 1), (2, 1))):
         lines.append(f"2,8,2,{hidden},16,{layers},512,{tp},{2 // tp // pp},{pp},{seconds * hidden:.4f}")
     path.write_text("\n".join(lines))
     return path
@@ -113,9 +113,9 @@ def test_constants_are_found_again(tmp_path):
 def test_leaving_a_size_out(tmp_path):
     pytest.importorskip("scipy")
     path = made_up(tmp_path / "rows.csv", 0.1)
-    found = json.loads(run("iterations", path, "--refit", "--json"))
-    assert set(found["left_out"]) == {"hidden 1024", "hidden 2048"}
-    assert len(found["rows"]) == 4 and math.isfinite(found["mape"])
+    report = json.loads(run("iterations", path, "--refit", "--json"))
+    assert set(report["left_out"]) == {"hidden 1024", "hidden 2048"}
+    assert len(report["rows"]) == 4 and math.isfinite(report["mape"])
 
 
 @pytest.mark.parametrize(
