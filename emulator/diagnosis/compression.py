@@ -19,30 +19,26 @@ def find(seen: Situation) -> list[Finding]:
     ratio = ratios(seen)
     faster_s = seen.replayed_s(own_s=np.where(codes, 0.0, seen.own_s), meeting_s=seen.meeting_s * ratio)
     gain_s = seen.iteration_s - faster_s
-    if not seen.is_worth_it(gain_s):
-        return []
     by_rank_s = np.bincount(seen.rank[codes], seen.own_s[codes], minlength=len(seen.graph.ranks))
     compressed = ratio > 1
     sent = float(seen.graph.works.bytes[seen.graph.meetings.work[compressed]].sum())
     spared_s = float((seen.meeting_s * (ratio - 1)).sum())
     codec = next((trace.about["codec"] for trace in seen.joined.traces if trace.about.get("codec")), "the codec")
-    return [
-        seen.finding(
-            "compression",
-            f"{codec} costs more than it saves",
-            gain_s=gain_s,
-            evidence=[
-                f"compressing and decompressing: {time_text(by_rank_s.mean())} a rank, of which nothing hides "
-                f"{time_text(seen.causes.parts.by_rank[:, COMPRESSION].mean())}",
-                f"what it spares on the wire: {time_text(spared_s)}, with {bytes_text(sent)} sent where "
-                f"{bytes_text(float((ratio * seen.graph.works.bytes[seen.graph.meetings.work])[compressed].sum()))} "
-                "would be",
-            ],
-            settings=["no codec, or a faster one: fp16 and int8 cost little more than a copy (--codec fp16)"],
-            replayed="no compression; all-reduces longer by the bytes that it spared",
-            sightings=seen.sightings(np.flatnonzero(codes)),
-        )
-    ]
+    return seen.report(
+        "compression",
+        f"{codec} costs more than it saves",
+        gain_s=gain_s,
+        evidence=[
+            f"compressing and decompressing: {time_text(by_rank_s.mean())} a rank, of which nothing hides "
+            f"{time_text(seen.causes.parts.by_rank[:, COMPRESSION].mean())}",
+            f"what it spares on the wire: {time_text(spared_s)}, with {bytes_text(sent)} sent where "
+            f"{bytes_text(float((ratio * seen.graph.works.bytes[seen.graph.meetings.work])[compressed].sum()))} "
+            "would be",
+        ],
+        settings=["no codec, or a faster one: fp16 and int8 cost little more than a copy (--codec fp16)"],
+        replayed="no compression; all-reduces longer by the bytes that it spared",
+        sightings=seen.sightings(np.flatnonzero(codes)),
+    )
 
 
 def ratios(seen: Situation) -> np.ndarray:

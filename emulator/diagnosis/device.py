@@ -32,32 +32,28 @@ def _starved(seen: Situation) -> list[Finding]:
     if not len(ranks) or not work.any():
         return []
     gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(work, 0.0, seen.own_s))
-    if not seen.is_worth_it(gain_s):
-        return []
     launches = seen.of_events("what") == What.LAUNCH
     busy_s = float(seen.own_s[kernels].sum()) / len(ranks)
     launched_s = float(seen.own_s[launches].sum())
     apart_s = seen.own_s[work].sum() / max(kernels.sum(), 1)
-    return [
-        seen.finding(
-            "starved accelerator",
-            "accelerators wait for the host to launch their kernels",
-            gain_s=gain_s,
-            evidence=[
-                f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
-                f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
-                f"average; the host needs {time_text(float(apart_s))} for each",
-                f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
-            ],
-            settings=[
-                'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels',
-                "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
-            ],
-            replayed="kernels launched by a host that takes no time",
-            sightings=seen.sightings(np.flatnonzero(work & seen.on_path)),
-            is_bound=True,
-        )
-    ]
+    return seen.report(
+        "starved accelerator",
+        "accelerators wait for the host to launch their kernels",
+        gain_s=gain_s,
+        evidence=[
+            f"kernels keep an accelerator busy {busy_s / seen.iteration_s:.0%} of the iteration",
+            f"{kernels.sum() // len(ranks)} kernels a rank, {time_text(float(seen.own_s[kernels].mean()))} each on "
+            f"average; the host needs {time_text(float(apart_s))} for each",
+            f"{launches.sum() // len(ranks)} launches a rank take {time_text(launched_s / len(ranks))}",
+        ],
+        settings=[
+            'torch.compile(model, mode="reduce-overhead") or CUDA graphs: one launch for many kernels',
+            "larger batches, fused optimizers (fused=True) and no .item(), print or cuda.synchronize in the loop",
+        ],
+        replayed="kernels launched by a host that takes no time",
+        sightings=seen.sightings(np.flatnonzero(work & seen.on_path)),
+        is_bound=True,
+    )
 
 
 def _allocations(seen: Situation) -> list[Finding]:
@@ -67,30 +63,26 @@ def _allocations(seen: Situation) -> list[Finding]:
     if not calls.any():
         return []
     gain_s = seen.iteration_s - seen.replayed_s(own_s=np.where(calls, 0.0, seen.own_s))
-    if not seen.is_worth_it(gain_s):
-        return []
     by_name = {seen.op_name(op): 0.0 for op in np.flatnonzero(calls)}
     for op in np.flatnonzero(calls):
         by_name[seen.op_name(op)] += float(seen.own_s[op])
     longest = sorted(by_name, key=lambda name: -by_name[name])
-    return [
-        seen.finding(
-            "allocations",
-            "memory of the accelerator is allocated during the iteration",
-            gain_s=gain_s,
-            evidence=[
-                f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(by_name[name])}" for name in longest[:4]),
-                "a program that has warmed up makes none: its memory comes from the caching allocator",
-            ],
-            settings=[
-                "trace later iterations, where this is the first: torch.profiler.schedule(wait=1, warmup=1, active=3)",
-                "else PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
-                "batches of one shape",
-            ],
-            replayed="no time for these calls",
-            sightings=seen.sightings(np.flatnonzero(calls)),
-        )
-    ]
+    return seen.report(
+        "allocations",
+        "memory of the accelerator is allocated during the iteration",
+        gain_s=gain_s,
+        evidence=[
+            f"{calls.sum()} calls: " + ", ".join(f"{name} {time_text(by_name[name])}" for name in longest[:4]),
+            "a program that has warmed up makes none: its memory comes from the caching allocator",
+        ],
+        settings=[
+            "trace later iterations, where this is the first: torch.profiler.schedule(wait=1, warmup=1, active=3)",
+            "else PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, no torch.cuda.empty_cache() in the loop, "
+            "batches of one shape",
+        ],
+        replayed="no time for these calls",
+        sightings=seen.sightings(np.flatnonzero(calls)),
+    )
 
 
 def _synchronizations(seen: Situation) -> list[Finding]:
@@ -105,21 +97,17 @@ def _synchronizations(seen: Situation) -> list[Finding]:
     owner, on = edges(seen.graph.ops)
     stays = ~(waits[owner] & (seen.lane_kind[on] != LaneKind.HOST))
     gain_s = seen.iteration_s - seen.replayed_s(graph=with_edges(seen.joined, owner[stays], on[stays]).graph)
-    if not seen.is_worth_it(gain_s):
-        return []
     names = sorted({seen.op_name(op) for op in np.flatnonzero(waits)})
-    return [
-        seen.finding(
-            "synchronizations",
-            "the host waits for the accelerator in the middle of the iteration",
-            gain_s=gain_s,
-            evidence=[f"{waits.sum()} waits ({', '.join(names[:4])}) before the last one of each thread"],
-            settings=[
-                ".item(), .cpu(), print(tensor), torch.cuda.synchronize() and tensor-dependent ifs: after the loop, or "
-                "every few iterations",
-                "to(device, non_blocking=True) from pinned memory (pin_memory=True)",
-            ],
-            replayed="none of these waits",
-            sightings=seen.sightings(np.flatnonzero(waits)),
-        )
-    ]
+    return seen.report(
+        "synchronizations",
+        "the host waits for the accelerator in the middle of the iteration",
+        gain_s=gain_s,
+        evidence=[f"{waits.sum()} waits ({', '.join(names[:4])}) before the last one of each thread"],
+        settings=[
+            ".item(), .cpu(), print(tensor), torch.cuda.synchronize() and tensor-dependent ifs: after the loop, or "
+            "every few iterations",
+            "to(device, non_blocking=True) from pinned memory (pin_memory=True)",
+        ],
+        replayed="none of these waits",
+        sightings=seen.sightings(np.flatnonzero(waits)),
+    )

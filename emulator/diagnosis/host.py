@@ -34,28 +34,24 @@ def _gaps(seen: Situation, host_pauses: Pauses) -> list[Finding]:
         return []
     without_s = host_pauses.without(seen.own_s)
     gain_s = seen.replayed_s(own_s=without_s) - seen.replayed_s(own_s=np.where(gaps, 0.0, without_s))
-    if not seen.is_worth_it(gain_s):
-        return []
     lost_s = seen.causes.parts.by_rank[:, HOST]
-    return [
-        seen.finding(
-            "host gaps",
-            f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
-            gain_s=gain_s,
-            evidence=[
-                f"{gaps.sum()} gaps, {time_text(float(seen.own_s[gaps].mean()))} on average, the longest "
-                f"{time_text(float(seen.own_s[gaps].max()))}",
-                f"the worst rank is {seen.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
-            ],
-            settings=[
-                "torch.compile(model); less Python in the loop (logging, metrics, .item()); larger batches",
-                "gradient_as_bucket_view=True: DDP then copies no gradients into buckets",
-            ],
-            replayed="no time between operations",
-            sightings=seen.sightings(np.flatnonzero(gaps)),
-            is_bound=True,
-        )
-    ]
+    return seen.report(
+        "host gaps",
+        f"the host loses {time_text(lost_s.mean())} of each iteration between operations",
+        gain_s=gain_s,
+        evidence=[
+            f"{gaps.sum()} gaps, {time_text(float(seen.own_s[gaps].mean()))} on average, the longest "
+            f"{time_text(float(seen.own_s[gaps].max()))}",
+            f"the worst rank is {seen.rank_name(int(np.argmax(lost_s)))} with {time_text(lost_s.max())}",
+        ],
+        settings=[
+            "torch.compile(model); less Python in the loop (logging, metrics, .item()); larger batches",
+            "gradient_as_bucket_view=True: DDP then copies no gradients into buckets",
+        ],
+        replayed="no time between operations",
+        sightings=seen.sightings(np.flatnonzero(gaps)),
+        is_bound=True,
+    )
 
 
 def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
@@ -68,8 +64,6 @@ def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     some = hit[:: max(1, int(np.ceil(len(hit) / MOST_REPLAYS)))]
     lost_s = np.mean([seen.replayed_s(own_s=host_pauses.added(clean_s, int(number))) - base_s for number in some])
     gain_s = float(lost_s) * len(hit) / host_pauses.iterations
-    if not seen.is_worth_it(gain_s):
-        return []
     ranks = np.unique(host_pauses.rank)
     every = _every(host_pauses)
     regularly = [
@@ -84,21 +78,18 @@ def _pauses(seen: Situation, host_pauses: Pauses) -> list[Finding]:
     first = zip(host_pauses.at_s[:5], host_pauses.iteration[:5], strict=True)
     at = ", ".join(f"{time_text(s)} into iteration {number}" for s, number in first)
     regular = f", about every {every:.3g} iterations" if every else ""
-    return [
-        seen.finding(
-            "pauses",
-            f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
-            gain_s=gain_s,
-            evidence=[
-                f"{len(host_pauses.rank)} pauses, in {len(hit)} of {host_pauses.iterations} iterations, on {names}: "
-                f"{at}",
-                "at the same places other iterations have "
-                f"{time_text(float(host_pauses.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
-            ],
-            settings=regularly + rarely if every else rarely + regularly,
-            replayed="the iteration with each of these pauses and without, averaged over all iterations",
-        )
-    ]
+    return seen.report(
+        "pauses",
+        f"the host pauses now and then, {time_text(float(host_pauses.excess_s.mean()))} each{regular}",
+        gain_s=gain_s,
+        evidence=[
+            f"{len(host_pauses.rank)} pauses, in {len(hit)} of {host_pauses.iterations} iterations, on {names}: {at}",
+            "at the same places other iterations have "
+            f"{time_text(float(host_pauses.usual_s.mean()))}; one lost {time_text(float(lost_s))} to it on average",
+        ],
+        settings=regularly + rarely if every else rarely + regularly,
+        replayed="the iteration with each of these pauses and without, averaged over all iterations",
+    )
 
 
 def _every(host_pauses: Pauses) -> float:

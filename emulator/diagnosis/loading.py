@@ -25,8 +25,6 @@ def find(seen: Situation) -> list[Finding]:
         own_s=np.where(loads, 0.0, seen.own_s), meeting_s=np.where(reads, 0.0, seen.meeting_s) if reads.any() else None
     )
     gain_s = seen.iteration_s - faster_s
-    if not seen.is_worth_it(gain_s):
-        return []
     took_s = seen.played.end_s - seen.played.start_s
     by_rank_s = np.bincount(seen.rank[loads], took_s[loads], minlength=len(seen.graph.ranks))
     waited_s = seen.causes.parts.by_rank[:, LOADING]
@@ -39,22 +37,20 @@ def find(seen: Situation) -> list[Finding]:
         _workers(seen, loads, float(by_rank_s.max()), faster_s),
         "prefetch_factor=4; pin_memory=True where samples go to an accelerator; decode or tokenize once, beforehand",
     ]
-    return [
-        seen.finding(
-            "loading",
-            title,
-            gain_s=gain_s,
-            evidence=[
-                f"{loads.sum()} loads; on a rank {time_text(by_rank_s.mean())} on average, "
-                f"{time_text(by_rank_s.max())} at most ({seen.rank_name(slowest)})",
-                f"of this nothing else hides {time_text(waited_s.mean())} on average",
-            ],
-            settings=settings,
-            replayed="samples that are always there",
-            sightings=seen.sightings(np.flatnonzero(loads)),
-            is_bound=True,
-        )
-    ]
+    return seen.report(
+        "loading",
+        title,
+        gain_s=gain_s,
+        evidence=[
+            f"{loads.sum()} loads; on a rank {time_text(by_rank_s.mean())} on average, "
+            f"{time_text(by_rank_s.max())} at most ({seen.rank_name(slowest)})",
+            f"of this nothing else hides {time_text(waited_s.mean())} on average",
+        ],
+        settings=settings,
+        replayed="samples that are always there",
+        sightings=seen.sightings(np.flatnonzero(loads)),
+        is_bound=True,
+    )
 
 
 def _workers(seen: Situation, loads: np.ndarray, load_s: float, rest_s: float) -> str:

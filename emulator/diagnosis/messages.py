@@ -33,33 +33,29 @@ def find(seen: Situation) -> list[Finding]:
         changed_s[run[-1]] = latency_s[run[-1]] + (seen.meeting_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
     gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
-    if not seen.is_worth_it(gain_s):
-        return []
     small = np.concatenate(runs)
     size = seen.graph.works.bytes[seen.graph.meetings.work[small]]
     took_s = seen.meeting_s[small]
     longest = max(runs, key=len)
     name = seen.graph.works.name[seen.graph.meetings.work[longest[0]]]
-    return [
-        seen.finding(
-            "small messages",
-            f"{len(small)} small collectives pay latency each",
-            gain_s=gain_s,
-            evidence=[
-                f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
-                f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
-                f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with next to nothing between them; the "
-                f"longest row has {len(longest)}, from {name} on",
-            ],
-            settings=[
-                "one flat tensor instead of many: torch.cat or _flatten_dense_tensors before the collective, or "
-                "torch.distributed._coalescing_manager around them",
-                "metrics and norms: reduce them together, every few iterations",
-            ],
-            replayed="each run as one collective, when its last member is ready: one latency, all bytes",
-            sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, small))),
-        )
-    ]
+    return seen.report(
+        "small messages",
+        f"{len(small)} small collectives pay latency each",
+        gain_s=gain_s,
+        evidence=[
+            f"medians: {bytes_text(float(np.median(size)))} and {time_text(float(np.median(took_s)))} each, of "
+            f"which {time_text(float(np.median(latency_s[small])))} is latency; all: {time_text(took_s.sum())}",
+            f"{len(runs)} time{'s' * (len(runs) > 1)} several in a row with next to nothing between them; the "
+            f"longest row has {len(longest)}, from {name} on",
+        ],
+        settings=[
+            "one flat tensor instead of many: torch.cat or _flatten_dense_tensors before the collective, or "
+            "torch.distributed._coalescing_manager around them",
+            "metrics and norms: reduce them together, every few iterations",
+        ],
+        replayed="each run as one collective, when its last member is ready: one latency, all bytes",
+        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, small))),
+    )
 
 
 def _latency_s(seen: Situation) -> np.ndarray:

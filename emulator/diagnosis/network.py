@@ -54,14 +54,12 @@ def find(seen: Situation) -> list[Finding]:
     ]
     evidence += [f"replayed with {what}: {time_text(s)}" for s, what, _ in candidates]
     reduces = np.isin(seen.graph.ops.meeting, all_reduces(seen.joined))
-    return [
-        seen.finding(
-            "network bound",
-            f"{time_text(exposed_s)} of each iteration is communication that nothing hides",
-            gain_s=seen.iteration_s - lasts_s,
-            evidence=evidence,
-            settings=[setting for _, _, setting in candidates],
-            replayed=replayed,
-            sightings=seen.sightings(np.flatnonzero(reduces)),
-        )
-    ]
+    return seen.report(
+        "network bound",
+        f"{time_text(exposed_s)} of each iteration is communication that nothing hides",
+        gain_s=seen.iteration_s - lasts_s,
+        evidence=evidence,
+        settings=[setting for _, _, setting in candidates],
+        replayed=replayed,
+        sightings=seen.sightings(np.flatnonzero(reduces)),
+    )

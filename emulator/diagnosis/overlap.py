@@ -54,26 +54,24 @@ def _serialized(seen: Situation) -> list[Finding]:
     started_s = np.array([seen.played.start_s[op] for op in waits])
     ready_s = np.array([seen.played.end_s[final] for final in waits.values()])
     exposed_s = seen.causes.parts.by_rank[:, COMMUNICATION].mean()
-    return [
-        seen.finding(
-            "serialized all-reduces",
-            "all-reduces begin only after the backward pass",
-            gain_s=gain_s,
-            evidence=[
-                f"they begin {time_text(float((started_s - ready_s).mean()))} after their last gradient was final, "
-                f"the worst {time_text(float((started_s - ready_s).max()))}",
-                f"nothing hides {time_text(exposed_s)} of communication; "
-                f"{time_text(seen.causes.parts.hidden_communication_s())} is hidden",
-            ],
-            settings=[
-                "DistributedDataParallel(model), which reduces each bucket as soon as it is full; or, without it, "
-                "all_reduce(…, async_op=True) from Tensor.register_post_accumulate_grad_hook",
-                "find_unused_parameters=False, static_graph=True where the graph is the same every time",
-            ],
-            replayed="each all-reduce may begin when the last gradient of its bucket is final",
-            sightings=seen.sightings(np.array(sorted(waits), np.int64)),
-        )
-    ]
+    return seen.report(
+        "serialized all-reduces",
+        "all-reduces begin only after the backward pass",
+        gain_s=gain_s,
+        evidence=[
+            f"they begin {time_text(float((started_s - ready_s).mean()))} after their last gradient was final, "
+            f"the worst {time_text(float((started_s - ready_s).max()))}",
+            f"nothing hides {time_text(exposed_s)} of communication; "
+            f"{time_text(seen.causes.parts.hidden_communication_s())} is hidden",
+        ],
+        settings=[
+            "DistributedDataParallel(model), which reduces each bucket as soon as it is full; or, without it, "
+            "all_reduce(…, async_op=True) from Tensor.register_post_accumulate_grad_hook",
+            "find_unused_parameters=False, static_graph=True where the graph is the same every time",
+        ],
+        replayed="each all-reduce may begin when the last gradient of its bucket is final",
+        sightings=seen.sightings(np.array(sorted(waits), np.int64)),
+    )
 
 
 def _buckets(seen: Situation) -> list[Finding]:
@@ -134,17 +132,15 @@ def _buckets(seen: Situation) -> list[Finding]:
         "late first bucket": "the first bucket is full too late",
         "large buckets": "buckets are too large to overlap with the backward pass",
     }[name]
-    return [
-        seen.finding(
-            name,
-            title,
-            gain_s=gain_s,
-            evidence=evidence,
-            settings=_settings(caps),
-            replayed=f"{_caps_text(caps)}, against the present ones at the same prices ({time_text(present_s)})",
-            sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, present.meetings))),
-        )
-    ]
+    return seen.report(
+        name,
+        title,
+        gain_s=gain_s,
+        evidence=evidence,
+        settings=_settings(caps),
+        replayed=f"{_caps_text(caps)}, against the present ones at the same prices ({time_text(present_s)})",
+        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, present.meetings))),
+    )
 
 
 def _makes_fewer(sizes: np.ndarray, caps: tuple[int, ...]) -> bool:

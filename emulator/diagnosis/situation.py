@@ -173,6 +173,10 @@ class Situation:
         """A finding whose gain is a share of this iteration."""
         return Finding(kind=kind, title=title, gain_s=gain_s, share=gain_s / self.iteration_s, **rest)
 
+    def report(self, kind: str, title: str, *, gain_s: float, **rest: object) -> list[Finding]:
+        """The finding, if its gain is worth it."""
+        return [self.finding(kind, title, gain_s=gain_s, **rest)] if self.is_worth_it(gain_s) else []
+
     # Words
 
     def rank_name(self, rank: int) -> str:

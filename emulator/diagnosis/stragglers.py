@@ -59,8 +59,6 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
     even_s = seen.own_s.copy()
     even_s[own] = np.where(seen.rank[own] == rank, seen.own_s[own] * share[name, seen.rank[own]], seen.own_s[own])
     gain_s = seen.iteration_s - seen.replayed_s(own_s=even_s)
-    if not seen.is_worth_it(gain_s):
-        return []
     most = np.argsort(-excess_s[:, rank], kind="stable")[:3]
     who, top = _names(seen, [rank]), int(most[0])
     more = [
@@ -69,20 +67,18 @@ def _uneven(seen: Situation, usual_s: np.ndarray) -> list[Finding]:
         for i in most
         if excess_s[i, rank] > 0
     ]
-    return [
-        seen.finding(
-            "uneven work",
-            f"{who} has more to do than the others",
-            gain_s=gain_s,
-            evidence=[*more, *_waited(seen, [rank])],
-            settings=[
-                "what only this rank does (logging, evaluation, checkpoints): less often, or on all ranks in turn",
-                "samples of equal size, or sorted into batches of equal work, on all ranks",
-            ],
-            replayed=f"{who} doing each thing as often as the median rank",
-            sightings=seen.sightings(own[(name == top) & (seen.rank[own] == rank)]),
-        )
-    ]
+    return seen.report(
+        "uneven work",
+        f"{who} has more to do than the others",
+        gain_s=gain_s,
+        evidence=[*more, *_waited(seen, [rank])],
+        settings=[
+            "what only this rank does (logging, evaluation, checkpoints): less often, or on all ranks in turn",
+            "samples of equal size, or sorted into batches of equal work, on all ranks",
+        ],
+        replayed=f"{who} doing each thing as often as the median rank",
+        sightings=seen.sightings(own[(name == top) & (seen.rank[own] == rank)]),
+    )
 
 
 def usual(seen: Situation) -> np.ndarray:
@@ -206,28 +202,24 @@ def _occasional(seen: Situation, rank: int, usual_s: np.ndarray) -> list[Finding
     levels = np.sort(factors[slow])[:: max(1, int(np.ceil(slow.sum() / MOST_REPLAYS)))]
     lost_s = np.mean([seen.replayed_s(own_s=np.where(mine, usual_s * factor, at_pace_s)) - fast_s for factor in levels])
     gain_s = float(lost_s * slow.mean())
-    if not seen.is_worth_it(gain_s):
-        return []
     who = _names(seen, [rank])
     at = ", ".join(str(number) for number in np.flatnonzero(slow)[:10])
-    return [
-        seen.finding(
-            "occasional straggler",
-            f"{who} is slow now and then: in {slow.sum()} of {len(slow)} iterations, "
-            f"{factors[slow].mean():.2f} times on average",
-            gain_s=gain_s,
-            evidence=[
-                f"slow in the iterations {at}{', …' if slow.sum() > 10 else ''}, up to {factors.max():.2f} times",
-                f"in the others its own work takes {factors[~slow].mean():.2f} times its peers'",
-                f"such an iteration loses {time_text(float(lost_s))}",
-            ],
-            settings=[
-                f"look for what else runs on the machine of {who} at those times: other jobs, checkpoints, logging",
-                "balance samples of unequal size (sequence lengths) over the ranks",
-            ],
-            replayed=f"{who} as slow as in each of those iterations and at its peers' pace, averaged over all",
-        )
-    ]
+    return seen.report(
+        "occasional straggler",
+        f"{who} is slow now and then: in {slow.sum()} of {len(slow)} iterations, "
+        f"{factors[slow].mean():.2f} times on average",
+        gain_s=gain_s,
+        evidence=[
+            f"slow in the iterations {at}{', …' if slow.sum() > 10 else ''}, up to {factors.max():.2f} times",
+            f"in the others its own work takes {factors[~slow].mean():.2f} times its peers'",
+            f"such an iteration loses {time_text(float(lost_s))}",
+        ],
+        settings=[
+            f"look for what else runs on the machine of {who} at those times: other jobs, checkpoints, logging",
+            "balance samples of unequal size (sequence lengths) over the ranks",
+        ],
+        replayed=f"{who} as slow as in each of those iterations and at its peers' pace, averaged over all",
+    )
 
 
 def _is_own(seen: Situation) -> np.ndarray:

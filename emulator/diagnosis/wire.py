@@ -44,8 +44,6 @@ def _resent(seen: Situation) -> list[Finding]:
     if not counts:
         return []
     gain_s = seen.iteration_s - seen.replayed_s(meeting_s=seen.meeting_s - still_s)
-    if not seen.is_worth_it(gain_s):
-        return []
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
     worst = max(counts, key=lambda rank: counts[rank][WireWhat.RESENT] / max(counts[rank][WireWhat.SENT], 1))
     of_worst = counts[worst]
@@ -64,17 +62,15 @@ def _resent(seen: Situation) -> list[Finding]:
         "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
     ]
     shown = np.flatnonzero(np.isin(seen.graph.ops.meeting, np.flatnonzero(still_s > 0)))
-    return [
-        seen.finding(
-            "packets sent again",
-            "all-reduces wait for packets that are sent again",
-            gain_s=gain_s,
-            evidence=evidence,
-            settings=settings,
-            replayed="all-reduces without the time in which nothing came until a packet was sent again",
-            sightings=seen.sightings(shown),
-        )
-    ]
+    return seen.report(
+        "packets sent again",
+        "all-reduces wait for packets that are sent again",
+        gain_s=gain_s,
+        evidence=evidence,
+        settings=settings,
+        replayed="all-reduces without the time in which nothing came until a packet was sent again",
+        sightings=seen.sightings(shown),
+    )
 
 
 def _lost(seen: Situation) -> dict[int, np.ndarray]:
@@ -165,26 +161,22 @@ def _slow_host(seen: Situation) -> list[Finding]:
     changed_s = seen.meeting_s.copy()
     changed_s[mine] = np.minimum(usual * size[mine], seen.meeting_s[mine])
     gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
-    if not seen.is_worth_it(gain_s):
-        return []
     rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual
     times = per_byte_s[mine].min() / usual
     what = "sends" if kind == Collective.P2P else Collective(kind).name.lower().replace("_", "-") + "s"
-    return [
-        seen.finding(
-            "slow network",
-            f"the network of {host} is slow",
-            gain_s=gain_s,
-            evidence=[
-                f"{what} with {host} move {bytes_text(rate)}/s (median of {len(mine)}), those without it "
-                f"{bytes_text(others)}/s",
-                f"its fastest takes {times:.2g} times as long for its bytes as is usual elsewhere",
-            ],
-            settings=[
-                f"look at the link of {host}: negotiated speed (ethtool), cable, MTU, other traffic, which interface "
-                "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
-            ],
-            replayed=f"{what} with {host} as fast as those of the others",
-            sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.meeting, mine))),
-        )
-    ]
+    return seen.report(
+        "slow network",
+        f"the network of {host} is slow",
+        gain_s=gain_s,
+        evidence=[
+            f"{what} with {host} move {bytes_text(rate)}/s (median of {len(mine)}), those without it "
+            f"{bytes_text(others)}/s",
+            f"its fastest takes {times:.2g} times as long for its bytes as is usual elsewhere",
+        ],
+        settings=[
+            f"look at the link of {host}: negotiated speed (ethtool), cable, MTU, other traffic, which interface "
+            "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
+        ],
+        replayed=f"{what} with {host} as fast as those of the others",
+        sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.meeting, mine))),
+    )

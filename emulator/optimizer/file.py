@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,16 @@ def advice(setting: Setting) -> dict[str, str]:
 
 def write(path: Path, result: SearchResult, machine: Machine, source: str) -> None:
     """Raises ConfigError where it can't be written."""
-    lines = ["# Written by `switchml trace optimize`; docs/optimizer.md says how to use it."]
-    for name, table in tables(result, machine, source).items():
-        if table:
+    filled = {name: table for name, table in tables(result, machine, source).items() if table}
+    write_toml(path, filled, "docs/optimizer.md says how to use it.")
+
+
+def write_toml(path: Path, tables: Mapping[str, Any], use: str) -> None:
+    """Keys, then tables of keys, under a comment that ends with `use`. Raises ConfigError where it can't be written."""
+    lines = [f"# Written by `switchml trace optimize`; {use}"]
+    lines += [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    for name, table in tables.items():
+        if isinstance(table, dict):
             lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
     try:
         path.write_text("\n".join(lines) + "\n")

@@ -36,7 +36,6 @@ class Pass:
 
     name: str
     title: str
-    apply: Apply
     in_file: bool
     keeps_results: bool
     advice: str = ""
@@ -76,66 +75,29 @@ def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
     return compress(job, meetings, seconds, codec_s)
 
 
+_APPLY: dict[str, Apply] = {
+    "precision": lambda job, _, machine: changes.half_precision(job, machine.half_speed or 1.0, machine.traced.fixed_s),
+    "batch": lambda job, setting, _: changes.batch(job, setting.batch),
+    "fuse": lambda job, _, machine: changes.fuse(job, machine.launch_s),
+    "recompute": lambda job, *_: changes.recompute(job),
+    "accumulate": lambda job, setting, _: changes.accumulate(job, setting.accumulate),
+    "buckets": lambda job, setting, machine: rebucket(job, setting.buckets, machine.traced),
+    "placement": _placement,
+    "codec": _codec,
+    "priority": lambda job, *_: changes.urgent_first(job),
+}
 COMPUTE = (
-    Pass(
-        "precision",
-        "half precision",
-        lambda job, setting, machine: changes.half_precision(job, machine.half_speed or 1.0, machine.traced.fixed_s),
-        False,
-        False,
-        "torch.autocast, or a model in bfloat16",
-    ),
-    Pass(
-        "batch",
-        "another batch size",
-        lambda job, setting, machine: changes.batch(job, setting.batch),
-        False,
-        False,
-        "batch_size of the DataLoader",
-    ),
-    Pass(
-        "fuse",
-        "operator fusion",
-        lambda job, setting, machine: changes.fuse(job, machine.launch_s),
-        False,
-        True,
-        "torch.compile(model)",
-    ),
-    Pass(
-        "recompute",
-        "recomputation",
-        lambda job, setting, machine: changes.recompute(job),
-        False,
-        True,
-        "torch.utils.checkpoint",
-    ),
-    Pass(
-        "accumulate",
-        "gradient accumulation",
-        lambda job, setting, machine: changes.accumulate(job, setting.accumulate),
-        False,
-        False,
-        "ddp.no_sync() in all but one of them",
-    ),
+    Pass("precision", "half precision", False, False, "torch.autocast, or a model in bfloat16"),
+    Pass("batch", "another batch size", False, False, "batch_size of the DataLoader"),
+    Pass("fuse", "operator fusion", False, True, "torch.compile(model)"),
+    Pass("recompute", "recomputation", False, True, "torch.utils.checkpoint"),
+    Pass("accumulate", "gradient accumulation", False, False, "ddp.no_sync() in all but one of them"),
 )
 COMMUNICATION = (
-    Pass(
-        "buckets",
-        "buckets of gradients",
-        lambda job, setting, machine: rebucket(job, setting.buckets, machine.traced),
-        True,
-        True,
-    ),
-    Pass("placement", "who adds up gradients", _placement, True, True, "a parameter server (BytePS)"),
-    Pass("codec", "compression", _codec, True, False),
-    Pass(
-        "priority",
-        "urgent buckets first",
-        lambda job, setting, machine: changes.urgent_first(job),
-        False,
-        True,
-        "a scheduler such as ByteScheduler",
-    ),
+    Pass("buckets", "buckets of gradients", True, True),
+    Pass("placement", "who adds up gradients", True, True, "a parameter server (BytePS)"),
+    Pass("codec", "compression", True, False),
+    Pass("priority", "urgent buckets first", False, True, "a scheduler such as ByteScheduler"),
 )
 PASSES = COMPUTE + COMMUNICATION
 
@@ -144,7 +106,7 @@ def apply(passes: Iterable[Pass], job: Joined, setting: Setting, machine: Machin
     """`job` changed by those of `passes` of which the setting wants something."""
     for one in passes:
         if getattr(setting, one.name) != getattr(TRACED, one.name):
-            job = one.apply(job, setting, machine)
+            job = _APPLY[one.name](job, setting, machine)
     return job
 
 

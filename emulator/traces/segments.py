@@ -75,7 +75,7 @@ def cut(trace: RankTrace, step: int) -> Segments:
         kind[(lane_kind == LaneKind.HOST) & (events.what == What.COMPUTE)] = Kind.DELAY
     rows: list[tuple[int, float, float]] = []
     inside: list[tuple[int, int]] = []
-    for event, start_s, end_s in _pieces(trace, chosen, opened, lane_kind, inside):
+    for event, start_s, end_s in _spans(trace, chosen, opened, lane_kind, inside):
         rows.append((event, start_s, end_s))
     event = np.array([row[0] for row in rows], np.int64)
     start_s, end_s = (np.array([row[i] for row in rows], np.float64) for i in (1, 2))
@@ -146,7 +146,7 @@ def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> np.n
     return (has_inside & ~np.isin(events.what, _WHOLE)) | (events.what == What.SCOPE)
 
 
-def _pieces(trace: RankTrace, chosen, opened, lane_kind, inside: list[tuple[int, int]]):
+def _spans(trace: RankTrace, chosen, opened, lane_kind, inside: list[tuple[int, int]]):
     """Yield (event, start, end) of each segment; fills `inside` with (event that leaves none, event it is part of)."""
     events = trace.events
     end_s = events.end_s

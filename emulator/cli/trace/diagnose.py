@@ -9,20 +9,22 @@ import click
 
 from switchml.errors import ConfigError
 
+FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--report",
     "report_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE.html",
     help="Write a self-contained page: findings, where the time goes, the timeline with its critical path.",
 )
 @click.option(
     "--timeline",
     "timeline_file",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     metavar="FILE",
     help="Write a timeline for Perfetto (.json or .json.gz), the critical path as a track of its own.",
 )

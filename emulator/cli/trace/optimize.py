@@ -8,8 +8,10 @@ from pathlib import Path
 
 import click
 
-from emulator.cli.options import RATE
+from emulator.cli.options import RATE, Quantity
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
+
+FILE = click.Path(dir_okay=False, path_type=Path)
 
 INTERRUPTED = 130
 
@@ -23,34 +25,15 @@ class Names(click.ParamType):
         return value if isinstance(value, tuple) else tuple(part.strip() for part in value.split(",") if part.strip())
 
 
-class Bytes(click.ParamType):
-    """An amount of memory, "16GB" or "512MiB"."""
-
-    name = "bytes"
-    units = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-
-    def convert(self, value, param, ctx) -> float:
-        if isinstance(value, float):
-            return value
-        text = str(value).strip().lower()
-        digits = text.rstrip("kmgib ")
-        unit = text[len(digits) :].strip()
-        try:
-            return float(digits) * self.units[unit.removesuffix("b") + "b" if unit not in self.units else unit]
-        except (ValueError, KeyError):
-            self.fail(f"{value}: expected an amount such as 16GB or 512MiB", param, ctx)
+DECIMAL = {"": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "kiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
+"""Of memory."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    default=Path("settings.toml"),
-    show_default=True,
-    help="Where the settings go.",
-)
+@click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="Where the settings go.")
 @click.option("--trials", type=click.IntRange(1), default=1000, show_default=True, help="Settings to try at most.")
 @click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Search no longer than that.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
@@ -74,11 +57,11 @@ class Bytes(click.ParamType):
 )
 @click.option(
     "--codec-costs",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="What `switchml bench codecs --json` wrote elsewhere, in place of a measurement here.",
 )
-@click.option("--memory", type=Bytes(), help="What one rank may use; then the batch may grow, and recomputation pays.")
-@click.option("--activations", type=Bytes(), help="What one rank's activations take with the traced batch.")
+@click.option("--memory", type=BYTES, help="What one rank may use; then the batch may grow, and recomputation pays.")
+@click.option("--activations", type=BYTES, help="What one rank's activations take with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of --check.")

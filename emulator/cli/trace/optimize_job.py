@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 
-from switchml.errors import ConfigError
-
 
 def optimize_job(
     path: Path,
@@ -29,6 +27,7 @@ def optimize_job(
     from emulator import datafile
     from emulator.jobs.emulate import request
     from emulator.optimizer import jobs
+    from emulator.optimizer.file import write_toml
 
     tables = datafile.load(path)
     requested = request(tables, str(path))
@@ -43,7 +42,7 @@ def optimize_job(
             progress=show,
         )
     assert result.best is not None
-    _write(out, jobs.tables(tables, requested, result.best.change))
+    write_toml(out, jobs.tables(tables, requested, result.best.change), "`switchml emulate` takes it.")
     if as_json:
         click.echo(json.dumps(_as_json(result)))
     else:
@@ -100,20 +99,3 @@ def _print(result, out: Path) -> None:
 
 def _words(change: dict[str, Any]) -> str:
     return ", ".join(f"{key.replace('_', '-')} {value if value != '' else 'none'}" for key, value in change.items())
-
-
-def _write(path: Path, tables: dict[str, Any]) -> None:
-    """TOML of a job file: keys, then tables of keys."""
-    lines = ["# Written by `switchml trace optimize`; `switchml emulate` takes it."]
-    lines += [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    for name, table in tables.items():
-        if isinstance(table, dict):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items())]
-    try:
-        path.write_text("\n".join(lines) + "\n")
-    except OSError as error:
-        raise ConfigError(f"--out {path}: {error.strerror}") from None
-
-
-def _toml(value: Any) -> str:
-    return repr(value) if isinstance(value, float) else json.dumps(value)

@@ -1,7 +1,7 @@
 """Traces as Chakra execution traces, a file `chakra.RANK.et` for each rank, as ASTRA-sim and Chakra's tools take them.
 
-A simulator that follows dependencies alone gets the traced times back. A lane becomes a chain (`ctrl_deps`) of pieces
-(`pieces.py`): of nested host events each has the time that no inner one has, and where a host thread did nothing, a
+A simulator that follows dependencies alone gets the traced times back. A lane becomes a chain (`ctrl_deps`) of slices
+(`slices.py`): of nested host events each has the time that no inner one has, and where a host thread did nothing, a
 node `gap` says how long. Causes are `data_deps`. What an event waited for its causes is left out of its duration.
 Attributes named `switchml.…`, which others skip, hold what Chakra has no place for, so that our own reader gets the
 trace back as it was.
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
-from emulator.traces.pieces import pieces
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.file import (
@@ -29,6 +28,7 @@ from emulator.traces.readers.chakra.file import (
     attribute,
     write_messages,
 )
+from emulator.traces.slices import slices
 from emulator.workload.graph import Collective
 
 
@@ -63,8 +63,8 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
     yield pb.GlobalMetadata(version=VERSION, attr=[attribute("switchml.trace", json.dumps(head))])
     yield groups_node([(group.name, list(group.ranks)) for group in trace.groups], trace.world_size)
     events = trace.events
-    cut = pieces(trace)
-    # An event's first piece has its number, counted from 1; all others come after.
+    cut = slices(trace)
+    # An event's first slice has its number, counted from 1; all others come after.
     is_first = np.zeros(len(cut.event), bool)
     owned = cut.event != NONE
     is_first[np.flatnonzero(owned)[np.unique(cut.event[owned], return_index=True)[1]]] = True
@@ -75,27 +75,27 @@ def _messages(trace: RankTrace) -> Iterator[Any]:
     for cause, effect in trace.causes.tolist():
         launched = events.what[cause] == What.LAUNCH
         causes.setdefault(effect, []).append(cause + 1 if launched else int(last[cause]))
-    for piece, (event, before) in enumerate(zip(cut.event.tolist(), cut.before.tolist(), strict=True)):
+    for number, (event, before) in enumerate(zip(cut.event.tolist(), cut.before.tolist(), strict=True)):
         node = pb.Node(
-            id=int(ids[piece]),
+            id=int(ids[number]),
             name=trace.names[events.name[event]] if event != NONE else "gap",
-            type=_TYPES.get(What(events.what[event]), pb.COMP_NODE) if is_first[piece] else pb.COMP_NODE,
-            start_time_micros=round(float(cut.start_s[piece]) * 1e6),
-            duration_micros=round(float(cut.duration_s[piece]) * 1e6),
+            type=_TYPES.get(What(events.what[event]), pb.COMP_NODE) if is_first[number] else pb.COMP_NODE,
+            start_time_micros=round(float(cut.start_s[number]) * 1e6),
+            duration_micros=round(float(cut.duration_s[number]) * 1e6),
         )
         # Which of a transport's threads works on what is chance, and differs between ranks: communication there follows
         # its launch, in the same order on all ranks.
-        on_transport = trace.lanes[cut.lane[piece]].kind == LaneKind.TRANSPORT
-        if before != NONE and not (on_transport and is_first[piece] and What(events.what[event]) in _TYPES):
+        on_transport = trace.lanes[cut.lane[number]].kind == LaneKind.TRANSPORT
+        if before != NONE and not (on_transport and is_first[number] and What(events.what[event]) in _TYPES):
             node.ctrl_deps.append(int(ids[before]))
-        if is_first[piece]:
+        if is_first[number]:
             node.data_deps.extend(causes.get(event, []))
             node.attr.extend(_attributes(trace, event))
         else:
             # What runs just before an event that had to wait began when the waiting was over.
-            node.ctrl_deps.extend(causes.get(int(cut.leads_to[piece]), []))
+            node.ctrl_deps.extend(causes.get(int(cut.leads_to[number]), []))
             node.attr.append(attribute("is_cpu_op", True))
-            node.attr.append(attribute("tid", int(cut.lane[piece])))
+            node.attr.append(attribute("tid", int(cut.lane[number])))
             node.attr.append(attribute("switchml.of", event))
         yield node
 

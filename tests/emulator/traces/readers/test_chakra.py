@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from emulator.traces.events import LaneKind, What
-from emulator.traces.pieces import pieces
 from emulator.traces.readers.chakra import chakra_pb2 as pb
 from emulator.traces.readers.chakra.chakra import load
 from emulator.traces.readers.chakra.file import attribute, write_messages
 from emulator.traces.readers.kineto.kineto import read as read_kineto
 from emulator.traces.readers.read import read
+from emulator.traces.slices import slices
 from emulator.traces.writers.chakra import groups_node, write
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
@@ -33,13 +33,13 @@ def test_ours_come_back_as_they_were(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_pieces_cover_each_host_thread_once(name):
+def test_slices_cover_each_host_thread_once(name):
     trace = read_kineto(published(f"{name}.json.gz"))
     events = trace.events
-    cut = pieces(trace)
+    cut = slices(trace)
     assert set(cut.event.tolist()) - {-1} == set(range(len(events)))
-    # Without causes nothing is waiting: all of the time is in a piece.
-    unwaited = pieces(dataclasses.replace(trace, causes=np.empty((0, 2), np.int32)))
+    # Without causes nothing is waiting: all of the time is in a slice.
+    unwaited = slices(dataclasses.replace(trace, causes=np.empty((0, 2), np.int32)))
     for lane, about in enumerate(trace.lanes):
         if about.kind == LaneKind.HOST:
             mine, all_of_it = cut.lane == lane, unwaited.lane == lane

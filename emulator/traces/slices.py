@@ -1,5 +1,5 @@
-"""A trace cut into pieces that follow each other on their lanes, none inside another: what a graph of dependencies is
-made of. Of nested host events each keeps the time in which no inner one runs; where a host thread runs none, the piece
+"""A trace cut into slices that follow each other on their lanes, none inside another: what a graph of dependencies is
+made of. Of nested host events each keeps the time in which no inner one runs; where a host thread runs none, the slice
 belongs to nobody: a gap.
 """
 
@@ -12,15 +12,15 @@ import numpy as np
 from emulator.traces.events import NONE, LaneKind, RankTrace, What
 
 LEAST_S = 1e-6
-"""Shorter remainders are not worth a piece: an event's last own microsecond goes to its first piece."""
+"""Shorter remainders get no slice of their own: an event's last own microsecond goes to its first slice."""
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """All arrays (pieces,), by lane, then time."""
+class Slices:
+    """All arrays (slices,), by lane, then time."""
 
     event: np.ndarray
-    """int64: whose it is, NONE for a gap. Every event has at least one piece."""
+    """int64: whose it is, NONE for a gap. Every event has at least one slice."""
     lane: np.ndarray
     """int32."""
     start_s: np.ndarray
@@ -28,12 +28,12 @@ class Pieces:
     duration_s: np.ndarray
     """float64: without waiting for what `leads_to`, or the event itself, had to wait for."""
     before: np.ndarray
-    """int64: the piece before it on its lane, NONE for the first."""
+    """int64: the slice before it on its lane, NONE for the first."""
     leads_to: np.ndarray
-    """int64: of a remainder or gap, the event whose first piece comes next; NONE where it is another remainder."""
+    """int64: of a remainder or gap, the event whose first slice comes next; NONE where it is another remainder."""
 
 
-def pieces(trace: RankTrace) -> Pieces:
+def slices(trace: RankTrace) -> Slices:
     """Cut `trace`."""
     events = trace.events
     ready_s = _ready(trace)
@@ -76,7 +76,7 @@ def pieces(trace: RankTrace) -> Pieces:
 
 
 def _merged(rows: list[tuple]) -> list[tuple]:
-    """An event's beginning and what it does before anything else, as one piece."""
+    """An event's beginning and what it does before anything else, as one slice."""
     result: list[tuple] = []
     for row in rows:
         if result and row[0] == result[-1][0] != NONE and result[-1][3] == 0.0 and row[2] <= result[-1][2]:
@@ -97,7 +97,7 @@ def _ready(trace: RankTrace) -> np.ndarray:
     return ready_s
 
 
-def _arrays(trace: RankTrace, rows: list[tuple], ready_s: np.ndarray) -> Pieces:
+def _arrays(trace: RankTrace, rows: list[tuple], ready_s: np.ndarray) -> Slices:
     event, lane, start, duration, leads_to = zip(*rows, strict=True) if rows else ((),) * 5
     event_ = np.array(event, np.int64)
     lane_ = np.array(lane, np.int32)
@@ -109,4 +109,4 @@ def _arrays(trace: RankTrace, rows: list[tuple], ready_s: np.ndarray) -> Pieces:
     duration_s[waits] = np.maximum(duration_s[waits] - waited_s, 0.0)
     before = np.arange(len(rows), dtype=np.int64) - 1
     before[np.diff(lane_, prepend=NONE) != 0] = NONE
-    return Pieces(event_, lane_, start_s, duration_s, before, np.array(leads_to, np.int64))
+    return Slices(event_, lane_, start_s, duration_s, before, np.array(leads_to, np.int64))
