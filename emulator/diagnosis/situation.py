@@ -19,7 +19,7 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.critical import CriticalPath, critical_path
 from emulator.replay.engine import Replayed, replay
 from emulator.traces.events import LaneKind
-from emulator.traces.joined import GAP, Joined
+from emulator.traces.joined import Joined
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.edits import durations, with_durations, with_transfer_seconds
 from emulator.workload.graph import NO_MEETING, Graph, Kind
@@ -78,20 +78,14 @@ class Situation:
     @cached_property
     def lane_kind(self) -> np.ndarray:
         """int8 (ops,): the `LaneKind` of each op's stream, that of the events it has; gaps are the host's."""
+        kinds, stream = self.joined.lane_kinds(), self.graph.ops.stream
         of_stream = np.full(len(self.graph.streams), LaneKind.HOST, np.int8)
-        for rank, trace in enumerate(self.joined.traces):
-            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
-            kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
-            of_stream[self.graph.ops.stream[ops]] = kinds[trace.events.lane[self.joined.event[ops]]]
-        return of_stream[self.graph.ops.stream]
+        of_stream[stream[kinds >= 0]] = kinds[kinds >= 0]
+        return of_stream[stream]
 
     def of_events(self, column: str) -> np.ndarray:
         """int64 (ops,): this column of `Events` for each op, −1 for gaps."""
-        values = np.full(len(self.graph.ops), -1, np.int64)
-        for rank, trace in enumerate(self.joined.traces):
-            ops = np.flatnonzero((self.rank == rank) & (self.joined.event != GAP))
-            values[ops] = getattr(trace.events, column)[self.joined.event[ops]]
-        return values
+        return self.joined.of_events(lambda trace: getattr(trace.events, column))
 
     @cached_property
     def meeting_s(self) -> np.ndarray:

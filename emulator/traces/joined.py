@@ -5,6 +5,7 @@ host.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,3 +48,16 @@ class Joined:
     """float64 (ranks,): what a trace's own clock says at 0 of the common one, in the typical iteration."""
     scatter_s: float = 0.0
     """By how much an all-reduce's duration usually differs from iteration to iteration; 0 where there is but one."""
+
+    def of_events(self, column: Callable[[RankTrace], np.ndarray]) -> np.ndarray:
+        """int64 (ops,): what `column` has for each op's event, an array (events,) of its rank's trace; -1 for gaps."""
+        values, rank = np.full(len(self.graph.ops), -1, np.int64), self.graph.op_rank()
+        for number, trace in enumerate(self.traces):
+            if len(trace.events):
+                ops = np.flatnonzero((rank == number) & (self.event != GAP))
+                values[ops] = column(trace)[self.event[ops]]
+        return values
+
+    def lane_kinds(self) -> np.ndarray:
+        """int64 (ops,): the `LaneKind` of the lane of each op's event; -1 for gaps."""
+        return self.of_events(lambda trace: np.array([lane.kind for lane in trace.lanes])[trace.events.lane])

@@ -35,14 +35,7 @@ def computes(joined: Joined) -> np.ndarray:
 
 def is_on_device(joined: Joined) -> np.ndarray:
     """bool (ops,): whether the event an op came from ran on an accelerator."""
-    result = np.zeros(len(joined.graph.ops), bool)
-    rank = joined.graph.op_rank()
-    for number, trace in enumerate(joined.traces):
-        kinds = np.array([lane.kind for lane in trace.lanes], np.int8)
-        if (kinds == LaneKind.DEVICE).any():
-            own = np.flatnonzero((rank == number) & (joined.event != GAP))
-            result[own] = kinds[trace.events.lane[joined.event[own]]] == LaneKind.DEVICE
-    return result
+    return joined.lane_kinds() == LaneKind.DEVICE
 
 
 def on_stream(graph: Graph) -> tuple[np.ndarray, np.ndarray]:

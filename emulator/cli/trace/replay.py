@@ -125,48 +125,43 @@ def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allr
     from emulator.whatif import changes, contention, network
     from emulator.whatif.scenario import assume
 
-    listed = []
-    if without_straggler is not None:
-        listed.append(
-            (f"rank {without_straggler} no straggler", lambda one: changes.without_straggler(one, without_straggler))
-        )
-    if slow:
-        factors = dict(slow)
-        named = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in factors.items())
-        listed.append((named, lambda one: changes.slow(one, factors)))
-    if accelerator:
-        matrix, memory = _accelerator(accelerator, mean)
-        listed.append((f"accelerator {accelerator}", lambda one: changes.accelerator(one, matrix, memory)))
-    if cluster:
-        listed.append((f"network of {cluster}", lambda one: changes.cluster(one, cluster)))
-    if allreduce or hierarchy:
-        named = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
-        listed.append((named, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")))
-    if bandwidth:
-        what, value = bandwidth
-        arguments = {"factor": value} if what == "factor" else {"bps": value}
-        named = f"x{value:g}" if what == "factor" else f"{value / 1e6:g} Mbit/s"
-        listed.append((f"links {named}", lambda one: changes.bandwidth(one, **arguments)))
-    if latency:
-        what, value = latency
-        delays = {"factor": value} if what == "factor" else {"seconds": value}
-        named = f"x{value:g}" if what == "factor" else f"{value * 1e6:g} µs"
-        listed.append((f"latency {named}", lambda one: changes.latency(one, **delays)))
-    if ranks:
-        listed.append((f"{ranks} ranks", lambda one: changes.ranks(one, ranks)))
-    if bucket_cap:
-        named = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
-        listed.append((f"buckets of {named}", lambda one: changes.buckets(one, bucket_cap)))
-    if codec:
-        cost = _codec(codec, mean)
-        listed.append((f"codec {codec}", lambda one: changes.codec(one, cost, codec)))
-    if not listed:
-        return [], None
-    model = None
-    if allreduce or bandwidth or latency or ranks or bucket_cap or codec:
-        model = network.fit(iterations, link, ranks_per_host or 0)
+    bandwidth_title, rates = _new_value(bandwidth, "bps", 1e6, "Mbit/s")
+    latency_title, delays = _new_value(latency, "seconds", 1e-6, "µs")
+    slowed = ", ".join(f"rank {rank} {factor:g} times as slow" for rank, factor in slow)
+    reduced = " by ".join(filter(None, (f"all-reduce {allreduce or 'as traced'}", hierarchy)))
+    caps = ", ".join(f"{cap / 2**20:g} MiB" for cap in bucket_cap)
+    speeds = _accelerator(accelerator, mean) if accelerator else ()
+    cost = _codec(codec, mean) if codec else None
+    of_machines = [
+        (without_straggler is not None, f"rank {without_straggler} no straggler",
+         lambda one: changes.without_straggler(one, without_straggler)),
+        (slow, slowed, lambda one: changes.slow(one, dict(slow))),
+        (accelerator, f"accelerator {accelerator}", lambda one: changes.accelerator(one, *speeds)),
+    ]  # fmt: skip
+    of_networks = [
+        (cluster, f"network of {cluster}", lambda one: changes.cluster(one, cluster)),
+        (allreduce or hierarchy, reduced, lambda one: changes.allreduce(one, allreduce or "", hierarchy or "")),
+        (bandwidth, f"links {bandwidth_title}", lambda one: changes.bandwidth(one, **rates)),
+        (latency, f"latency {latency_title}", lambda one: changes.latency(one, **delays)),
+        (ranks, f"{ranks} ranks", lambda one: changes.ranks(one, ranks)),
+        (bucket_cap, f"buckets of {caps}", lambda one: changes.buckets(one, bucket_cap)),
+        (codec, f"codec {codec}", lambda one: changes.codec(one, cost, codec)),
+    ]
+    chosen = [(title, change) for is_chosen, title, change in of_machines + of_networks if is_chosen]
+    is_fitted = any(is_chosen for is_chosen, *_ in of_networks)
+    model = network.fit(iterations, link, ranks_per_host or 0) if is_fitted else None
     measured = contention.measure(iterations) if bucket_cap else None
-    return listed, lambda one: assume(one, network=model, contention=measured)
+    return chosen, lambda one: assume(one, network=model, contention=measured)
+
+
+def _new_value(option, name: str, unit: float, unit_name: str) -> tuple[str, dict[str, float]]:
+    """A `Change` in words, and as an argument called `name` or "factor"."""
+    if not option:
+        return "", {}
+    what, value = option
+    if what == "factor":
+        return f"x{value:g}", {"factor": value}
+    return f"{value / unit:g} {unit_name}", {name: value}
 
 
 def _apply(joined, changes):

@@ -17,36 +17,45 @@ from switchml.errors import TraceError
 
 VERSION = 1
 SUFFIX = ".trace.npz"
+_PLAIN = ("rank", "world_size", "host", "format", "epoch_s", "names", "backend", "about")
+"""Fields of RankTrace that JSON takes as they are."""
+_TABLES = {"event": Events, "wire": Wire, "pings": Pings}
+"""Beginnings of the names of arrays, and what they are the columns of."""
 
 
 def write(trace: RankTrace, path: Path) -> None:
     """Write `trace` to `path`."""
-    arrays = {f"event.{name}": array for name, array in _fields(trace.events).items()}
-    if trace.wire is not None:
-        arrays |= {f"wire.{name}": array for name, array in _fields(trace.wire).items()}
-    if trace.pings is not None:
-        arrays |= {f"pings.{name}": array for name, array in _fields(trace.pings).items()}
+    arrays = {
+        f"{prefix}.{field.name}": getattr(table, field.name)
+        for prefix, table in zip(_TABLES, (trace.events, trace.wire, trace.pings), strict=True)
+        if table is not None
+        for field in dataclasses.fields(table)
+    }
     text = np.frombuffer(json.dumps(head(trace)).encode(), np.uint8)
     np.savez_compressed(path, head=text, causes=trace.causes, steps=trace.steps, **arrays)
 
 
 def head(trace: RankTrace) -> dict[str, Any]:
     """All of `trace` that is no array, ready for JSON."""
-    return {
+    return {name: getattr(trace, name) for name in _PLAIN} | {
         "switchml_trace": VERSION,
-        "rank": trace.rank,
-        "world_size": trace.world_size,
-        "host": trace.host,
         "source": str(trace.source),
-        "format": trace.format,
-        "epoch_s": trace.epoch_s,
-        "names": trace.names,
         "lanes": [[lane.name, int(lane.kind)] for lane in trace.lanes],
         "groups": [[group.name, list(group.ranks)] for group in trace.groups],
-        "backend": trace.backend,
         "gradient_names": {str(event): name for event, name in trace.gradient_names.items()},
-        "about": trace.about,
     }
+
+
+def whole(head: dict[str, Any], path: Path, **arrays: Any) -> RankTrace:
+    """A RankTrace of what `head` returned and the fields that are arrays or tables of them."""
+    return RankTrace(
+        **{name: head[name] for name in _PLAIN},
+        source=path,
+        lanes=[Lane(name, LaneKind(kind)) for name, kind in head["lanes"]],
+        groups=[Group(name, tuple(ranks)) for name, ranks in head["groups"]],
+        gradient_names={int(event): name for event, name in head["gradient_names"].items()},
+        **arrays,
+    )
 
 
 def is_native(path: Path) -> bool:
@@ -70,46 +79,14 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         raise TraceError(f"{path} has version {head.get('switchml_trace')}; this switchml reads version {VERSION}")
     if rank is not None and rank != head["rank"]:
         raise TraceError(f"{path} is of rank {head['rank']}, not {rank}")
-    has_wire = any(name.startswith("wire.") for name in arrays)
-    has_pings = any(name.startswith("pings.") for name in arrays)
-    trace = whole(
-        head,
-        Path(path),
-        Events(**_columns(Events, "event", arrays)),
-        arrays["causes"],
-        arrays["steps"],
-        Wire(**_columns(Wire, "wire", arrays)) if has_wire else None,
-    )
-    return dataclasses.replace(trace, pings=Pings(**_columns(Pings, "pings", arrays)) if has_pings else None)
-
-
-def whole(
-    head: dict[str, Any], path: Path, events: Events, causes: np.ndarray, steps: np.ndarray, wire: Wire | None = None
-) -> RankTrace:
-    """A RankTrace of what `head` returned and the arrays."""
-    return RankTrace(
-        rank=head["rank"],
-        world_size=head["world_size"],
-        host=head["host"],
-        source=path,
-        format=head["format"],
-        epoch_s=head["epoch_s"],
-        names=head["names"],
-        lanes=[Lane(name, LaneKind(kind)) for name, kind in head["lanes"]],
-        groups=[Group(name, tuple(ranks)) for name, ranks in head["groups"]],
-        events=events,
-        causes=causes,
-        steps=steps,
-        backend=head["backend"],
-        wire=wire,
-        gradient_names={int(event): name for event, name in head["gradient_names"].items()},
-        about=head["about"],
+    events, wire, pings = (_table(kind, prefix, arrays) for prefix, kind in _TABLES.items())
+    return whole(
+        head, Path(path), events=events, causes=arrays["causes"], steps=arrays["steps"], wire=wire, pings=pings
     )
 
 
-def _fields(table: Events | Wire | Pings) -> dict[str, np.ndarray]:
-    return {field.name: getattr(table, field.name) for field in dataclasses.fields(table)}
-
-
-def _columns(kind: type, prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {field.name: arrays[f"{prefix}.{field.name}"] for field in dataclasses.fields(kind)}
+def _table(kind: type, prefix: str, arrays: dict[str, np.ndarray]) -> Any:
+    """None where the file has no such table."""
+    if not any(name.startswith(f"{prefix}.") for name in arrays):
+        return None
+    return kind(**{field.name: arrays[f"{prefix}.{field.name}"] for field in dataclasses.fields(kind)})

@@ -186,7 +186,7 @@ def _ours(trace: ChakraTrace) -> RankTrace:
     causes = {(event_of[cause], node.id - 1) for node in nodes for cause in node.data_deps}
     head["names"] = list(names)
     pairs = np.array(sorted(causes), np.int32).reshape(-1, 2)
-    return native.whole(head, trace.path, events, pairs, np.array(head["steps"]))
+    return native.whole(head, trace.path, events=events, causes=pairs, steps=np.array(head["steps"]))
 
 
 _DTYPES = {"what": np.int8, "collective": np.int8, "sequence": np.int64, "gradient": np.bool_}
