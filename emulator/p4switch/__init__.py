@@ -1,8 +1,9 @@
 """A P4 switch: loads the BMv2 JSON that p4c writes, and forwards packets as simple_switch does.
 
-`loader` turns the JSON into the typed program of `ir`, its expressions in `expr`. `state` holds all that a control
-plane can see or change (`tables`, `action_profiles`, `arrays`, `meters`, `replication`, `digests`); `snapshot` saves
-it. `interpreter` is the reference engine; `switch` moves packets through an engine; `stf` tests one.
+`program` has the loader, which turns the JSON into the typed program of `ir`. `state` holds all that a control plane
+can see or change; `snapshot` saves it. `interpreter` is the reference engine, `engine` the compiled one; `switch` moves
+packets through an engine. `device` adds ports and control interfaces (`thrift`, `p4runtime`), `process` is
+simple_switch's command line, and `stf` runs p4c's tests.
 """
 
 from switchml import lazy

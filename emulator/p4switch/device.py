@@ -1,4 +1,4 @@
-"""A switch as a process runs it: the switch, its ports, and what its control interfaces need of both."""
+"""A switch as a process runs it: the switch, its ports, and the operations of its control interfaces on both."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("switchml.bmv2")
 
 POLL_S = 0.05
-"""How often queues with a rate, digests and time-outs are looked after when nothing says sooner."""
+"""How often queues with a rate, digests and time-outs are checked when nothing is due sooner."""
 
 
 class Device:
-    """`switch` on `ports`. `device_id` and `notifications_address` are told to clients; `thrift_port` is set by
-    whoever serves Thrift. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
+    """`switch` on `ports`. `device_id` and `notifications_address` are reported to clients; the Thrift server sets
+    `thrift_port`. `can_swap`: whether another program may be loaded while running. `dump_bytes`: bytes of each
     frame that are logged. `on_abort` is called when the program ends the switch, as with a failed assert."""
 
     def __init__(
@@ -63,15 +63,15 @@ class Device:
 
     @property
     def state(self) -> State:
-        """What the control plane works on: that of the program which runs now."""
+        """The state of the program that runs now, which the control plane works on."""
         return self.switch.state
 
     # Frames
 
     def start(self) -> None:
-        """Take frames from now on."""
+        """Accept frames from now on."""
         self.ports.start(self.take, self.take_batch)
-        threading.Thread(target=self._look_after, name="timer", daemon=True).start()
+        threading.Thread(target=self._run_timer, name="timer", daemon=True).start()
 
     def close(self) -> None:
         """Stop, and detach all ports."""
@@ -79,38 +79,38 @@ class Device:
         self.ports.close()
 
     def take(self, frames: Frames) -> None:
-        """Run frames through the switch and send what leaves."""
+        """Run frames through the switch and send those that leave."""
         for port, data in frames:
             if self.dump_bytes:
                 self._dump("Received packet of length %d on port %d: %s", port, data)
             self._run(lambda port=port, data=data: self.switch.receive(port, data))
 
     def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
-        """Run the first n frames of a batch through the engine, if it is one that takes batches; `send` gets records of
-        what leaves."""
+        """Run the first n frames of a batch through the engine, if it takes batches; `send` gets records of those that
+        leave. Returns whether it does."""
         process = getattr(self.switch.engine, "process", None)
         if process is None or self.dump_bytes:
             return False
         with self._guard(), self.switch.lock:
-            process(batch.port[:n], batch.address[:n], batch.length[:n], self._also_tell(send))
+            process(batch.port[:n], batch.address[:n], batch.length[:n], self._with_listeners(send))
         return True
 
-    def _also_tell(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
-        """`send`, and listeners get what is for them."""
+    def _with_listeners(self, send: Callable[[np.ndarray], None]) -> Callable[[np.ndarray], None]:
+        """`send`, with the frames for listeners passed to them, too."""
         if not self._listeners:
             return send
 
-        def send_and_tell(records: np.ndarray) -> None:
+        def send_to_all(records: np.ndarray) -> None:
             send(records)
             for port, address, length in records[:, :3].tolist():
                 if port in self._listeners:
                     self._listeners[port](ctypes.string_at(address, length))
 
-        return send_and_tell
+        return send_to_all
 
-    def listen(self, port: int, tell: Callable[[bytes], None]) -> None:
-        """Have `tell` called with each frame that leaves by a port, which need not be attached."""
-        self._listeners[port] = tell
+    def listen(self, port: int, receive: Callable[[bytes], None]) -> None:
+        """Have `receive` called with each frame that leaves by a port, which need not be attached."""
+        self._listeners[port] = receive
 
     def send(self, frames: Frames) -> None:
         """Send frames out of ports."""
@@ -124,13 +124,13 @@ class Device:
         self.ports.send(frames)
 
     def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
-        """Send what a step of the switch gives."""
+        """Send the frames that a step of the switch returns."""
         with self._guard():
             self.send(step())
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Nobody else sends meanwhile, and nothing that happens ends the switch but a program that wants it."""
+        """Serializes senders, and catches all errors: only a program's own abort ends the switch."""
         try:
             with self._order:
                 yield
@@ -144,8 +144,8 @@ class Device:
     def _dump(self, text: str, port: int, data: bytes) -> None:
         log.info(text, len(data), port, data[: self.dump_bytes].hex())
 
-    def _look_after(self) -> None:
-        """Let packets leave queues with a rate, and send digests that are due."""
+    def _run_timer(self) -> None:
+        """Send packets of queues with a rate, and digests that are due."""
         while not self._closed.wait(self._pause_s()):
             self._run(self.switch.poll)
 
@@ -174,17 +174,17 @@ class Device:
         return self.ports.show()
 
     def ports_up(self) -> set[int]:
-        """The ports that are there and up."""
+        """The ports that exist and are up."""
         return {port.number for port in self.ports.show() if port.is_up}
 
     # Programs
 
     def load_later(self, text: str) -> None:
-        """Take a program that `swap` puts in place."""
+        """Store a program for `swap` to run."""
         if not self.can_swap:
             raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
         if self._next_program is not None:
-            raise ControlError("Swap", "ONGOING_SWAP", "a program waits already to be put in place")
+            raise ControlError("Swap", "ONGOING_SWAP", "a program is waiting to be swapped in already")
         program = loader.loads(text)
         loader.check_runnable(program)
         self._next_program = program
@@ -214,7 +214,7 @@ class Device:
 
     @property
     def on_load(self) -> Callable[[State], None] | None:
-        """What is called with the state, now and whenever another program was loaded."""
+        """A function that is called with the state, at once and whenever another program is loaded."""
         return self._on_load
 
     @on_load.setter
@@ -223,8 +223,8 @@ class Device:
         call(self.state)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
-        """Let another engine move packets from now on, with the state as it is and the packets that wait in queues. It
-        may take long to make; packets pass meanwhile."""
+        """Replace the engine; the new one takes over the state and the packets in queues. Making it may take long;
+        packets pass meanwhile."""
         switch = self.switch
         switch.make_engine = make
         state = switch.state
@@ -239,7 +239,7 @@ class Device:
         return snapshot.save(self.state)
 
     def restore(self, path: str) -> None:
-        """Take the state from a file that holds what `serialize` gave. Raises ConfigError."""
+        """Restore the state from a file written by `serialize`. Raises ConfigError."""
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeDecodeError) as error:

@@ -1,9 +1,9 @@
 """The calculations that simple_switch knows: hashes for `hash()`, for checksums and for action selectors.
 
-`make(algo)` gives a `Hash`: called with bytes it returns an unsigned integer. Each calculation of a program has a Hash
-of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz). CRCs of
-all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor, and
-whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp."""
+`make(algo)` returns a `Hash`: called with bytes, it returns an unsigned integer. Each calculation of a program has a
+Hash of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz).
+CRCs of all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor,
+and whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp."""
 
 from __future__ import annotations
 
@@ -288,5 +288,5 @@ class Hash:
 
 
 def make(algo: str) -> Hash:
-    """A new Hash of this name. Raises ValueError if there is none."""
+    """A new Hash of this name. Raises ValueError for an unknown one."""
     return Hash(algo)

@@ -21,7 +21,7 @@ LEVELS = {
 """BMv2's names of levels."""
 
 MAX_BYTES, MAX_FILES = 5 << 20, 3
-"""When a log file is put aside, and how many are kept (BMv2's defaults)."""
+"""The size at which a log file is rotated, and the number of old files (BMv2's defaults)."""
 
 _LETTERS = {TRACE: "T", logging.DEBUG: "D", logging.INFO: "I", logging.WARNING: "W", logging.ERROR: "E", 50: "C"}
 
@@ -65,6 +65,6 @@ def set_up(
 
 
 def _rotated_name(name: str) -> str:
-    """FILE.txt.1 → FILE.1.txt, as BMv2 calls what it puts aside."""
+    """FILE.txt.1 → FILE.1.txt, BMv2's name for a rotated file."""
     base, _, number = name.rpartition(".")
     return f"{base.removesuffix('.txt')}.{number}.txt"

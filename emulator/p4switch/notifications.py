@@ -1,6 +1,6 @@
-"""BMv2's notifications: digests and table entries that aged, published for whoever subscribes.
+"""BMv2's notifications: digests and table entries that aged, published to subscribers.
 
-They go out as nanomsg's PUB socket would send them (the SP wire protocol over a Unix socket or TCP), so that
+They have the form of nanomsg's PUB socket (the SP wire protocol over a Unix socket or TCP), so that
 controllers written for BMv2 with nnpy, nanomsg or pynng understand them. A message starts with 32 bytes of header in
 the machine's byte order: "LEA|" and the digest's list, or "AGE|" and the table; then come samples, or handles of
 entries."""
@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 
-from emulator.p4switch.digests import Digest, DigestList
+from emulator.p4switch.state.digests import Digest, DigestList
 from emulator.p4switch.state.state import State
 from emulator.p4switch.values import n_bytes
 from switchml.errors import ConfigError
@@ -24,7 +24,7 @@ log = logging.getLogger("switchml.bmv2")
 SWEEP_S = 1.0
 """How often tables are searched for entries that aged."""
 _GREETING = b"\0SP\0" + struct.pack(">HH", 32, 0)
-"""What both sides say first: SP version 0, and here the number of PUB."""
+"""The first bytes of both sides: SP version 0, and here the number of PUB."""
 _LEARN = struct.Struct("=4sQIiQI")
 """Topic, device, context, list, buffer, samples."""
 _AGE = struct.Struct("=4sQIQiI")
@@ -33,7 +33,7 @@ _SEND_TIMEOUT_S = 0.2
 
 
 class Publisher:
-    """Sends messages to all who connect to `address`: ipc://PATH or tcp://HOST:PORT. Raises ConfigError."""
+    """Sends messages to all that connect to `address`: ipc://PATH or tcp://HOST:PORT. Raises ConfigError."""
 
     def __init__(self, address: str) -> None:
         kind, _, place = address.partition("://")
@@ -80,7 +80,7 @@ class Publisher:
             self._peers.append(peer)
 
     def publish(self, message: bytes) -> None:
-        """Send to all; who does not take it in time is left behind."""
+        """Send to all; a subscriber that does not receive it in time is disconnected."""
         framed = (b"\1" if self._is_ipc else b"") + struct.pack(">Q", len(message)) + message
         with self._lock:
             for peer in list(self._peers):
@@ -91,7 +91,7 @@ class Publisher:
                     peer.close()
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect all."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
@@ -101,28 +101,28 @@ class Publisher:
 
 
 class Notifications:
-    """Publishes what happens in the state that `watch` was given last."""
+    """Publishes digests and aged entries of the state that `watch` got last."""
 
     def __init__(self, publisher: Publisher, device_id: int) -> None:
         self.publisher = publisher
         self.device_id = device_id
         self._state: State | None = None
-        self._told: dict[str, set[int]] = {}
+        self._published: dict[str, set[int]] = {}
         self._n_messages = 0
         self._closed = threading.Event()
         threading.Thread(target=self._sweep, name="ageing", daemon=True).start()
 
     def watch(self, state: State) -> None:
         """Publish the digests and aged entries of a state from now on."""
-        self._state, self._told = state, {}
+        self._state, self._published = state, {}
         for digest in state.digests:
-            digest.listeners.append(lambda told, source=digest: self._learn(source, told))
+            digest.listeners.append(lambda digest, source=digest: self._learn(source, digest))
 
-    def _learn(self, source: DigestList, told: Digest) -> None:
-        header = _LEARN.pack(b"LEA|", self.device_id, 0, told.list_id, told.buffer_id, len(told.samples))
+    def _learn(self, source: DigestList, digest: Digest) -> None:
+        header = _LEARN.pack(b"LEA|", self.device_id, 0, digest.list_id, digest.buffer_id, len(digest.samples))
         samples = b"".join(
             value.to_bytes(n_bytes(width), "big")
-            for sample in told.samples
+            for sample in digest.samples
             for value, width in zip(sample, source.widths, strict=True)
         )
         self.publisher.publish(header + samples)
@@ -130,16 +130,16 @@ class Notifications:
     def _sweep(self) -> None:
         while not self._closed.wait(SWEEP_S):
             if self._state is not None:
-                self.tell_aged(self._state)
+                self.publish_aged(self._state)
 
-    def tell_aged(self, state: State) -> None:
+    def publish_aged(self, state: State) -> None:
         """Publish the entries of each table that have aged since the last time."""
         for table in state.tables:
             if not table.table.support_timeout:
                 continue
             aged = set(table.expired())
-            new = sorted(aged - self._told.get(table.name, set()))
-            self._told[table.name] = aged
+            new = sorted(aged - self._published.get(table.name, set()))
+            self._published[table.name] = aged
             if new:
                 header = _AGE.pack(b"AGE|", self.device_id, 0, self._n_messages, table.table.id, len(new))
                 self._n_messages += 1

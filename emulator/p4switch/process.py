@@ -1,4 +1,4 @@
-"""simple_switch as a process: puts a device together from the settings of a command line, and runs it."""
+"""simple_switch as a process: builds a device from the options of a command line, and runs it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from switchml.errors import ConfigError, ProgramAbort
 log = logging.getLogger("switchml.bmv2")
 
 LIKE_VERSION = "1.15.5"
-"""The BMv2 that we are like; its command-line tools look at it."""
+"""The version of BMv2 that this switch follows; BMv2's command-line tools check it."""
 JSON_VERSION = "2.24"
-"""The newest BMv2 JSON that is understood."""
+"""The newest BMv2 JSON that is supported."""
 
 NO_PROGRAM = Path(__file__).with_name("no_program.json")
-"""What runs until a program is loaded: it drops everything."""
+"""The program that runs until one is loaded: it drops everything."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +69,18 @@ class Settings:
 
     @property
     def can_swap(self) -> bool:
-        """Whether another program may be loaded; simple_switch_grpc allows it unless told otherwise."""
+        """Whether another program may be loaded; simple_switch_grpc allows it by default."""
         return (self.enable_swap or self.no_p4 or self.grpc_server_addr is not None) and not self.disable_swap
 
     def __post_init__(self) -> None:
         if self.log_console and self.log_file is not None:
-            raise ConfigError("--log-console and --log-file can't both be given")
+            raise ConfigError("--log-console and --log-file can't be combined")
         self._check_tls()
         if self.pcap is not None and not Path(self.pcap).is_dir():
             raise ConfigError(f"--pcap: there is no directory {self.pcap!r}")
 
     def _check_tls(self) -> None:
-        """As simple_switch_grpc does, and that there is a server for it."""
+        """Check options as simple_switch_grpc does, and that there is a server to apply them."""
         details = {
             "--grpc-server-cacert": self.grpc_server_cacert,
             "--grpc-server-cert": self.grpc_server_cert,
@@ -88,9 +88,9 @@ class Settings:
             "--grpc-server-with-client-auth": self.grpc_server_with_client_auth,
         }
         if not self.grpc_server_ssl:
-            given = [name for name, value in details.items() if value]
-            if given:
-                raise ConfigError(f"{given[0]} needs --grpc-server-ssl")
+            names = [name for name, value in details.items() if value]
+            if names:
+                raise ConfigError(f"{names[0]} needs --grpc-server-ssl")
             return
         if self.grpc_server_addr is None:
             raise ConfigError("--grpc-server-ssl needs --grpc-server-addr")
@@ -98,7 +98,9 @@ class Settings:
             if not details[name]:
                 raise ConfigError(f"--grpc-server-ssl needs {name}")
         if self.grpc_server_with_client_auth and not self.grpc_server_cacert:
-            raise ConfigError("--grpc-server-with-client-auth needs --grpc-server-cacert, to know whom to believe")
+            raise ConfigError(
+                "--grpc-server-with-client-auth needs --grpc-server-cacert, which signs clients' certificates"
+            )
 
 
 class Process:
@@ -137,20 +139,20 @@ class Process:
         """A P4Runtime server. Raises ConfigError, also if the package for it is missing."""
         from emulator.p4switch.p4runtime.server import P4RuntimeServer, credentials  # grpc takes a while to import
 
-        wanted = self.settings
+        settings = self.settings
         tls = None
-        if wanted.grpc_server_ssl:
+        if settings.grpc_server_ssl:
             tls = credentials(
-                wanted.grpc_server_key, wanted.grpc_server_cert, wanted.grpc_server_cacert,
-                wanted.grpc_server_with_client_auth,
+                settings.grpc_server_key, settings.grpc_server_cert, settings.grpc_server_cacert,
+                settings.grpc_server_with_client_auth,
             )  # fmt: skip
-        server = P4RuntimeServer(self.device, wanted.grpc_server_addr, wanted.cpu_port, tls)
+        server = P4RuntimeServer(self.device, settings.grpc_server_addr, settings.cpu_port, tls)
         log.info("P4Runtime server listens on %s", self.settings.grpc_server_addr)
         return server
 
     def _begin(self) -> None:
-        """Take frames at once, on the interpreter; and, once it is there, on the compiled engine. On a machine's first
-        start that is compiled now."""
+        """Accept frames at once, on the interpreter, and on the compiled engine once it is ready. On a machine's first
+        start, compiling takes a while."""
         self.device.start()
         if self.settings.engine == "auto" and self.settings.use_files is None:
             self.device.change_engine(compiled_if_possible)
@@ -158,7 +160,7 @@ class Process:
                 log.info("Packets go through the compiled engine from now on")
 
     def _notify(self) -> None:
-        """Publish digests and aged entries. Without an address that was asked for, it is no error if that fails."""
+        """Publish digests and aged entries. A failure is an error only if the address was set by an option."""
         try:
             publisher = Publisher(self.device.notifications_address)
         except ConfigError as error:
@@ -171,7 +173,7 @@ class Process:
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:
             return FilePorts(max(self.settings.use_files, 0), self._fail)
-        from emulator.p4switch.ports.live import LivePorts  # compiled: of no use to files, and takes a while to import
+        from emulator.p4switch.ports.live import LivePorts  # imported here: it takes long, and files don't need it
 
         return LivePorts()
 
@@ -180,7 +182,7 @@ class Process:
         self._ended.set()
 
     def wait(self) -> int:
-        """Until something ends the process; returns its exit code."""
+        """Wait until something ends the process; returns its exit code."""
         self._ended.wait()
         return self._exit_code
 
@@ -200,7 +202,7 @@ def start(settings: Settings) -> Process:
 def make_switch(settings: Settings) -> Switch:
     """The switch for these settings."""
     program = loader.load(settings.program or NO_PROGRAM)
-    # With "auto" a faster engine may follow, but not for files: tests are over before kernels are loaded.
+    # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
     engine = compiled if settings.engine == "compiled" else Interpreter
     switch = Switch(program, drop_port=settings.drop_port, n_priorities=settings.priority_queues, engine=engine)
     switch.state.replication.max_groups = settings.max_mc_groups
@@ -229,9 +231,9 @@ def compiled_if_possible(state: State, *settings) -> Engine:
 
 
 def abort(error: ProgramAbort) -> None:
-    """End the process as BMv2 ends: with a signal where the exit code is negative."""
+    """End the process as BMv2 does: by a signal where the exit code is negative."""
     logging.shutdown()
     if error.exit_code < 0:
         os.kill(os.getpid(), -error.exit_code)
-        time.sleep(1)  # the signal may take another thread, and a moment
+        time.sleep(1)  # another thread may handle the signal, a moment later
     os._exit(error.exit_code & 0xFF)

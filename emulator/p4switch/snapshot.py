@@ -1,7 +1,7 @@
 """A switch's state as text, and back: for the control plane's serialize_state and for --restore-state.
 
-The text is JSON. Cells that are 0 are left out; handles stay the same, so that a control plane can go on with those
-that it knows. Direct counters and time-outs go with their entries; packets under way, digests and hit times do not.
+The text is JSON. Cells that are 0 are left out; handles stay the same, so that a control plane can continue to
+use them. Direct counters and time-outs go with their entries; packets in queues, digests and hit times are not saved.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from switchml.errors import ConfigError, ControlError
 
 
 def digest_of(program: ir.Program) -> str:
-    """What tells whether a snapshot is of a program: the MD5 of its JSON, as BMv2's Thrift gives it."""
+    """The identity of a program in a snapshot: the MD5 of its JSON, as BMv2's Thrift interface returns it."""
     return hashlib.md5(program.text.encode(), usedforsecurity=False).hexdigest()
 
 
 def save(state: State) -> str:
     """The state as text."""
     with state.lock:
-        found = {
+        saved = {
             "program_md5": digest_of(state.program),
             "registers": {array.name: _cells(array.data, lambda i, a=array: a[i]) for array in state.registers},
             "counters": {array.name: _cells(array.data, array.read) for array in state.counters},
@@ -48,7 +48,7 @@ def save(state: State) -> str:
             "replication": state.replication.describe(),
             "mirroring": {number: [s.port, s.mgid] for number, s in state.mirroring.sessions.items()},
         }
-    return json.dumps(found)
+    return json.dumps(saved)
 
 
 def _cells(data: np.ndarray, value: Any) -> dict[int, Any]:
@@ -82,15 +82,15 @@ def _table(table: MatchTable) -> list[dict]:
 
 
 def restore(state: State, text: str) -> None:
-    """Bring a fresh state to what `save` gave. Raises ConfigError if the text is not a snapshot of the same program;
-    the state is then as it was at start."""
+    """Restore a fresh state from the text of `save`. Raises ConfigError if the text is not a snapshot of the same
+    program; the state is then as at start."""
     try:
-        found = json.loads(text)
-        if found["program_md5"] != digest_of(state.program):
+        saved = json.loads(text)
+        if saved["program_md5"] != digest_of(state.program):
             raise ConfigError("the saved state is that of another program")
         with state.lock:
             state.reset()
-            _fill(state, found)
+            _fill(state, saved)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, ControlError, OverflowError) as error:
         state.reset()
         if isinstance(error, ConfigError):
@@ -98,32 +98,32 @@ def restore(state: State, text: str) -> None:
         raise ConfigError(f"the saved state can't be read: {type(error).__name__}: {error}") from error
 
 
-def _fill(state: State, found: dict) -> None:
-    for name, cells in found["registers"].items():
+def _fill(state: State, saved: dict) -> None:
+    for name, cells in saved["registers"].items():
         for index, value in cells.items():
             state.register(name).write(int(index), value)
     by_name = {array.name: array for array in state.counters}
-    for name, cells in found["counters"].items():
+    for name, cells in saved["counters"].items():
         for index, (packets, n_bytes) in cells.items():
             by_name[name].write(int(index), packets, n_bytes)
-    for name, cells in found["meters"].items():
+    for name, cells in saved["meters"].items():
         for index, rates in cells.items():
             state.meter(name).set_rates(int(index), rates)
-    for name, values in found["parse_vsets"].items():
+    for name, values in saved["parse_vsets"].items():
         for value in values:
             state.parse_vset(name).add(value)
-    for name, profile in found["action_profiles"].items():
+    for name, profile in saved["action_profiles"].items():
         members = {int(handle): _read_target(target) for handle, target in profile["members"].items()}
         groups = {int(h): {int(m): weight for m, weight in g.items()} for h, g in profile["groups"].items()}
         state.action_profile(name).restore(members, groups)
-    for name, entries in found["tables"].items():
+    for name, entries in saved["tables"].items():
         _fill_table(state.table(name), entries)
-    for name, target in found["defaults"].items():
+    for name, target in saved["defaults"].items():
         table = state.table(name)
         if target != _target(table.default) and target is not None:
             table.set_default(_read_target(target))
-    state.replication.restore(found["replication"])
-    for number, (port, mgid) in found["mirroring"].items():
+    state.replication.restore(saved["replication"])
+    for number, (port, mgid) in saved["mirroring"].items():
         state.mirroring.add(int(number), port, mgid)
 
 

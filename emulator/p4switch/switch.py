@@ -1,7 +1,7 @@
 """A running switch: a program, its state, and the engine that moves packets; everything in one process, no threads.
 
-Give it frames with `receive`; it gives back what leaves. With a clock that only a test moves on, everything it does is
-determined by what it was given.
+`receive` takes a frame in and returns those that leave. With a clock that only a test advances, its behaviour is
+deterministic.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class Engine(Protocol):
         """Take a frame in; returns (port, frame) for all that leave now, in order."""
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """What leaves now without anything coming in."""
+        """The frames that leave now without anything coming in."""
 
     def next_us(self) -> float | None:
-        """When `poll` will next have something, on the switch's clock; None if nothing waits."""
+        """When `poll` will next return something, on the switch's clock; None if nothing waits."""
 
     waiting: Waiting
-    """Packets in queues, which another engine of the same state can take over."""
+    """Packets in queues, for another engine of the same state to take over."""
 
 
 def running_clock() -> Callable[[], int]:
-    """A clock that gives µs from now on."""
+    """A clock that returns µs from now on."""
     start = time.monotonic_ns()
     return lambda: (time.monotonic_ns() - start) // 1000
 
@@ -84,7 +84,8 @@ class Switch:
             return self.engine.receive(port, data)
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """What leaves because time went by: packets of queues with a rate. Also sends digests that are due."""
+        """The frames that leave because time has passed: those of queues with a rate. Also sends digests that are
+        due."""
         with self.lock:
             for digest in self.state.digests:
                 digest.poll()

@@ -1,7 +1,7 @@
 """The egress queues with a rate: one for each port and priority, served in order of priority (0 is the lowest).
 
 A queue without a rate drains at once: nothing ever waits in it, and it is full only if its depth is 0. In a queue with
-a rate, packets leave 1/rate seconds apart, and one that finds the queue full is dropped without a word."""
+a rate, packets leave 1/rate seconds apart, and one that finds the queue full is dropped silently."""
 
 from __future__ import annotations
 

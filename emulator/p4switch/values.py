@@ -1,5 +1,5 @@
-"""Arithmetic on values: masks, two's complement, what storing into a field or register keeps, and the byte-padded form
-that keys have.
+"""Arithmetic on values: masks, two's complement, the value that a field or register keeps when one is stored, and the
+byte-padded form of keys.
 
 A value is an unbounded signed integer while an expression is evaluated and is cut to its width when it is stored
 (BMv2's Data, Field::export_bytes and Register::export_bytes).
@@ -43,7 +43,7 @@ def usat_cast(value: int, width: int) -> int:
 
 
 def stored_in_field(value: int, width: int, signed: bool, saturating: bool = False) -> int:
-    """What a field keeps of `value`.
+    """The value that a field keeps when `value` is stored.
 
     A signed field takes anything from -2^(width-1) to 2^width - 1 as it is (so that what a register or an unsigned
     expression gave keeps its positive sign: BMv2's known quirk) and wraps only what lies outside."""
@@ -57,7 +57,7 @@ def stored_in_field(value: int, width: int, signed: bool, saturating: bool = Fal
 
 
 def stored_in_register(value: int, width: int) -> int:
-    """What a register keeps of `value`: the low bits, unsigned, whatever the P4 type was."""
+    """The value that a register keeps when `value` is stored: the low bits, unsigned, whatever the P4 type was."""
     return value & mask(width)
 
 

@@ -41,7 +41,7 @@ from switchml.control.membership import (
 )
 from switchml.errors import SwitchMLError
 
-KEPT_ENDED = 16
+N_ENDED_SHOWN = 16
 """Jobs that have ended or failed and are still shown by `switchml status`."""
 NAMED = 8
 """Ranks that a message names in full."""
@@ -122,7 +122,7 @@ class JobRegistry:
         self.join_timeout_s = join_timeout_s
         self.slots = slots
         self.live: list[Job] = []
-        self.ended: deque[Job] = deque(maxlen=KEPT_ENDED)
+        self.ended: deque[Job] = deque(maxlen=N_ENDED_SHOWN)
         self.ended_totals: Counter[str] = Counter()
         self._job_ids = job_ids if job_ids is not None else itertools.count(1)
         self._tickets = itertools.count(1)

@@ -1,8 +1,8 @@
 """What `switchml bench switch` measures: packets a second through the compiled engine alone (one core, frames and
 results in memory), through the reference interpreter, and on the wire, beside simple_switch.
 
-For the programs of WORKLOADS there are table entries, and frames that make them work; any other program gets small
-frames of zeros and whatever entries it brings along."""
+For the programs of WORKLOADS there are table entries, and frames that exercise them; any other program gets small
+frames of zeros and its own const entries."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from switchml.errors import ConfigError
 
 Frames = list[tuple[int, bytes]]
 PROGRAMS = Path(__file__).with_name("programs")
-"""What p4c made of the programs of WORKLOADS; their sources are in tests/programs/."""
+"""The programs of WORKLOADS as compiled by p4c; their sources are in tests/programs/."""
 N_ROUTES = 1000
 N_SLOTS = 256
 N_SENDERS = 4
 BATCH = 64
 """Frames given to the engine at once, as the ports do."""
 ROUNDS = 5
-"""Each figure is the best of so many rounds: the others were disturbed."""
+"""Rounds of a measurement; the best counts, as other load slows the rest."""
 WIRE_ROUNDS = 3
 """The same, with switch processes."""
 ETHERNET = bytes.fromhex("00aa0000000100aa00000002")
@@ -87,13 +87,13 @@ def aggregation(lanes: int) -> Callable[[State], Frames]:
     """Frames of `lanes` 32-bit lanes; four senders fill one slot after the other, and the fourth gets the sum."""
 
     def frames(state: State) -> Frames:
-        source, everybody = random.Random(1), (1 << N_SENDERS) - 1
+        source, all_senders = random.Random(1), (1 << N_SENDERS) - 1
         return [
             (
                 sender,
                 ETHERNET
                 + b"\x88\xb5"
-                + struct.pack(">HHHH", slot, 1 << sender, everybody, 0)
+                + struct.pack(">HHHH", slot, 1 << sender, all_senders, 0)
                 + source.randbytes(4 * lanes),
             )
             for slot in range(N_SLOTS)
@@ -104,7 +104,7 @@ def aggregation(lanes: int) -> Callable[[State], Frames]:
 
 
 def zeros(state: State) -> Frames:
-    """Small frames of zeros, for a program of which nothing is known."""
+    """Small frames of zeros, for an unknown program."""
     return [(0, bytes(60))] * N_SLOTS
 
 
@@ -115,11 +115,11 @@ WORKLOADS: dict[str, Callable[[State], Frames]] = {
     "agg_unrolled_64": aggregation(64),
     "agg_unrolled_256": aggregation(256),
 }
-"""Programs that are measured unless told otherwise, and their work."""
+"""Programs that are measured by default, and their work."""
 
 
 def workload(path: Path) -> Callable[[State], Frames]:
-    """A program's work, which it is known by its name for."""
+    """A program's work, by its name."""
     return WORKLOADS.get(path.stem, zeros)
 
 
@@ -169,7 +169,7 @@ def reference_pps(program: ir.Program, work: Callable[[State], Frames], seconds:
 
 
 def _rate(once: Callable[[], int], seconds: float) -> float:
-    """Things a second, `once` doing some: the best of ROUNDS rounds, after a first one that does not count."""
+    """Operations per second, `once` doing some and returning how many: the best of ROUNDS rounds after a warm-up."""
     once()
     best = 0.0
     for _ in range(ROUNDS):
@@ -209,16 +209,16 @@ def _on_the_wire(result: Result, path: Path, program: ir.Program, work, seconds:
     frames = [alone(path.stem, data) for _, data in work(state)]
     entries = bench_wire.calls(state)
     switches = {"wire_pps": bench_wire.OURS} | ({"simple_switch_pps": [against]} if against else {})
-    found: dict[str, list[float]] = {name: [] for name in switches}
+    rates: dict[str, list[float]] = {name: [] for name in switches}
     for _ in range(WIRE_ROUNDS):
-        for name, command in switches.items():  # in turn, so that what else the machine does hits both
-            found[name].append(bench_wire.pps(command, path, entries, frames, seconds))
-    result.wire_pps = max(found["wire_pps"])
+        for name, command in switches.items():  # in turn, so that other load on the machine affects both
+            rates[name].append(bench_wire.pps(command, path, entries, frames, seconds))
+    result.wire_pps = max(rates["wire_pps"])
     if against:
-        result.simple_switch_pps = max(found["simple_switch_pps"])
+        result.simple_switch_pps = max(rates["simple_switch_pps"])
         result.ratio = result.wire_pps / result.simple_switch_pps if result.simple_switch_pps else None
 
 
 def alone(name: str, data: bytes) -> bytes:
-    """A frame of aggregation whose sender is everybody."""
+    """A frame of aggregation that comes from all senders at once."""
     return data[:18] + data[16:18] + data[20:] if name.startswith("agg_") else data

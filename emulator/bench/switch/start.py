@@ -1,5 +1,5 @@
 """What `switchml bench switch --start` measures: how long a switch process takes from its start until the first frame
-comes out of a port, and until everything compiled is at work; on this machine's first start ever (cold) and on any
+comes out of a port, and until all its compiled code runs; on this machine's first start ever (cold) and on any
 later one (warm). Ports are UDP sockets, so it needs no root."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from switchml.errors import ConfigError
 
 TIMEOUT_S = 300.0
 PAUSE_S = 0.005
-"""Between two looks at what happened."""
+"""Between two checks for a frame."""
 
 
 @dataclass
@@ -46,8 +46,8 @@ def largest() -> Path:
 
 
 def measure(path: Path) -> Starts:
-    """Start the switch with a program: without and with compiled code on disk. Raises ConfigError if nothing comes
-    out."""
+    """Start the switch with a program: without and with compiled code on disk. Raises ConfigError if it forwards
+    nothing."""
     with tempfile.TemporaryDirectory() as cache:
         cold = _start(path, {"SWITCHML_CACHE_DIR": cache})
         warm = _start(path, {"SWITCHML_CACHE_DIR": cache})
@@ -108,19 +108,19 @@ def _free_port(kind: int) -> int:
 
 
 def _watch(process: subprocess.Popen, n_ports: int, began: float, ready: list[float]) -> None:
-    """Note in `ready` when the log has told of the engine and of all ports."""
+    """Append the time to `ready` when the log has reported the engine and all ports."""
     missing = [bench_wire.ENGINE_READY, *[bench_wire.PORT_READY] * n_ports]
     for line in process.stdout:
-        found = next((text for text in missing if text in line), None)
-        if found is not None:
-            missing.remove(found)
+        message = next((text for text in missing if text in line), None)
+        if message is not None:
+            missing.remove(message)
             if not missing:
                 ready.append(time.perf_counter() - began)
                 return
 
 
 def _first_frame(sockets: list[socket.socket], port: int, frame: bytes, process: subprocess.Popen) -> float:
-    """When a frame came out that was sent as soon as the port was there."""
+    """The time at which the first frame came out, sent as soon as the port existed."""
     deadline = time.perf_counter() + TIMEOUT_S
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.connect(("127.0.0.1", port))

@@ -1,5 +1,5 @@
-"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, given more frames than
-it can take; what comes out is counted by the kernel. Needs root and `ip`."""
+"""What `switchml bench switch` measures on the wire: a switch process between two veth pairs, offered more frames than
+it can forward; the kernel counts those that come out. Needs root and `ip`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from switchml.net import packet_io, sockets
 OURS = [sys.executable, "-m", "switchml", "switch"]
 START_TIMEOUT_S, COMPILE_TIMEOUT_S = 90.0, 300.0
 ENGINE_READY, PORT_READY = "through the compiled engine", "is served by compiled code"
-"""What the switch's log says once each is at work."""
+"""The switch's log messages once each runs."""
 PORTS = 2
 MATCH_KINDS = interface().enums["MatchKind"]
 BATCH = 64
 
 
 def can_measure() -> bool:
-    """Whether this machine lets us."""
+    """Whether this process may create interfaces."""
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
 def calls(state: State) -> list[dict]:
-    """The arguments of bm_mt_add_entry for the entries of all tables with lpm or exact fields; ports are folded into
-    those there are."""
-    found = []
+    """The arguments of bm_mt_add_entry for the entries of all tables with lpm or exact fields; ports are taken modulo
+    PORTS."""
+    arguments = []
     for table in state.tables:
         for entry in table.all_entries():
             action = state.program.actions[entry.target.action]
@@ -50,8 +50,8 @@ def calls(state: State) -> list[dict]:
                 for param, value in zip(action.params, entry.target.args, strict=True)
             ]
             match = [_match(p, key.width) for p, key in zip(entry.match, table.table.key, strict=True)]
-            found.append({"table": table.name, "match": match, "action": action.name, "data": data})
-    return found
+            arguments.append({"table": table.name, "match": match, "action": action.name, "data": data})
+    return arguments
 
 
 def _bytes(value: int, width: int) -> bytes:
@@ -89,7 +89,7 @@ def _run(*command: str) -> None:
 
 def pps(command: list[str], program: Path, entries: list[dict], frames: list[bytes], seconds: float = 2.0) -> float:
     """Frames a second that leave a switch, `command` (OURS or simple_switch), which gets `entries` and `frames`
-    again and again."""
+    repeatedly."""
     with _interfaces() as names, tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         thrift_port = probe.getsockname()[1]
@@ -97,36 +97,36 @@ def pps(command: list[str], program: Path, entries: list[dict], frames: list[byt
         ports = [word for number, name in enumerate(names) for word in ("-i", f"{number}@{name}")]
         address = f"ipc://{folder}/notifications.ipc"
         options = ["--thrift-port", str(thrift_port), "--notifications-addr", address]
-        said = Path(folder) / "log"
+        log_path = Path(folder) / "log"
         if command == OURS:
             options += ["--log-console", "-L", "info"]
-        with said.open("w") as log:
+        with log_path.open("w") as log:
             process = subprocess.Popen(
                 [*command, *ports, *options, str(program.resolve())], stdout=log, stderr=subprocess.DEVNULL
             )
         try:
             add_entries(entries, thrift_port, process)
             if command == OURS:
-                _await_compiled(said, process)
+                _await_compiled(log_path, process)
             return _offer(names, frames, seconds)
         finally:
             process.terminate()
             process.wait(20)
 
 
-def _await_compiled(said: Path, process: subprocess.Popen) -> None:
+def _await_compiled(log_path: Path, process: subprocess.Popen) -> None:
     """Wait until our switch runs compiled code: until then it forwards, slowly. Raises ConfigError."""
     deadline = time.monotonic() + COMPILE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        log = said.read_text()
+        log = log_path.read_text()
         if ENGINE_READY in log and log.count(PORT_READY) >= PORTS:
             return
         time.sleep(0.05)
-    raise ConfigError("the switch never ran on compiled code; switchml switch's log says why")
+    raise ConfigError("the switch never ran on compiled code; see the log of switchml switch")
 
 
 def add_entries(entries: list[dict], port: int, process: subprocess.Popen) -> None:
-    """Add what `calls` gave to a switch that starts, and serves Thrift on a port soon. Raises ConfigError if not."""
+    """Add the entries of `calls` to a switch that is starting. Raises ConfigError if it does not serve Thrift."""
     with _client(port, process) as client:
         for entry in entries:
             client.call("standard", "bm_mt_add_entry", cxt=0, options=SimpleNamespace(priority=0), **entry)
@@ -154,7 +154,7 @@ def _offer(names: list[str], frames: list[bytes], seconds: float) -> float:
     with sockets.new_packet_socket(f"{names[0]}p") as sock:
         sockets.attach(sock, f"{names[0]}p", 0, promiscuous=True)
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _left(names):  # the switch takes frames once its kernels are there
+        while not _left(names):  # the switch forwards once its kernels are loaded
             if time.monotonic() > deadline:
                 raise ConfigError("nothing came out of the switch")
             packet_io.send_frames(io, sock.fileno(), addresses[:BATCH], lengths[:BATCH], packet_io.APART)

@@ -1,6 +1,7 @@
 """The compiled engine: an IR program is lowered to rows of 32-bit words, which one numba kernel, compiled once for all
 programs, interprets.
 
-`layout` says where a packet's headers lie, `lower*` write the code, `vm*` run it, `lookup` flattens table entries,
-`traffic` is simple_switch's packet path around them, and `engine.Engine` puts all of it behind one `process`.
+`layout` places a packet's headers in memory; `lower` writes the code, with `parser`, `pipelines`, `actions`, `fields`,
+`expressions`, `calculations` and `reroll`; `vm/` runs it; `lookup` flattens table entries; `traffic` is simple_switch's
+packet path around them; `engine.Engine` puts all of it behind one `process`.
 """

@@ -1,9 +1,8 @@
 """Lowering of primitives and actions: stores into fields, header and stack operations, registers, counters, meters,
-what becomes of the packet, and jumps within an action."""
+the packet's fate, and jumps within an action."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from emulator.p4switch.engine import opcodes as o
@@ -11,31 +10,23 @@ from emulator.p4switch.engine.blocks import DYNAMIC, REGISTERS
 from emulator.p4switch.engine.calculations import Calculations
 from emulator.p4switch.engine.code import Label, Unsupported
 from emulator.p4switch.engine.expressions import Expressions
-from emulator.p4switch.engine.intervals import Cell, header_type
+from emulator.p4switch.engine.intervals import Cell
 from emulator.p4switch.engine.layout import CELL, limbs
 from emulator.p4switch.engine.reroll import Lanes, field_reads
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.aborts import n_arguments
+from emulator.p4switch.program.headers import OPERATOR_OF, header_type
 from emulator.p4switch.values import mask
 
-LOG, ABORT, DIGEST, NO_GROUP, BAD_PRIORITY, NO_MULTICAST, DROPPED = range(1, 8)
-"""Kinds of events that the VM tells Python."""
+LOG, ABORT, DIGEST = range(1, 4)
+"""Kinds of events that the VM reports to Python."""
 STUCK = 1
-"""Trap: an action or a pipeline that goes on for ever."""
+"""Trap: an action or a pipeline that does not end."""
 ABORTED = 2
 """Trap: a failed assert or a wrong log_msg."""
 
 _STORES = {8: o.ST8, 16: o.ST16, 32: o.ST32, 64: o.ST64}
-_ON_TWO = {
-    "add": "+",
-    "subtract": "-",
-    "bit_xor": "^",
-    "bit_or": "|",
-    "bit_and": "&",
-    "shift_left": "<<",
-    "shift_right": ">>",
-}
-_ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
 _M64 = e.Const((1 << 64) - 1)
 
 
@@ -64,7 +55,7 @@ class Actions:
     # Actions
 
     def body(self, action: ir.Action) -> bool:
-        """The code of an action, which goes on behind itself; whether it may exit."""
+        """Write the code of an action, which continues behind itself; returns whether it may exit."""
         self.ex.set_action(action.params)
         calls = action.primitives
         labels = {}
@@ -108,8 +99,8 @@ class Actions:
     def primitive(self, call: ir.Primitive) -> None:
         """The code of one primitive, no jump."""
         op, args = call.op, call.args
-        if op in _ON_TWO:
-            self.store(args[0], e.Op(_ON_TWO[op], args[1:]))
+        if op in OPERATOR_OF:
+            self.store(args[0], e.Op(OPERATOR_OF[op], args[1:]))
         elif op in ("assert", "assume"):
             self._check(call)
         elif op == "log_msg":
@@ -134,7 +125,7 @@ class Actions:
         self.store(target, e.Op("-", (target, value)))
 
     def store(self, target: e.Expr, value: e.Expr) -> None:
-        """target = value, cut to what the target keeps."""
+        """target = value, cut to the target's width."""
         if isinstance(target, e.FieldRef):
             self._store_field(target, value)
         elif isinstance(target, e.RegisterRef):
@@ -143,7 +134,7 @@ class Actions:
             self._store_dynamic(target, value)
 
     @staticmethod
-    def _kept(value: e.Expr, described: ir.Field) -> e.Expr:
+    def _saturated(value: e.Expr, described: ir.Field) -> e.Expr:
         """A saturating field keeps the nearest value."""
         if not described.saturating:
             return value
@@ -156,23 +147,23 @@ class Actions:
             raise Unsupported("a store into a varbit field")
         if place.width == 0:
             return
-        value = self._kept(value, described)
+        value = self._saturated(value, described)
         if place.is_wire:
             flag = self._sign_flag(value, place.width) if place.signed else None
             self._store_wire(target, place, value)
             if flag is not None:
                 self.code.emit(o.ST8, place.flag, flag)
         else:
-            kept = (
+            stored = (
                 self._signed_value(value, place.width)
                 if place.signed
                 else e.Op("&", (value, e.Const(mask(place.width))))
             )
             n = place.n_limbs
             if n > 1 and target in self.ex.reads(value):
-                self.ex._moved(self.ex.cells(kept, n), n, place.offset)
+                self.ex._moved(self.ex.cells(stored, n), n, place.offset)
             else:
-                self.ex.cells(kept, n, place.offset)
+                self.ex.cells(stored, n, place.offset)
         self._written(target)
 
     def _written(self, target: e.FieldRef) -> None:
@@ -198,13 +189,13 @@ class Actions:
             self.code.emit(o.STBITS, at, bit, width, cell)
 
     def _sign_flag(self, value: e.Expr, width: int) -> int:
-        """The cell that says whether a signed field keeps `value` as a number above its signed range."""
+        """The cell of the flag that a signed field keeps `value` as a number above its signed range."""
         return self.ex.narrow(
             e.Op("and", (e.Op(">=", (value, e.Const(1 << (width - 1)))), e.Op("<=", (value, e.Const(mask(width))))))
         )
 
     def _signed_value(self, value: e.Expr, width: int) -> e.Expr:
-        """What a signed field keeps (values.stored_in_field)."""
+        """The value that a signed field keeps (values.stored_in_field)."""
         low, high = self.ex.interval(value)
         least, most = -(1 << (width - 1)), mask(width)
         if least <= low and high <= most:
@@ -217,7 +208,7 @@ class Actions:
         described = kind.fields[number]
         if described.is_varbit or (described.signed and described.width > 64):
             raise Unsupported("a varbit or wide signed field of a header known only at run time")
-        value = self._kept(value, described)
+        value = self._saturated(value, described)
         bit, width = self.layout.wire_bit(kind, number), described.width
         if width > 64:
             self.code.emit(o.HWSET, header, bit, width, self.ex.cells(value, limbs(width)))
@@ -349,7 +340,7 @@ class Actions:
         known = dict(self.ex.memo)
         self.store(target, value)
         self.code.bind(over)
-        # What was computed since the jump may not have been.
+        # Values computed since the jump may not have been.
         for key in [key for key in self.ex.memo if key not in known]:
             del self.ex.memo[key]
 
@@ -381,7 +372,7 @@ class Actions:
             (*(a.ctypes.data for a in arrays), meter.rate_count, int(meter.counts_bytes), meter.size)
         )
 
-    # What becomes of the packet
+    # The packet's fate
 
     def drop(self) -> None:
         for name, value in (("standard_metadata.egress_spec", self.drop_port), ("intrinsic_metadata.mcast_grp", 0)):
@@ -445,7 +436,7 @@ class Actions:
 
     def _log(self, call: ir.Primitive) -> None:
         text, values = call.args
-        if len(_ARGUMENT.findall(text.text)) != len(values.items):
+        if n_arguments(text.text) != len(values.items):
             self._event(ABORT, call)
             self.code.emit(o.TRAP, ABORTED)
         else:

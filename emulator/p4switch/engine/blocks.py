@@ -1,4 +1,4 @@
-"""What is known within a basic block: which cells hold which nodes, until something is written that those read."""
+"""Values known within a basic block: the cells that hold each node, until something is written that the node reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from emulator.p4switch.engine.code import Code, Label
 from emulator.p4switch.program import expr as e
 
 DYNAMIC = "dynamic"
-"""What a node depends on that reads a header known only at run time."""
+"""The dependency of a node that reads a header known only at run time."""
 REGISTERS = "registers"
 
 
@@ -20,7 +20,7 @@ class Block:
         self._reads: dict[e.Expr, frozenset] = {}
 
     def start_block(self) -> None:
-        """Nothing is known here, and no temporary is in use."""
+        """Start a block, with no values known and no temporary in use."""
         self.forget_all()
         self.code.free_temps()
 
@@ -30,27 +30,27 @@ class Block:
         self.start_block()
 
     def forget_all(self) -> None:
-        """Nothing that was computed is to be used again."""
+        """Forget all values."""
         self.memo.clear()
         self._readers.clear()
 
     def forget(self, written: object) -> None:
-        """What was computed from this field is out of date."""
+        """Forget the values that depend on a field."""
         for key in self._readers.pop(written, ()):
             self.memo.pop(key, None)
 
     def remember(self, node: e.Expr, n: int, cell: int) -> None:
-        """These cells hold the n low limbs of a node."""
+        """Record the cells that hold the n low limbs of a node."""
         self.memo[node, n] = cell
         for read in self.reads(node):
             self._readers.setdefault(read, set()).add((node, n))
 
     def reads(self, node: e.Expr) -> frozenset:
         """Fields that a node depends on, DYNAMIC, REGISTERS."""
-        found = self._reads.get(node)
-        if found is None:
+        dependencies = self._reads.get(node)
+        if dependencies is None:
             if isinstance(node, e.FieldRef):
-                found = frozenset([node])
+                dependencies = frozenset([node])
             else:
                 parts = [self.reads(child) for child in node.children]
                 if isinstance(
@@ -59,6 +59,6 @@ class Block:
                     parts.append(frozenset([DYNAMIC]))
                 if isinstance(node, e.RegisterRef):
                     parts.append(frozenset([REGISTERS]))
-                found = frozenset().union(*parts)
-            self._reads[node] = found
-        return found
+                dependencies = frozenset().union(*parts)
+            self._reads[node] = dependencies
+        return dependencies

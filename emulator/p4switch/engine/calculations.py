@@ -23,7 +23,7 @@ _KINDS = {
 
 
 class HashParameters:
-    """What HASH reads of one calculation, in `words`: width, initial, final xor, whether data and remainder are
+    """The operands of HASH for one calculation, in `words`: width, initial, final xor, whether data and remainder are
     reflected, address of the CRC's table, address of Toeplitz's key and its number of 32-bit words."""
 
     def __init__(self, function: hashes.Hash) -> None:
@@ -33,7 +33,7 @@ class HashParameters:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over parameters that were changed at run time."""
+        """Update parameters that the control plane has changed."""
         if self.version == self.function.version:
             return
         self.version = self.function.version
@@ -150,8 +150,8 @@ class Calculations:
                 if checksum.condition is not None:
                     self.ex.jump_unless(checksum.condition, over)
                 width = self.program.field_width(checksum.target)
-                wanted = e.Op("&", (checksum.target, e.Const(mask(width))))
-                is_wrong = self.ex.narrow(e.Op("!=", (self._value(checksum), wanted)))
+                expected = e.Op("&", (checksum.target, e.Const(mask(width))))
+                is_wrong = self.ex.narrow(e.Op("!=", (self._value(checksum), expected)))
                 self.code.emit(o.OR, CELL["checksum_error"], CELL["checksum_error"], is_wrong)
                 self.ex.bind(over)
 

@@ -16,7 +16,7 @@ _M64 = (1 << 64) - 1
 
 
 class Unsupported(Exception):
-    """The program has something that can't be lowered; the text says what."""
+    """The program has something that can't be lowered, which the text names."""
 
 
 class Label:
@@ -48,18 +48,18 @@ class Code:
         return len(self.rows)
 
     def bind(self, label: Label) -> None:
-        """The label is here. Callers start a new block."""
+        """Place the label here. Callers start a new block."""
         label.pc = len(self.rows)
 
     def temp(self, n_limbs: int = 1) -> int:
         """A new temporary: offset of its lowest limb."""
-        found = self._next_temp
+        offset = self._next_temp
         self._next_temp += 8 * n_limbs
         self.frame_end = max(self.frame_end, self._next_temp)
-        return found
+        return offset
 
     def free_temps(self) -> None:
-        """No temporary is needed any longer."""
+        """Free all temporaries."""
         self._next_temp = self.layout.temps
 
     def const(self, value: int, n_limbs: int = 1) -> int:
@@ -69,11 +69,11 @@ class Code:
     def words(self, values: tuple[int, ...]) -> int:
         """Constants that lie one after the other."""
         values = tuple(value & _M64 for value in values)
-        found = self._places.get(values)
-        if found is None:
+        offset = self._places.get(values)
+        if offset is None:
             self.constants.extend(reversed(values))  # the pool grows downwards
-            found = self._places[values] = -8 * len(self.constants)
-        return found
+            offset = self._places[values] = -8 * len(self.constants)
+        return offset
 
     @staticmethod
     def value(operand) -> int:

@@ -1,9 +1,9 @@
 """The compiled engine: puts a program's code, its state and the compiled packet path together.
 
 It takes the place of interpreter.path.Interpreter: `receive` and `poll` mean the same; `process` takes a whole batch.
-The control plane changes the state as it likes in between: what the VM reads of it in another form (entries, value
-sets, hash parameters, multicast groups, mirroring sessions) is written anew when its version has changed; registers,
-counters and meters it shares."""
+The control plane may change the state in between: what the VM reads in another form (entries, value sets, hash
+parameters, multicast groups, mirroring sessions) is rewritten when its version has changed; registers, counters and
+meters are shared."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from switchml.runtime.jit import compile_once
 log = logging.getLogger("switchml.bmv2")
 
 OUT_BYTES = 8 << 20
-"""Room for the frames that a batch gives."""
+"""Room for the frames that leave in a batch."""
 RESERVE = 2 << 20
-"""Room that must be left before another frame is taken in."""
+"""Room that must be free before another frame is processed."""
 MAX_RECORDS = 1 << 18
 RING_SIZE = 4096
 """Packets that can wait between ingress and egress, or to pass ingress once more."""
 SLACK = 64
-"""Bytes behind each block of memory, for loads that reach a little too far."""
+"""Bytes behind each block of memory, for loads that reach beyond it."""
 
 
 def _block(n_bytes: int) -> np.ndarray:
@@ -60,7 +60,7 @@ GROUPS = (
 
 
 def warm() -> None:
-    """Have all kernels compiled."""
+    """Compile all kernels."""
     for entry, n_args in ((t.process, 4), (run, 2), *(group[1:3] for group in GROUPS)):
         compile_once(entry, *[0] * n_args)
 
@@ -80,9 +80,9 @@ class Engine:
         self._is_paced = False
         compile_once(t.process, 0, 0, 0, 0)
         compile_once(run, 0, 0)
-        with state.lock:  # the control plane may be at work already
+        with state.lock:  # the control plane may be running already
             self._lower()
-        self._compile_groups()  # packets go on meanwhile
+        self._compile_groups()  # packets pass meanwhile
         with state.lock:
             self._set_up(seed)
 
@@ -95,7 +95,7 @@ class Engine:
             raise Unsupported("a number that does not fit an instruction") from None
 
     def _compile_groups(self) -> None:
-        """Have those groups of instructions compiled that the program needs."""
+        """Compile the groups of instructions that the program uses."""
         used = set(self.lowered.code[:, 0].tolist())
         self._groups_used = [group for group in GROUPS if not used.isdisjoint(range(*group[3:]))]
         for _, entry, n_args, _, _ in self._groups_used:
@@ -108,7 +108,7 @@ class Engine:
         rows = np.zeros((max(len(self.program.tables), 1), TABLE_BYTES // 8), dtype=np.int64)
         self._directory = rows
         self.context[CTX["tables"] // 8] = rows.ctypes.data
-        self.images = [TableImage(self.state, self.lowered, found, rows[i]) for i, found in self.lowered.tables.items()]
+        self.images = [TableImage(self.state, self.lowered, code, rows[i]) for i, code in self.lowered.tables.items()]
         self._versions: tuple | None = None
         self.events = Events(self.program, self.state, self.lowered.messages)
         self._refresh()
@@ -258,9 +258,9 @@ class Engine:
     # Packets
 
     def process(self, ports: np.ndarray, addresses: np.ndarray, lengths: np.ndarray, take) -> None:
-        """Take a batch of frames in: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is
-        called with what leaves, in order: (n, 4) int64 of port, address, length, index of the frame that came in; the
-        bytes stay there until it returns. Raises ProgramAbort."""
+        """Process a batch of frames: int64 arrays of ports, addresses of the bytes, and lengths. `take(records)` is
+        called with the frames that leave, in order: (n, 4) int64 of port, address, length, index of the frame that came
+        in; the bytes stay there until it returns. Raises ProgramAbort."""
         if self.is_paced():
             self._process_slowly(ports, addresses, lengths, take)
             return
@@ -286,12 +286,12 @@ class Engine:
         return self.slow.waiting
 
     @waiting.setter
-    def waiting(self, found: Waiting) -> None:
-        self.slow.waiting = found
+    def waiting(self, packets: Waiting) -> None:
+        self.slow.waiting = packets
 
     def is_paced(self) -> bool:
-        """Whether packets may have to wait in queues, which is the interpreter's affair: a queue has a rate, or no
-        room at all, or something waits still."""
+        """Whether packets may have to wait in queues, which the interpreter does: a queue has a rate, or no room
+        at all, or a packet waits."""
         queues = self.state.queues
         if queues.version != self._queue_version:
             self._queue_version = queues.version
@@ -312,8 +312,8 @@ class Engine:
                 take(records)
 
     def _report(self) -> None:
-        """Pass on what the VM told, and drop what is left of a packet at which the program aborted."""
-        self._complain()
+        """Pass on the VM's events, and drop the rest of a packet at which the program aborted."""
+        self._log_losses()
         n_words = int(self.context[CTX["event_at"] // 8])
         aborted = self._get("status")
         if aborted:
@@ -324,7 +324,7 @@ class Engine:
             self.context[CTX["event_at"] // 8] = 0
             self.events.report(self._event_ring[:n_words])
 
-    def _complain(self) -> None:
+    def _log_losses(self) -> None:
         for name, text in (("lost", "Dropped %d packets that would not end or had no room"),
                            ("bad_priority", "Priority out of range, dropping packet (%d times)")):  # fmt: skip
             n = self._get(name)
@@ -338,26 +338,26 @@ class Engine:
 
     def receive_batch(self, frames: Sequence[tuple[int, bytes]]) -> list[list[tuple[int, bytes]]]:
         """`receive` for each of (port, frame); the results in the same order."""
-        found: list[list[tuple[int, bytes]]] = [[] for _ in frames]
+        results: list[list[tuple[int, bytes]]] = [[] for _ in frames]
         sizes = np.array([len(data) for _, data in frames], dtype=np.int64)
         self._incoming = np.frombuffer(b"".join(data for _, data in frames) + bytes(SLACK), dtype=np.uint8)
         starts = self._incoming.ctypes.data + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
 
         def take(records: np.ndarray) -> None:
             for port, address, length, source in records.tolist():
-                found[source].append((port, ctypes.string_at(address, length)))
+                results[source].append((port, ctypes.string_at(address, length)))
 
         self.process(np.array([port for port, _ in frames], dtype=np.int64), starts, sizes, take)
-        return found
+        return results
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Take a frame in; returns (port, frame) for all that leave, in order."""
         return self.receive_batch([(port, data)])[0]
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """What leaves queues with a rate now."""
+        """The frames that leave queues with a rate now."""
         return self.slow.poll()
 
     def next_us(self) -> float | None:
-        """When `poll` will have something; None if nothing waits."""
+        """When `poll` will return something; None if nothing waits."""
         return self.slow.next_us()

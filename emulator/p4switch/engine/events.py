@@ -1,20 +1,18 @@
-"""What the VM tells Python while packets pass: log messages, digests, failed asserts."""
+"""The VM's events for Python while packets pass: log messages, digests, failed asserts."""
 
 from __future__ import annotations
 
 import logging
-import re
 
 import numpy as np
 
 from emulator.p4switch.engine.actions import ABORT, DIGEST, LOG, Message
 from emulator.p4switch.engine.layout import limbs
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.aborts import abort_of, log_text
 from emulator.p4switch.state.state import State
-from switchml.errors import ProgramAbort
 
 log = logging.getLogger("switchml.bmv2")
-_ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
 
 
 def number(words: np.ndarray, is_signed: bool) -> int:
@@ -23,7 +21,7 @@ def number(words: np.ndarray, is_signed: bool) -> int:
 
 
 class Events:
-    """Acts on events. `messages` are what LOG and ABORT events mean, by number."""
+    """Acts on events. `messages`: the meaning of LOG and ABORT events, by number."""
 
     def __init__(self, program: ir.Program, state: State, messages: list[Message]) -> None:
         self.state = state
@@ -43,30 +41,15 @@ class Events:
             elif kind == LOG:
                 self._log(self.messages[index], values)
             elif kind == ABORT:
-                self._abort(self.messages[index].call)
+                raise abort_of(self.messages[index].call)
 
     @staticmethod
     def _split(values: np.ndarray, shapes: list[tuple[int, bool]]) -> list[int]:
-        found, at = [], 0
+        numbers, at = [], 0
         for n, is_signed in shapes:
-            found.append(number(values[at : at + n], is_signed))
+            numbers.append(number(values[at : at + n], is_signed))
             at += n
-        return found
+        return numbers
 
     def _log(self, message: Message, values: np.ndarray) -> None:
-        numbers = iter(self._split(values, message.values))
-        text = _ARGUMENT.sub(lambda _: str(next(numbers)), message.call.args[0].text)
-        log.info(text.replace("\\{", "{").replace("\\}", "}"))
-
-    @staticmethod
-    def _abort(call: ir.Primitive) -> None:
-        if call.op != "log_msg":
-            source = call.source
-            place = f": {source.fragment} failed, file {source.filename}, line {source.line}" if str(source) else ""
-            raise ProgramAbort(f"{call.op.capitalize()} error{place}", exit_code=-6)
-        text, values = call.args
-        raise ProgramAbort(
-            f"Not enough arguments for format string in call to log_msg(). Format string expected "
-            f"({len(_ARGUMENT.findall(text.text))}) argument(s) but got ({len(values.items)}): {call.source}",
-            exit_code=1,
-        )
+        log.info("%s", log_text(message.call.args[0].text, self._split(values, message.values)))

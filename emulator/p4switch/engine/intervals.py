@@ -1,5 +1,5 @@
-"""What values an expression can have: for each node an interval, so that the lowering knows which sums fit 64 bits,
-which compare as signed numbers, and which need limbs."""
+"""Intervals of the values that expressions can have, so that the lowering knows which sums fit 64 bits, which compare
+as signed numbers, and which need several limbs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from emulator.p4switch.engine.code import Unsupported
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.headers import header_type
 from emulator.p4switch.values import mask
 
 MAX_BITS = 1 << 14
-"""Wider values count as this wide: no code asks for all their bits."""
+"""Wider values count as this wide: no code needs all their bits."""
 
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
 class Cell(e.Expr):
-    """A value that code has put into `n_limbs` cells from `offset`: an unsigned number of `width` bits."""
+    """A value that code has stored in `n_limbs` cells from `offset`: an unsigned number of `width` bits."""
 
     offset: int
     n_limbs: int
@@ -47,21 +48,21 @@ class Intervals:
         self._known: dict[e.Expr, Interval] = {}
 
     def set_params(self, params: tuple[ir.Param, ...]) -> None:
-        """The action whose expressions come now."""
+        """Set the action whose expressions follow."""
         if params != self.params:
             self.params = params
             self._known.clear()
 
     def __call__(self, node: e.Expr) -> Interval:
-        found = self._known.get(node)
-        if found is None:
+        interval = self._known.get(node)
+        if interval is None:
             for part in e.walk(node):  # children first, so that deep trees don't recurse
                 if part not in self._known and part.kind in (e.DATA, e.BOOL):
                     low, high = self._known[part] = self._of(part)
-                    if max(-low, high).bit_length() > MAX_BITS:  # few bits of it may be asked for
+                    if max(-low, high).bit_length() > MAX_BITS:  # few of its bits may be needed
                         self._known[part] = -(1 << MAX_BITS), 1 << MAX_BITS
-            found = self._known[node]
-        return found
+            interval = self._known[node]
+        return interval
 
     def _field(self, field: ir.Field) -> Interval:
         return (-(1 << (field.width - 1)) if field.signed and field.width else 0), mask(field.width)
@@ -151,29 +152,3 @@ class Intervals:
             return 0, mask(max(left[1].bit_length(), right[1].bit_length()))
         n = max(bits_of((min(left[0], -1), left[1])), bits_of((min(right[0], -1), right[1]))) - 1
         return -(1 << n), mask(n)
-
-
-def header_type(program: ir.Program, header: e.Expr) -> ir.HeaderType:
-    """The type of the header that this node gives."""
-    if isinstance(header, e.HeaderRef):
-        return program.headers[header.header].type
-    if isinstance(header, e.StackElement):
-        return program.stacks[header.stack.stack].type
-    if isinstance(header, e.UnionStackNext):
-        return member_type(program, program.union_stacks[header.stack].unions[0], header.member)
-    if isinstance(header, e.UnionMember):
-        return member_type(program, any_union(program, header.union), header.member)
-    return header_type(program, header.args[1])  # the operator `?`
-
-
-def member_type(program: ir.Program, union: int, member: int) -> ir.HeaderType:
-    return program.headers[program.unions[union].headers[member]].type
-
-
-def any_union(program: ir.Program, union: e.Expr) -> int:
-    """Some union of the type that this node has."""
-    if isinstance(union, e.UnionRef):
-        return union.union
-    if isinstance(union, e.StackElement):
-        return program.union_stacks[union.stack.stack].unions[0]
-    return any_union(program, union.args[1])

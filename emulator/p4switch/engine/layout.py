@@ -1,4 +1,4 @@
-"""Where everything of a packet lies in the VM's frame.
+"""Where a packet's headers and metadata lie in the VM's frame.
 
 A frame is one block of memory. Constants lie below its origin, then come the system cells (SYSTEM), then the packet's
 headers (PHV), then temporaries. The PHV is zeroed for each packet.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.expr import VALID, FieldRef
+from emulator.p4switch.program.expr import FieldRef
 
 
 def offsets(names: tuple[str, ...], start: int = 0) -> dict[str, np.int64]:
@@ -31,11 +31,11 @@ SYSTEM = (
     "bits", "out", "states", "loops", "start_length", "ingress_port",
 )  # fmt: skip
 """Names of the system cells, 8 bytes each. context: address of the context (CONTEXT); packet, length, cursor: address
-and bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code goes
-on after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the parser's;
-clone: session + 1, or 0; clone_list..digest: ids that primitives gave; truncate: length + 1, or 0; packet_length: the
-length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where the deparser writes;
-states, loops: limits; start_length: the length register at ingress."""
+and bytes of the packet, bytes parsed; args, return_pc: address of the running action's arguments, and where code
+continues after it; entry, hit: address of the record found, and whether it is an entry's; error, checksum_error: the
+parser's; clone: session + 1, or 0; clone_list..digest: ids that primitives set; truncate: length + 1, or 0;
+packet_length: the length register; ingress_length: what counters count; bits: how full the hash buffer is; out: where
+the deparser writes; states, loops: limits; start_length: the length register at ingress."""
 CELL = offsets(SYSTEM)
 PHV = 8 * 32
 """Offset of the headers: room for 32 system cells before it."""
@@ -45,7 +45,7 @@ DESCRIPTOR = (
     "position",
 )  # fmt: skip
 """Words of a header's row in the header table: offsets of its validity byte and data, bytes of its fixed fields, bytes
-of all that it holds, where its union's members are listed and how many, its varbit field (0: none), before which byte
+of its whole content, where its union's members are listed and how many, its varbit field (0: none), before which byte
 of the fixed fields that belongs, its limit in bytes, where the flags of signed fields begin, id of its type, place in
 its union."""
 ROW = offsets(DESCRIPTOR)
@@ -87,7 +87,7 @@ class Place:
 
 
 class Layout:
-    """Offsets for one program. Raises Unsupported (lower_code) for what can't be held this way."""
+    """Offsets for one program. Raises Unsupported (lower_code) for programs that this layout can't represent."""
 
     def __init__(self, program: ir.Program) -> None:
         self.program = program
@@ -170,9 +170,3 @@ class Layout:
     def sign_flag(self, kind: ir.HeaderType, i: int) -> int:
         """The number of a signed field among the signed ones."""
         return sum(field.signed for field in kind.fields[:i] if not field.is_varbit)
-
-    def place(self, ref: FieldRef) -> Place:
-        return self.places[ref]
-
-    def is_valid_field(self, ref: FieldRef) -> bool:
-        return ref.field == VALID

@@ -1,4 +1,4 @@
-"""Table entries as the VM reads them: records, and hash tables, one for each mask that occurs among the entries.
+"""Table entries in the VM's form: records, and hash tables, one for each mask that occurs among the entries.
 
 Exact entries have one mask, prefixes one for each length, ternary entries one for each mask in use (tuple space search,
 Srinivasan et al. 1999). The hash tables are tried in the order of the best entry that each has, until none can have a
@@ -44,39 +44,39 @@ class TableImage:
     """The entries of one table. `row` is its part of the directory; `refresh` rewrites it when the table has
     changed."""
 
-    def __init__(self, state: State, lowered: Lowered, found: TableCode, row: np.ndarray) -> None:
+    def __init__(self, state: State, lowered: Lowered, code: TableCode, row: np.ndarray) -> None:
         self.state = state
         self.program = state.program
         self.lowered = lowered
-        self.found = found
+        self.code = code
         self.row = row
-        self.table: MatchTable = state.tables[found.table.index]
+        self.table: MatchTable = state.tables[code.table.index]
         self.versions: tuple | None = None
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over what the control plane changed."""
+        """Update the image after changes by the control plane."""
         profile = self.table.profile
         versions = self.table.version, 0 if profile is None else profile.version
         if versions == self.versions:
             return
         self.versions = versions
-        self._kept: list[np.ndarray] = []
+        self._arrays: list[np.ndarray] = []
         entries = self.table.all_entries()
-        if self.found.table.match_type != "exact":
+        if self.code.table.match_type != "exact":
             entries.sort(key=self.table._rank)
         records = [self._record(entry.target, entry) for entry in entries]
         default = self._record(self.table.default, None)
         self.row[:] = 0
         self.row[v.DEFAULT // 8] = default
-        if any(part.kind == "range" for part in self.found.table.key):
+        if any(part.kind == "range" for part in self.code.table.key):
             self._rows(entries, records)
         else:
             self._hash_tables(entries, records)
 
     def _keep(self, array: np.ndarray) -> int:
         """Keep an array alive; its address."""
-        self._kept.append(array)
+        self._arrays.append(array)
         return array.ctypes.data
 
     # Records
@@ -84,16 +84,16 @@ class TableImage:
     def _record(self, target: Target | None, entry: Entry | None) -> int:
         """The address of a new record."""
         record = np.zeros(v.RECORD_BYTES // 8, dtype=np.int64)
-        found = self.found
+        code = self.code
         if target is None:
-            label = found.miss if found.table.by_hit else found.next_default
+            label = code.miss if code.table.by_hit else code.next_default
             record[v.ACTION // 8] = record[v.NEXT // 8] = label.pc
         elif isinstance(target, UseGroup):
             members = [
                 self._record(self.table.profile.members[member].run, entry)
                 for member in self.table.profile.groups[target.group].choices()
             ]
-            record[v.ACTION // 8] = record[v.NEXT // 8] = found.end.pc
+            record[v.ACTION // 8] = record[v.NEXT // 8] = code.end.pc
             record[v.N_CHOICES // 8] = len(members)
             record[v.CHOICES // 8] = self._keep(_words(members))
         else:
@@ -106,34 +106,34 @@ class TableImage:
         return self._keep(record)
 
     def _run(self, record: np.ndarray, run: RunAction, is_hit: bool) -> None:
-        found = self.found
+        code = self.code
         record[v.ACTION // 8] = self.lowered.actions_at[run.action].pc
         args: list[int] = []
         for param, value in zip(self.program.actions[run.action].params, run.args, strict=True):
             args += to_limbs(value & mask(param.width), limbs(param.width))
         record[v.ARGS // 8] = self._keep(_words(args))
-        if found.table.by_hit:
-            label = found.hit if is_hit else found.miss
+        if code.table.by_hit:
+            label = code.hit if is_hit else code.miss
         else:
-            label = found.next_of_action.get(run.action, found.next_default)
+            label = code.next_of_action.get(run.action, code.next_default)
         record[v.NEXT // 8] = label.pc
 
     # Keys
 
     def _match(self, entry: Entry) -> list[tuple[bool, int, list[int], list[int]]]:
-        """What an entry says of each field: whether it is a range, limbs, value, and mask or upper end."""
-        found = []
-        for param, width, n in zip(entry.match, self.table.widths, self.found.key_limbs, strict=True):
+        """Of each field of an entry: whether it is a range, limbs, value, and mask or upper end."""
+        fields = []
+        for param, width, n in zip(entry.match, self.table.widths, self.code.key_limbs, strict=True):
             if param.kind == "range":
-                found.append((True, n, to_limbs(param.value, n), to_limbs(param.extra, n)))
+                fields.append((True, n, to_limbs(param.value, n), to_limbs(param.extra, n)))
                 continue
             covered = mask(64 * n)
             if param.kind == "ternary":
                 covered = param.extra
             elif param.kind == "lpm":
                 covered = prefix_mask(width, param.extra)
-            found.append((False, n, to_limbs(param.value & covered, n), to_limbs(covered, n)))
-        return found
+            fields.append((False, n, to_limbs(param.value & covered, n), to_limbs(covered, n)))
+        return fields
 
     def _hash_tables(self, entries: list[Entry], records: list[int]) -> None:
         groups: dict[tuple[int, ...], dict[tuple[int, ...], tuple[int, int]]] = {}
@@ -143,21 +143,21 @@ class TableImage:
             cover = tuple(limb for part in parts for limb in part[3])
             groups.setdefault(cover, {}).setdefault(value, (rank, record))
         words: list[int] = []
-        for cover, found in groups.items():  # in the order of their best entries
+        for cover, entries_of_mask in groups.items():  # in the order of their best entries
             size = 8
-            while size < 2 * len(found):
+            while size < 2 * len(entries_of_mask):
                 size *= 2
-            slots = self._slots(found, size, len(cover))
-            first = next(iter(found.values()))[0]
+            slots = self._slots(entries_of_mask, size, len(cover))
+            first = next(iter(entries_of_mask.values()))[0]
             words += [self._keep(_words(list(cover))), self._keep(slots), size - 1, first, 0, 0, 0, 0]
         self.row[v.GROUPS // 8] = self._keep(_words(words))
         self.row[v.N_GROUPS // 8] = len(groups)
 
     @staticmethod
-    def _slots(found: dict[tuple[int, ...], tuple[int, int]], size: int, n: int) -> np.ndarray:
+    def _slots(entries: dict[tuple[int, ...], tuple[int, int]], size: int, n: int) -> np.ndarray:
         slots = np.zeros((size, 2 + n), dtype=np.uint64)
         used = bytearray(size)
-        for value, (rank, record) in found.items():
+        for value, (rank, record) in entries.items():
             at = hash_limbs(list(value)) & (size - 1)
             while used[at]:
                 at = (at + 1) & (size - 1)

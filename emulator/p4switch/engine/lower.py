@@ -1,5 +1,4 @@
-"""From a program and its state to code: all parts of the packet path, and what the rest of the engine must know of
-it."""
+"""From a program and its state to code: all parts of the packet path, and the data about it that the engine needs."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ class ValueSet:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over values that the control plane changed."""
+        """Update values that the control plane has changed."""
         if self.version == self.vset.version:
             return
         self.version = self.vset.version
@@ -45,8 +44,8 @@ class ValueSet:
 class Lowered:
     """`code` (rows, 8) int32; `constants`: uint64 values that lie below the frame's origin, the last one lowest;
     `parser`, `ingress`, `egress`, `deparser`: where code begins; `digests`: (list id, code) pairs; `field_lists`: id
-    → pieces (offset in the frame, bits before it, bits) of what is kept; `header_bytes`: what the deparser emits at
-    most."""
+    → pieces (offset in the frame, bits before it, bits) of the fields that are copied; `header_bytes`: the most
+    that the deparser emits."""
 
     layout: Layout
     code: np.ndarray
@@ -100,9 +99,9 @@ class Lowering:
         )  # fmt: skip
 
     def _vset_words(self, index: int, n_limbs: int, widths: list[int]) -> int:
-        found = ValueSet(self.state.parse_vsets[index], n_limbs, widths)
-        self.vsets.append(found)
-        return self.code.const(found.words.ctypes.data)
+        values = ValueSet(self.state.parse_vsets[index], n_limbs, widths)
+        self.vsets.append(values)
+        return self.code.const(values.words.ctypes.data)
 
     def _deparser(self, deparser: ir.Deparser) -> int:
         start = self.code.pc

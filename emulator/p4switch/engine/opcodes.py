@@ -1,9 +1,9 @@
 """The VM's instructions.
 
 In the table, `d` is the cell that is written, `a b c m` cells that are read; other words are immediate: `w` a width in
-bits, `n` limbs (or bytes, ids), `s` a shift, `o` an offset in the frame, `pc` where to go on. Values are modulo 2^64;
-whether they are signed is the instruction's affair. W… work on numbers of n limbs, V… on n lanes of 64 bits. The groups
-are run by vm, vm_wide, vm_headers and vm_hash.
+bits, `n` limbs (or bytes, ids), `s` a shift, `o` an offset in the frame, `pc` a place in the code. Values are modulo
+2^64; each instruction says whether it reads them as signed. W… work on numbers of n limbs, V… on n lanes of 64 bits.
+The groups are run by vm, vm_wide, vm_headers and vm_hash.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 _VM = """
 END    status                 stop
 JMP    pc
-LOOP   pc                     jump back, counted: a packet that goes on for ever is trapped
+LOOP   pc                     jump back, counted: a packet that would never leave is trapped
 JZ     a pc
 JNZ    a pc
 JEQ    a b pc
@@ -69,9 +69,9 @@ SKIP   a pc pc                advance by a bits; not whole bytes; too short
 PEEK   d k w n                w bits at the cursor + k bits; zeros beyond the end
 VSET   a n m o pc             if the key is in a value set, under a mask
 LOOKUP table a n              find the record for the n limbs from a: sets entry and hit, counts
-PICK   a                      of a group's members the one that a chooses
+PICK   a                      the member of a group that a selects
 CALL                          run the record's action
-RET                           go on after the table
+RET                           continue after the table
 ARG    d k                    word k of the action's arguments
 REG    d o a n                n limbs of a register: o describes the array, a is the index
 REGW   o a n b
@@ -80,7 +80,7 @@ METER  d o a
 METERD d o                    direct meter of the entry
 RANDOM d a b                  uniform within a..b
 EMITH  valid o n              append n bytes to the output, if valid
-EVENT  kind id n              tell Python; n limbs follow
+EVENT  kind id n              append an event for Python; n limbs follow
 EVADD  a n
 TRAP   status
 TRUNC  a

@@ -1,5 +1,5 @@
-"""Lowering of the parser: its states become blocks of code, errors jump to stubs that set the error, and all ends where
-checksums are verified."""
+"""Lowering of the parser: its states become blocks of code, errors jump to stubs that set the error, and all paths end
+where checksums are verified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulator.p4switch.program import ir
 from emulator.p4switch.values import mask, n_bytes, padded_width
 
 MAX_LOOKAHEAD = 1 << 12
-"""Bits; the VM reads a longer look-ahead nowhere."""
+"""Bits; longer look-aheads are not supported."""
 
 
 class Parser:
@@ -81,7 +81,7 @@ class Parser:
         self._select(state, labels)
 
     def _moved(self) -> None:
-        """The cursor moved: what was read ahead is out of date."""
+        """Forget look-aheads: the cursor has moved."""
         for key in [key for key in self.ex.memo if _looks_ahead(key[0])]:
             del self.ex.memo[key]
 
@@ -191,8 +191,8 @@ class Parser:
                 elif n == 1 and cover == mask(total):
                     self.code.emit(o.JEQ, cell, self.code.const(transition.value & cover), goal)
                 else:
-                    wanted = self.code.const(transition.value & cover, n)
-                    self.code.emit(o.JCASE, cell, self.code.const(cover, n), wanted, n, goal)
+                    value = self.code.const(transition.value & cover, n)
+                    self.code.emit(o.JCASE, cell, self.code.const(cover, n), value, n, goal)
         self.code.emit(o.JMP, labels[state.default])
 
 
@@ -206,7 +206,7 @@ def _looks_ahead(node: e.Expr) -> bool:
 
 
 def _has_loop(parser: ir.Parser) -> bool:
-    """Whether some state can come again."""
+    """Whether a state can be reached from itself."""
     after = {
         number: {transition.next_state for transition in state.transitions} | {state.default}
         for number, state in enumerate(parser.states)

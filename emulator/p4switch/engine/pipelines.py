@@ -1,6 +1,6 @@
-"""Lowering of pipelines: nodes become code in the order in which they are reached; a node with one way in follows it
-without a break, so that what is known goes on. Actions are shared subroutines, but for an action without parameters
-that a table without a key always runs (p4c makes such tables of plain statements): it stands in the table's place."""
+"""Lowering of pipelines: nodes become code in the order in which they are reached; a node with one predecessor follows
+it in the same block, so that known values stay known. Actions are shared subroutines, except for an action without
+parameters that a table without a key always runs (p4c makes such tables of plain statements): it is inlined."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from emulator.p4switch.values import mask
 
 @dataclass
 class TableCode:
-    """What `lookup` must know to make a table's entries: `key_limbs` of each key field, and where code goes on:
-    `next_of_action`, `hit`, `miss` and `none` (no default entry), all labels; `end` where an empty group leads."""
+    """The data from which `lookup` builds a table's entries: `key_limbs` of each key field, and the labels where code
+    continues: `next_of_action`, `next_default`, `hit`, `miss`, and `end` after an empty group."""
 
     table: ir.Table
     key_limbs: list[int]
@@ -50,7 +50,7 @@ class Pipelines:
         self._labels = {ir.END: self._end}
         self._pending: list[int] = []
         self._done: set[int] = set()
-        self._ways_in = self._count(pipeline.init_node)
+        self._n_predecessors = self._count(pipeline.init_node)
         self.ex.start_block()
         self._chain(pipeline.init_node)
         while self._pending:
@@ -81,48 +81,30 @@ class Pipelines:
         return [*node.next_of_action.values(), node.next_default]
 
     def _count(self, start: int) -> Counter:
-        """Ways into each node that is reachable."""
-        ways, stack, seen = Counter({start: 1}), [start], set()
-        if self._has_cycle(start):
-            raise Unsupported("a pipeline that comes back to a node")
+        """The number of predecessors of each reachable node."""
+        n_predecessors, stack, seen = Counter({start: 1}), [start], set()
         while stack:
             number = stack.pop()
             if number == ir.END or number in seen:
                 continue
             seen.add(number)
             for follower in self._successors(number):
-                ways[follower] += 1
+                n_predecessors[follower] += 1
                 stack.append(follower)
-        return ways
-
-    def _has_cycle(self, start: int) -> bool:
-        """Depth first: whether a node on the way is met again."""
-        on_the_way, done, stack = set(), {ir.END}, [(start, False)]
-        while stack:
-            number, is_left = stack.pop()
-            if is_left:
-                on_the_way.discard(number)
-                done.add(number)
-            elif number in on_the_way:
-                return True
-            elif number not in done:
-                on_the_way.add(number)
-                stack.append((number, True))
-                stack.extend((follower, False) for follower in self._successors(number))
-        return False
+        return n_predecessors
 
     def _label(self, number: int) -> Label:
-        """The label of a node, which will be written."""
+        """The label of a node, which is queued to be written."""
         if number not in self._labels:
             self._labels[number] = Label()
             self._pending.append(number)
         return self._labels[number]
 
     def _chain(self, number: int) -> None:
-        """A node, and those that follow it without a break."""
+        """Write a node, and those that follow it in the same block."""
         follows = False
         while number != ir.END and number not in self._done:
-            if not follows or number in self._labels or self._ways_in[number] > 1:
+            if not follows or number in self._labels or self._n_predecessors[number] > 1:
                 self.ex.bind(self._label(number))
             self._done.add(number)
             number, follows = self._node(self.program.nodes[number]), True
@@ -131,7 +113,7 @@ class Pipelines:
         self.code.emit(o.JMP, self._label(number))
 
     def _node(self, node: ir.Node) -> int | None:
-        """Write a node; returns what follows it at once, or None if the code has gone elsewhere."""
+        """Write a node; returns the node that follows directly, or None if the code jumps."""
         self.ex.set_action(())
         if isinstance(node, ir.Conditional):
             self.ex.jump_unless(node.condition, self._label(node.next_false))
@@ -152,7 +134,7 @@ class Pipelines:
         self.ex.set_action(())
 
     def _fixed_action(self, table: ir.Table) -> int | None:
-        """The action that a table always runs, if it can stand in the table's place."""
+        """The action that a table always runs, if it can be inlined."""
         default = table.default
         if table.key or default is None or not default.const_action or table.type != ir.SIMPLE:
             return None
@@ -167,13 +149,13 @@ class Pipelines:
 
     def _table(self, table: ir.Table) -> None:
         widths = [limbs(part.width) for part in table.key]
-        found = TableCode(table, widths)
-        self.tables[table.index] = found
-        found.end = self._end
-        found.next_default = self._label(table.next_default)
-        found.hit, found.miss = self._label(table.next_hit), self._label(table.next_miss)
+        code = TableCode(table, widths)
+        self.tables[table.index] = code
+        code.end = self._end
+        code.next_default = self._label(table.next_default)
+        code.hit, code.miss = self._label(table.next_hit), self._label(table.next_miss)
         for action in self._possible(table):
-            found.next_of_action[action] = self._label(table.next_of_action.get(action, table.next_default))
+            code.next_of_action[action] = self._label(table.next_of_action.get(action, table.next_default))
             self.actions_at.setdefault(action, Label())
         self.code.emit(o.LOOKUP, table.index, self._key(table, widths), sum(widths))
         if table.direct_meter is not None:
@@ -189,7 +171,7 @@ class Pipelines:
         self.ex.start_block()
 
     def _possible(self, table: ir.Table) -> tuple[int, ...]:
-        """Actions that may run: the default one may be none of the table's."""
+        """Actions that may run: the default action need not be one of the table's."""
         default = () if table.default is None else (table.default.action,)
         profile = () if table.action_profile is None else self.program.action_profiles[table.action_profile].actions
         return tuple(dict.fromkeys((*table.actions, *default, *profile)))

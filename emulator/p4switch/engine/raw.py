@@ -1,7 +1,7 @@
 """Raw memory and unsigned arithmetic for the VM: intrinsics over int64 addresses and values, so that nothing in the VM
-mixes signed and unsigned types (numba would make floats of them) and no array object is carried about.
+mixes signed and unsigned types (numba would make floats of them) and no array object is passed around.
 
-`ld32s` loads 32 bits with their sign, `ld32` without; `be` forms are big-endian. Addresses need no alignment. `arg`,
+`be` forms are big-endian. Addresses need no alignment. `arg`,
 `val` and `put` are an instruction's operands: its k-th 32-bit word, the 64-bit cell of the frame at that offset, and
 the same cell to be written."""
 
@@ -14,8 +14,8 @@ from numba.extending import intrinsic
 from switchml.runtime.jit import compile_once, kernel
 
 kernel_part = functools.partial(kernel, no_cpython_wrapper=True, no_cfunc_wrapper=True)
-"""A kernel that only other kernels call: without the code that Python would call it by, which takes a third of the time
-to compile."""
+"""A kernel that only other kernels call: without the entry for Python, which takes a third of the time to
+compile."""
 
 _I64 = ir.IntType(64)
 _INT = types.int64
@@ -25,7 +25,7 @@ def _at(builder, address, bits):
     return builder.inttoptr(address, ir.IntType(bits).as_pointer())
 
 
-def _loader(bits, signed=False, swap=False):
+def _loader(bits, swap=False):
     @intrinsic
     def load(typingctx, address):
         def codegen(context, builder, signature, args):
@@ -34,7 +34,7 @@ def _loader(bits, signed=False, swap=False):
                 value = builder.bswap(value)
             if bits == 64:
                 return value
-            return builder.sext(value, _I64) if signed else builder.zext(value, _I64)
+            return builder.zext(value, _I64)
 
         return _INT(_INT), codegen
 
@@ -57,7 +57,6 @@ def _storer(bits, swap=False):
 
 
 ld8, ld16, ld32, ld64 = (_loader(bits) for bits in (8, 16, 32, 64))
-ld32s = _loader(32, signed=True)
 be16, be32, be64 = (_loader(bits, swap=True) for bits in (16, 32, 64))
 st8, st16, st32, st64 = (_storer(bits) for bits in (8, 16, 32, 64))
 ste16, ste32, ste64 = (_storer(bits, swap=True) for bits in (16, 32, 64))
@@ -114,17 +113,6 @@ def copy_block(typingctx, to, source, count):
 
 
 @intrinsic
-def move_block(typingctx, to, source, count):
-    """memmove."""
-
-    def codegen(context, builder, signature, args):
-        cgutils.raw_memmove(builder, _at(builder, args[0], 8), _at(builder, args[1], 8), args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(_INT, _INT, _INT), codegen
-
-
-@intrinsic
 def clear_block(typingctx, to, count):
     """memset to zero."""
 
@@ -152,7 +140,7 @@ def _operand(builder, at, k):
 
 @intrinsic
 def arg(typingctx, at, k):
-    """Operand k of the instruction at `at`, as it stands there."""
+    """Operand k of the instruction at `at`, unchanged."""
 
     def codegen(context, builder, signature, args):
         return _operand(builder, args[0], args[1])
@@ -200,8 +188,8 @@ def _caller(n_args):
 
 @intrinsic
 def call2(typingctx, address, a, b):
-    """Call a kernel by its address (`address_of`). Kernels that are called so are compiled once, by themselves; a
-    direct call has the callee optimised again within every caller."""
+    """Call a kernel by its address (`address_of`). Kernels called this way are compiled once, on their own; a
+    direct call optimises the callee again within every caller."""
     return _INT(_INT, _INT, _INT), _caller(2)
 
 

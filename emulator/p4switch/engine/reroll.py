@@ -1,10 +1,10 @@
 """Re-rolling: runs of primitives that do the same to neighbouring fields and registers become instructions on lanes.
 
-Programs made for hardware hold a vector as a field and a register for each lane, and p4c repeats the statements of one
-lane for all of them. Here such a run is found (`find_run`): a body of a few primitives, repeated with every field and
-register number moved on by a constant. If no lane touches what another one writes, statement after statement can be
-done for all lanes at once (`Lanes`). Registers of one run are moved together in memory (`place_together`), one row for
-each index, so that a row of cells is a vector too."""
+Programs for hardware hold a vector as a field and a register for each lane, and p4c repeats the statements of one lane
+for all of them. `find_run` detects such a run: a body of a few primitives, repeated with every field and register
+number increased by a constant. If no lane touches what another one writes, each statement can be executed for all lanes
+at once (`Lanes`). Registers of one run are placed together in memory (`place_together`), one row for each index, so
+that a row of cells is a vector, too."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ class Run:
     registers: tuple[int, ...]
 
 
-def _leaves(node: e.Expr, found: list) -> object:
-    """The shape of a tree, with its fields and registers taken out into `found`."""
+def _leaves(node: e.Expr, leaves: list) -> object:
+    """The shape of a tree, with its fields and registers appended to `leaves`."""
     if isinstance(node, e.FieldRef):
-        found.append(node)
+        leaves.append(node)
         return "field", node.header, node.field == e.VALID
     if isinstance(node, e.ObjectRef):
-        found.append(node)
+        leaves.append(node)
         return node.sort
     if isinstance(node, e.Op):
-        return node.op, *(_leaves(arg, found) for arg in node.args)
+        return node.op, *(_leaves(arg, leaves) for arg in node.args)
     return node
 
 
 def _shape(call: ir.Primitive) -> tuple[object, list]:
-    found: list = []
-    return (call.op, *(_leaves(arg, found) for arg in call.args)), found
+    leaves: list = []
+    return (call.op, *(_leaves(arg, leaves) for arg in call.args)), leaves
 
 
 def _number(leaf: e.Expr) -> int:
@@ -63,15 +63,15 @@ def _number(leaf: e.Expr) -> int:
 
 
 def find_run(calls: tuple[ir.Primitive, ...], at: int) -> Run | None:
-    """The longest run that begins at a primitive, if there is one that can be done in lanes."""
+    """The longest run that begins at a primitive and can be executed in lanes, if there is one."""
     if calls[at].op not in ("assign", "register_read", "register_write"):
         return None
     best = None
     shapes = [_shape(call) for call in calls[at : at + MAX_BODY]]
     for body in range(1, len(shapes) + 1):
-        found = _run_of(calls, at, body, shapes[:body])
-        if found is not None and (best is None or found.n * found.body > best.n * best.body):
-            best = found
+        candidate = _run_of(calls, at, body, shapes[:body])
+        if candidate is not None and (best is None or candidate.n * candidate.body > best.n * best.body):
+            best = candidate
     return best
 
 
@@ -127,7 +127,7 @@ def _checked(at: int, body: int, n: int, first: list, steps: list[int], shapes: 
 
 
 def place_together(state: State, run: Run) -> bool:
-    """Move the registers of a run together, if they are alike; whether they lie together now."""
+    """Place the registers of a run together, if they are alike; returns whether they are together now."""
     for first in run.registers:
         group = state.registers[first : first + run.n]
         if any((r.size, r.width) != (group[0].size, group[0].width) for r in group) or group[0].width > 64:
@@ -163,7 +163,7 @@ class Lanes:
         self.reads = reads
 
     def prepare(self) -> None:
-        """Move registers together before any code has their addresses."""
+        """Place registers together before any code has their addresses."""
         for action in self.program.actions:
             at = 0
             while at < len(action.primitives):
@@ -185,7 +185,7 @@ class Lanes:
         self.ex.forget_all()
         return run.body * run.n
 
-    # What can be done in lanes
+    # Conditions
 
     def _can(self, calls, run: Run) -> bool:
         self.scratch = {ref for ref, by in run.step.items() if by and self._is_scratch(ref, by, run, calls)}
@@ -228,8 +228,8 @@ class Lanes:
         return all(place.offset == first.offset + size * i for i, place in enumerate(places))
 
     def _is_scratch(self, ref: e.FieldRef, by: int, run: Run, calls) -> bool:
-        """Whether the field only passes on, within a lane, a value that is the same for all lanes: an index, mostly.
-        Then it is never stored."""
+        """Whether the field only carries, within a lane, a value that is the same for all lanes, mostly an index. It is
+        then never stored."""
         if not self.program.headers[ref.header].is_metadata:
             return False  # it may be sent
         body = calls[run.at : run.at + run.body]
@@ -291,7 +291,7 @@ class Lanes:
         return self.ex.index(resolved, "the index of a register")
 
     def _resolved(self, node: e.Expr) -> e.Expr:
-        """The node with what is known of fields that are never stored in their place."""
+        """The node, with fields that are never stored replaced by their known values."""
         if isinstance(node, e.Op):
             return e.Op(node.op, tuple(self._resolved(arg) for arg in node.args))
         return self.known.get(node, node)

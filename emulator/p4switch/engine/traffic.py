@@ -1,9 +1,9 @@
 """simple_switch's packet path, compiled: ingress, clones, resubmit, multicast, egress, recirculate, for a batch of
 frames.
 
-interpreter.path is the same in plain Python, in the same order, and says why. One frame is the packet being worked on;
-a packet that has to wait is a copy of the frame's system cells and headers in a ring: `returned` are packets on their
-way to ingress, `queued` those on their way to egress. Queues with a rate are not for this path."""
+interpreter.path is the same in plain Python, in the same order, with the reasons. One frame is the packet being worked
+on; a packet that waits is a copy of the frame's system cells and headers in a ring: `returned` are packets on their way
+to ingress, `queued` those on their way to egress. This path doesn't serve queues with a rate."""
 
 import numpy as np
 
@@ -21,8 +21,8 @@ FIELDS = (
     "intrinsic_metadata.egress_global_timestamp", "queueing_metadata.deq_timedelta", "queueing_metadata.deq_qdepth",
     "queueing_metadata.qid", "standard_metadata.egress_port",
 )  # fmt: skip
-"""What the path itself reads and writes. In the plan, each has two words: the cell's offset (-1: the program does not
-have it) and the mask of its width."""
+"""What the path itself reads and writes. In the plan, each has two words: the cell's offset (-1: the program lacks
+it) and the mask of its width."""
 (
     INGRESS_PORT, PACKET_LENGTH, INSTANCE_TYPE, INGRESS_TIME, PARSER_ERROR, CHECKSUM_ERROR, MCAST_GRP, EGRESS_SPEC,
     EGRESS_RID, PRIORITY, ENQ_TIME, ENQ_DEPTH, EGRESS_TIME, DEQ_DELTA, DEQ_DEPTH, QID, EGRESS_PORT,
@@ -36,7 +36,7 @@ PLAN = (
     "lost", "in_address", "in_length", "in_port", "now", "source", "max_events", "reserve", "bad_priority",
     "vm", "header_bytes",
 )  # fmt: skip
-"""Words of the plan after the fields: all that the path needs to know, and its counters."""
+"""Words of the plan after the fields: the path's inputs and its counters."""
 P = offsets(PLAN, 16 * len(FIELDS))
 PLAN_WORDS = 2 * len(FIELDS) + len(PLAN)
 
@@ -98,7 +98,7 @@ def _begin(plan, frame, address, length, port, ingress_length):
 
 @kernel_part
 def _run(plan, frame, pc):
-    """Run a stage; False if the packet is to be dropped for it."""
+    """Run a stage; False if the packet must be dropped."""
     st64(frame + _LOOPS, 0)
     status = call2(ld64(plan + _VM), frame, ld64(plan + pc))
     if status:
@@ -121,7 +121,7 @@ def _parse(plan, frame):
 
 @kernel_part
 def _push(plan, frame, ring, port, priority):
-    """Put a copy of the packet at the end of a ring: `ring` is the plan's word with its address."""
+    """Append a copy of the packet to a ring: `ring` is the plan's word with its address."""
     n, size = ld64(plan + ring + 16), ld64(plan + _RING_SIZE)
     if n == size:
         st64(plan + _LOST, ld64(plan + _LOST) + 1)
@@ -138,11 +138,11 @@ def _push(plan, frame, ring, port, priority):
 def _pop(plan, frame, ring):
     """Take the first packet of a ring into the frame; the address of what was pushed with it."""
     first, n = ld64(plan + ring + 8), ld64(plan + ring + 16) - 1
-    found = ld64(plan + ring) + first * ld64(plan + _RING_STRIDE)
-    copy_block(frame, found + 16, ld64(plan + _PHV_END))
+    entry = ld64(plan + ring) + first * ld64(plan + _RING_STRIDE)
+    copy_block(frame, entry + 16, ld64(plan + _PHV_END))
     st64(plan + ring + 16, n)
     st64(plan + ring + 8, (first + 1) % ld64(plan + _RING_SIZE) if n else 0)
-    return found
+    return entry
 
 
 @kernel_part
@@ -176,7 +176,7 @@ def _forget_requests(frame):
 
 @kernel_part
 def _multicast(plan, frame, group):
-    """Queue a copy for each port of a group; copies ask for nothing."""
+    """Queue a copy for each port of a group; copies carry no requests."""
     _forget_requests(frame)
     if group >= ld64(plan + _N_GROUPS):
         return
@@ -298,8 +298,8 @@ def _resubmit(plan, frame):
 
 @kernel_part
 def _ingress(plan, frame):
-    """Parse, run the ingress pipeline, do what it asked for; the port, if the packet goes on to egress at once, or
-    -1."""
+    """Parse, run the ingress pipeline and carry out its requests; the port if the packet continues to egress at once,
+    else -1."""
     st64(frame + _START_LENGTH, ld64(frame + _REG))
     if not _parse(plan, frame):
         return -1
@@ -341,7 +341,7 @@ def _recirculate(plan, frame, address, length):
 
 @kernel_part
 def _egress(plan, frame, port, priority, out):
-    """Run the egress pipeline, do what it asked for, deparse and send; where the next frame may be written."""
+    """Run the egress pipeline, carry out its requests, deparse and send; the address for the next frame."""
     now = ld64(plan + _PLAN_NOW)
     _set(plan, frame, EGRESS_TIME, now)
     _set(plan, frame, DEQ_DELTA, now - _get(plan, frame, ENQ_TIME))
@@ -385,8 +385,8 @@ def _egress(plan, frame, port, priority, out):
 
 @kernel_part
 def _settle(plan, frame, out, passes):
-    """Serve the rings until they are empty: packets that came back first, then egress. `passes`: how many there
-    were."""
+    """Serve the rings until they are empty: first packets that return to ingress, then egress. `passes`: the number so
+    far."""
     while ld64(plan + _STATUS) == 0:
         passes += 1
         if passes > MAX_PASSES:
@@ -403,8 +403,8 @@ def _settle(plan, frame, out, passes):
                 if priority >= 0 and passes <= MAX_PASSES:
                     out = _egress(plan, frame, port, priority, out)
         elif ld64(plan + _QUEUED_N):
-            found = _pop(plan, frame, _QUEUED)
-            out = _egress(plan, frame, ld64(found), ld64(found + 8), out)
+            entry = _pop(plan, frame, _QUEUED)
+            out = _egress(plan, frame, ld64(entry), ld64(entry + 8), out)
         else:
             break
     return out
@@ -413,7 +413,7 @@ def _settle(plan, frame, out, passes):
 @kernel
 def process(plan, first, n, out):
     """Take frames first..n-1 of the batch through the switch, one after the other; the number of the first one that was
-    not taken, because there might be no room for what it gives, or because the program aborted (then `status` is
+    not taken, because the output might not fit, or because the program aborted (then `status` is
     set)."""
     frame = ld64(plan + _FRAME)
     context = ld64(frame + _CONTEXT)

@@ -40,9 +40,9 @@ def compute(index: int, packet: Packet, state: State) -> int:
 def _ipv4(checksum: ir.Checksum, packet: Packet) -> int:
     """The built-in checksum: over the target's header with the target 0."""
     header, field = checksum.target.header, checksum.target.field
-    kept, packet.values[header][field] = packet.values[header][field], 0
+    value, packet.values[header][field] = packet.values[header][field], 0
     result = csum16(packet.emit(header))
-    packet.values[header][field] = kept
+    packet.values[header][field] = value
     return result
 
 

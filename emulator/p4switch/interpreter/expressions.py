@@ -1,8 +1,8 @@
-"""What an expression is worth: unbounded integers, booleans, or a place among the headers.
+"""Evaluates expressions, to unbounded integers, booleans, or a header or field.
 
-BMv2 stops the whole switch where a program divides by zero, shifts by a negative number, or goes beyond a stack. Here
-x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack one reads 0 (an invalid header) and writes
-nothing."""
+BMv2 aborts the whole switch where a program divides by zero, shifts by a negative number, or accesses an element beyond
+a stack. Here x/0 and x%0 are 0, a negative shift shifts by nothing, and beyond a stack reads give 0 (an invalid header)
+and writes do nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def remainder(left: int, right: int) -> int:
 
 
 def shift_left(left: int, right: int) -> int:
-    """left << right. Nothing that a program can store is as wide as MAX_WIDTH: what goes beyond is 0."""
+    """left << right. Nothing that a program can store is as wide as MAX_WIDTH: a larger shift gives 0."""
     return 0 if right > MAX_WIDTH else left << max(right, 0)
 
 

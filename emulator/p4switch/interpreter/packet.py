@@ -1,7 +1,7 @@
-"""A packet on its way through the program: its headers as numbers, its unparsed rest, and what primitives asked for.
+"""A packet on its way through the program: its headers as numbers, its unparsed rest, and the requests of primitives.
 
-Differences from BMv2 that a program can see: BMv2 leaves in the fields of an invalid header whatever an earlier packet
-left there; here they are 0 when a packet enters, and keep what this packet stored.
+One difference from BMv2 is visible to programs: BMv2 leaves in the fields of an invalid header the values of an earlier
+packet; here they are 0 when a packet enters, and keep what this packet stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Packet:
     """Headers: `values[header][field]`, `valid[header]`, `varbit[header]` (bits of its varbit field), `next_in_stack`
     and `next_in_union_stack` (index of the element that an extract fills next).
 
-    Bytes: `data`, as they came in (or were deparsed), and `payload`, what the parser left of them.
+    Bytes: `data`, as received (or deparsed), and `payload`, the part that was not parsed.
 
     For the switch: `ingress_port`, `ingress_length` (bytes, for counters and meters), `length` (follows added and
     removed headers), `truncate_to`, `parser_error` (a number), `checksum_error`, `exit`, and the requests `clone`
@@ -40,12 +40,12 @@ class Packet:
         self.next_in_union_stack = [0] * len(program.union_stacks)
 
     def clear_requests(self) -> None:
-        """Forget what primitives asked for."""
+        """Clear the requests of primitives."""
         self.clone: tuple[int, int] | None = None
         self.digest = self.resubmit = self.recirculate = 0
 
     def copy_with_headers(self) -> Packet:
-        """A copy with the same headers and bytes. As in BMv2, it asks for nothing and is not truncated."""
+        """A copy with the same headers and bytes. As in BMv2, it has no requests and is not truncated."""
         other = copy.copy(self)
         other.values = [list(values) for values in self.values]
         other.valid = list(self.valid)
@@ -58,7 +58,7 @@ class Packet:
         return other
 
     def copy_unparsed(self, data: bytes) -> Packet:
-        """A packet of these bytes that came in where this one did, with nothing parsed and all metadata 0."""
+        """A packet of these bytes that was received at the same port, with nothing parsed and all metadata 0."""
         other = Packet(self.program, data, self.ingress_port)
         other.ingress_length = self.ingress_length
         return other
@@ -88,7 +88,7 @@ class Packet:
         return int(self.valid[header]) if field == VALID else self.values[header][field]
 
     def set(self, header: int, field: int, value: int) -> None:
-        """Store into a field what it keeps of `value`."""
+        """Store a value into a field, which keeps what fits."""
         described = self.program.headers[header].type.fields[field]
         self.values[header][field] = stored_in_field(
             value, self.width(header, field), described.signed, described.saturating
@@ -110,7 +110,7 @@ class Packet:
         return 0 if ref is None else self.get(ref.header, ref.field)
 
     def copy_fields(self, source: Packet, elements: tuple) -> None:
-        """Take over the fields of a field list."""
+        """Copy the fields of a field list from another packet."""
         for ref in elements:
             if isinstance(ref, FieldRef) and ref.field != VALID:
                 self.values[ref.header][ref.field] = source.values[ref.header][ref.field]
@@ -183,7 +183,7 @@ class Packet:
     # Stacks
 
     def shift_stack(self, headers: tuple[int, ...], n: int) -> None:
-        """Move each element n places up (n > 0) or down; the places that get nothing become invalid."""
+        """Move each element n places up (n > 0) or down; places that receive none become invalid."""
         order = range(len(headers)) if n < 0 else reversed(range(len(headers)))
         for place in order:
             source = place - n

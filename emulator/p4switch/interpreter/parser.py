@@ -1,4 +1,4 @@
-"""The parser: states, their operations and transitions, and what an error leaves behind."""
+"""The parser: states, their operations and transitions, and the state after an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulator.p4switch.values import mask, n_bytes, pad_key, padded_width
 
 INT_MAX = (1 << 31) - 1
 MAX_STATES = 1 << 16
-"""States that one packet may pass; a parser that takes more is stopped with the error ParserTimeout."""
+"""States that one packet may pass; beyond, the parser stops with the error ParserTimeout."""
 
 
 class ParserError(Exception):
@@ -36,7 +36,7 @@ class Parser:
         self.primitives = primitives
 
     def run(self) -> None:
-        """From the start state to the end or to an error; then verify checksums."""
+        """Parse from the start state to the end or to an error, then verify checksums."""
         packet = self.packet
         packet.payload = packet.data
         packet.parser_error = self.program.errors["NoError"]

@@ -1,8 +1,8 @@
 """simple_switch's packet path, with the reference engine: from a received frame to the frames that leave.
 
-The order of everything that happens at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is
-that of simple_switch.cpp's ingress_thread and egress_thread. Here it is one thread: the packets that a packet sends
-back are served before the next, and egress follows at once, in the order in which packets were queued."""
+The order of events at the ends of ingress and egress (clone, digest, resubmit, multicast, drop …) is that of
+simple_switch.cpp's ingress_thread and egress_thread. Here, there is one thread: packets that are resubmitted or
+recirculated are served before the next, and egress follows at once, in the order in which packets were queued."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ NORMAL, INGRESS_CLONE, EGRESS_CLONE, COALESCED, RECIRCULATED, REPLICATED, RESUBM
 """Values of standard_metadata.instance_type."""
 
 MAX_GROWTH = 512
-"""Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Nothing is limited here."""
+"""Bytes by which BMv2 lets a packet grow (PacketBuffer); beyond, it overwrites memory. Here, there is no limit."""
 
 MAX_PASSES = 1 << 16
-"""Times that one frame and its copies may pass ingress or egress; what is left then is dropped."""
+"""Times that one frame and its copies may pass ingress or egress; the rest is dropped then."""
 
 
 class Waiting(NamedTuple):
@@ -60,7 +60,7 @@ class Interpreter:
         self.has_warned = False
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
-        """Take a frame in; returns (port, frame) for all that leave now, in order."""
+        """Process a frame; returns (port, frame) for all that leave now, in order."""
         packet = Packet(self.program, data, port)
         packet.set_named("standard_metadata.ingress_port", port)
         packet.set_named("standard_metadata.packet_length", len(data))
@@ -70,12 +70,12 @@ class Interpreter:
         return self.poll()
 
     def poll(self) -> list[tuple[int, bytes]]:
-        """What leaves now without anything coming in: queues with a rate."""
+        """The frames that leave now without anything coming in: those of queues with a rate."""
         n_passes = 0
         while True:
             n_passes += 1
             if n_passes > MAX_PASSES:
-                log.error("A packet went round more than %d times, dropping it", MAX_PASSES)
+                log.error("A packet passed more than %d times, dropping it", MAX_PASSES)
                 self.returned.clear()
             if self.returned:
                 self._guarded(self.ingress, self.returned.popleft())
@@ -93,15 +93,15 @@ class Interpreter:
 
     @property
     def waiting(self) -> Waiting:
-        """Packets in queues, which another engine of the same state can take over."""
+        """Packets in queues, for another engine of the same state to take over."""
         return Waiting(self.queues, self.returned, self.sent)
 
     @waiting.setter
-    def waiting(self, found: Waiting) -> None:
-        self.queues, self.returned, self.sent = found
+    def waiting(self, packets: Waiting) -> None:
+        self.queues, self.returned, self.sent = packets
 
     def _guarded(self, stage, packet: Packet, *args: int) -> None:
-        """Run a stage; a program that goes on for ever costs the packet, not the switch."""
+        """Run a stage; a program that does not end loses the packet, and the switch continues."""
         try:
             stage(packet, *args)
         except PacketError as error:
@@ -110,7 +110,7 @@ class Interpreter:
     # Ingress
 
     def ingress(self, packet: Packet) -> None:
-        """Parse, run the ingress pipeline, and do what it asked for."""
+        """Parse, run the ingress pipeline, and carry out its requests."""
         length = packet.length
         Parser(self.parser, packet, self.state, self.primitives).run()
         packet.set_named("standard_metadata.parser_error", packet.parser_error)
@@ -133,7 +133,7 @@ class Interpreter:
             self.enqueue(port, packet)
 
     def _clone_at_ingress(self, packet: Packet, length: int) -> None:
-        """The clone is the packet as it came in, parsed once more (with no metadata but the ingress port)."""
+        """The clone is the packet as received, parsed anew (with no metadata but the ingress port)."""
         if packet.clone is None:
             return
         (session, field_list), packet.clone = packet.clone, None
@@ -147,13 +147,13 @@ class Interpreter:
         self._mirror(clone, session)
 
     def _take_over(self, copy: Packet, packet: Packet, field_list: int, instance_type: int) -> None:
-        """Reset a copy's metadata but for the fields of a list."""
+        """Reset a copy's metadata, except for the fields of a list."""
         copy.reset_metadata()
         copy.copy_fields(packet, self.field_lists.get(field_list, ()))
         copy.set_named("standard_metadata.instance_type", instance_type)
 
     def _mirror(self, clone: Packet, session_id: int) -> None:
-        """Send a clone where its session says."""
+        """Send a clone to its session's target."""
         session = self.state.mirroring.sessions[session_id]
         if session.mgid is not None:
             self.multicast(clone, session.mgid)
@@ -166,12 +166,12 @@ class Interpreter:
                 digest.add(tuple(packet.get_bits(ref.header, ref.field) for ref in digest.list.elements))
 
     def _resubmitted(self, packet: Packet, length: int) -> Packet:
-        """The packet as it came in, to pass ingress once more."""
-        again = packet.copy_unparsed(packet.data)
-        self._take_over(again, packet, packet.resubmit, RESUBMITTED)
-        again.length = length
-        again.set_named("standard_metadata.packet_length", length)
-        return again
+        """The packet as received, to pass ingress once more."""
+        copy = packet.copy_unparsed(packet.data)
+        self._take_over(copy, packet, packet.resubmit, RESUBMITTED)
+        copy.length = length
+        copy.set_named("standard_metadata.packet_length", length)
+        return copy
 
     # Between ingress and egress
 
@@ -198,7 +198,7 @@ class Interpreter:
     # Egress
 
     def egress(self, packet: Packet, port: int, priority: int) -> None:
-        """Run the egress pipeline, do what it asked for, deparse, and send."""
+        """Run the egress pipeline, carry out its requests, deparse, and send."""
         now = self.clock()
         packet.set_named("intrinsic_metadata.egress_global_timestamp", now)
         waited = now - packet.get_named("queueing_metadata.enq_timestamp")
@@ -220,11 +220,11 @@ class Interpreter:
         self.sent.append((port, packet.output))
 
     def _warn_of_growth(self, packet: Packet) -> None:
-        """Say once that simple_switch would not survive this."""
+        """Warn once that simple_switch would crash here."""
         if len(packet.data) > packet.ingress_length + MAX_GROWTH and not self.has_warned:
             self.has_warned = True
             log.warning(
-                "A packet of %d bytes grew to %d: that is fine here, but simple_switch has room for %d bytes more only",
+                "A packet of %d bytes grew to %d: simple_switch has room for %d more bytes only",
                 packet.ingress_length, len(packet.data), MAX_GROWTH,
             )  # fmt: skip
 
@@ -241,8 +241,8 @@ class Interpreter:
 
     def _recirculated(self, packet: Packet) -> Packet:
         """The deparsed packet, to pass ingress once more."""
-        again = packet.copy_unparsed(packet.data)
-        again.ingress_length = len(packet.data)
-        self._take_over(again, packet, packet.recirculate, RECIRCULATED)
-        again.set_named("standard_metadata.packet_length", len(packet.data))
-        return again
+        copy = packet.copy_unparsed(packet.data)
+        copy.ingress_length = len(packet.data)
+        self._take_over(copy, packet, packet.recirculate, RECIRCULATED)
+        copy.set_named("standard_metadata.packet_length", len(packet.data))
+        return copy

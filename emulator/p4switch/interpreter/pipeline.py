@@ -1,4 +1,5 @@
-"""Pipelines: from node to node through tables, conditionals and actions, until there is no next or the packet exits."""
+"""Pipelines: from node to node through tables, conditionals and actions, until there is no next node or the packet
+exits."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Pipeline:
         self.primitives = primitives
 
     def apply(self, pipeline: ir.Pipeline) -> None:
-        """Run a pipeline to its end. Raises PacketError if it has none."""
+        """Run a pipeline to its end. Raises PacketError if it does not end."""
         number, n_nodes = pipeline.init_node, 0
         while number != ir.END and not self.packet.exit:
             n_nodes += 1
@@ -74,7 +75,7 @@ class Pipeline:
         return table.next_of_action.get(run.action, table.next_default)
 
     def key(self, table: ir.Table) -> tuple[int, ...]:
-        """What a table looks up. A field of an invalid header counts as 0."""
+        """The key that a table looks up. A field of an invalid header counts as 0."""
         values = []
         for field in table.key:
             header, number = field.value.header, field.value.field
@@ -84,7 +85,7 @@ class Pipeline:
         return tuple(values)
 
     def resolve(self, table: ir.Table, target: Target | None) -> RunAction | None:
-        """The action that a target runs; None if there is none, or an empty group."""
+        """The action that a target runs; None if there is none or the group is empty."""
         match target:
             case UseMember(member):
                 return self.state.action_profiles[table.action_profile].members[member].run

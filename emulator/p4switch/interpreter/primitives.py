@@ -1,25 +1,24 @@
-"""The primitives: each a method named after it, taking its arguments as nodes and reading them as it needs.
+"""The primitives: each is a method of its name, which takes its arguments as nodes and evaluates them as needed.
 
-`Primitives.run` calls one; `PRIMITIVES` in `ir` lists the arguments. Jumps and exit only leave a mark, on which the
-action's loop acts.
+`Primitives.run` calls one; `PRIMITIVES` in `ir` lists the arguments. Jumps and exit only set a mark that the action's
+loop reads.
 """
 
 from __future__ import annotations
 
 import logging
 import random
-import re
 
 from emulator.p4switch.interpreter.calculations import compute
 from emulator.p4switch.interpreter.expressions import BINARY, Expressions
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.aborts import abort_of, log_text, n_arguments
+from emulator.p4switch.program.headers import OPERATOR_OF
 from emulator.p4switch.state.state import State
-from switchml.errors import ProgramAbort
 
 log = logging.getLogger("switchml.bmv2")
 
-_ARGUMENT = re.compile(r"(?<!\\)\{[^}]*\}")
 METHODS = {
     "assert": "check",
     "assume": "check",
@@ -28,20 +27,10 @@ METHODS = {
     "_jump_if_zero": "jump_if_zero",
 }
 """Primitives whose method has another name."""
-ON_TWO = {
-    "add": "+",
-    "subtract": "-",
-    "bit_xor": "^",
-    "bit_or": "|",
-    "bit_and": "&",
-    "shift_left": "<<",
-    "shift_right": ">>",
-}
-"""Primitives that store what an operator makes of two values."""
 
 
 class Primitives:
-    """`drop_port`: what egress_spec says of a packet to drop; `random`: the source of random values."""
+    """`drop_port`: the egress_spec of a packet to drop; `random`: the source of random values."""
 
     def __init__(self, state: State, drop_port: int = 511, seed: int | None = None) -> None:
         self.state = state
@@ -53,9 +42,9 @@ class Primitives:
     def run(self, primitive: ir.Primitive, on: Expressions) -> None:
         """Execute one. Raises ProgramAbort where BMv2 ends the process."""
         op = primitive.op
-        if op in ON_TWO:
+        if op in OPERATOR_OF:
             target, left, right = primitive.args
-            on.store(target, BINARY[ON_TWO[op]](on.value(left), on.value(right)))
+            on.store(target, BINARY[OPERATOR_OF[op]](on.value(left), on.value(right)))
         elif op in ("assert", "assume", "log_msg"):
             getattr(self, METHODS.get(op, op))(on, primitive, *primitive.args)
         else:
@@ -189,7 +178,7 @@ class Primitives:
         if 0 <= at < meter.size:
             on.store(target, meter.execute(at, on.packet.ingress_length, self.state.clock()))
 
-    # What becomes of the packet
+    # The packet's fate
 
     def drop(self, on: Expressions) -> None:
         on.packet.set_named("standard_metadata.egress_spec", self.drop_port)
@@ -217,9 +206,9 @@ class Primitives:
         on.packet.recirculate = on.value(field_list) & 0xFFFF
 
     def truncate(self, on: Expressions, length: e.Expr) -> None:
-        wanted = max(on.value(length), 0)
+        limit = max(on.value(length), 0)
         before = on.packet.truncate_to
-        on.packet.truncate_to = wanted if before is None else min(before, wanted)
+        on.packet.truncate_to = limit if before is None else min(before, limit)
 
     # Control
 
@@ -238,19 +227,9 @@ class Primitives:
 
     def check(self, on: Expressions, call: ir.Primitive, condition: e.Expr) -> None:
         if not on.value(condition):
-            source = call.source
-            place = f": {source.fragment} failed, file {source.filename}, line {source.line}" if str(source) else ""
-            raise ProgramAbort(f"{call.op.capitalize()} error{place}", exit_code=-6)
+            raise abort_of(call)
 
     def log_msg(self, on: Expressions, call: ir.Primitive, text: e.Text, values: e.Vector) -> None:
-        numbers = [int(on.value(item)) for item in values.items]
-        wanted = len(_ARGUMENT.findall(text.text))
-        if wanted != len(numbers):
-            raise ProgramAbort(
-                f"Not enough arguments for format string in call to log_msg(). Format string expected ({wanted}) "
-                f"argument(s) but got ({len(numbers)}): {call.source}",
-                exit_code=1,
-            )
-        remaining = iter(numbers)
-        message = _ARGUMENT.sub(lambda _: str(next(remaining)), text.text)
-        log.info(message.replace("\\{", "{").replace("\\}", "}"))
+        if n_arguments(text.text) != len(values.items):
+            raise abort_of(call)
+        log.info("%s", log_text(text.text, [int(on.value(item)) for item in values.items]))

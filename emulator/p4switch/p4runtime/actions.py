@@ -24,7 +24,7 @@ class Param:
 @dataclass(frozen=True)
 class Action:
     """An action of a table or a profile: `number` is P4Info's, `index` its place in Program.actions, `params` are in
-    the order of the switch. `scope`: where it may stand (ActionRef.scope)."""
+    the order of the switch. `scope`: where it may be used (ActionRef.scope)."""
 
     number: int
     index: int
@@ -38,10 +38,10 @@ class Action:
         expected = sorted(param.number for param in self.params)
         if numbers != expected:
             raise refuse("INVALID_ARGUMENT", f"action {self.name} has the parameters {expected}, not {numbers}")
-        given = {param.param_id: param.value for param in message.params}
+        values = {param.param_id: param.value for param in message.params}
         return RunAction(
             self.index,
-            tuple(decode(given[param.number], param.width, f"{self.name}, {param.name}") for param in self.params),
+            tuple(decode(values[param.number], param.width, f"{self.name}, {param.name}") for param in self.params),
         )
 
     def encode(self, run: RunAction) -> v1.Action:
@@ -54,7 +54,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Actions:
-    """What a table or profile, `owner`, may run, by P4Info's number."""
+    """The actions of a table or profile, `owner`, by P4Info's number."""
 
     owner: str
     by_number: Mapping[int, Action]
@@ -65,11 +65,11 @@ class Actions:
         if action is None:
             raise refuse("INVALID_ARGUMENT", f"{self.owner} has no action {message.action_id} ({message.action_id:#x})")
         if action.scope == forbidden_scope:
-            raise refuse("PERMISSION_DENIED", f"{self.owner}: {action.name} may not stand there (its scope)")
+            raise refuse("PERMISSION_DENIED", f"{self.owner}: {action.name} may not be used there (its scope)")
         return action.decode(message)
 
     def encode(self, run: RunAction) -> v1.Action:
-        """The reverse of `decode`; an action that P4Info does not have comes without a number."""
+        """The reverse of `decode`; an action that P4Info lacks has no number."""
         for action in self.by_number.values():
             if action.index == run.action:
                 return action.encode(run)

@@ -1,5 +1,5 @@
 """Numbers as P4Runtime writes them (section "Bytestrings"): big-endian, the shortest string that holds the value; and
-P4Data, by the types that P4Info gives to registers and digests (section "Representation of Arbitrary P4 Types")."""
+P4Data, by P4Info's types of registers and digests (section "Representation of Arbitrary P4 Types")."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def decode(data: bytes, width: int, what: str) -> int:
 def encode_signed(value: int, width: int) -> bytes:
     """The number whose low `width` bits are `value`, as two's complement, canonical."""
     value = two_comp_mod(value, width)
-    needed = (value if value >= 0 else ~value).bit_length() + 1
-    return value.to_bytes(n_bytes(needed), "big", signed=True)
+    n_bits = (value if value >= 0 else ~value).bit_length() + 1
+    return value.to_bytes(n_bytes(n_bits), "big", signed=True)
 
 
 def decode_signed(data: bytes, width: int, what: str) -> int:
@@ -46,7 +46,7 @@ def decode_signed(data: bytes, width: int, what: str) -> int:
 
 
 def encode_data(spec, types, values: Iterator[int]) -> v1.P4Data:
-    """A value of a type (P4DataTypeSpec) as P4Data. `values` gives the numbers of its parts, in order; `types` is the
+    """A value of a type (P4DataTypeSpec) as P4Data. `values` yields the numbers of its parts, in order; `types` is the
     P4Info's P4TypeInfo."""
     kind = spec.WhichOneof("type_spec")
     data = v1.P4Data()
@@ -72,7 +72,7 @@ def encode_data(spec, types, values: Iterator[int]) -> v1.P4Data:
         parts = types.headers[spec.header.name].members
         data.header.bitstrings.extend(_encode_bits(part.type_spec, next(values)) for part in parts)
     else:
-        raise refuse("UNIMPLEMENTED", f"data of the type {kind} can't be passed on")
+        raise refuse("UNIMPLEMENTED", f"data of the type {kind} can't be sent")
     return data
 
 
@@ -102,7 +102,7 @@ def _encode_bits(spec, value: int) -> bytes:
 
 
 def _original(spec, types):
-    """The type below a `type`; values under translation pass as they are, in the switch's numbers."""
+    """The type below a `type`; translated values are passed unchanged, as the switch's numbers."""
     new_type = types.new_types[spec.new_type.name]
     if new_type.WhichOneof("representation") == "original_type":
         return new_type.original_type

@@ -1,8 +1,8 @@
-"""Which program runs, and which entities a controller may write: SetForwardingPipelineConfig and
+"""The running program, and the entities that a controller may write: SetForwardingPipelineConfig and
 GetForwardingPipelineConfig.
 
-A pipeline that was saved but not committed has a state of its own, which reads and writes go to, and which the switch
-takes over when it is committed.
+A pipeline that was saved but not committed has a state of its own, which reads and writes use, and which the switch
+runs on once it is committed.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ class Configs:
 
     @property
     def running(self) -> Entities | None:
-        """What the switch runs, if a controller has set it; not if another program came through Thrift since."""
+        """The entities of the running program, if a controller has set it and Thrift has not replaced it since."""
         if self._running is not None and self._running.pipeline.state is not self.device.state:
             self._running = None
         return self._running
 
     def entities(self) -> Entities:
-        """What reads and writes are about. Raises FAILED_PRECONDITION."""
-        found = self._saved or self.running
-        if found is None:
+        """The entities that reads and writes use. Raises FAILED_PRECONDITION."""
+        entities = self._saved or self.running
+        if entities is None:
             raise refuse("FAILED_PRECONDITION", "no forwarding pipeline config was set")
-        return found
+        return entities
 
     def get(self, response_type: int) -> v1.GetForwardingPipelineConfigResponse:
-        """What was set last, in the parts that are asked for; nothing before that."""
-        wanted = v1.GetForwardingPipelineConfigRequest
+        """The config set last, in the requested parts; empty before that."""
+        kinds = v1.GetForwardingPipelineConfigRequest
         response = v1.GetForwardingPipelineConfigResponse()
-        found = self._saved or self.running
-        if found is None:
+        entities = self._saved or self.running
+        if entities is None:
             return response
-        response.config.CopyFrom(found.pipeline.config)
-        if response_type in (wanted.COOKIE_ONLY, wanted.P4INFO_AND_COOKIE):
+        response.config.CopyFrom(entities.pipeline.config)
+        if response_type in (kinds.COOKIE_ONLY, kinds.P4INFO_AND_COOKIE):
             response.config.ClearField("p4_device_config")
-        if response_type in (wanted.COOKIE_ONLY, wanted.DEVICE_CONFIG_AND_COOKIE):
+        if response_type in (kinds.COOKIE_ONLY, kinds.DEVICE_CONFIG_AND_COOKIE):
             response.config.ClearField("p4info")
         return response
 
     def set(self, action: int, config: v1.ForwardingPipelineConfig | None) -> None:
-        """Do what a controller asks for; `config` is None if it gave none."""
+        """Execute a controller's request; `config` is None if it has none."""
         if action == Request.COMMIT:
             if config is not None:
                 raise refuse("INVALID_ARGUMENT", "COMMIT takes the config that was saved, not another")
@@ -112,7 +112,7 @@ class Configs:
         self._running, self._saved = entities, None
 
     def _take_over(self, entities: Entities) -> None:
-        """Write all that there is now to a new pipeline. Raises INVALID_ARGUMENT if it does not fit there."""
+        """Write all current entities to a new pipeline. Raises INVALID_ARGUMENT if one does not fit there."""
         if self.running is None:
             return
         for entity in self.running.everything():
@@ -121,14 +121,14 @@ class Configs:
                 continue
             error = entities.write([v1.Update(type=kind, entity=writable(entity))])[0]
             if error is not None:
-                raise refuse("INVALID_ARGUMENT", f"the state can't be kept: {error}") from error
+                raise refuse("INVALID_ARGUMENT", f"the state can't be transferred: {error}") from error
 
 
 _INSERTED = {"action_profile_member", "action_profile_group", "packet_replication_engine_entry", "digest_entry"}
 
 
 def _kind(entity: v1.Entity) -> int | None:
-    """The update that writes an entity afresh; None: it can't change."""
+    """The update that writes an entity to a new pipeline; None: it is constant."""
     if entity.HasField("table_entry"):
         entry = entity.table_entry
         if entry.is_default_action:

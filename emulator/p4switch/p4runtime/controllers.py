@@ -1,7 +1,7 @@
-"""Controllers and who of them is primary (section "Client Arbitration and Controller Replication").
+"""Controllers, and which of them is primary (section "Client Arbitration and Controller Replication").
 
-A controller is a stream that has sent an arbitration message. Of each role, the one is primary that has sent the
-highest election id that was ever seen for the role; when it goes, nobody is, until somebody sends as high an id again.
+A controller is a stream that has sent an arbitration message. The primary of a role is the one that has sent the
+highest election id seen for the role so far; when it disconnects, there is none until another sends an id as high.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger("switchml.bmv2")
 MAX_STREAMS = 64
 """Controllers at a time."""
 MAX_WAITING = 4096
-"""Messages that wait for a controller; what comes beyond (packets, digests) is lost."""
+"""Messages that may wait for a controller; further packets and digests are lost."""
 
 OK, NOT_FOUND, ALREADY_EXISTS = 0, 5, 6
 
@@ -35,7 +35,7 @@ class Stream:
         self.election_id: int | None = None
 
     def send(self, message: v1.StreamMessageResponse) -> None:
-        """Send a message, if the controller keeps up."""
+        """Send a message, unless too many are waiting."""
         if self.messages.qsize() < MAX_WAITING:
             self.messages.put(message)
 
@@ -47,7 +47,7 @@ class Stream:
 
 @dataclass
 class Role:
-    """`highest`: the highest election id that was ever seen; `primary`: who is it now."""
+    """`highest`: the highest election id seen so far; `primary`: the current primary."""
 
     highest: int | None = None
     primary: Stream | None = None
@@ -85,7 +85,7 @@ class Controllers:
             role = self._roles.get(stream.role)
             if role is not None and role.primary is stream:
                 role.primary = None
-                self._tell_all(stream.role)
+                self._notify_all(stream.role)
 
     def close(self) -> None:
         """End all streams."""
@@ -100,8 +100,8 @@ class Controllers:
             return role is not None and role.primary is stream
 
     def check_primary(self, request) -> None:
-        """Refuse a request that is not the primary's of its role. Raises PERMISSION_DENIED, or NOT_FOUND for a role
-        that nobody has."""
+        """Refuse a request that is not from its role's primary. Raises PERMISSION_DENIED, or NOT_FOUND for an unknown
+        role."""
         with self._lock:
             name, election_id = _role_name(request.role, request.role_id), election_id_of(request)
             role = self._roles.get(name)
@@ -113,7 +113,7 @@ class Controllers:
                 raise refuse("PERMISSION_DENIED", f"{election_id} is not the election id of the primary controller")
 
     def arbitrate(self, stream: Stream, message: v1.MasterArbitrationUpdate) -> None:
-        """Section "Rules for Handling MasterArbitrationUpdate Messages". Raises what ends the stream."""
+        """Section "Rules for Handling MasterArbitrationUpdate Messages". Raises the error that ends the stream."""
         name, election_id = _role_name(message.role.name, message.role.id), election_id_of(message)
         with self._lock:
             if stream.role is None and message.device_id != self.device_id:
@@ -132,12 +132,12 @@ class Controllers:
             if election_id is not None and (role.highest is None or election_id >= role.highest):
                 role.highest, role.primary = election_id, stream
                 log.debug("P4Runtime: election id %d is primary%s", election_id, f" for role {name}" if name else "")
-                self._tell_all(name)
+                self._notify_all(name)
             elif role.primary is stream:
                 role.primary = None
-                self._tell_all(name)
+                self._notify_all(name)
             else:
-                self._tell(stream)
+                self._notify(stream)
 
     def to_primaries(self, message: v1.StreamMessageResponse) -> None:
         """Send a message to the primary controllers of all roles."""
@@ -146,13 +146,13 @@ class Controllers:
                 if role.primary is not None:
                     role.primary.send(message)
 
-    def _tell_all(self, name: str) -> None:
-        """Primary last: it may write once it knows."""
+    def _notify_all(self, name: str) -> None:
+        """The primary is notified last: it may write then."""
         primary = self._roles[name].primary
-        for stream in sorted((found for found in self._streams if found.role == name), key=lambda s: s is primary):
-            self._tell(stream)
+        for stream in sorted((stream for stream in self._streams if stream.role == name), key=lambda s: s is primary):
+            self._notify(stream)
 
-    def _tell(self, stream: Stream) -> None:
+    def _notify(self, stream: Stream) -> None:
         """Section "Client Arbitration Notifications"."""
         role = self._roles[stream.role]
         message = v1.StreamMessageResponse()

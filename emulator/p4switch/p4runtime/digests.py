@@ -1,4 +1,4 @@
-"""Digests: whether and how they are sent (section "DigestEntry"), and the lists that go out and are acknowledged."""
+"""Digests: whether and how they are sent (section "DigestEntry"), and the lists that are sent and acknowledged."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from emulator.p4switch.digests import Digest, DigestList
 from emulator.p4switch.p4runtime.bytestrings import encode_data
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.state.digests import Digest, DigestList
 from switchml.control.p4runtime_protos import info, new_entity, v1
 
 INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
@@ -22,7 +22,7 @@ NO_LIMIT = 1 << 16
 
 @dataclass
 class Enabled:
-    """A digest that is sent. `waiting`: (list id, time in ns) of lists that nobody acknowledged, the oldest first."""
+    """A digest that is sent. `waiting`: (list id, time in ns) of lists not acknowledged, the oldest first."""
 
     item: info.Digest
     digests: DigestList
@@ -63,39 +63,39 @@ class Digests:
         digests.set_timeout(-(-config.max_timeout_ns // NS_PER_MS))
         digests.set_max_samples(1 if at_once else config.max_list_size or NO_LIMIT)
 
-    def read(self, wanted: v1.DigestEntry) -> Iterator[v1.Entity]:
-        """All digests that `wanted` asks for."""
-        self.pipeline.pick(self.pipeline.digests, wanted.digest_id, "digest")
-        for number, found in sorted(self.enabled.items()):
-            if wanted.digest_id in (0, number):
-                yield new_entity("digest_entry", v1.DigestEntry(digest_id=number, config=found.config))
+    def read(self, pattern: v1.DigestEntry) -> Iterator[v1.Entity]:
+        """All digests that `pattern` selects."""
+        self.pipeline.pick(self.pipeline.digests, pattern.digest_id, "digest")
+        for number, digest in sorted(self.enabled.items()):
+            if pattern.digest_id in (0, number):
+                yield new_entity("digest_entry", v1.DigestEntry(digest_id=number, config=digest.config))
 
     def _send(self, number: int, digest: Digest) -> None:
-        """Called with the switch's lock held, while packets pass."""
-        found = self.enabled[number]
+        """Called under the switch's lock, while packets pass."""
+        enabled = self.enabled[number]
         message = v1.DigestList(digest_id=number, list_id=digest.buffer_id + 1, timestamp=time.time_ns())
         types = self.pipeline.p4info.type_info
         for sample in digest.samples:
-            message.data.append(encode_data(found.item.type_spec, types, iter(sample)))
+            message.data.append(encode_data(enabled.item.type_spec, types, iter(sample)))
         self.pipeline.notify(v1.StreamMessageResponse(digest=message))
-        if found.config.ack_timeout_ns:
-            found.waiting.append((digest.buffer_id, time.monotonic_ns()))
+        if enabled.config.ack_timeout_ns:
+            enabled.waiting.append((digest.buffer_id, time.monotonic_ns()))
         else:
-            found.digests.acknowledge(digest.buffer_id)
+            enabled.digests.acknowledge(digest.buffer_id)
 
     def acknowledge(self, message: v1.DigestListAck) -> None:
         """Section "Digest Messages"."""
-        found = self.enabled.get(message.digest_id)
-        if found is None:
+        enabled = self.enabled.get(message.digest_id)
+        if enabled is None:
             raise refuse("INVALID_ARGUMENT", f"there is no digest {message.digest_id:#x} that is enabled")
         with self.pipeline.state.lock:
-            found.waiting = deque(item for item in found.waiting if item[0] != message.list_id - 1)
-            found.digests.acknowledge(message.list_id - 1)
+            enabled.waiting = deque(item for item in enabled.waiting if item[0] != message.list_id - 1)
+            enabled.digests.acknowledge(message.list_id - 1)
 
-    def forget_old(self) -> None:
-        """Let samples be sent again whose acknowledgement did not come in time."""
+    def expire(self) -> None:
+        """Allow samples to be sent anew whose acknowledgement did not come in time."""
         now = time.monotonic_ns()
         with self.pipeline.state.lock:
-            for found in self.enabled.values():
-                while found.waiting and now - found.waiting[0][1] >= found.config.ack_timeout_ns:
-                    found.digests.acknowledge(found.waiting.popleft()[0])
+            for enabled in self.enabled.values():
+                while enabled.waiting and now - enabled.waiting[0][1] >= enabled.config.ack_timeout_ns:
+                    enabled.digests.acknowledge(enabled.waiting.popleft()[0])

@@ -1,7 +1,7 @@
 """All sorts of entities of one pipeline: reads, and writes in batches (sections "Write RPC" and "Read RPC").
 
-A batch that is to be rolled back is undone entity by entity: what each update changed is read before, and written back
-in the reverse order if a later one fails.
+A batch that is to be rolled back is undone entity by entity: what each update changes is read before it, and written
+back in reverse order if a later one fails.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Entities:
             "packet_replication_engine_entry": Sort(replication.write, replication.read),
             "digest_entry": Sort(digests.write, digests.read),
         }
-        """In an order in which entities can be written that refer to each other."""
+        """In an order in which entities can be written although they refer to each other."""
 
     def follow_ports(self) -> None:
-        """Look at the ports that members of groups watch, or for which replicas have backups."""
+        """Follow the state of the ports that members of groups watch or that replicas have backups for."""
         with self.pipeline.state.lock:
             self.profiles.follow_ports()
             self.replication.follow_ports()
@@ -72,35 +72,35 @@ class Entities:
 
     # Read
 
-    def read(self, wanted: Iterable[v1.Entity]) -> list[v1.Entity]:
-        """All entities that those in `wanted` ask for."""
+    def read(self, patterns: Iterable[v1.Entity]) -> list[v1.Entity]:
+        """All entities that `patterns` select."""
         with self.pipeline.state.lock:
-            found = []
-            for entity in wanted:
+            entities = []
+            for entity in patterns:
                 sort, message = self._sort(entity)
-                found += sort.read(message)
-            return found
+                entities += sort.read(message)
+            return entities
 
     def everything(self) -> list[v1.Entity]:
-        """All that a controller may have written, in an order in which it can be written again."""
+        """All entities that a controller may have written, in an order in which they can be written."""
         names = [name for name in self.sorts if not name.startswith("direct_")]  # those come with their table entries
-        wanted = [v1.Entity() for _ in names]
-        for entity, name in zip(wanted, names, strict=True):
+        patterns = [v1.Entity() for _ in names]
+        for entity, name in zip(patterns, names, strict=True):
             getattr(entity, name).SetInParent()
             if name == "table_entry":
                 entity.table_entry.meter_config.SetInParent()
                 entity.table_entry.counter_data.SetInParent()
             if name == "packet_replication_engine_entry":
                 entity.packet_replication_engine_entry.multicast_group_entry.SetInParent()
-        wanted += [v1.Entity(), v1.Entity()]
-        wanted[-2].packet_replication_engine_entry.clone_session_entry.SetInParent()
-        wanted[-1].table_entry.is_default_action = True
-        return self.read(wanted)
+        patterns += [v1.Entity(), v1.Entity()]
+        patterns[-2].packet_replication_engine_entry.clone_session_entry.SetInParent()
+        patterns[-1].table_entry.is_default_action = True
+        return self.read(patterns)
 
     # Write
 
     def write(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
-        """Do each update that can be done; returns what became of each."""
+        """Do each update that is possible; returns the error of each, or None."""
         return [self._try(update) for update in updates]
 
     def write_all_or_none(self, updates: Iterable[v1.Update]) -> list[SwitchMLError | None]:
@@ -139,28 +139,28 @@ class Entities:
         sort.write(update.type, message)
 
     def _inverse(self, update: v1.Update) -> list[v1.Update]:
-        """What undoes an update. Done before it."""
+        """The updates that undo an update, computed before it."""
         if update.type == INSERT:
             return [v1.Update(type=DELETE, entity=update.entity)]
-        wanted = v1.Entity.FromString(update.entity.SerializeToString())
-        if wanted.WhichOneof("entity") == "table_entry":
-            entry = wanted.table_entry
+        pattern = v1.Entity.FromString(update.entity.SerializeToString())
+        if pattern.WhichOneof("entity") == "table_entry":
+            entry = pattern.table_entry
             for field in ("action", "metadata", "controller_metadata", "idle_timeout_ns", "time_since_last_hit"):
                 entry.ClearField(field)
             entry.meter_config.SetInParent()
             entry.counter_data.SetInParent()
-        before = self.read([wanted])
-        if wanted.WhichOneof("entity") == "table_entry":
-            if wanted.table_entry.is_default_action:
-                before = before or [wanted]  # there was none: one without an action brings that back
-            elif not wanted.table_entry.match:  # which reads all entries
-                before = [found for found in before if not found.table_entry.match]
+        before = self.read([pattern])
+        if pattern.WhichOneof("entity") == "table_entry":
+            if pattern.table_entry.is_default_action:
+                before = before or [pattern]  # there was none: one without an action restores that
+            elif not pattern.table_entry.match:  # which reads all entries
+                before = [entity for entity in before if not entity.table_entry.match]
         kind = INSERT if update.type == DELETE else MODIFY
-        return [v1.Update(type=kind, entity=writable(found)) for found in before]
+        return [v1.Update(type=kind, entity=writable(entity)) for entity in before]
 
 
 def writable(entity: v1.Entity) -> v1.Entity:
-    """An entity that was read, as it can be written: of const table entries only the counters and meters."""
+    """An entity that was read, in a form that can be written: of const table entries only counters and meters."""
     if entity.HasField("table_entry") and entity.table_entry.is_const:
         entity.table_entry.ClearField("action")
         entity.table_entry.ClearField("is_const")

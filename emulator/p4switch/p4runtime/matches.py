@@ -1,9 +1,9 @@
 """Keys of table entries: FieldMatch messages, by P4Info's kinds of match, and the switch's MatchParams (section "Match
 Format").
 
-P4c makes a ternary field of an optional one, and BMv2 pads fields to whole bytes, which a prefix length counts there
-but not in P4Runtime. In P4Runtime the highest priority wins, in BMv2 the lowest: priorities are turned round as BMv2's
-own server does, from 2^31 - 1 down.
+P4c compiles an optional field to a ternary one, and BMv2 pads fields to whole bytes, which count in its prefix lengths
+but not in P4Runtime's. In P4Runtime the highest priority wins, in BMv2 the lowest: priorities are reversed as by
+BMv2's own server, from 2^31 - 1 down.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class KeyField:
     kind: str
     width: int
 
-    def decode(self, found: v1.FieldMatch | None) -> ir.MatchParam:
-        """What an entry says of the field; None: nothing. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+    def decode(self, match: v1.FieldMatch | None) -> ir.MatchParam:
+        """One field of an entry's key, from its match or None. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
         width, everything = self.width, mask(self.width)
-        if found is None:
+        if match is None:
             if self.match == EXACT:
                 raise self._bad("an exact match can't be left out")
             return self._param(0, 0 if self.match != RANGE else everything)
-        holder = found.WhichOneof("field_match_type")
+        holder = match.WhichOneof("field_match_type")
         if holder != _HOLDERS[self.match]:
             raise self._bad(f"matches by {_HOLDERS[self.match]}, not {holder}")
-        part = getattr(found, holder)
+        part = getattr(match, holder)
         if self.match == RANGE:
             low, high = decode(part.low, width, self.name), decode(part.high, width, self.name)
             if low > high:
@@ -89,31 +89,31 @@ class KeyField:
 
     def encode(self, param: ir.MatchParam) -> v1.FieldMatch | None:
         """The reverse of `decode`."""
-        found = v1.FieldMatch(field_id=self.number)
+        match = v1.FieldMatch(field_id=self.number)
         if self.match == EXACT:
-            found.exact.value = encode(param.value)
+            match.exact.value = encode(param.value)
         elif self.match == RANGE:
             if (param.value, param.extra) == (0, mask(self.width)):
                 return None
-            found.range.low, found.range.high = encode(param.value), encode(param.extra)
+            match.range.low, match.range.high = encode(param.value), encode(param.extra)
         else:
             covered = prefix_mask(self.width, param.extra) if param.kind == "lpm" else param.extra & mask(self.width)
             if not covered:
                 return None
             value = encode(param.value & covered)
             if self.match == LPM:
-                found.lpm.value, found.lpm.prefix_len = value, covered.bit_count()
+                match.lpm.value, match.lpm.prefix_len = value, covered.bit_count()
             elif self.match == OPTIONAL:
-                found.optional.value = value
+                match.optional.value = value
             else:
-                found.ternary.value, found.ternary.mask = value, encode(covered)
-        return found
+                match.ternary.value, match.ternary.mask = value, encode(covered)
+        return match
 
 
 @dataclass(frozen=True)
 class Key:
     """A table's whole key, in the order of the switch's. `top`: the priority in P4Runtime of BMv2's priority 0; it is
-    HIGHEST but in const tables, where P4Runtime counts down to 1. `has_priorities`: whether entries need one."""
+    HIGHEST except in const tables, where P4Runtime counts down to 1. `has_priorities`: whether entries need one."""
 
     table: str
     fields: tuple[KeyField, ...]
@@ -126,18 +126,18 @@ class Key:
 
     def decode(self, matches: Sequence[v1.FieldMatch]) -> list[ir.MatchParam]:
         """A key. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
-        given = {found.field_id: found for found in matches}
-        if len(given) != len(matches):
-            raise refuse("INVALID_ARGUMENT", f"table {self.table}: a field is given twice")
-        unknown = set(given) - {field.number for field in self.fields}
+        by_number = {match.field_id: match for match in matches}
+        if len(by_number) != len(matches):
+            raise refuse("INVALID_ARGUMENT", f"table {self.table}: a field occurs twice")
+        unknown = set(by_number) - {field.number for field in self.fields}
         if unknown:
             raise refuse("INVALID_ARGUMENT", f"table {self.table} has no field {min(unknown)}")
-        return [field.decode(given.get(field.number)) for field in self.fields]
+        return [field.decode(by_number.get(field.number)) for field in self.fields]
 
     def encode(self, params: Sequence[ir.MatchParam]) -> list[v1.FieldMatch]:
         """The reverse of `decode`; by ascending number."""
-        found = [field.encode(param) for field, param in zip(self.fields, params, strict=True)]
-        return sorted((match for match in found if match is not None), key=lambda match: match.field_id)
+        matches = [field.encode(param) for field, param in zip(self.fields, params, strict=True)]
+        return sorted((match for match in matches if match is not None), key=lambda match: match.field_id)
 
     def priority_in(self, priority: int) -> int:
         """BMv2's priority. Raises INVALID_ARGUMENT."""

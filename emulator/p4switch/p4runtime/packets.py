@@ -31,7 +31,7 @@ class ControllerHeader:
     def split(self, frame: bytes) -> v1.PacketIn:
         """A frame as a packet-in. Raises INVALID_ARGUMENT if it is too short."""
         if len(frame) < self.n_bytes:
-            raise refuse("INVALID_ARGUMENT", f"{len(frame)} bytes, where {self.name} alone has {self.n_bytes}")
+            raise refuse("INVALID_ARGUMENT", f"{len(frame)} bytes: {self.name} alone has {self.n_bytes}")
         message = v1.PacketIn(payload=frame[self.n_bytes :])
         bits, left = int.from_bytes(frame[: self.n_bytes], "big"), 8 * self.n_bytes
         for number, _, width in self.fields:
@@ -40,16 +40,16 @@ class ControllerHeader:
         return message
 
     def join(self, message: v1.PacketOut) -> bytes:
-        """The frame for a packet-out. Fields that are not given are 0, as in BMv2's own server. Raises
+        """The frame for a packet-out. Missing fields are 0, as in BMv2's own server. Raises
         INVALID_ARGUMENT or OUT_OF_RANGE."""
-        given = {item.metadata_id: item.value for item in message.metadata}
-        unknown = set(given) - {number for number, _, _ in self.fields}
+        values = {item.metadata_id: item.value for item in message.metadata}
+        unknown = set(values) - {number for number, _, _ in self.fields}
         if unknown:
             raise refuse("INVALID_ARGUMENT", f"{self.name} has no metadata with the id {min(unknown)}")
         bits = 0
         for number, name, width in self.fields:
             bits <<= width
-            if number in given:
-                bits |= decode(given[number], width, f"{self.name}, {name}")
+            if number in values:
+                bits |= decode(values[number], width, f"{self.name}, {name}")
         bits <<= 8 * self.n_bytes - self.width
         return bits.to_bytes(self.n_bytes, "big") + message.payload

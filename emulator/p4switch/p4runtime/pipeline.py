@@ -1,7 +1,7 @@
-"""A pipeline: a program, its P4Info, and which of the switch's objects P4Info's numbers mean.
+"""A pipeline: a program, its P4Info, and the switch's objects by P4Info's numbers.
 
-Names are the same on both sides, as p4c gives them. P4Info is made before p4c's optimizer runs, so that it may have
-objects that the program has lost: these are left out, and refused when somebody asks for them.
+Names are the same on both sides, as p4c assigns them. P4Info is made before p4c's optimizer runs, so that it may have
+objects that the program has lost: these are left out, and requests for them are refused.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
 
 
 class Pipeline:
-    """`config` as it was given; `state` is that of its program. Raises INVALID_ARGUMENT if P4Info and program do not
-    go together."""
+    """`config` as received; `state` is that of its program. Raises INVALID_ARGUMENT if P4Info and program do not
+    match."""
 
     def __init__(self, config: v1.ForwardingPipelineConfig, state: State) -> None:
         self.config = config
@@ -81,17 +81,17 @@ class Pipeline:
         bound = {}
         for item in items:
             try:
-                found = find(item.preamble.name)
+                obj = find(item.preamble.name)
             except ControlError:
-                found = None
-            if found is None:
+                obj = None
+            if obj is None:
                 log.debug("P4Info has %s, which the program does not use", item.preamble.name)
             else:
-                bound[item.preamble.id] = item, found
+                bound[item.preamble.id] = item, obj
         return bound
 
     def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
-        """What a number chooses: one object, or with 0 all. Raises NOT_FOUND."""
+        """The objects that a number selects: one, or with 0 all. Raises NOT_FOUND."""
         if not number:
             return list(bound.values())
         return [self.one(bound, number, sort)]
@@ -104,23 +104,23 @@ class Pipeline:
             raise refuse("NOT_FOUND", f"the program has no {sort} {number} ({number:#x})")
         return bound[number]
 
-    # What tables and profiles are made of
+    # Keys and actions
 
     def key(self, item, table: MatchTable) -> Key:
-        """How a table's entries are told apart."""
-        fields, given = table.table.key, list(item.match_fields)
-        by_name = {match.name: match for match in given}
-        if len(by_name) == len(fields) == len(given) and all(field.name in by_name for field in fields):
-            given = [by_name[field.name] for field in fields]
-        if len(given) != len(fields):
+        """The key of a table."""
+        fields, matches = table.table.key, list(item.match_fields)
+        by_name = {match.name: match for match in matches}
+        if len(by_name) == len(fields) == len(matches) and all(field.name in by_name for field in fields):
+            matches = [by_name[field.name] for field in fields]
+        if len(matches) != len(fields):
             raise refuse(
                 "INVALID_ARGUMENT",
-                f"table {table.name} matches {len(fields)} fields in the BMv2 JSON, but {len(given)} in the P4Info",
+                f"table {table.name} matches {len(fields)} fields in the BMv2 JSON, but {len(matches)} in the P4Info",
             )
         priorities = [entry.priority for entry in table.table.entries or ()]
         return Key(
             table.name,
-            tuple(self._key_field(table, match, field) for match, field in zip(given, fields, strict=True)),
+            tuple(self._key_field(table, match, field) for match, field in zip(matches, fields, strict=True)),
             top=max(priorities, default=0) + 1 if table.is_immutable else HIGHEST,
         )
 
@@ -129,17 +129,17 @@ class Pipeline:
         self._check_width(f"table {table.name}, field {match.name}", match.bitwidth, width, match.type_name.name)
         return KeyField(match.id, match.name, match.match_type, field.kind, width)
 
-    def _check_width(self, what: str, given: int, width: int, type_name: str) -> None:
-        """A translated type has another width; values then pass as they are."""
-        if given == width or (given and type_name):
+    def _check_width(self, what: str, declared: int, width: int, type_name: str) -> None:
+        """A translated type may have another width; values are passed unchanged."""
+        if declared == width or (declared and type_name):
             return
         if type_name:
             raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
-        raise refuse("INVALID_ARGUMENT", f"{what} has {width} bits in the BMv2 JSON, but {given} in the P4Info")
+        raise refuse("INVALID_ARGUMENT", f"{what} has {width} bits in the BMv2 JSON, but {declared} in the P4Info")
 
     def actions_of(self, owner, refs: Iterable, name: str) -> Actions:
-        """What a table or profile may run, of P4Info's references to actions."""
-        found = {}
+        """The actions of a table or profile, from P4Info's references."""
+        actions = {}
         for ref in refs:
             item = self.actions.get(ref.id)
             if item is None:
@@ -149,21 +149,21 @@ class Pipeline:
             except ControlError:
                 log.debug("%s does not use %s, which P4Info has", name, item.preamble.name)
             else:
-                found[ref.id] = Action(ref.id, index, item.preamble.name, self._params(item, index), ref.scope)
-        return Actions(name, found)
+                actions[ref.id] = Action(ref.id, index, item.preamble.name, self._params(item, index), ref.scope)
+        return Actions(name, actions)
 
     def _params(self, item, index: int) -> tuple[Param, ...]:
         params = self.program.actions[index].params
-        given = {param.name: param for param in item.params}
-        if set(given) != {param.name for param in params}:
+        declared = {param.name: param for param in item.params}
+        if set(declared) != {param.name for param in params}:
             raise refuse(
                 "INVALID_ARGUMENT",
                 f"action {item.preamble.name} has the parameters {[param.name for param in params]} in the BMv2 JSON, "
-                f"but {list(given)} in the P4Info",
+                f"but {list(declared)} in the P4Info",
             )
         for param in params:
-            match = given[param.name]
+            match = declared[param.name]
             self._check_width(
                 f"action {item.preamble.name}, {param.name}", match.bitwidth, param.width, match.type_name.name
             )
-        return tuple(Param(given[param.name].id, param.name, param.width) for param in params)
+        return tuple(Param(declared[param.name].id, param.name, param.width) for param in params)

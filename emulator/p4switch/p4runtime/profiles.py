@@ -1,7 +1,7 @@
-"""Action profiles: members, groups, and the one-shot form that puts a group and its members into a table entry (section
+"""Action profiles: members, groups, and the one-shot form, a group with its members in a table entry (section
 "ActionProfileMember & ActionProfileGroup").
 
-A controller numbers members and groups itself; the switch has handles. What a one-shot made has no number.
+A controller numbers members and groups itself; the switch has handles. Those of a one-shot have no number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 @dataclass(eq=False)
 class OneShot:
-    """The handles that an entry's action set took. `watched`: members to the ports that they watch."""
+    """The handles of an entry's action set. `watched`: members to the ports that they watch."""
 
     message: v1.ActionProfileActionSet
     profile: Profile
@@ -30,7 +30,7 @@ class OneShot:
     watched: dict[int, int]
 
     def remove(self) -> None:
-        """Give them back; through Thrift they may be gone already."""
+        """Release them, unless Thrift has removed them already."""
         self.profile.one_shots.remove(self)
         profile = self.profile.profile
         if self.group in profile.groups:
@@ -42,7 +42,7 @@ class OneShot:
 
 @dataclass
 class Group:
-    """A group's handle, and what the controller said of it. `watched`: members to the ports that they watch."""
+    """A group's handle and the controller's message. `watched`: members to the ports that they watch."""
 
     handle: int
     message: v1.ActionProfileGroup
@@ -51,7 +51,7 @@ class Group:
 
 @dataclass
 class Profile:
-    """An action profile as both sides see it: `members` by P4Runtime's number to the switch's handle, `groups` by
+    """An action profile on both sides: `members` by P4Runtime's number to the switch's handle, `groups` by
     P4Runtime's number. `one_shots`: those that entries hold."""
 
     item: info.ActionProfile
@@ -63,7 +63,7 @@ class Profile:
     one_shots: list[OneShot] = field(default_factory=list)
 
     def forget_lost(self) -> None:
-        """Forget what was removed through Thrift."""
+        """Drop members and groups that were removed through Thrift."""
         self.members = {number: handle for number, handle in self.members.items() if handle in self.profile.members}
         self.groups = {number: group for number, group in self.groups.items() if group.handle in self.profile.groups}
 
@@ -81,30 +81,30 @@ class Profile:
 
     def number_of_member(self, handle: int) -> int:
         """P4Runtime's number, or 0 if it has none."""
-        return next((number for number, found in self.members.items() if found == handle), 0)
+        return next((number for number, member in self.members.items() if member == handle), 0)
 
     def number_of_group(self, handle: int) -> int:
         """P4Runtime's number, or 0 if it has none."""
-        return next((number for number, found in self.groups.items() if found.handle == handle), 0)
+        return next((number for number, group in self.groups.items() if group.handle == handle), 0)
 
     def check_weight(self, weight: int) -> int:
-        """What the switch takes for a weight. Raises INVALID_ARGUMENT."""
+        """The switch's weight of a member. Raises INVALID_ARGUMENT."""
         if self.item.weights_disallowed:
             if weight:
-                raise refuse("INVALID_ARGUMENT", f"action profile {self.profile.name}: members have no weights")
+                raise refuse("INVALID_ARGUMENT", f"action profile {self.profile.name}: members can't have weights")
             return 1
         if weight < 1:
             raise refuse("INVALID_ARGUMENT", f"a member's weight must be at least 1, not {weight}")
         return weight
 
     def size_of(self, weights: Sequence[int]) -> int:
-        """How large a group is whose members have these weights."""
+        """The size of a group whose members have these weights."""
         by_members = self.item.WhichOneof("selector_size_semantics") == "sum_of_members"
         return len(weights) if by_members else sum(weights)
 
     def new_one_shot(self, message: v1.ActionProfileActionSet) -> OneShot:
-        """Make members and group of an action set (section "One Shot Action Selector Programming"). Nothing is made
-        if it is refused."""
+        """Create members and group of an action set (section "One Shot Action Selector Programming"), or nothing if it
+        is refused."""
         name = self.profile.name
         if not self.profile.has_selector:
             raise refuse("INVALID_ARGUMENT", f"action profile {name} has no selector, so it takes no action sets")
@@ -130,15 +130,15 @@ class Profile:
         for member, weight in zip(members, weights, strict=True):
             self.profile.add_to_group(member, group, weight)
         watched = {member: port for member, port in zip(members, ports, strict=True) if port is not None}
-        kept = v1.ActionProfileActionSet.FromString(message.SerializeToString())
-        self.one_shots.append(OneShot(kept, self, group, members, watched))
+        stored = v1.ActionProfileActionSet.FromString(message.SerializeToString())
+        self.one_shots.append(OneShot(stored, self, group, members, watched))
         self.follow_ports()
         return self.one_shots[-1]
 
     def follow_ports(self) -> None:
-        """Leave members out of their groups' choices while the port that they watch is down."""
+        """Exclude members from their groups' choices while the port that they watch is down."""
         watching = [(group.handle, group.watched) for group in self.groups.values() if group.watched]
-        watching += [(found.group, found.watched) for found in self.one_shots if found.watched]
+        watching += [(one_shot.group, one_shot.watched) for one_shot in self.one_shots if one_shot.watched]
         up = self.pipeline.ports_up() if watching else set()
         for group, watched in watching:
             if group in self.profile.groups:
@@ -159,7 +159,7 @@ class Profiles:
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
-        self.by_number = {number: self._profile(*found) for number, found in pipeline.profiles.items()}
+        self.by_number = {number: self._profile(*pair) for number, pair in pipeline.profiles.items()}
         self._of = {profile.profile.name: profile for profile in self.by_number.values()}
 
     def _profile(self, item: info.ActionProfile, profile: ActionProfile) -> Profile:
@@ -177,50 +177,50 @@ class Profiles:
         return self._of[profile.name]
 
     def _one(self, number: int) -> Profile:
-        found = self.pipeline.one(self.by_number, number, "action profile")
-        found.forget_lost()
-        if found.one_shots:
+        profile = self.pipeline.one(self.by_number, number, "action profile")
+        profile.forget_lost()
+        if profile.one_shots:
             raise refuse(
                 "INVALID_ARGUMENT",
-                f"tables of action profile {found.profile.name} hold action sets: it can't take both",
+                f"tables of action profile {profile.profile.name} hold action sets: it can't take both",
             )
-        return found
+        return profile
 
-    def _wanted(self, number: int) -> list[Profile]:
-        found = self.pipeline.pick(self.by_number, number, "action profile")
-        for profile in found:
+    def _selected(self, number: int) -> list[Profile]:
+        profiles = self.pipeline.pick(self.by_number, number, "action profile")
+        for profile in profiles:
             profile.forget_lost()
-        return found
+        return profiles
 
     # Members
 
     def write_member(self, kind: int, entry: v1.ActionProfileMember) -> None:
         """Do one update."""
-        found = self._one(entry.action_profile_id)
+        profile = self._one(entry.action_profile_id)
         number = entry.member_id
         if not number:
             raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
         if kind == DELETE:
-            found.profile.delete_member(found.member(number))
-            del found.members[number]
+            profile.profile.delete_member(profile.member(number))
+            del profile.members[number]
             return
         if not entry.HasField("action"):
             raise refuse("INVALID_ARGUMENT", f"member {number} needs an action")
         if kind == MODIFY:
-            found.profile.modify_member(found.member(number), found.actions.decode(entry.action))
+            profile.profile.modify_member(profile.member(number), profile.actions.decode(entry.action))
             return
-        if number in found.members:
-            raise refuse("ALREADY_EXISTS", f"action profile {found.profile.name} already has a member {number}")
-        found.members[number] = found.profile.add_member(found.actions.decode(entry.action))
+        if number in profile.members:
+            raise refuse("ALREADY_EXISTS", f"action profile {profile.profile.name} already has a member {number}")
+        profile.members[number] = profile.profile.add_member(profile.actions.decode(entry.action))
 
-    def read_members(self, wanted: v1.ActionProfileMember) -> Iterator[v1.Entity]:
-        """All members that `wanted` asks for."""
-        for found in self._wanted(wanted.action_profile_id):
-            for number, handle in sorted(found.members.items()):
-                if wanted.member_id in (0, number):
-                    run = found.profile.member(handle).run
-                    message = v1.ActionProfileMember(action_profile_id=found.item.preamble.id, member_id=number)
-                    message.action.CopyFrom(found.actions.encode(run))
+    def read_members(self, pattern: v1.ActionProfileMember) -> Iterator[v1.Entity]:
+        """All members that `pattern` selects."""
+        for profile in self._selected(pattern.action_profile_id):
+            for number, handle in sorted(profile.members.items()):
+                if pattern.member_id in (0, number):
+                    run = profile.profile.member(handle).run
+                    message = v1.ActionProfileMember(action_profile_id=profile.item.preamble.id, member_id=number)
+                    message.action.CopyFrom(profile.actions.encode(run))
                     yield new_entity("action_profile_member", message)
 
     # Groups
@@ -256,34 +256,34 @@ class Profiles:
         found.follow_ports()
 
     @staticmethod
-    def _members(found: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
+    def _members(profile: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:
         """(handle → weight, handle → port that it watches) of a group's members."""
-        limit = found.item.max_group_size
+        limit = profile.item.max_group_size
         if limit and not 0 < entry.max_size <= limit:
             raise refuse("INVALID_ARGUMENT", f"max_size must be 1 to {limit}, not {entry.max_size}")
         if entry.max_size < 0:
             raise refuse("INVALID_ARGUMENT", f"max_size can't be negative: {entry.max_size}")
         weights, watched = {}, {}
         for member in entry.members:
-            handle = found.member(member.member_id)
+            handle = profile.member(member.member_id)
             port = watched_port(member)
             if port is not None:
                 watched[handle] = port
             if handle in weights:
                 raise refuse("INVALID_ARGUMENT", f"member {member.member_id} is twice in group {entry.group_id}")
-            weights[handle] = found.check_weight(member.weight)
-        if entry.max_size and found.size_of(list(weights.values())) > entry.max_size:
+            weights[handle] = profile.check_weight(member.weight)
+        if entry.max_size and profile.size_of(list(weights.values())) > entry.max_size:
             raise refuse("RESOURCE_EXHAUSTED", f"group {entry.group_id} has room for {entry.max_size}")
         return weights, watched
 
     def follow_ports(self) -> None:
-        """Look at the ports that members watch."""
-        for found in self.by_number.values():
-            found.follow_ports()
+        """Follow the state of the ports that members watch."""
+        for profile in self.by_number.values():
+            profile.follow_ports()
 
-    def read_groups(self, wanted: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
-        """All groups that `wanted` asks for."""
-        for found in self._wanted(wanted.action_profile_id):
-            for number, group in sorted(found.groups.items()):
-                if wanted.group_id in (0, number):
+    def read_groups(self, pattern: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
+        """All groups that `pattern` selects."""
+        for profile in self._selected(pattern.action_profile_id):
+            for number, group in sorted(profile.groups.items()):
+                if pattern.group_id in (0, number):
                     yield new_entity("action_profile_group", group.message)

@@ -1,23 +1,25 @@
-"""Counter values and meter rates as P4Runtime has them: by the unit that P4Info gives, rates a second; and indexed
+"""Counter values and meter rates in P4Runtime's form, counters in P4Info's unit and rates per second; and indexed
 counters and meters (sections "CounterEntry" and "MeterEntry")."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.state.arrays import CounterArray
 from emulator.p4switch.state.meters import MeterArray
 from switchml.control.p4runtime_protos import info, new_entity, v1
 
 PER_S = 1_000_000
-"""The switch's meters have rates a microsecond."""
+"""The switch's meters have rates per microsecond."""
 
 ONE_RATE = (info.MeterSpec.SINGLE_RATE_THREE_COLOR, info.MeterSpec.SINGLE_RATE_TWO_COLOR)
 
 
 MOST = 2**63 - 1
-"""The highest number that P4Runtime has for counts and rates; Thrift can set higher ones, which are shown as this."""
+"""P4Runtime's highest count or rate; higher ones, which Thrift can set, are shown as this."""
 
 
 def counts(data: v1.CounterData) -> tuple[int, int]:
@@ -28,7 +30,7 @@ def counts(data: v1.CounterData) -> tuple[int, int]:
 
 
 def counter_data(packets: int, n_bytes: int, spec: info.CounterSpec) -> v1.CounterData:
-    """What a counter says: BMv2's count both, P4Runtime shows what was asked for."""
+    """A counter's value: BMv2 counts packets and bytes, P4Runtime shows those of P4Info's unit."""
     packets, n_bytes = min(packets, MOST), min(n_bytes, MOST)
     data = v1.CounterData()
     if spec.unit in (info.CounterSpec.PACKETS, info.CounterSpec.BOTH):
@@ -54,7 +56,7 @@ def from_config(config: v1.MeterConfig, spec: info.MeterSpec) -> list[tuple[floa
 
 
 def to_config(rates: Sequence[tuple[float, int]]) -> v1.MeterConfig | None:
-    """The reverse of `from_config`; None: nothing was set."""
+    """The reverse of `from_config`; None: no rates are set."""
     if not rates:
         return None
     (cir, cburst), (pir, pburst) = rates[0], rates[-1]
@@ -63,7 +65,7 @@ def to_config(rates: Sequence[tuple[float, int]]) -> v1.MeterConfig | None:
 
 
 def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spec: info.MeterSpec) -> None:
-    """Set a cell; None: all is green."""
+    """Set a cell; None: all packets are green."""
     if config is None:
         meter.reset_rates(index)
     else:
@@ -71,13 +73,14 @@ def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spe
 
 
 def check_no_colours(entry: v1.MeterEntry | v1.DirectMeterEntry) -> None:
-    """Refuse what BMv2's meters do not have."""
+    """Refuse counters by colour, which BMv2's meters lack."""
     if entry.HasField("counter_data"):
         raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
 
 
 def cells(entry, array, sort: str) -> range:
-    """The cells that an entry's index chooses: one, or all if it has none. Raises INVALID_ARGUMENT or OUT_OF_RANGE."""
+    """The cells that an entry's index selects: one, or all without an index. Raises INVALID_ARGUMENT or
+    OUT_OF_RANGE."""
     if not entry.HasField("index"):
         return range(array.size)
     index = entry.index.index
@@ -89,55 +92,74 @@ def cells(entry, array, sort: str) -> range:
 
 
 def check_modify(kind: int, sort: str) -> None:
-    """Refuse an update that is no MODIFY."""
+    """Refuse an update other than MODIFY."""
     if kind != v1.Update.MODIFY:
         raise refuse("INVALID_ARGUMENT", f"a {sort} can only be modified")
 
 
-class Counters:
+class CellArrays:
+    """Answers for indexed arrays of one sort, which is in the names of messages and fields. Subclasses translate
+    cells."""
+
+    sort: ClassVar[str]
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.arrays = getattr(pipeline, f"{self.sort}s")
+
+    def write(self, kind: int, entry: Any) -> None:
+        """Do one update."""
+        check_modify(kind, self.sort)
+        item, array = self.pipeline.one(self.arrays, getattr(entry, f"{self.sort}_id"), self.sort)
+        self.write_cells(item, array, cells(entry, array, self.sort), entry)
+
+    def read(self, pattern: Any) -> Iterator[v1.Entity]:
+        """All cells that `pattern` selects."""
+        number = getattr(pattern, f"{self.sort}_id")
+        for item, array in self.pipeline.pick(self.arrays, number, self.sort):
+            for index in cells(pattern, array, self.sort) if number else range(array.size):
+                yield new_entity(f"{self.sort}_entry", self.message(item, array, index))
+
+    def write_cells(self, item: Any, array: Any, indices: range, entry: Any) -> None:
+        """Write the entry's value to cells."""
+        raise NotImplementedError
+
+    def message(self, item: Any, array: Any, index: int) -> Any:
+        """The entry of one cell."""
+        raise NotImplementedError
+
+
+class Counters(CellArrays):
     """Answers for indexed counters."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    sort = "counter"
 
-    def write(self, kind: int, entry: v1.CounterEntry) -> None:
-        """Do one update."""
-        check_modify(kind, "counter")
-        _, array = self.pipeline.one(self.pipeline.counters, entry.counter_id, "counter")
-        chosen = cells(entry, array, "counter")
+    def write_cells(self, item: Any, array: CounterArray, indices: range, entry: v1.CounterEntry) -> None:
         if entry.HasField("data"):
             packets, n_bytes = counts(entry.data)
-            for index in chosen:
+            for index in indices:
                 array.write(index, packets, n_bytes)
 
-    def read(self, wanted: v1.CounterEntry) -> Iterator[v1.Entity]:
-        """All cells that `wanted` asks for."""
-        for item, array in self.pipeline.pick(self.pipeline.counters, wanted.counter_id, "counter"):
-            for index in cells(wanted, array, "counter") if wanted.counter_id else range(array.size):
-                message = v1.CounterEntry(counter_id=item.preamble.id, index={"index": index})
-                message.data.CopyFrom(counter_data(*array.read(index), item.spec))
-                yield new_entity("counter_entry", message)
+    def message(self, item: Any, array: CounterArray, index: int) -> v1.CounterEntry:
+        data = counter_data(*array.read(index), item.spec)
+        return v1.CounterEntry(counter_id=item.preamble.id, index={"index": index}, data=data)
 
 
-class Meters:
+class Meters(CellArrays):
     """Answers for indexed meters."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    sort = "meter"
 
-    def write(self, kind: int, entry: v1.MeterEntry) -> None:
-        """Do one update."""
-        check_modify(kind, "meter")
+    def write_cells(self, item: Any, array: MeterArray, indices: range, entry: v1.MeterEntry) -> None:
         check_no_colours(entry)
-        item, array = self.pipeline.one(self.pipeline.meters, entry.meter_id, "meter")
-        for index in cells(entry, array, "meter"):
+        for index in indices:
             set_config(array, index, entry.config if entry.HasField("config") else None, item.spec)
 
-    def read(self, wanted: v1.MeterEntry) -> Iterator[v1.Entity]:
-        """All cells that `wanted` asks for."""
-        check_no_colours(wanted)
-        for item, array in self.pipeline.pick(self.pipeline.meters, wanted.meter_id, "meter"):
-            for index in cells(wanted, array, "meter") if wanted.meter_id else range(array.size):
-                config = to_config(array.get_rates(index))
-                message = v1.MeterEntry(meter_id=item.preamble.id, index={"index": index}, config=config)
-                yield new_entity("meter_entry", message)
+    def read(self, pattern: v1.MeterEntry) -> Iterator[v1.Entity]:
+        """All cells that `pattern` selects. Raises UNIMPLEMENTED for one with counters by colour."""
+        check_no_colours(pattern)
+        yield from super().read(pattern)
+
+    def message(self, item: Any, array: MeterArray, index: int) -> v1.MeterEntry:
+        config = to_config(array.get_rates(index))
+        return v1.MeterEntry(meter_id=item.preamble.id, index={"index": index}, config=config)

@@ -1,5 +1,4 @@
-"""Refusals: what P4Runtime calls canonical error codes (those of gRPC), and which of them says what the state's own
-errors say."""
+"""Refusals: P4Runtime's canonical error codes (those of gRPC), and those for the state's own errors."""
 
 from __future__ import annotations
 
@@ -46,14 +45,14 @@ def status_code(error: SwitchMLError) -> grpc.StatusCode:
 
 
 def error_message(error: SwitchMLError | None) -> v1.Error:
-    """What a batch says of one update; None: it was done."""
+    """The message for one update of a batch; None: it succeeded."""
     if error is None:
         return v1.Error(canonical_code=OK)
     return v1.Error(canonical_code=status_code(error).value[0], message=str(error))
 
 
 class _Status(NamedTuple):
-    """What grpc takes as a Status with details."""
+    """grpc's Status with details."""
 
     code: grpc.StatusCode
     details: str
@@ -61,12 +60,12 @@ class _Status(NamedTuple):
 
 
 class BatchStatus(_Status, grpc.Status):
-    """How a call ends of whose updates some failed: UNKNOWN, with a p4.v1.Error for each (section "Error Reporting" of
-    the Write RPC)."""
+    """The status of a call some of whose updates failed: UNKNOWN, with a p4.v1.Error for each (section "Error
+    Reporting" of the Write RPC)."""
 
 
 def batch_status(errors: list[SwitchMLError | None]) -> BatchStatus:
-    """The status for these outcomes of a batch, in the order of its updates."""
+    """The status for a batch, from the outcomes of its updates in order."""
     failed = [f"update {number}: {error}" for number, error in enumerate(errors) if error is not None]
     text = failed[0] if len(failed) == 1 else f"{len(failed)} updates failed; {failed[0]}"
     status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=text)

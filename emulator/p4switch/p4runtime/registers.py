@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from emulator.p4switch.p4runtime.bytestrings import decode_data, encode_data
 from emulator.p4switch.p4runtime.matches import EXACT, Key, KeyField
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.rates import cells, check_modify
+from emulator.p4switch.p4runtime.rates import CellArrays, check_modify
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program.ir import MatchParam
+from emulator.p4switch.state.arrays import RegisterArray
 from emulator.p4switch.state.state import ParseVSet
 from emulator.p4switch.values import mask
 from switchml.control.p4runtime_protos import new_entity, v1
 
 
-class Registers:
-    """Answers for registers. BMv2's own server has no such thing."""
+class Registers(CellArrays):
+    """Answers for registers. BMv2's own server does not serve them."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
-        self.pipeline = pipeline
+    sort = "register"
 
-    def write(self, kind: int, entry: v1.RegisterEntry) -> None:
-        """Do one update."""
-        check_modify(kind, "register")
-        item, array = self.pipeline.one(self.pipeline.registers, entry.register_id, "register")
-        chosen = cells(entry, array, "register")
+    def write_cells(self, item: Any, array: RegisterArray, indices: range, entry: v1.RegisterEntry) -> None:
         what = f"register {array.name}"
         value = decode_data(item.type_spec, self.pipeline.p4info.type_info, entry.data, array.width, what)
-        array.write_range(chosen.start, chosen.stop, value)
+        array.write_range(indices.start, indices.stop, value)
 
-    def read(self, wanted: v1.RegisterEntry) -> Iterator[v1.Entity]:
-        """All cells that `wanted` asks for."""
-        types = self.pipeline.p4info.type_info
-        for item, array in self.pipeline.pick(self.pipeline.registers, wanted.register_id, "register"):
-            for index in cells(wanted, array, "register") if wanted.register_id else range(array.size):
-                message = v1.RegisterEntry(register_id=item.preamble.id, index={"index": index})
-                message.data.CopyFrom(encode_data(item.type_spec, types, iter((array.read(index),))))
-                yield new_entity("register_entry", message)
+    def message(self, item: Any, array: RegisterArray, index: int) -> v1.RegisterEntry:
+        data = encode_data(item.type_spec, self.pipeline.p4info.type_info, iter((array.read(index),)))
+        return v1.RegisterEntry(register_id=item.preamble.id, index={"index": index}, data=data)
 
 
 class ValueSets:
-    """Answers for parser value sets. BMv2 keeps a member's fields as one number, the first field on top."""
+    """Answers for parser value sets. BMv2 stores a member's fields as one number, the first one most significant."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -66,16 +58,16 @@ class ValueSets:
                 value = value << field.width | param.value
             values.append(value)
         if len(set(values)) < len(values):
-            raise refuse("ALREADY_EXISTS", f"value set {vset.name}: a member is given twice")
+            raise refuse("ALREADY_EXISTS", f"value set {vset.name}: a member occurs twice")
         if item.size and len(values) > item.size:
             raise refuse("RESOURCE_EXHAUSTED", f"value set {vset.name} has room for {item.size}, not {len(values)}")
         vset.clear()
         for value in values:
             vset.add(value)
 
-    def read(self, wanted: v1.ValueSetEntry) -> Iterator[v1.Entity]:
-        """All value sets that `wanted` asks for."""
-        for item, vset in self.pipeline.pick(self.pipeline.value_sets, wanted.value_set_id, "value set"):
+    def read(self, pattern: v1.ValueSetEntry) -> Iterator[v1.Entity]:
+        """All value sets that `pattern` selects."""
+        for item, vset in self.pipeline.pick(self.pipeline.value_sets, pattern.value_set_id, "value set"):
             message = v1.ValueSetEntry(value_set_id=item.preamble.id)
             key = self._key(item, vset)
             for value in vset.get():

@@ -1,6 +1,6 @@
 """Multicast groups and clone sessions (section "PacketReplicationEngineEntry").
 
-A group has a node for each replica id, as BMv2's own server makes them. A clone session is a mirroring session onto a
+A group has a node for each replica id, as from BMv2's own server. A clone session is a mirroring session onto a
 multicast group of its own, with an id from 2^15 on.
 """
 
@@ -25,8 +25,8 @@ GROUP, SESSION = "multicast_group_entry", "clone_session_entry"
 
 
 class ReplicationEngine:
-    """Answers for groups and sessions. `groups` and `sessions` hold what the controller said, `_nodes` the switch's
-    handles by group."""
+    """Answers for groups and sessions. `groups` and `sessions` hold the controller's messages, `_nodes` the
+    switch's handles by group."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
@@ -38,10 +38,10 @@ class ReplicationEngine:
         self._placed: dict[int, dict[int, list[int]]] = {}
 
     def follow_ports(self) -> None:
-        """Look whether other replicas are to be used, of those that have backups."""
+        """Choose anew among replicas and their backups by the state of ports."""
         entries = [(number, entry) for number, entry in self.groups.items()]
         entries += [(FIRST_RESERVED + number, entry) for number, entry in self.sessions.items()]
-        entries = [found for found in entries if any(replica.backup_replicas for replica in found[1].replicas)]
+        entries = [item for item in entries if any(replica.backup_replicas for replica in item[1].replicas)]
         up = self.pipeline.ports_up() if entries else set()
         for group, entry in entries:
             ports = _ports_by_instance(entry.replicas, up)
@@ -61,18 +61,18 @@ class ReplicationEngine:
         else:
             raise refuse("INVALID_ARGUMENT", "neither a multicast group nor a clone session")
 
-    def read(self, wanted: v1.PacketReplicationEngineEntry) -> Iterator[v1.Entity]:
-        """All groups or sessions that `wanted` asks for."""
-        kind = wanted.WhichOneof("type")
+    def read(self, pattern: v1.PacketReplicationEngineEntry) -> Iterator[v1.Entity]:
+        """All groups or sessions that `pattern` selects."""
+        kind = pattern.WhichOneof("type")
         if kind == GROUP:
-            found, number = self.groups, wanted.multicast_group_entry.multicast_group_id
+            entries, number = self.groups, pattern.multicast_group_entry.multicast_group_id
         elif kind == SESSION:
-            found, number = self.sessions, wanted.clone_session_entry.session_id
+            entries, number = self.sessions, pattern.clone_session_entry.session_id
         else:
             raise refuse("INVALID_ARGUMENT", "neither multicast groups nor clone sessions")
-        for key in sorted(found):
+        for key in sorted(entries):
             if number in (0, key):
-                message = v1.PacketReplicationEngineEntry(**{kind: found[key]})
+                message = v1.PacketReplicationEngineEntry(**{kind: entries[key]})
                 yield new_entity("packet_replication_engine_entry", message)
 
     def _write_group(self, kind: int, entry: v1.MulticastGroupEntry) -> None:
@@ -108,7 +108,7 @@ class ReplicationEngine:
         self.sessions[number] = v1.CloneSessionEntry.FromString(entry.SerializeToString())
 
     def _place(self, group: int, ports: dict[int, list[int]]) -> None:
-        """Give a group exactly these ports by instance."""
+        """Set a group's ports by instance."""
         engine = self.replication
         before = [handle for handle in self._nodes.get(group, ()) if handle in engine.nodes]
         if len(engine.nodes) - len(before) + len(ports) > engine.max_nodes:
@@ -138,9 +138,9 @@ def _check_there(kind: int, is_there: bool, what: str) -> None:
 
 
 def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int, list[int]]:
-    """Instance → ports, in the order in which they come. Of a replica with backups, the first is taken whose port is
-    up, and the replica itself if none is. Raises INVALID_ARGUMENT."""
-    primaries, found = set(), {}
+    """Instance → ports, in the order of the replicas. Of a replica and its backups, the first whose port is up is used,
+    and the replica itself if none is. Raises INVALID_ARGUMENT."""
+    primaries, ports_of = set(), {}
     for replica in replicas:
         port = replica.egress_port
         if replica.WhichOneof("port_kind") == "port":
@@ -153,10 +153,10 @@ def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int
             raise refuse("INVALID_ARGUMENT", f"port {port} with instance {replica.instance} is there twice")
         primaries.add(choices[0])
         port, instance = next((choice for choice in choices if choice[0] in up), choices[0])
-        ports = found.setdefault(instance, [])
+        ports = ports_of.setdefault(instance, [])
         if port not in ports:
             ports.append(port)
-    return found
+    return ports_of
 
 
 def _check_replica(port: int, instance: int) -> None:

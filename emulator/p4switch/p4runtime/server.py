@@ -1,6 +1,6 @@
 """The gRPC server: P4Runtime's six calls.
 
-Whatever a client sends, the switch goes on: a call that can't be done ends with a code and a message."""
+No client can stop the switch: a call that fails ends with a code and a message."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from switchml.errors import ConfigError, ControlError, SwitchMLError
 log = logging.getLogger("switchml.bmv2")
 
 MAX_MESSAGE_BYTES = 256 << 20
-"""What a controller may send at once: programs can be large."""
+"""The largest request: programs can be large."""
 ANSWER_BYTES = 1 << 20
-"""About how much of a read comes in one message; gRPC's clients refuse messages above 4 MiB."""
+"""The approximate size of a read's messages; gRPC's clients refuse messages above 4 MiB."""
 TICK_S = 0.05
-"""How often idle entries, old digests and ports that came up or went down are looked for."""
+"""How often idle entries, old digests and the state of ports are checked."""
 
 
-def credentials(key: str, certificate: str, authority: str | None, ask_clients: bool) -> grpc.ServerCredentials:
-    """For TLS, from the paths of PEM files. `ask_clients`: only clients may connect whose certificate is `authority`'s.
-    Raises ConfigError."""
+def credentials(key: str, certificate: str, authority: str | None, require_clients: bool) -> grpc.ServerCredentials:
+    """For TLS, from the paths of PEM files. `require_clients`: only clients with a certificate of `authority` may
+    connect. Raises ConfigError."""
     pems = []
     for option, path in (("key", key), ("cert", certificate), ("cacert", authority)):
         try:
             pems.append(Path(path).read_bytes() if path else None)
         except OSError as error:
             raise ConfigError(f"--grpc-server-{option}: can't read {path}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], ask_clients)
+    return grpc.ssl_server_credentials([(pems[0], pems[1])], pems[2], require_clients)
 
 
 class P4RuntimeServer:
     """Listens for `device` on `address` (HOST:PORT; port 0: any, `port` then says which) until `close`. Frames for the
     port `cpu_port`, if it is given, go to the primary controllers; with `credentials`, controllers speak TLS. Raises
-    ConfigError if the address can't be had."""
+    ConfigError if the address is not available."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class P4RuntimeServer:
         except RuntimeError:
             self.port = 0
         if not self.port:
-            raise ConfigError(f"can't listen on {address} for P4Runtime; does another switch run?")
+            raise ConfigError(f"can't listen on {address} for P4Runtime; is another switch running?")
         if cpu_port is not None:
             device.listen(cpu_port, self._packet_in)
         self._server.start()
-        threading.Thread(target=self._look_after, name="p4runtime-timer", daemon=True).start()
+        threading.Thread(target=self._run_timer, name="p4runtime-timer", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening, and end all streams."""
@@ -111,7 +111,7 @@ class P4RuntimeServer:
         return v1.SetForwardingPipelineConfigResponse()
 
     def GetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """What was set."""
+        """The config."""
         self._check_device(request.device_id)
         with self._order:
             return self.configs.get(request.response_type)
@@ -133,22 +133,22 @@ class P4RuntimeServer:
         return v1.WriteResponse()
 
     def Read(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """Entities, in messages of bearable size."""
+        """Entities, in messages of limited size."""
         self._check_device(request.device_id)
         with self._order:
-            found = self.configs.entities().read(request.entities)
+            entities = self.configs.entities().read(request.entities)
         response, size = v1.ReadResponse(), 0
-        for entity in found:
+        for entity in entities:
             response.entities.append(entity)
             size += entity.ByteSize()
             if size >= ANSWER_BYTES:
                 yield response
                 response, size = v1.ReadResponse(), 0
-        if response.entities or not found:
+        if response.entities or not entities:
             yield response
 
     def StreamChannel(self, requests: Iterable[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """A controller, as long as it is there."""
+        """A controller's stream, as long as it is connected."""
         stream = Stream()
         self.controllers.add(stream)
         try:
@@ -163,7 +163,7 @@ class P4RuntimeServer:
             raise stream.error
 
     def _listen(self, stream: Stream, requests: Iterable[Any]) -> None:
-        """Take a controller's messages until it has no more."""
+        """Handle a controller's messages until its stream ends."""
         error = None
         try:
             for request in requests:
@@ -174,13 +174,13 @@ class P4RuntimeServer:
                     self._take(stream, request)
         except ControlError as refused:
             error = refused
-        except Exception as failure:  # the stream was broken off
+        except Exception as failure:  # the stream broke
             if not isinstance(failure, grpc.RpcError) and str(failure):
                 log.debug("P4Runtime: a stream ended: %s", failure)
         stream.close(error)
 
     def _take(self, stream: Stream, request: v1.StreamMessageRequest) -> None:
-        """A message other than arbitration; what is wrong with it is told in the stream (section "Stream Error
+        """Handle a message other than arbitration; errors are reported in the stream (section "Stream Error
         Reporting")."""
         try:
             if not self.controllers.is_primary(stream):
@@ -191,7 +191,7 @@ class P4RuntimeServer:
             elif kind == "digest_ack":
                 self.configs.entities().digests.acknowledge(request.digest_ack)
             else:
-                raise refuse("UNIMPLEMENTED", f"the switch does not know what to do with {kind}")
+                raise refuse("UNIMPLEMENTED", f"the switch does not support {kind}")
         except SwitchMLError as error:
             stream.send(v1.StreamMessageResponse(error=_stream_error(error, request)))
 
@@ -217,13 +217,13 @@ class P4RuntimeServer:
 
     # Time
 
-    def _look_after(self) -> None:
+    def _run_timer(self) -> None:
         while not self._closed.wait(TICK_S):
             running = self.configs.running
             if running is None:
                 continue
             try:
-                running.digests.forget_old()
+                running.digests.expire()
                 running.follow_ports()
                 with running.pipeline.state.lock:
                     idle = running.tables.newly_idle()
@@ -235,15 +235,15 @@ class P4RuntimeServer:
 
 
 def _stream_error(error: SwitchMLError, request: v1.StreamMessageRequest) -> v1.StreamError:
-    found = v1.StreamError(canonical_code=status_code(error).value[0], message=str(error))
+    message = v1.StreamError(canonical_code=status_code(error).value[0], message=str(error))
     kind = request.WhichOneof("update")
     if kind == "packet":
-        found.packet_out.packet_out.CopyFrom(request.packet)
+        message.packet_out.packet_out.CopyFrom(request.packet)
     elif kind == "digest_ack":
-        found.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
+        message.digest_list_ack.digest_list_ack.CopyFrom(request.digest_ack)
     else:
-        found.other.SetInParent()
-    return found
+        message.other.SetInParent()
+    return message
 
 
 # gRPC

@@ -24,7 +24,7 @@ NS_PER_MS = 1_000_000
 
 @dataclass
 class Extra:
-    """What P4Runtime keeps of an entry beside what the switch has."""
+    """The properties of an entry that the switch does not store."""
 
     metadata: bytes = b""
     controller_metadata: int = 0
@@ -34,7 +34,7 @@ class Extra:
 
 @dataclass
 class Table:
-    """A table as both sides see it. `counter_spec` and `meter_spec`: P4Info's, of what is attached to its entries.
+    """A table on both sides. `counter_spec` and `meter_spec`: P4Info's, of what is attached to its entries.
     `extras` by handle; None stands for the default entry."""
 
     number: int
@@ -70,19 +70,19 @@ class Table:
             raise
 
     def key_of(self, entry: Entry) -> v1.TableEntry:
-        """A message with what tells an entry from others."""
+        """A message with the identity of an entry."""
         message = v1.TableEntry(table_id=self.number, priority=self.key.priority_out(entry.priority))
         message.match.extend(self.key.encode(entry.match))
         return message
 
-    def selected(self, wanted: v1.TableEntry) -> list[Entry]:
-        """The entries that a read asks for by match and priority (section "Wildcard Reads" of TableEntry)."""
+    def selected(self, pattern: v1.TableEntry) -> list[Entry]:
+        """The entries that a read selects by match and priority (section "Wildcard Reads" of TableEntry)."""
         entries = self.table.all_entries()
-        if wanted.match:
-            canonical = self.key.encode(self.key.decode(wanted.match))
+        if pattern.match:
+            canonical = self.key.encode(self.key.decode(pattern.match))
             entries = [entry for entry in entries if self.key.encode(entry.match) == canonical]
-        if wanted.priority:
-            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == wanted.priority]
+        if pattern.priority:
+            entries = [entry for entry in entries if self.key.priority_out(entry.priority) == pattern.priority]
         return entries
 
 
@@ -107,7 +107,7 @@ class Tables:
         for item in pipeline.p4info.direct_meters:
             if item.direct_table_id in self.by_number:
                 self.by_number[item.direct_table_id].meter_spec = item.spec
-        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were told
+        self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were reported
 
     def one(self, number: int) -> Table:
         """A table by its number. Raises NOT_FOUND."""
@@ -162,10 +162,10 @@ class Tables:
             if one_shot is not None:
                 one_shot.remove()
             raise
-        self._keep(table, handle, entry, one_shot)
+        self._set_properties(table, handle, entry, one_shot)
 
     def _modify(self, table: Table, entry: v1.TableEntry) -> None:
-        """Without an action, only what belongs to the entry changes."""
+        """Without an action, only the entry's other properties change."""
         handle = table.find(entry).handle
         one_shot = before = table.extra(handle).one_shot
         if entry.HasField("action"):
@@ -180,7 +180,7 @@ class Tables:
                 raise
             if before is not None:
                 before.remove()
-        self._keep(table, handle, entry, one_shot)
+        self._set_properties(table, handle, entry, one_shot)
 
     def _delete(self, table: Table, entry: v1.TableEntry) -> None:
         handle = table.find(entry).handle
@@ -189,8 +189,8 @@ class Tables:
         if extra is not None and extra.one_shot is not None:
             extra.one_shot.remove()
 
-    def _keep(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
-        """Set what belongs to an entry."""
+    def _set_properties(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
+        """Set an entry's properties besides its target."""
         if entry.HasField("counter_data"):
             table.table.write_counter(handle, *rates.counts(entry.counter_data))
         if table.meter_spec is not None:
@@ -204,7 +204,7 @@ class Tables:
         rates.set_config(table.table.direct_meter, table.table.entry(handle).index, config, table.meter_spec)
 
     def _target(self, table: Table, action: v1.TableAction, default: bool = False) -> tuple[Target, OneShot | None]:
-        """What an entry is to run; a one-shot's members and group are there then."""
+        """The target of an entry; a one-shot's members and group are created."""
         kind = action.WhichOneof("type")
         if table.profile is None:
             if kind != "action":
@@ -240,42 +240,42 @@ class Tables:
 
     # Read
 
-    def read(self, wanted: v1.TableEntry) -> Iterator[v1.Entity]:
-        """All entries that `wanted` asks for. Of all tables at once (0), they can't be chosen any further."""
-        for table in self.pipeline.pick(self.by_number, wanted.table_id, "table"):
-            if wanted.is_default_action:
-                found = [self._default(table)] if table.table.default is not None else []
+    def read(self, pattern: v1.TableEntry) -> Iterator[v1.Entity]:
+        """All entries that `pattern` selects; with the table id 0, all entries of all tables."""
+        for table in self.pipeline.pick(self.by_number, pattern.table_id, "table"):
+            if pattern.is_default_action:
+                messages = [self._default(table)] if table.table.default is not None else []
             else:
-                if wanted.table_id and wanted.HasField("time_since_last_hit") and not table.ages:
+                if pattern.table_id and pattern.HasField("time_since_last_hit") and not table.ages:
                     raise refuse("INVALID_ARGUMENT", f"the entries of table {table.name} do not age")
-                entries = table.selected(wanted) if wanted.table_id else table.table.all_entries()
-                found = (self._message(table, entry, wanted) for entry in entries)
-            for message in found:
-                if not wanted.table_id or self._passes(message, wanted):
+                entries = table.selected(pattern) if pattern.table_id else table.table.all_entries()
+                messages = (self._message(table, entry, pattern) for entry in entries)
+            for message in messages:
+                if not pattern.table_id or self._passes(message, pattern):
                     yield new_entity("table_entry", message)
 
     @staticmethod
-    def _passes(message: v1.TableEntry, wanted: v1.TableEntry) -> bool:
-        if wanted.controller_metadata and message.controller_metadata != wanted.controller_metadata:
+    def _passes(message: v1.TableEntry, pattern: v1.TableEntry) -> bool:
+        if pattern.controller_metadata and message.controller_metadata != pattern.controller_metadata:
             return False
-        if wanted.metadata and message.metadata != wanted.metadata:
+        if pattern.metadata and message.metadata != pattern.metadata:
             return False
-        action = wanted.action.action.action_id
+        action = pattern.action.action.action_id
         return not action or message.action.action.action_id == action
 
-    def _message(self, table: Table, entry: Entry, wanted: v1.TableEntry) -> v1.TableEntry:
+    def _message(self, table: Table, entry: Entry, pattern: v1.TableEntry) -> v1.TableEntry:
         message = table.key_of(entry)
         extra = table.extra(entry.handle)
         self._describe(table, message, entry.target, extra)
         message.idle_timeout_ns = extra.idle_timeout_ns
         message.is_const = table.table.is_immutable
-        if wanted.HasField("counter_data") and table.counter_spec is not None:
+        if pattern.HasField("counter_data") and table.counter_spec is not None:
             message.counter_data.CopyFrom(self._counter(table, entry.handle))
-        if wanted.HasField("meter_config") and table.meter_spec is not None:
+        if pattern.HasField("meter_config") and table.meter_spec is not None:
             config = self._meter(table, entry.handle)
             if config is not None:
                 message.meter_config.CopyFrom(config)
-        if wanted.HasField("time_since_last_hit") and table.ages:
+        if pattern.HasField("time_since_last_hit") and table.ages:
             message.time_since_last_hit.elapsed_ns = table.table.life_ms(entry.handle)[1] * NS_PER_MS
         return message
 
@@ -288,8 +288,8 @@ class Tables:
 
     @staticmethod
     def _describe(table: Table, message: v1.TableEntry, target: Target, extra: Extra) -> None:
-        """Write what an entry runs, and what was kept with it. A member or group that came through Thrift has no
-        number: it reads 0."""
+        """Write an entry's target and stored properties. A member or group created through Thrift has no number and
+        reads as 0."""
         message.metadata, message.controller_metadata = extra.metadata, extra.controller_metadata
         if extra.one_shot is not None:
             message.action.action_profile_action_set.CopyFrom(extra.one_shot.message)
@@ -319,7 +319,7 @@ class Tables:
         return table
 
     def _direct(self, key: v1.TableEntry, spec: str) -> Iterator[tuple[Table, Entry]]:
-        """The entries whose direct counter or meter a read asks for."""
+        """The entries whose direct counter or meter a read selects."""
         if key.table_id:
             table = self._check_direct(key, spec)
             yield from ((table, entry) for entry in table.selected(key))
@@ -336,9 +336,9 @@ class Tables:
         if entry.HasField("data"):
             table.table.write_counter(handle, *rates.counts(entry.data))
 
-    def read_counters(self, wanted: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
+    def read_counters(self, pattern: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
         """Direct counters."""
-        for table, entry in self._direct(wanted.table_entry, "counter_spec"):
+        for table, entry in self._direct(pattern.table_entry, "counter_spec"):
             message = v1.DirectCounterEntry(table_entry=table.key_of(entry), data=self._counter(table, entry.handle))
             yield new_entity("direct_counter_entry", message)
 
@@ -350,10 +350,10 @@ class Tables:
         handle = table.find(entry.table_entry).handle
         self._set_meter(table, handle, entry.config if entry.HasField("config") else None)
 
-    def read_meters(self, wanted: v1.DirectMeterEntry) -> Iterator[v1.Entity]:
+    def read_meters(self, pattern: v1.DirectMeterEntry) -> Iterator[v1.Entity]:
         """Direct meters."""
-        rates.check_no_colours(wanted)
-        for table, entry in self._direct(wanted.table_entry, "meter_spec"):
+        rates.check_no_colours(pattern)
+        for table, entry in self._direct(pattern.table_entry, "meter_spec"):
             config = self._meter(table, entry.handle)
             message = v1.DirectMeterEntry(table_entry=table.key_of(entry), config=config)
             yield new_entity("direct_meter_entry", message)
@@ -361,9 +361,9 @@ class Tables:
     # Idle time-outs
 
     def newly_idle(self) -> list[v1.TableEntry]:
-        """Entries whose time-out has come to its end since the last call (section "Table idle timeout notification").
-        An entry is told again once it was hit meanwhile."""
-        idle, found = {}, []
+        """Entries whose time-out has expired since the last call (section "Table idle timeout notification"). An entry
+        is reported anew once it has been hit in between."""
+        idle, messages = {}, []
         for table in self.by_number.values():
             if not table.ages:
                 continue
@@ -371,6 +371,6 @@ class Tables:
                 entry = table.table.entry(handle)
                 idle[table.number, handle] = last_hit = int(table.table.last_hit_us[entry.index])
                 if self._idle.get((table.number, handle)) != last_hit:
-                    found.append(self._message(table, entry, v1.TableEntry()))
+                    messages.append(self._message(table, entry, v1.TableEntry()))
         self._idle = idle
-        return found
+        return messages

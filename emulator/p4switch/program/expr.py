@@ -1,11 +1,12 @@
 """Expressions of the typed IR: small immutable nodes, hash-consed, so that structurally equal trees are one object.
 
 p4c's copy propagation repeats whole trees; here a repeated tree costs one dictionary look-up, equality is identity, and
-a pass that memoises on nodes visits each distinct tree once. A node is made by calling its class with positional
-arguments. Objects of the program (headers, stacks, registers …) are named by their index in the tuples of `ir.Program`.
+a pass that memoises on nodes visits each distinct tree once. A node is created by calling its class with positional
+arguments. Objects of the program (headers, stacks, registers …) are referred to by their index in the tuples of
+`ir.Program`.
 
-Every node has a `kind`, the sort of thing that it evaluates to: DATA (an unbounded signed integer), BOOL, HEADER,
-STACK, UNION, UNION_STACK, or OBJECT for what only a primitive takes (a register array, a string, …)."""
+Every node has a `kind`, the kind of its value: DATA (an unbounded signed integer), BOOL, HEADER,
+STACK, UNION, UNION_STACK, or OBJECT for arguments of primitives alone (a register array, a string, …)."""
 
 from __future__ import annotations
 
@@ -53,14 +54,14 @@ class Expr:
     @property
     def children(self) -> tuple[Expr, ...]:
         """The expressions directly below this one."""
-        found: list[Expr] = []
+        nodes: list[Expr] = []
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Expr):
-                found.append(value)
+                nodes.append(value)
             elif isinstance(value, tuple):
-                found.extend(item for item in value if isinstance(item, Expr))
-        return tuple(found)
+                nodes.extend(item for item in value if isinstance(item, Expr))
+        return tuple(nodes)
 
 
 def _node(cls):

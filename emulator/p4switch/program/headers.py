@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from emulator.p4switch.program import expr as e
 from emulator.p4switch.program.expr import VALID, Expr
 
 
@@ -41,7 +43,7 @@ class Field:
 class HeaderType:
     """`width`: bits of the fixed-width fields together. `varbit`: index of the one field of variable width, or None;
     `length`: the expression of its width in bits, if the type itself brings one (P4_14); Local(i) in it is field i of
-    the header that is being extracted. `max_length`: bytes that the whole header can have, 0 if not told."""
+    the header that is being extracted. `max_length`: the most bytes that the whole header can have, 0 if unknown."""
 
     name: str
     id: int
@@ -58,7 +60,7 @@ class HeaderType:
 
 @dataclass(frozen=True)
 class Header:
-    """A header instance. `stack` and `union` say of which it is an element: (index, position)."""
+    """A header instance. `stack` and `union`: what it is an element of, as (index, position)."""
 
     name: str
     id: int
@@ -101,6 +103,32 @@ class HeaderUnionStack:
     unions: tuple[int, ...]
 
 
+def header_type(program: Any, node: Expr) -> HeaderType:
+    """The type of the header that a node gives. `program` is an ir.Program, or the loader's Names of one."""
+    if isinstance(node, e.HeaderRef):
+        return program.headers[node.header].type
+    if isinstance(node, e.StackElement):
+        return program.stacks[node.stack.stack].type
+    if isinstance(node, e.UnionStackNext):
+        return _member_type(program, program.union_stacks[node.stack].unions[0], node.member)
+    if isinstance(node, e.UnionMember):
+        return _member_type(program, sample_union(program, node.union), node.member)
+    return header_type(program, node.args[1])  # the operator `?`
+
+
+def _member_type(program: Any, union: int, member: int) -> HeaderType:
+    return program.headers[program.unions[union].headers[member]].type
+
+
+def sample_union(program: Any, node: Expr) -> int:
+    """The index of some union of the type that a node gives."""
+    if isinstance(node, e.UnionRef):
+        return node.union
+    if isinstance(node, e.StackElement):
+        return program.union_stacks[node.stack.stack].unions[0]
+    return sample_union(program, node.args[1])  # the operator `?`
+
+
 # Actions
 
 PRIMITIVES: dict[str, str] = {
@@ -121,6 +149,11 @@ PRIMITIVES: dict[str, str] = {
 }  # fmt: skip
 """Primitive → the sorts of its arguments. A "value" is data or a boolean; a "place" is a field (or a register cell)
 that can be written."""
+
+OPERATOR_OF = {
+    "add": "+", "subtract": "-", "bit_xor": "^", "bit_or": "|", "bit_and": "&", "shift_left": "<<", "shift_right": ">>",
+}  # fmt: skip
+"""Primitives that store what an operator makes of two values."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The typed form of a P4 program: what `loader` makes of BMv2's JSON, and all that the engines and the control plane
-read. Frozen dataclasses of plain data; objects refer to each other by index in the tuples of `Program`; expressions are
-in `expr`, the dataclasses of headers and parsers in `ir_headers` and `ir_parsers`; all of them can be had from here.
+"""The typed form of a P4 program: what `loader` builds from BMv2's JSON, and the engines and the control plane read.
+Frozen dataclasses of plain data; objects refer to each other by index in the tuples of `Program`; expressions are in
+`expr`, the dataclasses of headers and parsers in `headers` and `parsers`; all are re-exported here.
 
 Names and meanings follow BMv2's docs/JSON_format.md (2.24). END stands for "no next": the end of a parser or pipeline.
 """
@@ -43,53 +43,13 @@ from emulator.p4switch.program.parsers import (
 )
 
 __all__ = [
-    "Action",
-    "ActionCall",
-    "ActionProfile",
-    "Advance",
-    "CalcInput",
-    "Calculation",
-    "Call",
-    "Checksum",
-    "Conditional",
-    "CounterArray",
-    "DefaultEntry",
-    "Deparser",
-    "END",
-    "Entry",
-    "Extract",
-    "Field",
-    "FieldList",
-    "Header",
-    "HeaderStack",
-    "HeaderType",
-    "HeaderUnion",
-    "HeaderUnionStack",
-    "INDIRECT",
-    "INDIRECT_WS",
-    "KeyField",
-    "LearnList",
-    "MatchParam",
-    "MeterArray",
-    "Node",
-    "PRIMITIVES",
-    "Param",
-    "ParseState",
-    "ParseVSet",
-    "Parser",
-    "ParserOp",
-    "Pipeline",
-    "Primitive",
-    "Program",
-    "RegisterArray",
-    "SIMPLE",
-    "SelectKey",
-    "Set",
-    "Source",
-    "Table",
-    "Transition",
-    "Verify",
-]
+    "Action", "ActionCall", "ActionProfile", "Advance", "CalcInput", "Calculation", "Call", "Checksum",
+    "Conditional", "CounterArray", "DefaultEntry", "Deparser", "END", "Entry", "Extract", "Field", "FieldList",
+    "Header", "HeaderStack", "HeaderType", "HeaderUnion", "HeaderUnionStack", "INDIRECT", "INDIRECT_WS", "KeyField",
+    "LearnList", "MatchParam", "MeterArray", "Node", "PRIMITIVES", "Param", "ParseState", "ParseVSet", "Parser",
+    "ParserOp", "Pipeline", "Primitive", "Program", "RegisterArray", "SIMPLE", "SelectKey", "Set", "Source",
+    "Table", "Transition", "Verify",
+]  # fmt: skip
 
 
 # State
@@ -162,7 +122,7 @@ class Checksum:
 
 @dataclass(frozen=True)
 class FieldList:
-    """What clone, resubmit and recirculate keep. `elements`: FieldRef or Const."""
+    """The fields that clone, resubmit and recirculate copy. `elements`: FieldRef or Const."""
 
     id: int
     elements: tuple[Expr, ...]
@@ -183,7 +143,7 @@ class LearnList:
 @dataclass(frozen=True)
 class KeyField:
     """One field of a table's key. `kind`: "exact", "lpm", "ternary", "range" or "valid" (then `value` is a `$valid$`
-    field). `mask` is applied to what was read, if not None."""
+    field). `mask` is applied to its value, if not None."""
 
     kind: str
     value: FieldRef
@@ -194,7 +154,7 @@ class KeyField:
 
 @dataclass(frozen=True)
 class MatchParam:
-    """What an entry says about one key field. `kind` as in KeyField; `extra` is the prefix length (lpm), the mask
+    """One field of an entry's key. `kind` as in KeyField; `extra` is the prefix length (lpm), the mask
     (ternary), or the upper end, inclusive (range)."""
 
     kind: str
@@ -215,7 +175,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class DefaultEntry:
-    """`const_action`: another action can't be set; `const_entry`: nothing can."""
+    """`const_action`: the action can't be changed; `const_entry`: nothing can."""
 
     action: int
     args: tuple[int, ...]
@@ -282,7 +242,7 @@ Node = Table | Conditional | ActionCall
 @dataclass(frozen=True)
 class ActionProfile:
     """`selector`: index of the calculation that chooses a group's member (not in Program.calculations of the JSON, but
-    appended to them), or None. `actions`: what its members may run."""
+    appended to them), or None. `actions`: those that its members may run."""
 
     name: str
     id: int
@@ -332,14 +292,6 @@ class Program:
     aliases: Mapping[str, FieldRef]
     config_options: Mapping[str, str]
     text: str = field(default="", repr=False, compare=False)
-
-    @functools.cached_property
-    def header_index(self) -> Mapping[str, int]:
-        return {header.name: header.index for header in self.headers}
-
-    @functools.cached_property
-    def table_index(self) -> Mapping[str, int]:
-        return {table.name: table.index for table in self.tables}
 
     @functools.cached_property
     def field_index(self) -> Mapping[str, FieldRef]:

@@ -8,13 +8,13 @@ from emulator.p4switch.program.expr import Expr, FieldRef
 from emulator.p4switch.program.headers import Primitive, Source
 
 END = -1
-"""As a next state or next node: stop here."""
+"""As a next state or next node: the end."""
 
 
 @dataclass(frozen=True)
 class Extract:
     """`target`: HeaderRef, StackRef (the next element) or UnionStackNext. `length`: width of the varbit field in bits,
-    or None (then the header's type may know)."""
+    or None (the header's type may give it then)."""
 
     target: Expr
     length: Expr | None = None
@@ -38,7 +38,7 @@ class Verify:
 
 @dataclass(frozen=True)
 class Advance:
-    """Skip so many bits of the packet."""
+    """Skip this many bits of the packet."""
 
     bits: Expr
 

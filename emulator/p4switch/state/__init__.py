@@ -1,1 +1,1 @@
-"""What a running switch holds: tables, registers, counters, meters, profiles, multicast groups."""
+"""The state of a running switch: tables, registers, counters, meters, profiles, multicast groups, digests."""

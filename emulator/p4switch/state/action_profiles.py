@@ -1,5 +1,5 @@
-"""What a table entry runs, and action profiles: members (an action with its arguments) that entries share, and groups
-of members among which a selector's hash chooses."""
+"""The targets of table entries, and action profiles: members (an action with its arguments) that entries share, and
+groups of members among which a selector's hash chooses."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class RunAction:
 
 @dataclass(frozen=True)
 class UseMember:
-    """Run what a member of the table's action profile says."""
+    """Run the action of a member of the table's action profile."""
 
     member: int
 
 
 @dataclass(frozen=True)
 class UseGroup:
-    """Run what the selector chooses from a group."""
+    """Run the action of the member that the selector chooses from a group."""
 
     group: int
 
 
 Target = RunAction | UseMember | UseGroup
-"""What a table entry holds."""
+"""The target of a table entry."""
 
 
 def check_action(program: ir.Program, allowed: Sequence[int], run: RunAction, owner: str) -> None:
@@ -72,14 +72,14 @@ class Member:
 
 @dataclass
 class Group:
-    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not chosen now."""
+    """`members`: handle → weight; `uses`: entries that refer to it; `inactive`: members that are not eligible now."""
 
     members: dict[int, int] = field(default_factory=dict)
     uses: int = 0
     inactive: frozenset[int] = frozenset()
 
     def choices(self) -> list[int]:
-        """What the hash indexes: active members in ascending order, each as often as it weighs."""
+        """The list that the hash indexes: active members in ascending order, each repeated by its weight."""
         active = (member for member in sorted(self.members) if member not in self.inactive)
         return [member for member in active for _ in range(self.members[member])]
 
@@ -141,7 +141,7 @@ class ActionProfile:
 
     @locked
     def modify_member(self, handle: int, run: RunAction) -> None:
-        """Change what a member runs."""
+        """Change a member's action."""
         self._check(run)
         self.member(handle).run = run
         self.version += 1
@@ -179,33 +179,33 @@ class ActionProfile:
     @locked
     def add_to_group(self, member: int, group: int, weight: int = 1) -> None:
         """Put a member into a group."""
-        found = self.member(member)
+        profile_member = self.member(member)
         members = self.group(group).members
         if member in members:
             raise table_error("MBR_ALREADY_IN_GRP", f"member {member} is already in group {group} of {self.name}")
         if weight < 1:
             raise table_error("ERROR", f"a member's weight must be at least 1, not {weight}")
         members[member] = weight
-        found.uses += 1
+        profile_member.uses += 1
         self.version += 1
 
     @locked
     def remove_from_group(self, member: int, group: int) -> None:
-        """Take a member out of a group."""
-        found = self.member(member)
+        """Remove a member from a group."""
+        profile_member = self.member(member)
         members = self.group(group).members
         if member not in members:
             raise table_error("MBR_NOT_IN_GRP", f"member {member} is not in group {group} of {self.name}")
         del members[member]
-        found.uses -= 1
+        profile_member.uses -= 1
         self.version += 1
 
     @locked
     def set_inactive(self, group: int, members: frozenset[int]) -> None:
-        """Have a selector choose among a group's other members only."""
-        found = self.group(group)
-        if found.inactive != members:
-            found.inactive = members
+        """Exclude members from the selector's choice in a group."""
+        changed = self.group(group)
+        if changed.inactive != members:
+            changed.inactive = members
             self.version += 1
 
     @locked
@@ -223,7 +223,7 @@ class ActionProfile:
         self.version += 1
 
     def use(self, target: Target, by: int = 1) -> None:
-        """Count a reference from a table (`by` -1: one less)."""
+        """Count references from a table, `by` more or fewer."""
         if isinstance(target, UseMember):
             self.member(target.member).uses += by
         elif isinstance(target, UseGroup):

@@ -1,12 +1,13 @@
 """Register and counter arrays: NumPy arrays that both engines and the control plane share.
 
-Register cells are unsigned numbers of any width, kept as 64-bit limbs, the least significant first. All methods for the
-control plane hold the switch's lock and raise ControlError.
+Register cells are unsigned numbers of any width, stored as 64-bit limbs, the least significant first. All methods for
+the control plane hold the switch's lock and raise ControlError.
 """
 
 from __future__ import annotations
 
 from threading import RLock
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,21 +17,34 @@ from emulator.p4switch.values import stored_in_register
 from switchml.errors import ControlError
 
 
-class RegisterArray:
-    """`data`: (size, limbs) uint64, limb 0 least significant; `width` in bits."""
+class CellArray:
+    """What arrays of one cell per index share. `operation` is that of their ControlErrors."""
 
-    def __init__(self, array: ir.RegisterArray, lock: RLock) -> None:
+    operation: ClassVar[str]
+
+    def __init__(self, array: ir.RegisterArray | ir.CounterArray | ir.MeterArray, lock: RLock) -> None:
         self.name = array.name
-        self.width = array.width
         self.size = array.size
-        self.data = np.zeros((array.size, (array.width + 63) // 64), dtype="<u8")
         self.lock = lock
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.size:
-            raise ControlError(
-                "Register", "INVALID_INDEX", f"register {self.name} has {self.size} cells, there is no cell {index}"
-            )
+            what = f"{self.operation.lower()} {self.name}"
+            raise self._refusal("INVALID_INDEX", f"{what} has {self.size} cells, there is no cell {index}")
+
+    def _refusal(self, code: str, message: str) -> ControlError:
+        return ControlError(self.operation, code, message)
+
+
+class RegisterArray(CellArray):
+    """`data`: (size, limbs) uint64, limb 0 least significant; `width` in bits."""
+
+    operation = "Register"
+
+    def __init__(self, array: ir.RegisterArray, lock: RLock) -> None:
+        super().__init__(array, lock)
+        self.width = array.width
+        self.data = np.zeros((array.size, (array.width + 63) // 64), dtype="<u8")
 
     def __getitem__(self, index: int) -> int:
         """The value of a cell; no lock, no check: for the packet path."""
@@ -62,9 +76,7 @@ class RegisterArray:
     def write_range(self, start: int, end: int, value: int) -> None:
         """Store in cells start..end-1."""
         if not 0 <= start <= end <= self.size:
-            raise ControlError(
-                "Register", "INVALID_INDEX", f"register {self.name} has {self.size} cells, not {start} to {end}"
-            )
+            raise self._refusal("INVALID_INDEX", f"register {self.name} has {self.size} cells, not {start} to {end}")
         for index in range(start, end):
             self[index] = value
 
@@ -74,24 +86,18 @@ class RegisterArray:
         self.data[:] = 0
 
 
-class CounterArray:
+class CounterArray(CellArray):
     """`data`: (size, 2) uint64, packets and bytes."""
 
+    operation = "Counter"
+
     def __init__(self, array: ir.CounterArray, lock: RLock) -> None:
-        self.name = array.name
-        self.size = array.size
+        super().__init__(array, lock)
         self.table = array.table
         self.data = np.zeros((array.size, 2), dtype=np.uint64)
-        self.lock = lock
-
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self.size:
-            raise ControlError(
-                "Counter", "INVALID_INDEX", f"counter {self.name} has {self.size} cells, there is no cell {index}"
-            )
 
     def count(self, index: int, n_bytes: int) -> None:
-        """One packet more; no lock, no check: for the packet path."""
+        """Count a packet; no lock, no check: for the packet path."""
         self.data[index] += np.array((1, n_bytes), dtype=np.uint64)
 
     @locked

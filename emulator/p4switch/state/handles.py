@@ -1,4 +1,4 @@
-"""Handles as BMv2 gives them out: the smallest free number, and for table entries a version in the upper byte."""
+"""Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INDEX_BITS = 24
 
 
 class Handles:
-    """A set of numbers in use; `take` gives the smallest free one."""
+    """A set of numbers in use; `take` returns the smallest free one."""
 
     def __init__(self) -> None:
         self.used: set[int] = set()
@@ -18,7 +18,7 @@ class Handles:
         self._next = 0
 
     def take(self) -> int:
-        """A number that is in use from now on."""
+        """Mark the smallest free number as used and return it."""
         if self._free:
             number = heapq.heappop(self._free)
         else:
@@ -36,7 +36,7 @@ class Handles:
         self.__init__()
 
     def restore(self, used: Iterable[int]) -> None:
-        """Have exactly these numbers in use."""
+        """Mark exactly these numbers as used."""
         self.used = set(used)
         self._next = max(self.used, default=-1) + 1
         self._free = [number for number in range(self._next) if number not in self.used]

@@ -1,8 +1,8 @@
 """Meters: arrays of token buckets, one bucket a rate, as BMv2 runs them (RFC 2698 for two rates).
 
-Of each rate, tokens come at `rate` units (packets or bytes) a microsecond up to `burst`. A packet takes its size from
-each bucket, the fastest first; the first that has too few tells the colour: its number, counted from 1 (two rates: 1
-yellow, 2 red). A meter without rates gives 0, green.
+Each bucket fills at `rate` units (packets or bytes) per microsecond up to `burst`. A packet takes its size from each
+bucket, the fastest first; the first that has too few tokens determines the colour: its number, counted from 1 (two
+rates: 1 yellow, 2 red). A meter without rates gives 0, green.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from threading import RLock
 import numpy as np
 
 from emulator.p4switch.program import ir
+from emulator.p4switch.state.arrays import CellArray
 from emulator.p4switch.state.handles import locked
-from switchml.errors import ControlError
 
 
-class MeterArray:
+class MeterArray(CellArray):
     """`configured`: (size,) bool; `rate`: (size, rates) float64 units/µs; `burst`, `tokens`, `last`: (size, rates)
-    uint64, `last` being the tokens made since time 0 when the bucket was last filled. Rates ascend along the last
+    uint64, `last` being the tokens produced between time 0 and the bucket's last update. Rates ascend along the last
     axis."""
 
+    operation = "Meter"
+
     def __init__(self, array: ir.MeterArray, lock: RLock) -> None:
+        super().__init__(array, lock)
         shape = (array.size, array.rate_count)
-        self.name = array.name
-        self.size = array.size
         self.rate_count = array.rate_count
         self.counts_bytes = array.counts_bytes
         self.table = array.table
@@ -35,31 +36,24 @@ class MeterArray:
         self.burst = np.zeros(shape, dtype=np.uint64)
         self.tokens = np.zeros(shape, dtype=np.uint64)
         self.last = np.zeros(shape, dtype=np.uint64)
-        self.lock = lock
 
     def execute(self, index: int, n_bytes: int, now_us: int, pre_color: int = 0) -> int:
         """The colour of a packet of `n_bytes` bytes; no check: for the packet path."""
         if not self.configured[index]:
             return 0
-        needed = n_bytes if self.counts_bytes else 1
+        cost = n_bytes if self.counts_bytes else 1
         color = 0
         for level in reversed(range(self.rate_count)):
-            made = int(now_us * self.rate[index, level])
-            tokens = int(self.tokens[index, level]) + max(made - int(self.last[index, level]), 0)
+            produced = int(now_us * self.rate[index, level])
+            tokens = int(self.tokens[index, level]) + max(produced - int(self.last[index, level]), 0)
             tokens = min(tokens, int(self.burst[index, level]))
-            self.last[index, level] = made
-            if tokens < needed:
+            self.last[index, level] = produced
+            if tokens < cost:
                 self.tokens[index, level] = tokens
                 color = level + 1
                 break
-            self.tokens[index, level] = tokens - needed
+            self.tokens[index, level] = tokens - cost
         return max(pre_color, color)
-
-    def _check(self, index: int) -> None:
-        if not 0 <= index < self.size:
-            raise ControlError(
-                "Meter", "INVALID_INDEX", f"meter {self.name} has {self.size} cells, there is no cell {index}"
-            )
 
     def _set(self, index: int, rates: Sequence[tuple[float, int]]) -> None:
         self.rate[index] = [rate for rate, _ in rates]
@@ -69,16 +63,12 @@ class MeterArray:
 
     def _check_rates(self, rates: Sequence[tuple[float, int]]) -> None:
         if len(rates) != self.rate_count:
-            raise ControlError(
-                "Meter", "BAD_RATES_LIST", f"meter {self.name} takes {self.rate_count} rates, not {len(rates)}"
-            )
+            raise self._refusal("BAD_RATES_LIST", f"meter {self.name} takes {self.rate_count} rates, not {len(rates)}")
         values = [rate for rate, _ in rates]
         if values != sorted(values) or any(not 0 <= rate < float("inf") for rate in values):
-            raise ControlError(
-                "Meter", "INVALID_INFO_RATE_VALUE", f"meter {self.name}: the rates {values} must ascend from 0"
-            )
+            raise self._refusal("INVALID_INFO_RATE_VALUE", f"meter {self.name}: the rates {values} must ascend from 0")
         if any(burst < 0 for _, burst in rates):
-            raise ControlError("Meter", "INVALID_BURST_SIZE_VALUE", f"meter {self.name}: a burst can't be negative")
+            raise self._refusal("INVALID_BURST_SIZE_VALUE", f"meter {self.name}: a burst can't be negative")
 
     @locked
     def set_rates(self, index: int, rates: Sequence[tuple[float, int]]) -> None:
@@ -96,7 +86,7 @@ class MeterArray:
 
     @locked
     def get_rates(self, index: int) -> list[tuple[float, int]]:
-        """What was set, the lowest rate first; [] if nothing was."""
+        """The rates set, the lowest first; [] if none are."""
         self._check(index)
         if not self.configured[index]:
             return []
@@ -104,7 +94,7 @@ class MeterArray:
 
     @locked
     def reset_rates(self, index: int) -> None:
-        """Forget what was set: everything is green again."""
+        """Remove the rates: all packets are green."""
         self._check(index)
         self.configured[index] = False
 

@@ -1,4 +1,4 @@
-"""The packet replication engine: which copies a multicast group makes (BMv2's simple_pre_lag), and mirroring sessions.
+"""The packet replication engine: the copies of a multicast group (BMv2's simple_pre_lag), and mirroring sessions.
 
 A group lists nodes in the order in which they were associated; a node has a replication id and the ports and LAGs that
 it copies to. Copies come node by node, ports ascending, then one port of each LAG.
@@ -17,7 +17,7 @@ MAX_PORTS = 512
 """Ports and LAG members are below this."""
 MAX_LAGS = 256
 LAG_HASH = 0xFF
-"""BMv2 takes this for the hash that chooses a LAG's member."""
+"""BMv2's constant in place of a hash that chooses a LAG's member."""
 MAX_SESSION = 32767
 """The highest mirroring session."""
 
@@ -40,7 +40,7 @@ class Node:
 @dataclass
 class Replication:
     """`groups`: mgid → handles of nodes; `nodes`: handle → Node; `lags`: index → ports; `version` grows with
-    changes."""
+    each change."""
 
     lock: RLock
     max_groups: int = 4096
@@ -78,10 +78,10 @@ class Replication:
 
     @staticmethod
     def _members(numbers: Iterable[int], limit: int, what: str) -> tuple[int, ...]:
-        found = tuple(sorted(set(numbers)))
-        if found and not 0 <= found[0] <= found[-1] < limit:
-            raise _error("ERROR", f"a {what} must be below {limit}, not {found[-1]}")
-        return found
+        members = tuple(sorted(set(numbers)))
+        if members and not 0 <= members[0] <= members[-1] < limit:
+            raise _error("ERROR", f"a {what} must be below {limit}, not {members[-1]}")
+        return members
 
     @locked
     def create_group(self, mgid: int) -> int:
@@ -94,8 +94,8 @@ class Replication:
 
     @locked
     def destroy_group(self, mgid: int) -> None:
-        """Nodes stay, and stay associated with it, as in BMv2: only once there is a group of that number again can they
-        be dissociated. A group that does not exist is no error."""
+        """Nodes stay, and stay associated with it, as in BMv2: they can be dissociated only once a group of that number
+        exists anew. A group that does not exist is no error."""
         self.groups.pop(mgid, None)
         self.version += 1
 
@@ -130,7 +130,7 @@ class Replication:
 
     @locked
     def dissociate_node(self, mgid: int, handle: int) -> None:
-        """Take a node out of a group."""
+        """Remove a node from a group."""
         node = self._node(handle)
         group = self._group(mgid)
         if node.group != mgid:
@@ -162,7 +162,7 @@ class Replication:
 
     @locked
     def describe(self) -> dict:
-        """All of it, in the form of BMv2's bm_mc_get_entries."""
+        """The whole state, in the form of BMv2's bm_mc_get_entries."""
         nodes = sorted(self.nodes.items())
         return {
             "mgrps": [{"id": mgid, "l1_handles": list(nodes)} for mgid, nodes in sorted(self.groups.items())],
@@ -175,17 +175,17 @@ class Replication:
         }
 
     @locked
-    def restore(self, found: dict) -> None:
-        """Replace all by what `describe` gave."""
+    def restore(self, saved: dict) -> None:
+        """Replace all by the result of `describe`."""
         self.reset()
-        members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in found["l2_handles"]}
-        for item in found["l1_handles"]:
+        members = {item["handle"]: (tuple(item["ports"]), tuple(item["lags"])) for item in saved["l2_handles"]}
+        for item in saved["l1_handles"]:
             self.nodes[item["handle"]] = Node(item["rid"], *members[item["l2_handle"]], item["l2_handle"])
-        for item in found["mgrps"]:
+        for item in saved["mgrps"]:
             self.groups[item["id"]] = list(item["l1_handles"])
             for handle in item["l1_handles"]:
                 self.nodes[handle].group = item["id"]
-        self.lags = {item["id"]: tuple(item["ports"]) for item in found["lags"]}
+        self.lags = {item["id"]: tuple(item["ports"]) for item in saved["lags"]}
         self._handles.restore(self.nodes)
         self._l2_handles.restore(members)
 
@@ -222,7 +222,7 @@ class Mirroring:
 
     @locked
     def add(self, session: int, port: int | None = None, mgid: int | None = None) -> None:
-        """Set a session, replacing what it was."""
+        """Set or replace a session."""
         if not 0 <= session <= MAX_SESSION:
             raise ControlError(
                 "Mirroring", "SESSION_NOT_FOUND", f"a mirroring session is at most {MAX_SESSION}, not {session}"

@@ -1,7 +1,8 @@
-"""All that the control plane of a switch can see or change, apart from its ports: one `State` for each running program.
+"""Everything that the control plane of a switch can see or change except its ports: one `State` for each running
+program.
 
 Both engines read and write the arrays here while packets pass; Thrift and P4Runtime call the methods, which take and
-give plain values, hold the switch's one lock, and raise ControlError with BMv2's error codes. Objects are looked up by
+return plain values, hold the switch's lock, and raise ControlError with BMv2's error codes. Objects are looked up by
 name with `table`, `register` and so on; the lists are in the order of the program's tuples.
 """
 
@@ -12,10 +13,10 @@ from threading import RLock
 from typing import Any
 
 from emulator.p4switch import hashes
-from emulator.p4switch.digests import DigestList
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import ActionProfile
 from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.handles import locked
 from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Mirroring, Replication
@@ -24,7 +25,7 @@ from emulator.p4switch.values import mask
 from switchml.errors import ControlError, ProgramError
 
 QUEUE_DEPTH = 64
-"""Packets that an egress queue holds, unless told otherwise."""
+"""Packets that an egress queue holds by default."""
 
 
 class ParseVSet:
@@ -43,14 +44,14 @@ class ParseVSet:
 
     @locked
     def add(self, value: int) -> None:
-        """Put a value in (it may be in already)."""
+        """Add a value (it may be present already)."""
         self._check(value)
         self.values.add(value)
         self.version += 1
 
     @locked
     def remove(self, value: int) -> None:
-        """Take a value out (it need not be in)."""
+        """Remove a value (it need not be present)."""
         self._check(value)
         self.values.discard(value)
         self.version += 1
@@ -62,14 +63,14 @@ class ParseVSet:
 
     @locked
     def clear(self) -> None:
-        """Take all values out."""
+        """Remove all values."""
         self.values.clear()
         self.version += 1
 
 
 class Queues:
-    """Depth (packets) and rate (packets/s, 0: unlimited) of the egress queues. The most specific setting holds: of a
-    queue, else of all queues of its port, else of all."""
+    """Depth (packets) and rate (packets/s, 0: unlimited) of the egress queues. The most specific setting applies: a
+    queue's, else its port's, else that of all."""
 
     def __init__(self, lock: RLock) -> None:
         self.lock = lock
@@ -79,7 +80,7 @@ class Queues:
 
     @locked
     def set_depth(self, depth: int, port: int | None = None, priority: int | None = None) -> None:
-        """Set it for a queue, for all queues of a port, or for all; what was said more narrowly before is dropped."""
+        """Set it for a queue, for all queues of a port, or for all; more specific settings are dropped."""
         self._set(self._depth, max(depth, 0), port, priority)
 
     @locked
@@ -104,7 +105,7 @@ class Queues:
 
     @property
     def are_paced(self) -> bool:
-        """Whether a packet may have to wait or be dropped: some queue has a rate, or holds nothing."""
+        """Whether a packet may have to wait or be dropped: a queue has a rate, or no room."""
         return any(self._rate.values()) or not all(self._depth.values())
 
     @staticmethod
@@ -116,7 +117,7 @@ class Queues:
 
     @locked
     def reset(self) -> None:
-        """Back to what holds at start."""
+        """Restore the defaults."""
         self._depth, self._rate = {(None, None): QUEUE_DEPTH}, {(None, None): 0}
         self.version += 1
 
@@ -130,7 +131,7 @@ def _array(kind: type, array: Any, lock: RLock) -> Any:
 
 
 class State:
-    """The state of one program. `clock` gives µs since the switch started. Raises ProgramError if the program's own
+    """The state of one program. `clock` returns µs since the switch started. Raises ProgramError if the program's own
     entries are refused."""
 
     def __init__(self, program: ir.Program, clock: Callable[[], int] = lambda: 0, lock: RLock | None = None) -> None:
@@ -245,8 +246,8 @@ class State:
 
     @locked
     def reset(self) -> None:
-        """Everything as it was when the program was loaded, but without the entries that the program itself has: BMv2's
-        reset_state takes these too."""
+        """Reset everything as when the program was loaded, but without the program's own entries, which BMv2's
+        reset_state removes, too."""
         for table in self.tables:
             table.clear(reset_default=True)
         for part in (

@@ -1,7 +1,7 @@
 """Match-action tables: their entries, default entry, direct counters and meters, time-outs, and the look-up.
 
-Entries live at indices, the smallest free one for each new entry; per-entry numbers are NumPy arrays over these. An
-entry's handle is its index with a version that grows when the index is used again.
+Each new entry gets the smallest free index; per-entry numbers are NumPy arrays over the indices. An entry's handle is
+its index with a version that grows when the index is reused.
 
 Matching is BMv2's, which compares keys byte by byte: a field that is not a multiple of 8 bits wide is padded on the
 left, and a prefix length counts the padding. Among ternary or range entries the lowest priority number wins, and among
@@ -58,7 +58,7 @@ def prefix_mask(width: int, length: int) -> int:
 
 
 def matches(param: ir.MatchParam, width: int, value: int) -> bool:
-    """Whether one field's value fits what an entry says of it."""
+    """Whether a field's value matches one field of an entry's key."""
     if param.kind == "ternary":
         return value & param.extra == param.value
     if param.kind == "range":
@@ -145,7 +145,7 @@ class MatchTable:
     # Keys of entries
 
     def _normal(self, match: Sequence[ir.MatchParam], priority: int) -> tuple[tuple[ir.MatchParam, ...], int, tuple]:
-        """What an entry stores of its key and priority, and what no two entries may have in common."""
+        """The key and priority that an entry stores, and the identity that no two entries may share."""
         key = self.table.key
         if not key:
             raise table_error("NO_TABLE_KEY", f"table {self.name} has no key")
@@ -221,7 +221,7 @@ class MatchTable:
         self._by_priority = None
 
     def _index(self, handle: int) -> int:
-        """The index in a handle. Raises INVALID_HANDLE if there is no such entry; the version is not looked at."""
+        """The index in a handle. Raises INVALID_HANDLE if there is no such entry; the version is not checked."""
         index = index_of(handle)
         if index >= len(self.entries) or self.entries[index] is None:
             raise table_error("INVALID_HANDLE", f"table {self.name} has no entry {handle}")
@@ -230,10 +230,10 @@ class MatchTable:
     @locked
     def entry(self, handle: int) -> Entry:
         """The entry with a handle. Raises INVALID_HANDLE or EXPIRED_HANDLE."""
-        found = self.entries[self._index(handle)]
-        if version_of(handle) != version_of(found.handle):
+        entry = self.entries[self._index(handle)]
+        if version_of(handle) != version_of(entry.handle):
             raise table_error("EXPIRED_HANDLE", f"entry {handle} of table {self.name} was deleted")
-        return found
+        return entry
 
     @locked
     def add(self, match: Sequence[ir.MatchParam], target: Target, priority: int = 0) -> int:
@@ -248,7 +248,7 @@ class MatchTable:
         return self._place(self._handles.take(), stored, priority, key, target)
 
     def _place(self, index: int, stored: tuple[ir.MatchParam, ...], priority: int, key: tuple, target: Target) -> int:
-        """Put an entry at an index that is in use for it; returns its handle."""
+        """Store an entry at an index that is reserved for it; returns its handle."""
         self.entries.extend([None] * (index + 1 - len(self.entries)))
         entry = Entry(entry_handle(self._versions.get(index, 0), index), stored, priority, target)
         self.entries[index] = entry
@@ -288,7 +288,7 @@ class MatchTable:
 
     @locked
     def modify(self, handle: int, target: Target) -> None:
-        """Change what an entry runs."""
+        """Change an entry's target."""
         self._check_mutable()
         entry = self.entry(handle)
         self._check_target(target)
@@ -312,7 +312,7 @@ class MatchTable:
 
     @locked
     def clear(self, reset_default: bool = False) -> None:
-        """Remove all entries, const ones too as BMv2 does, and set the default back if told."""
+        """Remove all entries, const ones too as BMv2 does, and reset the default on request."""
         for entry in self.all_entries():
             self._use(entry.target, -1)
         self._clear_entries()
@@ -327,7 +327,7 @@ class MatchTable:
 
     @locked
     def set_default(self, target: Target) -> None:
-        """Change what runs on a miss."""
+        """Change the target of a miss."""
         const = self.table.default
         if const is not None and const.const_entry:
             raise table_error("DEFAULT_ENTRY_IS_CONST", f"the default entry of table {self.name} is const")
@@ -341,7 +341,7 @@ class MatchTable:
 
     @locked
     def reset_default(self) -> None:
-        """Set the default back to what the program says."""
+        """Reset the default to the program's."""
         self._use(self.default, -1)
         self.default = self.initial_default
         self._use(self.default)
@@ -349,7 +349,7 @@ class MatchTable:
 
     @locked
     def get_default(self) -> Target:
-        """What runs on a miss. Raises NO_DEFAULT_ENTRY."""
+        """The target of a miss. Raises NO_DEFAULT_ENTRY."""
         if self.default is None:
             raise table_error("NO_DEFAULT_ENTRY", f"table {self.name} has no default entry")
         return self.default
@@ -397,7 +397,7 @@ class MatchTable:
 
     @locked
     def set_timeout(self, handle: int, timeout_ms: int) -> None:
-        """An entry that was not hit for so long is reported by `expired`; 0: never."""
+        """Set how long an entry may go without a hit before `expired` reports it; 0: for ever."""
         if not self.table.support_timeout:
             raise table_error("AGEING_DISABLED", f"the entries of table {self.name} do not age")
         index = self._index(handle)

@@ -1,4 +1,4 @@
-"""What STF writes for match keys and action arguments, as values for a table: `0x1*`, `0b01**`, `10.0.0.0/8`-like
+"""STF's match keys and action arguments as values for a table: `0x1*`, `0b01**`, `10.0.0.0/8`-like
 prefixes, ternaries `v&&&m`, and arguments by name."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ternary(text: str, width: int) -> tuple[int, int]:
         return number(value), number(cover)
     if "*" not in text:
         bits = BITS_OF_DIGIT.get(text[:2].lower())
-        # Digits that are not written match anything, as in p4c's runner.
+        # Omitted digits match anything, as in p4c's runner.
         return number(text), mask(width) if bits is None else mask(bits * (len(text) - 2)) & mask(width)
     bits = BITS_OF_DIGIT.get(text[:2].lower())
     if bits is None:
@@ -53,7 +53,7 @@ def prefix(text: str, width: int) -> tuple[int, int]:
 
 
 def param(field: ir.KeyField, text: str | None) -> ir.MatchParam:
-    """What an entry says of one field; None: what matches anything (an exact field: 0)."""
+    """One field of an entry's key; None: the value that matches anything (an exact field: 0)."""
     if field.kind == "ternary":
         value, cover = ternary(text, field.width) if text is not None else (0, 0)
         return ir.MatchParam("ternary", value, cover)
@@ -72,18 +72,18 @@ def field_named(key: Sequence[ir.KeyField], name: str) -> int:
     names = [field.name for field in key]
     name = re.sub(r"\$(\d+)", r"[\1]", name)
     alternatives = [name, f"{name}$", f"{name}.$valid$", re.sub(r"valid$", "$valid$", name)]
-    for wanted in alternatives:
-        if wanted in names:
-            return names.index(wanted)
-    for number_, found in enumerate(names):
-        if found.endswith((f".{name}", f".{name}$")) or (name == "valid" and found.endswith(".$valid$")):
+    for alternative in alternatives:
+        if alternative in names:
+            return names.index(alternative)
+    for number_, field in enumerate(names):
+        if field.endswith((f".{name}", f".{name}$")) or (name == "valid" and field.endswith(".$valid$")):
             return number_
     raise ConfigError(f"the key has no field {name!r}, but {', '.join(names) or 'no fields at all'}")
 
 
-def match_key(table: ir.Table, given: Sequence[tuple[str, str]]) -> list[ir.MatchParam]:
+def match_key(table: ir.Table, pairs: Sequence[tuple[str, str]]) -> list[ir.MatchParam]:
     """The key of an entry from (field name, text) pairs."""
-    texts: dict[int, str] = {field_named(table.key, name): text for name, text in given}
+    texts: dict[int, str] = {field_named(table.key, name): text for name, text in pairs}
     return [param(field, texts.get(index)) for index, field in enumerate(table.key)]
 
 

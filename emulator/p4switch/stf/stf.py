@@ -1,9 +1,9 @@
 """STF, p4c's test language: table entries, packets in, packets expected out; run against a switch in this process.
 
 The grammar is that of p4c's tools/stf, the meaning that of its BMv2 runner (backends/bmv2/bmv2stf.py): one statement a
-line, names match by suffix, a ternary priority p becomes 10000 - p, keys that are not given match anything, and an
-expected packet may be shorter than the one that came, unless it ends in `$`. What a control-plane statement can't do is
-a warning; only packets and counters decide.
+line, names match by suffix, a ternary priority p becomes 10000 - p, omitted keys match anything, and an expected
+packet may be shorter than the one received, unless it ends in `$`. A control-plane statement that fails is a warning;
+only packets and counters decide.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from typing import Any
 
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import RunAction
+from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.stf.keys import action_args, match_key
 from emulator.p4switch.switch import Switch
 from switchml.errors import ConfigError, ControlError
 
 STEP_US = 1_000
-"""Time that goes by with each packet."""
+"""Time between packets."""
 PAUSE_US = 1_000_000
-"""Time that goes by before a packet that follows a command, with `wait`, and at the end."""
+"""Time before a packet that follows a command, for `wait`, and at the end."""
 TOP_PRIORITY = 10_000
 
 _ADD = re.compile(
@@ -43,6 +45,28 @@ COMPARE: dict[str, Callable[[int, int], bool]] = {
 }
 
 
+ON_CELLS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "counter_read": ("counter", CounterArray.read),
+    "counter_write": ("counter", CounterArray.write),
+    "register_write": ("register", RegisterArray.write),
+    "register_reset": ("register", RegisterArray.reset),
+    "meter_get_rates": ("meter", MeterArray.get_rates),
+}
+"""Statements that name an array and give a method of it numbers."""
+
+ON_NUMBERS: dict[str, Callable[..., Any]] = {
+    "mirroring_add": lambda state, session, port: state.mirroring.add(session, port=port),
+    "mirroring_add_mc": lambda state, session, mgid: state.mirroring.add(session, mgid=mgid),
+    "mirroring_delete": lambda state, session: state.mirroring.delete(session),
+    "mirroring_get": lambda state, session: state.mirroring.get(session),
+    "mc_mgrp_create": lambda state, mgid: state.replication.create_group(mgid),
+    "mc_node_create": lambda state, rid, *ports: state.replication.create_node(rid, ports),
+    "mc_node_update": lambda state, node, *ports: state.replication.update_node(node, ports),
+    "mc_node_associate": lambda state, mgid, node: state.replication.associate_node(mgid, node),
+}
+"""Statements of numbers alone, on a switch's State."""
+
+
 @dataclass(frozen=True)
 class Statement:
     """One line: its number, the command in lower case, and the rest as written."""
@@ -54,7 +78,7 @@ class Statement:
 
 @dataclass
 class Report:
-    """What a run found: `failures` (empty if it passed) and `warnings`, each a sentence; `sent`: what left, by port."""
+    """The result of a run: `failures` (empty if it passed) and `warnings`, each a sentence; `sent`: frames by port."""
 
     failures: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -78,12 +102,12 @@ def parse(text: str) -> list[Statement]:
 def by_suffix(objects: Sequence[Any], name: str, sort: str) -> Any:
     """The object with this name, or else the only one whose name ends so. Raises ConfigError."""
     name = re.sub(r"\$(\d+)", r"[\1]", name)
-    found = [obj for obj in objects if obj.name == name] or [obj for obj in objects if obj.name.endswith(name)]
-    if not found:
+    matches = [obj for obj in objects if obj.name == name] or [obj for obj in objects if obj.name.endswith(name)]
+    if not matches:
         raise ConfigError(f"the program has no {sort} {name!r}")
-    if len({obj.name for obj in found}) > 1:
-        raise ConfigError(f"{sort} {name!r} may be any of {', '.join(obj.name for obj in found)}")
-    return found[0]
+    if len({obj.name for obj in matches}) > 1:
+        raise ConfigError(f"{sort} {name!r} may be any of {', '.join(obj.name for obj in matches)}")
+    return matches[0]
 
 
 def run(program: ir.Program, text: str, make_switch: Callable[..., Switch] = Switch) -> Report:
@@ -100,7 +124,7 @@ def run_file(program: ir.Program, path: str | Path) -> Report:
 
 
 class Runner:
-    """Executes statements on a switch whose clock only they move on."""
+    """Executes statements on a switch whose clock only they advance."""
 
     def __init__(self, program: ir.Program, make_switch: Callable[..., Switch] = Switch) -> None:
         self.now_us = 0
@@ -113,7 +137,7 @@ class Runner:
         self.after_command = False
 
     def run(self, statements: Sequence[Statement]) -> Report:
-        """All statements, then the comparison of what was sent with what was expected."""
+        """Execute all statements, then compare the frames sent with those expected."""
         used = {int(statement.rest.split()[0]) for statement in statements if statement.command in ("packet", "expect")}
         self.report.sent = {port: [] for port in sorted(used)}
         for statement in statements:
@@ -127,18 +151,26 @@ class Runner:
         return self.report
 
     def _execute(self, statement: Statement) -> None:
-        method = getattr(self, f"_do_{statement.command}", None)
-        if method is None:
+        command, rest = statement.command, statement.rest
+        method = getattr(self, f"_do_{command}", None)
+        if method is None and command not in ON_CELLS and command not in ON_NUMBERS:
             raise ConfigError("there is no such statement")
-        self.after_command = statement.command not in ("packet", "expect", "no_packet") or self.after_command
-        method(statement.rest)
+        self.after_command = command not in ("packet", "expect", "no_packet") or self.after_command
+        if command in ON_CELLS:
+            sort, call = ON_CELLS[command]
+            name, *numbers = rest.split()
+            call(by_suffix(getattr(self.state, f"{sort}s"), name, sort), *_numbers(numbers))
+        elif command in ON_NUMBERS:
+            ON_NUMBERS[command](self.state, *_numbers(rest.split()))
+        else:
+            method(rest)
 
     def _pass_time(self, microseconds: int) -> None:
         self.now_us += microseconds
         self._collect(self.switch.poll())
 
     def _collect(self, sent: list[tuple[int, bytes]]) -> None:
-        """Keep what left ports that the text names; others are not connected."""
+        """Record frames of ports that the text names; others are not connected."""
         for port, data in sent:
             if port in self.report.sent:
                 self.report.sent[port].append(data)
@@ -163,12 +195,12 @@ class Runner:
 
     def _compare(self, port: int, expected: list[str | None], sent: list[bytes]) -> None:
         if len(expected) != len(sent):
-            found = ", ".join(data.hex() for data in sent) or "none"
-            self.report.failures.append(f"port {port}: {len(expected)} packets expected, {len(sent)} came: {found}")
+            packets = ", ".join(data.hex() for data in sent) or "none"
+            self.report.failures.append(f"port {port}: {len(expected)} packets expected, {len(sent)} came: {packets}")
             return
-        for number, (wanted, data) in enumerate(zip(expected, sent, strict=True)):
-            if wanted is not None and not fits(wanted, data):
-                self.report.failures.append(f"port {port}, packet {number}: expected {wanted}, but got {data.hex()}")
+        for number, (pattern, data) in enumerate(zip(expected, sent, strict=True)):
+            if pattern is not None and not fits(pattern, data):
+                self.report.failures.append(f"port {port}, packet {number}: expected {pattern}, but got {data.hex()}")
 
     # Tables
 
@@ -206,41 +238,22 @@ class Runner:
         parts = _COUNTER.match(rest)
         if parts is None:
             raise ConfigError(f"{rest!r} is not `name(index) [packets|bytes == n]`")
-        name, at, unit, operator, wanted = parts.groups()
+        name, at, unit, operator, expected = parts.groups()
         self._pass_time(PAUSE_US)
         if at.startswith("$"):
             table, handle = self.entry_of_id[at[1:]]
             packets, n_bytes = table.read_counter(handle)
         else:
             packets, n_bytes = by_suffix(self.state.counters, name, "counter").read(int(at, 0))
-        found = n_bytes if unit and unit.lower() == "bytes" else packets
-        if operator and not COMPARE[operator](found, int(wanted, 0)):
-            self.report.failures.append(f"counter {name}({at}): {unit} {operator} {wanted} expected, it is {found}")
-
-    def _do_counter_read(self, rest: str) -> None:
-        name, index = rest.split()
-        by_suffix(self.state.counters, name, "counter").read(int(index, 0))
-
-    def _do_counter_write(self, rest: str) -> None:
-        name, index, packets, n_bytes = rest.split()
-        by_suffix(self.state.counters, name, "counter").write(int(index, 0), int(packets, 0), int(n_bytes, 0))
+        value = n_bytes if unit and unit.lower() == "bytes" else packets
+        if operator and not COMPARE[operator](value, int(expected, 0)):
+            self.report.failures.append(f"counter {name}({at}): {unit} {operator} {expected} expected, it is {value}")
 
     def _do_register_read(self, rest: str) -> None:
         name, *index = rest.split()
         register = by_suffix(self.state.registers, name, "register")
         if index:
             register.read(int(index[0], 0))
-
-    def _do_register_write(self, rest: str) -> None:
-        name, index, value = rest.split()
-        by_suffix(self.state.registers, name, "register").write(int(index, 0), int(value, 0))
-
-    def _do_register_reset(self, rest: str) -> None:
-        by_suffix(self.state.registers, rest, "register").reset()
-
-    def _do_meter_get_rates(self, rest: str) -> None:
-        name, index = rest.split()
-        by_suffix(self.state.meters, name, "meter").get_rates(int(index, 0))
 
     def _do_meter_set_rates(self, rest: str) -> None:
         name, index, *rates = rest.split()
@@ -250,43 +263,13 @@ class Runner:
         name, *rates = rest.split()
         by_suffix(self.state.meters, name, "meter").set_all_rates(_rates(rates))
 
-    # Mirroring and multicast
-
-    def _do_mirroring_add(self, rest: str) -> None:
-        session, port = _numbers(rest)
-        self.state.mirroring.add(session, port=port)
-
-    def _do_mirroring_add_mc(self, rest: str) -> None:
-        session, mgid = _numbers(rest)
-        self.state.mirroring.add(session, mgid=mgid)
-
-    def _do_mirroring_delete(self, rest: str) -> None:
-        self.state.mirroring.delete(*_numbers(rest))
-
-    def _do_mirroring_get(self, rest: str) -> None:
-        self.state.mirroring.get(*_numbers(rest))
-
-    def _do_mc_mgrp_create(self, rest: str) -> None:
-        self.state.replication.create_group(*_numbers(rest))
-
-    def _do_mc_node_create(self, rest: str) -> None:
-        rid, *ports = _numbers(rest)
-        self.state.replication.create_node(rid, ports)
-
-    def _do_mc_node_update(self, rest: str) -> None:
-        handle, *ports = _numbers(rest)
-        self.state.replication.update_node(handle, ports)
-
-    def _do_mc_node_associate(self, rest: str) -> None:
-        self.state.replication.associate_node(*_numbers(rest))
-
 
 def fits(expected: str, data: bytes) -> bool:
     """Whether a packet is as expected: hex digits, `*` for any, and `$` at the end if nothing may follow."""
-    wanted, got = expected.removesuffix("$"), data.hex()
-    if len(got) < len(wanted) or (expected.endswith("$") and len(got) > len(wanted)):
+    pattern, digits = expected.removesuffix("$"), data.hex()
+    if len(digits) < len(pattern) or (expected.endswith("$") and len(digits) > len(pattern)):
         return False
-    return all(want in ("*", digit) for want, digit in zip(wanted, got, strict=False))
+    return all(want in ("*", digit) for want, digit in zip(pattern, digits, strict=False))
 
 
 def _spaced(keys: str) -> list[str]:
@@ -294,8 +277,8 @@ def _spaced(keys: str) -> list[str]:
     return re.sub(r"\s*:\s*", ":", keys).split()
 
 
-def _numbers(text: str) -> list[int]:
-    return [int(word, 0) for word in text.split()]
+def _numbers(words: Sequence[str]) -> list[int]:
+    return [int(word, 0) for word in words]
 
 
 def _rates(words: Sequence[str]) -> list[tuple[float, int]]:

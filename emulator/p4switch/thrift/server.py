@@ -1,7 +1,7 @@
 """The Thrift server: a TCP port, one thread a connection, all services multiplexed on it ("service:call").
 
-Whatever a client sends, the switch goes on: a call that can't be read closes its connection, one that fails is answered
-with an exception."""
+No client can stop the switch: a call that can't be read closes its connection, one that fails is answered with an
+exception."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Dispatcher:
         self.interface = interface()
 
     def answer(self, reader: Reader) -> bytes:
-        """Read one call and run it; the bytes of the reply, none for a one-way call."""
+        """Read and run one call; returns the bytes of the reply, none for a one-way call."""
         message = read_message(reader)
         if message.kind not in (CALL, ONEWAY):
             reader.skip(STRUCT)
@@ -89,7 +89,7 @@ class Dispatcher:
 
 
 class _Connection(socketserver.StreamRequestHandler):
-    """Answers one client until it goes."""
+    """Answers one client until it disconnects."""
 
     disable_nagle_algorithm = True
 
@@ -112,7 +112,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 class _DualListener(_Listener):
-    """Takes IPv4 and IPv6 on one socket, as BMv2 does."""
+    """Accepts IPv4 and IPv6 on one socket, as BMv2 does."""
 
     address_family = socket.AF_INET6
 
@@ -123,7 +123,7 @@ class _DualListener(_Listener):
 
 class ThriftServer:
     """Listens for `device` on `port` (0: any; `port` then says which) of `address` (None: all addresses of the machine)
-    until `close`. Raises ConfigError if the port is taken."""
+    until `close`. Raises ConfigError if the port is in use."""
 
     def __init__(self, device: Device, port: int, address: str | None = None) -> None:
         pre = SimplePreLag(device)
@@ -152,4 +152,4 @@ def _listen(port: int, address: str | None) -> _Listener:
             return _DualListener(("::", port), _Connection)
         return _Listener((address or "", port), _Connection)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"can't listen on port {port} for Thrift: {error}; does another switch run?") from error
+        raise ConfigError(f"can't listen on port {port} for Thrift: {error}; is another switch running?") from error

@@ -1,4 +1,4 @@
-"""Service `standard`: what every BMv2 target answers. The calls on tables are in tables.py."""
+"""Service `standard`: the calls that every BMv2 target answers. Those on tables are in tables.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hashlib
 from types import SimpleNamespace
 
 from emulator.p4switch.device import Device
-from emulator.p4switch.digests import DigestList
 from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.state import ParseVSet, State
 from emulator.p4switch.thrift.handlers import passed_to
 from emulator.p4switch.thrift.tables import TableCalls, counter_to_wire, rates_from_wire, rates_to_wire
@@ -15,7 +15,7 @@ from emulator.p4switch.values import n_bytes
 from switchml.errors import ControlError
 
 _RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
-"""Where the program keeps what each ResourceType names."""
+"""The attribute of the program for each ResourceType."""
 
 LARGEST = (1 << 63) - 1
 """The largest register value that the interface can carry."""

@@ -92,7 +92,7 @@ def counter_to_wire(packets: int, n_bytes_: int) -> SimpleNamespace:
 
 
 def _data_to_wire(run: RunAction) -> list[bytes]:
-    """Arguments as BMv2 gives them: without leading zero bytes."""
+    """Arguments in BMv2's form: without leading zero bytes."""
     return [value.to_bytes(max(n_bytes(value.bit_length()), 1), "big") for value in run.args]
 
 

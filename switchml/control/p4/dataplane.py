@@ -42,7 +42,7 @@ SWITCH_ADDRESS, SWITCH_MAC = "10.0.0.254", 0x02_00_00_00_00_FE
 """The switch's default addresses as a host."""
 RANK_MACS = 0x02_5A_00_00_00_00
 """MAC addresses of ranks without an interface: these bits, and the worker's number on the switch."""
-GIVEN_UP_AFTER_S = 3.0
+SILENCE_LIMIT_S = 3.0
 """How long a switch may be silent before the jobs on it fail."""
 STALL_S = 1.0
 MAX_PORT = 510
@@ -170,7 +170,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
             accepted = [rank["accepted"] for rank in ranks]  # retransmissions are no progress
             if accepted != job.accepted:
                 job.accepted, job.moved_at, job.stalled = accepted, now, None
-            in_use = _rounds_under_way(ranks)
+            in_use = _open_rounds(ranks)
             if not in_use or now - job.moved_at < STALL_S:
                 return JobCounters(ranks, in_use)
             if job.stalled is None:
@@ -354,7 +354,7 @@ class P4Dataplane(p4_base.P4Base[_Job]):
                 log.warning("%s", error)
                 self._silent_since = now
             silent_s = now - self._silent_since
-            lost = f"{error} (for {silent_s:.0f} s)" if silent_s >= GIVEN_UP_AFTER_S else ""
+            lost = f"{error} (for {silent_s:.0f} s)" if silent_s >= SILENCE_LIMIT_S else ""
         if lost:
             self._fail_all(lost)
 
@@ -365,7 +365,7 @@ def udp_window_bytes() -> int:
         return sockets.grow_buffers(probe, SOCKET_BYTES)
 
 
-def _rounds_under_way(ranks: Sequence[dict[str, int]]) -> int:
+def _open_rounds(ranks: Sequence[dict[str, int]]) -> int:
     """Rounds that a rank has contributed to and that are not complete: of the rank that is furthest ahead."""
     completed = sum(rank["completed"] for rank in ranks)
     return max(max(rank["accepted"] for rank in ranks) - completed, 0)

@@ -28,7 +28,7 @@ TIMEOUT_S = 30.0
 """How long the switch may take for one answer; putting a program in is one."""
 BATCH = 256
 """Updates or reads in one message."""
-_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_UNREACHABLE_CODES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 class P4RuntimeSwitch(Driver):
@@ -176,7 +176,7 @@ class P4RuntimeSwitch(Driver):
             answer = getattr(self._calls, name)(request, timeout=TIMEOUT_S)
             return list(answer) if name == "Read" else answer
         except grpc.RpcError as error:
-            if error.code() in _GONE:
+            if error.code() in _UNREACHABLE_CODES:
                 self.close()
                 raise Unreachable(f"the switch at {self.where} does not answer: {_words(error)}") from error
             raise ControlError("P4Runtime", error.code().name, f"{name}: {_words(error)}") from error

@@ -71,10 +71,10 @@ def test_aged_entries(published):
     handle = running.add("MyIngress.stations", [1], "MyIngress.send", (2,))
     running.state.table("MyIngress.stations").set_timeout(handle, 5000)
     running.now += 4_000_000
-    notifications.tell_aged(running.state)
+    notifications.publish_aged(running.state)
     running.now += 2_000_000
-    notifications.tell_aged(running.state)
-    notifications.tell_aged(running.state)  # once is enough
+    notifications.publish_aged(running.state)
+    notifications.publish_aged(running.state)  # once is enough
     message = subscriber.read()
     table = running.state.table("MyIngress.stations").table.id
     assert struct.unpack("=4sQIQiI", message[:32]) == (b"AGE|", 7, 0, 0, table, 1)

@@ -83,7 +83,7 @@ def test_versions():
         (["nonsense.json"], 1, "can't read the program nonsense.json"),
         (["-i", "veth0", "l3.json"], 1, "not a port"),
         (["--pcap=nonsense", "l3.json"], 1, "no directory"),
-        (["--log-console", "--log-file", "x", "l3.json"], 1, "can't both"),
+        (["--log-console", "--log-file", "x", "l3.json"], 1, "can't be combined"),
         (["--use-files", "0", "-i", "0@nonsense", "l3.json"], 1, "can't read nonsense_in.pcap"),
         (["--restore-state", "nonsense", "l3.json"], 1, "can't read the state"),
     ],

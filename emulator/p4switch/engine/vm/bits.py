@@ -24,8 +24,8 @@ def store_bits(address, bit, width, value):
     """Write `width` (1..64) bits; up to 9 bytes are read and written."""
     over = bit + width - 64
     if over > 0:
-        kept = ld8(address + 8) & low_mask(8 - over)
-        st8(address + 8, ((value << (8 - over)) & 255) | kept)
+        rest = ld8(address + 8) & low_mask(8 - over)
+        st8(address + 8, ((value << (8 - over)) & 255) | rest)
         value = shr(value, over)
         width -= over
     shift = 64 - bit - width

@@ -76,8 +76,8 @@ def _crc(parameters, data, n):
         byte = ld8(data + i)
         if reflect_data:
             byte = _reflect(byte, 8)
-        kept = (remainder << 8) if width > 8 else 0
-        remainder = (ld64(table + 8 * ((byte ^ shr(remainder, width - 8)) & 255)) ^ kept) & mask
+        shifted = (remainder << 8) if width > 8 else 0
+        remainder = (ld64(table + 8 * ((byte ^ shr(remainder, width - 8)) & 255)) ^ shifted) & mask
     if ld64(parameters + 32):
         remainder = _reflect(remainder, width)
     return remainder ^ ld64(parameters + 16)

@@ -1,4 +1,4 @@
-"""The VM's instructions on headers as a whole, and on headers that are known only at run time: by their id, the number
+"""The VM's instructions on headers as a whole, and on headers chosen at run time: by their id, the number
 of their row in the header table (layout.DESCRIPTOR); -1 stands for a place beyond a stack."""
 
 from emulator.p4switch.engine import opcodes as o
@@ -107,14 +107,14 @@ def _swap(frame, left, right):
     st8(frame + ld64(b + _VALID), flag)
     first, second = frame + ld64(a + _DATA), frame + ld64(b + _DATA)
     for at in range(0, ld64(a + _TOTAL), 8):
-        kept = ld64(first + at)
+        word = ld64(first + at)
         st64(first + at, ld64(second + at))
-        st64(second + at, kept)
+        st64(second + at, word)
 
 
 @kernel_part
 def _shift(frame, ids, n, by):
-    """Push or pop: elements move by exchanging places; those that get nothing become invalid."""
+    """Push or pop: elements move by exchanging places; vacated places become invalid."""
     for step in range(n):
         place = step if by < 0 else n - 1 - step
         source = place - by
@@ -154,7 +154,7 @@ def _remove(frame, header):
 
 @kernel_part
 def _extract(frame, at, pc):
-    """EXTH: returns where to go on."""
+    """EXTH: returns the next pc."""
     width, has_varbit, longest = val(frame, at, 2), arg(at, 3), arg(at, 4)
     row = row_of(frame, val(frame, at, 1))
     if has_varbit and (width & 7 or width < 0):
@@ -233,7 +233,7 @@ def _first_valid(frame, list_at, n):
 
 @kernel_part
 def run_headers(frame, at, op, pc):
-    """One instruction of the headers group; returns where to go on."""
+    """One instruction of the headers group; returns the next pc."""
     if op == o.HIDX:
         index = val(frame, at, 2)
         put(frame, at, ld64(frame + arg(at, 3) + 8 * index) if 0 <= index < arg(at, 4) else -1)

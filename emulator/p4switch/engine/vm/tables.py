@@ -1,4 +1,4 @@
-"""The VM's table look-up, registers, counters, meters and random numbers; `lookup` makes what is read here."""
+"""The VM's table lookup, registers, counters, meters and random numbers; `lookup` writes the structures read here."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ GROUPS, N_GROUPS, ROWS, N_ROWS, DEFAULT = (np.int64(i) for i in range(0, 40, 8))
 """Words of a table in the directory: its hash tables (address, how many); rows that are tried one by one (address, how
 many); the default record."""
 TABLE_BYTES = 64
-MASK, SLOTS, SLOT_MASK, FIRST_RANK, IS_FULL = (np.int64(i) for i in range(0, 40, 8))
-"""Words of a hash table: address of the mask's limbs; address and number - 1 of its slots; the best rank in it; whether
-the mask is all ones. A slot: rank + 1 (0: free), record, the key's limbs."""
+MASK, SLOTS, SLOT_MASK, FIRST_RANK = (np.int64(i) for i in range(0, 32, 8))
+"""Words of a hash table: address of the mask's limbs; address and number - 1 of its slots; the best rank in it. A slot:
+rank + 1 (0: free), record, the key's limbs."""
 GROUP_BYTES = 64
 ACTION, ARGS, NEXT, COUNTER, LAST_HIT, N_CHOICES, CHOICES, INDEX = (np.int64(i) for i in range(0, 64, 8))
-"""Words of a record: where its action's code is (0: none), address of the arguments, where code goes on, addresses of
+"""Words of a record: where its action's code is (0: none), address of the arguments, where code continues, addresses of
 its counter and of the time of its last hit, members of its group (0: it is no group) and where their records are
 listed, index of the entry."""
 RECORD_BYTES = 64
@@ -38,7 +38,7 @@ def hash_limbs(key, mask, n):
 @kernel_part
 def _find(table, key, n):
     """The record of the best entry in the hash tables, or 0. They are ordered by the best rank in each."""
-    best, found = 0x7FFFFFFFFFFFFFFF, 0
+    best, record = 0x7FFFFFFFFFFFFFFF, 0
     group = ld64(table + GROUPS)
     slot_bytes = 16 + 8 * n
     for _ in range(ld64(table + N_GROUPS)):
@@ -57,11 +57,11 @@ def _find(table, key, n):
                     same = False
             if same:
                 if rank - 1 < best:
-                    best, found = rank - 1, ld64(slot + 8)
+                    best, record = rank - 1, ld64(slot + 8)
                 break
             at = (at + 1) & slot_mask
         group += GROUP_BYTES
-    return found
+    return record
 
 
 @kernel_part
@@ -168,17 +168,17 @@ def execute_meter(words, index, n_bytes, now):
     if ltu(index, ld64(words + 56)) == 0 or ld8(ld64(words) + index) == 0:
         return 0
     n_rates = ld64(words + 40)
-    needed = n_bytes if ld64(words + 48) else 1
+    cost = n_bytes if ld64(words + 48) else 1
     for level in range(n_rates - 1, -1, -1):
         at = 8 * (index * n_rates + level)
-        made = int(now * load_double(ld64(words + 8) + at))
+        produced = int(now * load_double(ld64(words + 8) + at))
         tokens, last = ld64(words + 24) + at, ld64(words + 32) + at
-        left = min(ld64(tokens) + max(made - ld64(last), 0), ld64(ld64(words + 16) + at))
-        st64(last, made)
-        if left < needed:
+        left = min(ld64(tokens) + max(produced - ld64(last), 0), ld64(ld64(words + 16) + at))
+        st64(last, produced)
+        if left < cost:
             st64(tokens, left)
             return level + 1
-        st64(tokens, left - needed)
+        st64(tokens, left - cost)
     return 0
 
 
@@ -209,7 +209,7 @@ def _random32(state):
 
 @kernel_part
 def random_within(frame, low, high):
-    """RANDOM: what Python's random.randint gives from the same state."""
+    """RANDOM: the number that Python's random.randint returns from the same state."""
     state = ld64(ld64(frame + _CONTEXT) + _RANDOM)
     count = high - low + 1
     n_bits, rest = 0, count

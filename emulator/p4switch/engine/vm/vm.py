@@ -1,4 +1,4 @@
-"""The VM: one loop over instructions. See opcodes for what each does, layout for the frame."""
+"""The VM: one loop over instructions. opcodes describes each, layout the frame."""
 
 from emulator.p4switch.engine import opcodes as o
 from emulator.p4switch.engine.layout import CELL, CTX
@@ -74,7 +74,7 @@ def _divide_signed(a, b, want_rest):
 
 @kernel_part
 def _peek(frame, at):
-    """PEEK: byte by byte, for the packet may end."""
+    """PEEK: byte by byte, because the packet may end."""
     data, length = ld64(frame + _PACKET), ld64(frame + _LENGTH)
     first = 8 * ld64(frame + _CURSOR) + arg(at, 2)
     end, n = first + arg(at, 3), arg(at, 4)
@@ -331,8 +331,8 @@ def run(frame, pc):
         elif op == o.TRAP:
             return arg(at, 1)
         elif op == o.TRUNC:
-            wanted, before = max(val(frame, at, 1), 0) + 1, ld64(frame + _TRUNCATE)
-            st64(frame + _TRUNCATE, min(before, wanted) if before else wanted)
+            limit, before = max(val(frame, at, 1), 0) + 1, ld64(frame + _TRUNCATE)
+            st64(frame + _TRUNCATE, min(before, limit) if before else limit)
         elif op < o.FIRST_HEADER:
             call3(ld64(ld64(frame + _CONTEXT) + _RUN_WIDE), frame, at, op)
         elif op < o.FIRST_HASH:

@@ -1,9 +1,8 @@
-"""What all parts of the loader share: the objects read so far, by name, and errors that say which object was at
-fault."""
+"""The parts of the loader share this: the objects read so far, by name, and errors that name the object at fault."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +28,8 @@ def source_of(obj: Any) -> ir.Source:
 
 @contextmanager
 def reading(what: str, obj: Any = None) -> Iterator[None]:
-    """Errors inside become a ProgramError that begins with `what`, `obj`'s name and its line. The innermost wins."""
+    """Turns errors inside into a ProgramError that begins with `what`, `obj`'s name and its line. The innermost
+    applies."""
     try:
         yield
     except ProgramError as error:
@@ -67,7 +67,7 @@ def expect(value: Any, type_: type, what: str) -> Any:
 
 
 def width_of(value: Any, what: str) -> int:
-    """A number of bits that something can have."""
+    """A valid number of bits."""
     if not 0 <= expect(value, int, what) <= MAX_WIDTH:
         raise ProgramError(f"{what} is {value}, but should be at most {MAX_WIDTH}")
     return value
@@ -75,7 +75,7 @@ def width_of(value: Any, what: str) -> int:
 
 @dataclass
 class Names:
-    """Name → index of everything that can be referred to, with the objects themselves where the loader looks into them.
+    """Name → index of everything that can be referred to, with the objects themselves where the loader needs them.
 
     `find(sort, name)` looks one up; `add(sort, name, index)` refuses a second of the same name."""
 
@@ -125,3 +125,14 @@ def unique_ids(sort: str, objects: list) -> None:
         if obj.id in seen:
             raise ProgramError(f"there are two objects of type {sort} with the id {obj.id}")
         seen[obj.id] = obj
+
+
+def named(sort: str, names: Names, objs: list, make: Callable[[dict], Any]) -> tuple:
+    """One object from each JSON object, registered by name."""
+    objects: list[Any] = []
+    for obj in objs:
+        with reading(sort, obj):
+            names.add(sort, obj["name"], len(objects))
+            objects.append(make(obj))
+    unique_ids(sort, objects)
+    return tuple(objects)

@@ -1,10 +1,11 @@
-"""The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`, with the kinds
-of all operands checked, so that neither engine meets a boolean where a number should be."""
+"""The loader's part for expressions and primitive calls: JSON's type-value objects to nodes of `expr`. The kinds of
+all operands are checked, so that neither engine meets a boolean in place of a number."""
 
 from __future__ import annotations
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.headers import header_type, sample_union
 from emulator.p4switch.program.loader.context import Names, expect, field_in, hex_int, reading, source_of
 from switchml.errors import ProgramError
 
@@ -108,42 +109,20 @@ def element(names: Names, stack: e.Expr, index: e.Expr) -> e.Expr:
 
 def access(names: Names, header: e.Expr, field: int) -> e.Expr:
     """Field number `field` of a header; of a known header the field itself."""
-    header_type = type_of(names, header)
-    if field == len(header_type.fields):  # BMv2 numbers $valid$ after the fields of the type
+    kind = header_type(names, header)
+    if field == len(kind.fields):  # BMv2 numbers $valid$ after the fields of the type
         field = e.VALID
-    elif not 0 <= field < len(header_type.fields):
-        raise ProgramError(f"header type {header_type.name!r} has no field number {field}")
+    elif not 0 <= field < len(kind.fields):
+        raise ProgramError(f"header type {kind.name!r} has no field number {field}")
     return e.FieldRef(header.header, field) if isinstance(header, e.HeaderRef) else e.AccessField(header, field)
 
 
 def member(names: Names, union: e.Expr, index: int) -> e.Expr:
     """Member number `index` of a union; of a known union the header itself."""
-    headers = names.unions[_any_union(names, union)].headers
+    headers = names.unions[sample_union(names, union)].headers
     if not 0 <= index < len(headers):
         raise ProgramError(f"a union has no member number {index}")
     return e.HeaderRef(headers[index]) if isinstance(union, e.UnionRef) else e.UnionMember(union, index)
-
-
-def _any_union(names: Names, union: e.Expr) -> int:
-    """Some union of the same type as the one that this node gives."""
-    if isinstance(union, e.UnionRef):
-        return union.union
-    if isinstance(union, e.StackElement):
-        return names.union_stacks[union.stack.stack].unions[0]
-    return _any_union(names, union.args[1])  # the operator `?`
-
-
-def type_of(names: Names, header: e.Expr) -> ir.HeaderType:
-    """The type of the header that this node gives."""
-    if isinstance(header, e.HeaderRef):
-        return names.headers[header.header].type
-    if isinstance(header, e.StackElement):
-        return names.stacks[header.stack.stack].type
-    if isinstance(header, e.UnionMember):
-        return names.headers[names.unions[_any_union(names, header.union)].headers[header.member]].type
-    if isinstance(header, e.UnionStackNext):
-        return names.headers[names.unions[names.union_stacks[header.stack].unions[0]].headers[header.member]].type
-    return type_of(names, header.args[1])  # the operator `?`
 
 
 # Primitives
@@ -188,7 +167,7 @@ def _argument(names: Names, obj: dict) -> e.Expr:
 
 
 def check_argument(arg: e.Expr, sort: str) -> None:
-    """Refuse an argument that a primitive can't take as the given sort (see ir.PRIMITIVES)."""
+    """Refuse an argument that is not of the sort that a primitive takes (see ir.PRIMITIVES)."""
     if sort == "value":
         is_right = arg.kind in (e.DATA, e.BOOL)
     elif sort == "place":

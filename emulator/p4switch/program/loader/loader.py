@@ -1,8 +1,8 @@
 """BMv2's JSON (2.x, as p4c's bmv2 back end writes it) to an `ir.Program`.
 
-`load` and `loads` are all that others need. Whatever is wrong with the JSON ends in one ProgramError that names the
-object and, where p4c told it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects),
-each into the tuple of the same name."""
+`load` and `loads` are the interface. Any fault of the JSON ends in one ProgramError that names the object and, where
+p4c recorded it, its line in the P4 source. Sections are read in BMv2's order (P4Objects::init_objects), each into the
+tuple of the same name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import json
 import types
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
-from emulator.p4switch.program.loader.context import Names, expect, hex_int, reading, source_of, unique_ids, width_of
+from emulator.p4switch.program.loader.context import (
+    Names,
+    expect,
+    hex_int,
+    named,
+    reading,
+    source_of,
+    unique_ids,
+    width_of,
+)
 from emulator.p4switch.program.loader.expressions import condition, data, primitive
 from emulator.p4switch.program.loader.parsers import deparsers, parse_vsets, parsers
 from emulator.p4switch.program.loader.pipelines import Pipelines
@@ -28,7 +36,7 @@ CORE_ERRORS = (
     "NoError", "PacketTooShort", "NoMatch", "StackOutOfBounds", "HeaderTooShort", "ParserTimeout",
     "ParserInvalidArgument",
 )  # fmt: skip
-"""Errors of core.p4; those that the JSON does not number get the numbers after the highest that it uses."""
+"""Errors of core.p4; those without a number in the JSON are numbered after its highest."""
 
 
 def load(path: str | PathLike) -> ir.Program:
@@ -55,7 +63,7 @@ def loads(text: str) -> ir.Program:
 
 def _check_version(meta: dict) -> None:
     if "version" not in meta:
-        return  # as BMv2: programs from before versions are taken
+        return  # as BMv2: programs without a version are accepted
     major, minor = meta["version"]
     if major != MAJOR or minor > MAX_MINOR:
         raise ProgramError(f"has format version {major}.{minor}; versions {MAJOR}.0 to {MAJOR}.{MAX_MINOR} are known")
@@ -76,9 +84,9 @@ def _program(root: dict, text: str) -> ir.Program:
             raise ProgramError(f"has the type {obj['type']!r}; simple_switch knows no externs")
     vsets = parse_vsets(names, section("parse_vsets"))
     calculations = _calculations(names, section("calculations"))
-    counters = _named("counter array", names, section("counter_arrays"), _counter)
-    meters = _named("meter array", names, section("meter_arrays"), lambda obj: _meter(names, obj))
-    registers = _named("register array", names, section("register_arrays"), _register)
+    counters = named("counter array", names, section("counter_arrays"), _counter)
+    meters = named("meter array", names, section("meter_arrays"), lambda obj: _meter(names, obj))
+    registers = named("register array", names, section("register_arrays"), _register)
     all_parsers = parsers(names, section("parsers"))
     all_deparsers = deparsers(names, section("deparsers"))
     _actions(names, section("actions"))
@@ -99,9 +107,9 @@ def _program(root: dict, text: str) -> ir.Program:
         counters=_bound(counters, section("counter_arrays"), names),
         meters=_bound(meters, section("meter_arrays"), names),
         calculations=tuple(calculations),
-        checksums=_named("checksum", names, section("checksums"), lambda obj: _checksum(names, obj)),
+        checksums=named("checksum", names, section("checksums"), lambda obj: _checksum(names, obj)),
         field_lists=_field_lists(names, section("field_lists")),
-        learn_lists=_named("learn list", names, section("learn_lists"), lambda obj: _learn_list(names, obj)),
+        learn_lists=named("learn list", names, section("learn_lists"), lambda obj: _learn_list(names, obj)),
         actions=tuple(names.actions),
         action_profiles=tuple(flow.profiles),
         nodes=tuple(flow.nodes),
@@ -113,32 +121,21 @@ def _program(root: dict, text: str) -> ir.Program:
     )
 
 
-def _named(sort: str, names: Names, objs: list, make: Any) -> tuple:
-    """One object from each JSON object, registered by name."""
-    found = []
-    for obj in objs:
-        with reading(sort, obj):
-            names.add(sort, obj["name"], len(found))
-            found.append(make(obj))
-    unique_ids(sort, found)
-    return tuple(found)
-
-
 REQUIRED_FIELDS = ("ingress_port", "packet_length", "instance_type", "egress_spec", "egress_port")
-"""Of standard_metadata, those that simple_switch can't do without."""
+"""Fields of standard_metadata that simple_switch needs."""
 
 
 def check_runnable(program: ir.Program) -> None:
-    """Refuse a program that loads, but is not one for simple_switch."""
+    """Refuse a program that loads but is not for simple_switch."""
     for field in REQUIRED_FIELDS:
         if program.field(f"standard_metadata.{field}") is None:
             raise ProgramError(f"the program lacks the field standard_metadata.{field}, which simple_switch needs")
-    for sort, objects, wanted in (
+    for sort, objects, required in (
         ("parser", program.parsers, ("parser",)),
         ("deparser", program.deparsers, ("deparser",)),
         ("pipeline", program.pipelines, ("ingress", "egress")),
     ):
-        for name in wanted:
+        for name in required:
             if name not in (obj.name for obj in objects):
                 raise ProgramError(f"the program lacks a {sort} named {name!r}, which simple_switch needs")
 
@@ -147,7 +144,7 @@ def check_runnable(program: ir.Program) -> None:
 
 
 def _header_types(names: Names, objs: list) -> tuple[ir.HeaderType, ...]:
-    return _named("header type", names, objs, lambda obj: _header_type(names, obj))
+    return named("header type", names, objs, lambda obj: _header_type(names, obj))
 
 
 def _header_type(names: Names, obj: dict) -> ir.HeaderType:
@@ -160,7 +157,7 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
             if varbit is not None:
                 raise ProgramError("has more than one field of variable width")
             varbit = len(fields)
-            width = 0  # until all others are known
+            width = 0  # set once the other fields are known
         width_of(width, f"the width of field {expect(name, str, 'the name of a field')!r}")
         if signed and width == 1 and not is_varbit:
             raise ProgramError(f"field {name!r} can't have {width} bits")
@@ -180,10 +177,10 @@ def _header_type(names: Names, obj: dict) -> ir.HeaderType:
 
 
 def _headers(names: Names, header_types: tuple[ir.HeaderType, ...], root: dict) -> None:
-    """Headers, stacks, unions and union stacks; elements know of which they are part."""
+    """Headers, stacks, unions and union stacks; elements refer to what they are part of."""
     type_index = {header_type.name: header_type for header_type in header_types}
 
-    def type_named(name: str) -> ir.HeaderType:
+    def type_by_name(name: str) -> ir.HeaderType:
         if name not in type_index:
             raise ProgramError(f"there is no header type named {name!r}")
         return type_index[name]
@@ -196,7 +193,7 @@ def _headers(names: Names, header_types: tuple[ir.HeaderType, ...], root: dict) 
         with reading("header", obj):
             index = len(names.headers)
             names.add("header", obj["name"], index)
-            header_type = type_named(obj["header_type"])
+            header_type = type_by_name(obj["header_type"])
             names.headers.append(
                 ir.Header(
                     obj["name"], obj["id"], index, header_type, bool(obj.get("metadata")),
@@ -208,7 +205,7 @@ def _headers(names: Names, header_types: tuple[ir.HeaderType, ...], root: dict) 
         with reading("header stack", obj):
             names.add("header stack", obj["name"], len(names.stacks))
             elements = tuple(number_of_id[id_] for id_ in obj["header_ids"])
-            names.stacks.append(ir.HeaderStack(obj["name"], obj["id"], type_named(obj["header_type"]), elements))
+            names.stacks.append(ir.HeaderStack(obj["name"], obj["id"], type_by_name(obj["header_type"]), elements))
     _unions(names, root, number_of_id)
 
 
@@ -302,7 +299,7 @@ def _bound(arrays: tuple, objs: list, names: Names) -> tuple:
 
 
 def _calculations(names: Names, objs: list) -> list[ir.Calculation]:
-    return list(_named("calculation", names, objs, lambda obj: _calculation(names, obj)))
+    return list(named("calculation", names, objs, lambda obj: _calculation(names, obj)))
 
 
 def _calculation(names: Names, obj: dict) -> ir.Calculation:
@@ -342,7 +339,7 @@ def _checksum(names: Names, obj: dict) -> ir.Checksum:
 
 
 def _field_lists(names: Names, objs: list) -> tuple[ir.FieldList, ...]:
-    found = []
+    lists = []
     for obj in objs:
         with reading("field list", obj):
             elements = []
@@ -350,9 +347,9 @@ def _field_lists(names: Names, objs: list) -> tuple[ir.FieldList, ...]:
                 if item["type"] not in ("field", "hexstr"):
                     raise ProgramError(f"an element can't have the type {item['type']!r}")
                 elements.append(data(names, item))
-            found.append(ir.FieldList(obj["id"], tuple(elements)))
-    unique_ids("field list", found)
-    return tuple(found)
+            lists.append(ir.FieldList(obj["id"], tuple(elements)))
+    unique_ids("field list", lists)
+    return tuple(lists)
 
 
 def _learn_list(names: Names, obj: dict) -> ir.LearnList:

@@ -6,29 +6,25 @@ from typing import Any
 
 from emulator.p4switch.program import expr as e
 from emulator.p4switch.program import ir
+from emulator.p4switch.program.headers import header_type
 from emulator.p4switch.program.loader.context import (
     Names,
     expect,
     field_in,
     hex_int,
+    named,
     reading,
     source_of,
     unique_ids,
     width_of,
 )
-from emulator.p4switch.program.loader.expressions import condition, data, primitive, stack_last, type_of
+from emulator.p4switch.program.loader.expressions import condition, data, primitive, stack_last
 from emulator.p4switch.values import n_bytes, pad_key, padded_width
 from switchml.errors import ProgramError
 
 
 def parsers(names: Names, objs: list) -> tuple[ir.Parser, ...]:
-    found = []
-    for obj in objs:
-        with reading("parser", obj):
-            names.add("parser", obj["name"], len(found))
-            found.append(_parser(names, obj))
-    unique_ids("parser", found)
-    return tuple(found)
+    return named("parser", names, objs, lambda obj: _parser(names, obj))
 
 
 def _parser(names: Names, obj: dict) -> ir.Parser:
@@ -82,9 +78,9 @@ def _op(names: Names, op: str, parameters: list) -> ir.ParserOp:
     first = parameters[0]
     if op in ("extract", "extract_VL"):
         target = _extract_target(names, first["type"], first["value"])
-        header_type = type_of(names, e.StackElement(target, e.Const(0)) if target.kind == e.STACK else target)
-        if op == "extract" and header_type.varbit is not None and header_type.length is None:
-            raise ProgramError(f"header type {header_type.name!r} has a varbit field: extract needs its length")
+        kind = header_type(names, e.StackElement(target, e.Const(0)) if target.kind == e.STACK else target)
+        if op == "extract" and kind.varbit is not None and kind.length is None:
+            raise ProgramError(f"header type {kind.name!r} has a varbit field: extract needs its length")
         return ir.Extract(target, data(names, parameters[1]) if op == "extract_VL" else None)
     if op == "set":
         if first["type"] != "field":
@@ -137,9 +133,9 @@ def _key(names: Names, obj: dict) -> ir.SelectKey:
     if sort == "union_stack_field":
         stack = names.find("header union stack", value[0])
         member = _member(names, stack, value[1])
-        header_type = type_of(names, e.UnionStackNext(stack, member))
-        field = field_in(header_type, value[2])
-        return ir.SelectKey(e.UnionStackLast(stack, member, field), header_type.fields[field].width)
+        kind = header_type(names, e.UnionStackNext(stack, member))
+        field = field_in(kind, value[2])
+        return ir.SelectKey(e.UnionStackLast(stack, member, field), kind.fields[field].width)
     if sort == "lookahead":
         lookahead = _value(names, obj)
         return ir.SelectKey(lookahead, lookahead.width)
@@ -176,22 +172,18 @@ def _by_vset(names: Names, obj: dict, key: tuple[ir.SelectKey, ...], next_state:
 
 
 def parse_vsets(names: Names, objs: list) -> tuple[ir.ParseVSet, ...]:
-    for obj in objs:
-        with reading("parse value set", obj):
-            names.add("parse value set", obj["name"], len(names.parse_vsets))
-            width = width_of(obj["compressed_bitwidth"], "compressed_bitwidth")
-            names.parse_vsets.append(ir.ParseVSet(obj["name"], obj["id"], width))
-    unique_ids("parse value set", names.parse_vsets)
-    return tuple(names.parse_vsets)
+    def make(obj: dict) -> ir.ParseVSet:
+        return ir.ParseVSet(obj["name"], obj["id"], width_of(obj["compressed_bitwidth"], "compressed_bitwidth"))
+
+    value_sets = named("parse value set", names, objs, make)
+    names.parse_vsets += value_sets
+    return value_sets
 
 
 def deparsers(names: Names, objs: list) -> tuple[ir.Deparser, ...]:
-    found = []
-    for obj in objs:
-        with reading("deparser", obj):
-            names.add("deparser", obj["name"], len(found))
-            order = tuple(names.find("header", name) for name in obj["order"])
-            calls = tuple(primitive(names, call) for call in obj.get("primitives") or ())
-            found.append(ir.Deparser(obj["name"], obj["id"], order, calls))
-    unique_ids("deparser", found)
-    return tuple(found)
+    def make(obj: dict) -> ir.Deparser:
+        order = tuple(names.find("header", name) for name in obj["order"])
+        calls = tuple(primitive(names, call) for call in obj.get("primitives") or ())
+        return ir.Deparser(obj["name"], obj["id"], order, calls)
+
+    return named("deparser", names, objs, make)

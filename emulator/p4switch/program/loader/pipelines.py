@@ -13,7 +13,7 @@ from switchml.errors import ProgramError
 
 KINDS = ("exact", "lpm", "ternary", "range", "valid")
 MAX_ENTRIES = (1 << 24) - 1
-"""What the index of an entry can count; BMv2, too, makes a larger table as large as this."""
+"""The largest number of entries; BMv2, too, limits larger tables to this."""
 MATCH_TYPES = ("exact", "lpm", "ternary", "range")
 
 
@@ -45,7 +45,7 @@ class Pipelines:
             unique_ids(sort, objects)
 
     def _declare(self, obj: dict) -> None:
-        """Give every node a number first: they refer to each other in any order."""
+        """Number all nodes first, as they refer to each other in any order."""
         for profile in obj.get("action_profiles") or ():
             with reading("action profile", profile):
                 self._profile(profile["name"], profile["id"], profile.get("max_size", 0), profile.get("selector"))
@@ -80,9 +80,9 @@ class Pipelines:
     def _fill(self, obj: dict) -> None:
         for table in obj["tables"]:
             with reading("table", table):
-                found = self._table(table)
-                self.tables.append(found)
-                self.nodes[self._next(found.name)] = found
+                node = self._table(table)
+                self.tables.append(node)
+                self.nodes[self._next(node.name)] = node
         for node in obj.get("conditionals") or ():
             with reading("conditional", node):
                 if "true_next" not in node and "false_next" not in node:
@@ -106,7 +106,7 @@ class Pipelines:
         self.pipelines.append(ir.Pipeline(obj["name"], obj["id"], self._next(obj["init_table"])))
 
     def _check_acyclic(self) -> None:
-        """Refuse control flow that comes back to a node: packets would never leave."""
+        """Refuse cyclic control flow: packets would never leave."""
         done, entered = set(), set()
         for start in range(len(self.nodes)):
             stack = [(start, False)]
@@ -116,7 +116,7 @@ class Pipelines:
                     entered.discard(number)
                     done.add(number)
                 elif number in entered:
-                    raise ProgramError(f"control flow goes round through {self.nodes[number].name!r}")
+                    raise ProgramError(f"control flow is cyclic through {self.nodes[number].name!r}")
                 elif number not in done:
                     entered.add(number)
                     stack.append((number, True))
@@ -235,7 +235,7 @@ class Pipelines:
             return None
         if obj["type"] != ir.SIMPLE:
             raise ProgramError("'entries' is for simple tables only")
-        found = []
+        entries = []
         for entry in obj["entries"]:
             with reading("const entry", entry):
                 params = entry["match_key"]
@@ -244,12 +244,12 @@ class Pipelines:
                 match = tuple(_match(param, field) for param, field in zip(params, key, strict=True))
                 action = self._action(entry["action_entry"]["action_id"])
                 args = self._args(action, entry["action_entry"]["action_data"])
-                found.append(ir.Entry(match, action, args, entry.get("priority", 0), source_of(entry)))
-        return tuple(found)
+                entries.append(ir.Entry(match, action, args, entry.get("priority", 0), source_of(entry)))
+        return tuple(entries)
 
 
 def _next_of(node: ir.Node) -> set[int]:
-    """Where a node may lead."""
+    """The nodes that may follow a node."""
     if isinstance(node, ir.Table):
         after = {node.next_default, node.next_hit, node.next_miss, *node.next_of_action.values()}
     elif isinstance(node, ir.Conditional):

@@ -98,7 +98,7 @@ def get_everything(controller):
 def test_reconcile_with_what_does_not_fit(primary, target):
     controller = primary("timeouts")
     controller.write("INSERT", table_entry=stations(controller, 3))
-    with refused("INVALID_ARGUMENT", "can't be kept"):
+    with refused("INVALID_ARGUMENT", "can't be transferred"):
         controller.push("exact", "RECONCILE_AND_COMMIT")
     assert target.receive(1, FRAME) == [(3, FRAME)]
 

@@ -81,13 +81,13 @@ def test_what_is_refused(change, expected):
     assert expected in broken(change)
 
 
-def test_control_flow_must_not_go_round():
+def test_control_flow_must_not_be_cyclic():
     def loop(root):
         pipeline = root["pipelines"][0]
         table = pipeline["tables"][0]
         table["next_tables"] = dict.fromkeys(table["next_tables"], table["name"])
 
-    assert "goes round" in broken(loop)
+    assert "is cyclic" in broken(loop)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"headers": 3}', "[" * 100_000])

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.p4switch.digests import DigestList
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.digests import DigestList
 from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Mirroring, Replication
 from emulator.p4switch.state.state import Queues, State

@@ -1,5 +1,5 @@
-"""Digests (BMv2's learning engine): samples are gathered in a buffer that goes out when it is full or old enough, and a
-sample that was sent is not sent again until the receiver acknowledges it."""
+"""Digests (BMv2's learning engine): samples are collected in a buffer that is sent when it is full or old enough, and a
+sample is not sent a second time until the receiver has acknowledged it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from emulator.p4switch.state.handles import locked
 from switchml.errors import ControlError
 
 MAX_SAMPLES = 16
-"""Samples that fill a buffer, unless told otherwise."""
+"""Samples that fill a buffer by default."""
 TIMEOUT_MS = 1000
-"""Age at which a buffer is sent, unless told otherwise."""
+"""Age at which a buffer is sent by default."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Digest:
 
 
 class DigestList:
-    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest that goes
-    out."""
+    """One learn list. `widths`: bits of each value of a sample. `listeners` are called with each Digest that is
+    sent."""
 
     def __init__(
         self, learn_list: ir.LearnList, widths: tuple[int, ...], lock: RLock, clock: Callable[[], int]
@@ -53,7 +53,7 @@ class DigestList:
 
     @locked
     def add(self, sample: tuple[int, ...]) -> None:
-        """A new sample, unless it waits for acknowledgement already."""
+        """Add a sample, unless it waits for acknowledgement already."""
         if sample in self.known:
             return
         self.known.add(sample)
@@ -65,7 +65,7 @@ class DigestList:
 
     @locked
     def flush(self) -> None:
-        """Send what has been gathered."""
+        """Send the collected samples."""
         if not self.pending:
             return
         digest = Digest(self.list.id, self.buffer_id, tuple(self.pending))
@@ -77,7 +77,7 @@ class DigestList:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether samples have been gathered that a time-out will send."""
+        """Whether there are samples that a time-out will send."""
         return bool(self.pending and self.timeout_us)
 
     @locked
@@ -93,7 +93,7 @@ class DigestList:
 
     @locked
     def acknowledge(self, buffer_id: int, samples: Iterable[int] | None = None) -> None:
-        """Let samples of a buffer (by their number there; None: all) be sent again. Unknown ones are ignored."""
+        """Allow samples of a buffer (by their number there; None: all) to be sent anew. Unknown ones are ignored."""
         buffer = self.unacknowledged.get(buffer_id, {})
         for number in list(buffer) if samples is None else list(samples):
             self.known.discard(buffer.pop(number, None))
