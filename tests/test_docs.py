@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/: links and paths exist, and commands exist with the options that are shown."""
+"""README, CONTRIBUTING and docs/: links and paths exist, imports work, and commands have the options that are shown."""
 
 import re
 import shlex
@@ -28,6 +28,30 @@ def test_links_and_paths_exist(page):
     paths = re.findall(rf"`((?:{'|'.join(FOLDERS)})/[\w/.-]+)`", text)
     missing += [path for path in paths if "NAME" not in path and not (ROOT / path).exists()]
     assert missing == []
+
+
+IMPORT = (
+    r"^ *(from (?:switchml|host_agent|emulator)[\w.]* import [\w, ]+|import (?:switchml|host_agent|emulator)[\w.]*)$"
+)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_imports_work(page):
+    statements = re.findall(IMPORT, (ROOT / page).read_text(), re.MULTILINE)
+    if any("pytorch" in statement or "profile" in statement for statement in statements):
+        pytest.importorskip("torch")
+    for statement in statements:
+        exec(statement, {})
+
+
+def test_example_of_a_graph_prints_what_its_comments_say(capsys):
+    [example] = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "replay.md").read_text(), re.DOTALL)
+    exec(example, {})
+    makespan, shares, critical = capsys.readouterr().out.splitlines()
+    assert float(makespan) == pytest.approx(0.055)
+    for name, seconds in {"compute": 0.03375, "exposed communication": 0.01, "waiting for peers": 0.01125}.items():
+        assert eval(shares)[name] == pytest.approx(seconds)
+    assert eval(critical) == pytest.approx({"backward": 0.045, "all-reduce": 0.01})
 
 
 def commands(text: str) -> list[list[str]]:
