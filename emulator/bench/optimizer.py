@@ -18,7 +18,7 @@ from emulator.replay.engine import replay
 from emulator.traces.joined import Joined
 from emulator.whatif.buckets import DDP_CAPS, rebucket
 from emulator.whatif.gradients import gradients
-from emulator.whatif.transfers import Transfer
+from emulator.whatif.transfers import TransferCost
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind
@@ -108,7 +108,7 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
         builder.add_rank()
     group = builder.add_group(range(ranks))
     reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes.sum())
-    collective = builder.add_meetings(reduce, group)
+    collective = builder.add_transfers(reduce, group)
     each = OPS_A_GRADIENT // 3
     listed: list[tuple[int, int, float]] = []
     for rank in range(ranks):
@@ -123,7 +123,7 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
         run("forward", each * count)
         backward_ops = [run("backward", each) for _ in range(count)]
         listed += [(op, collective, float(size)) for op, size in zip(backward_ops, sizes, strict=True)]
-        done = builder.add_op(comm, reduce, after=[backward_ops[-1]], meeting=collective)
+        done = builder.add_op(comm, reduce, after=[backward_ops[-1]], transfer=collective)
         builder.add_op(compute, builder.add_work("optimizer", seconds=1e-4), after=[done])
         run("optimizer", each * count - 1)
     graph = builder.build()
@@ -142,4 +142,4 @@ def synthetic_job(count: int, ranks: int, seed: int = 0) -> Joined:
         iteration_s=played.makespan_s,
         gradients=listed,
     )
-    return rebucket(joined, DDP_CAPS, Transfer(0.002, 1e8))
+    return rebucket(joined, DDP_CAPS, TransferCost(0.002, 1e8))

@@ -101,20 +101,20 @@ def job(shape: Shape, *, folded: bool = False) -> tuple[Graph, Costs]:
         for stage in range(shape.stages):
             ranks = [rank_of(replica, stage, peer) for peer in range(tensor)]
             group = builder.add_group(ranks, name=f"tensor {replica}.{stage}", size=shape.tensor)
-            bases[replica, stage, :, TENSOR] = builder.add_meetings(reduce_work, group)
+            bases[replica, stage, :, TENSOR] = builder.add_transfers(reduce_work, group)
             for peer in range(tensor):
                 if stage + 1 < shape.stages:
                     pair = [rank_of(replica, stage, peer), rank_of(replica, stage + 1, peer)]
                     group = builder.add_group(pair, name=f"boundary {stage}-{stage + 1} of {replica}.{peer}")
-                    up = builder.add_meetings(send, group, shape.micro_batches)
-                    down = builder.add_meetings(send, group, shape.micro_batches)
+                    up = builder.add_transfers(send, group, shape.micro_batches)
+                    down = builder.add_transfers(send, group, shape.micro_batches)
                     bases[replica, stage, peer, TO_ABOVE] = bases[replica, stage + 1, peer, FROM_BELOW] = up
                     bases[replica, stage, peer, FROM_ABOVE] = bases[replica, stage + 1, peer, TO_BELOW] = down
     for stage in range(shape.stages):
         for peer in range(tensor):
             ranks = [rank_of(replica, stage, peer) for replica in range(replicas)]
             group = builder.add_group(ranks, name=f"data {stage}.{peer}", size=shape.replicas)
-            bases[:, stage, peer, GRADIENTS] = builder.add_meetings(gradients, group)
+            bases[:, stage, peer, GRADIENTS] = builder.add_transfers(gradients, group)
     for replica in range(replicas):
         for stage in range(shape.stages):
             for peer in range(tensor):
@@ -124,7 +124,7 @@ def job(shape: Shape, *, folded: bool = False) -> tuple[Graph, Costs]:
 
 
 class _Block:
-    """The ops of one stage's ranks, which differ in nothing but the meetings they are in."""
+    """The ops of one stage's ranks, which differ in nothing but the transfers they are in."""
 
     def __init__(self, shape: Shape, stage: int, works, send: int, receive: int, gradients: int, adam: int) -> None:
         layers = shape.layers // shape.stages
@@ -153,15 +153,15 @@ class _Block:
         waits[np.cumsum([0, *lengths[:-1]])] = 0
         self.dep_start = np.concatenate([[0], np.cumsum(waits)])
         self.deps = (np.flatnonzero(waits) - 1).astype(np.int32)
-        # Number of its meeting within those of its communicator.
-        self.meeting = np.where(self.stream == TENSOR, np.cumsum(self.stream == TENSOR) - 1, self.micro_batch)
-        self.meeting[-2] = 0
+        # Number of its transfer within those of its communicator.
+        self.transfer = np.where(self.stream == TENSOR, np.cumsum(self.stream == TENSOR) - 1, self.micro_batch)
+        self.transfer[-2] = 0
 
     def add(self, builder: GraphBuilder, rank: int, bases: np.ndarray) -> None:
-        """Add these ops for `rank`, whose meetings on stream i begin with the number `bases[i]`."""
-        meeting = np.where(self.stream == COMPUTE, -1, self.meeting + bases[self.stream]).astype(np.int32)
+        """Add these ops for `rank`, whose transfers on stream i begin with the number `bases[i]`."""
+        transfer = np.where(self.stream == COMPUTE, -1, self.transfer + bases[self.stream]).astype(np.int32)
         stream = self.stream + np.int32(7 * rank)
-        builder.add_ops(stream, self.work, meeting, self.micro_batch, self.dep_start, self.deps)
+        builder.add_ops(stream, self.work, transfer, self.micro_batch, self.dep_start, self.deps)
 
 
 UPLINK_BYTES_PER_S = 25e9
@@ -172,9 +172,9 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     """The job with everything that needs the event engine: streams take what is ready, sends and gradients share one
     uplink and one downlink for eight ranks, and communication slows compute."""
     order = np.full(len(graph.streams), Order.READY, np.int8)
-    crosses = np.isin(np.array(graph.works.name)[graph.meetings.work], ("send", "gradients"))
-    first = graph.groups.ranks[graph.groups.start[graph.meetings.group]]
-    last = graph.groups.ranks[graph.groups.start[graph.meetings.group + 1] - 1]
+    crosses = np.isin(np.array(graph.works.name)[graph.transfers.work], ("send", "gradients"))
+    first = graph.groups.ranks[graph.groups.start[graph.transfers.group]]
+    last = graph.groups.ranks[graph.groups.start[graph.transfers.group + 1] - 1]
     nodes = -(-len(graph.ranks) // 8)
     ups, downs = np.divmod(np.arange(nodes * nodes, dtype=np.int32), nodes)
     links = Links(
@@ -186,9 +186,9 @@ def competing(graph: Graph, costs: Costs) -> tuple[Graph, Costs, Conditions]:
     )
     shared = changed(
         costs,
-        meeting_fixed_s=np.where(crosses, 0.0, costs.meeting_fixed_s),
-        meeting_bytes=np.where(crosses, costs.meeting_fixed_s * UPLINK_BYTES_PER_S / 8, 0.0),
-        meeting_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
+        transfer_fixed_s=np.where(crosses, 0.0, costs.transfer_fixed_s),
+        transfer_bytes=np.where(crosses, costs.transfer_fixed_s * UPLINK_BYTES_PER_S / 8, 0.0),
+        transfer_route=np.where(crosses, first // 8 * nodes + last // 8, NO_ROUTE).astype(np.int32),
         links=links,
     )
     taking_ready = changed(graph, streams=changed(graph.streams, order=order))

@@ -64,7 +64,7 @@ class SharedFabric:
         return np.concatenate([np.full(self.nodes, between.node_bytes_per_s), np.full(self.leaves, uplinks)])
 
     def load(self, nodes: np.ndarray, cost: Cost, groups: float) -> np.ndarray:
-        """float64 (links,): bytes on each link for each byte of a meeting that stands for `groups` equal ones, whose
+        """float64 (links,): bytes on each link for each byte of a transfer that stands for `groups` equal ones, whose
         members sit on `nodes` (one entry an accelerator)."""
         loads = np.zeros(self.nodes + self.leaves)
         if not cost.leaving_bytes or not cost.bytes:

@@ -1,5 +1,5 @@
 """Where the time of each rank went, and for whom it waited. The causes are the parts of an iteration (`replay.parts`);
-here waiting is besides divided among the ranks that were waited for: whoever came last to the meeting that held a rank
+here waiting is besides divided among the ranks that were waited for: whoever came last to the transfer that held a rank
 up, and at the end whoever ended last.
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import IDLE, OFFLOAD, PART_OF_KIND, PART_OF_WAIT, PARTS, WAITING, Parts, parts
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.workload.graph import NO_TRANSFER, Kind
 
 _ACTIVE = np.array([PART_OF_KIND[kind] for kind in Kind])
 _WAITS_AS = np.array([PART_OF_WAIT.get(kind, IDLE) for kind in Kind])
-"""By `Kind`: the parts of an op that goes on, and of one that waits for its meeting."""
+"""By `Kind`: the parts of an op that goes on, and of one that waits for its transfer."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def _blame(
     graph = played.graph
     kind = graph.works.kind[graph.ops.work[ops]]
     active, waits_as = _ACTIVE[kind], _WAITS_AS[kind]
-    meeting = graph.ops.meeting[ops]
+    transfer = graph.ops.transfer[ops]
     start_s, end_s = played.start_s[ops], played.end_s[ops]
-    meets = meeting != NO_MEETING
+    meets = transfer != NO_TRANSFER
     moves_s, peer = start_s.copy(), np.full(len(ops), rank)
-    moves_s[meets] = np.maximum(start_s[meets], played.meeting_start_s[meeting[meets]])
-    peer[meets] = op_rank[played.meeting_last[meeting[meets]]]
+    moves_s[meets] = np.maximum(start_s[meets], played.transfer_start_s[transfer[meets]])
+    peer[meets] = op_rank[played.transfer_last[transfer[meets]]]
     edges_s = np.unique(np.concatenate([[0.0, played.makespan_s], start_s, moves_s, end_s]))
     at_start, at_move, at_end = (np.searchsorted(edges_s, moments) for moments in (start_s, moves_s, end_s))
 
@@ -82,7 +82,7 @@ def _blame(
     blamed = np.full(len(edges_s) - 1, -1)
     for op in np.flatnonzero(moves_s > start_s)[::-1]:  # of several at once, the first in the graph
         blamed[at_start[op] : at_move[op]] = peer[op]
-    # What waits without holding a stream: whoever came last to the next meeting that begins.
+    # What waits without holding a stream: whoever came last to the next transfer that begins.
     unknown = np.flatnonzero(is_idle & (blamed < 0))
     coming = np.flatnonzero(meets)[np.argsort(moves_s[meets], kind="stable")]
     following = np.searchsorted(moves_s[coming], edges_s[unknown + 1])

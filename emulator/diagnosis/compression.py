@@ -17,12 +17,12 @@ def find(seen: Situation) -> list[Finding]:
     if not codes.any():
         return []
     ratio = ratios(seen)
-    faster_s = seen.replayed_s(own_s=np.where(codes, 0.0, seen.own_s), meeting_s=seen.meeting_s * ratio)
+    faster_s = seen.replayed_s(own_s=np.where(codes, 0.0, seen.own_s), transfer_s=seen.transfer_s * ratio)
     gain_s = seen.iteration_s - faster_s
     by_rank_s = np.bincount(seen.rank[codes], seen.own_s[codes], minlength=len(seen.graph.ranks))
     compressed = ratio > 1
-    sent = float(seen.graph.works.bytes[seen.graph.meetings.work[compressed]].sum())
-    spared_s = float((seen.meeting_s * (ratio - 1)).sum())
+    sent = float(seen.graph.works.bytes[seen.graph.transfers.work[compressed]].sum())
+    spared_s = float((seen.transfer_s * (ratio - 1)).sum())
     codec = next((trace.about["codec"] for trace in seen.joined.traces if trace.about.get("codec")), "the codec")
     return seen.report(
         "compression",
@@ -32,7 +32,7 @@ def find(seen: Situation) -> list[Finding]:
             f"compressing and decompressing: {time_text(by_rank_s.mean())} a rank, of which nothing hides "
             f"{time_text(seen.causes.parts.by_rank[:, COMPRESSION].mean())}",
             f"what it spares on the wire: {time_text(spared_s)}, with {bytes_text(sent)} sent where "
-            f"{bytes_text(float((ratio * seen.graph.works.bytes[seen.graph.meetings.work])[compressed].sum()))} "
+            f"{bytes_text(float((ratio * seen.graph.works.bytes[seen.graph.transfers.work])[compressed].sum()))} "
             "would be",
         ],
         settings=["no codec, or a faster one: fp16 and int8 cost little more than a copy (--codec fp16)"],
@@ -42,14 +42,14 @@ def find(seen: Situation) -> list[Finding]:
 
 
 def ratios(seen: Situation) -> np.ndarray:
-    """float64 (meetings,): how many times as many bytes the gradients of a bucket have as it sends; 1 where unknown."""
-    count = len(seen.graph.meetings)
-    sent = seen.graph.works.bytes[seen.graph.meetings.work] if count else np.empty(0)
-    listed = [(op, meeting, size) for op, meeting, size in seen.joined.gradients if meeting >= 0]
+    """float64 (transfers,): how many times as many bytes a bucket's gradients have as it sends; 1 where unknown."""
+    count = len(seen.graph.transfers)
+    sent = seen.graph.works.bytes[seen.graph.transfers.work] if count else np.empty(0)
+    listed = [(op, transfer, size) for op, transfer, size in seen.joined.gradients if transfer >= 0]
     if not listed:
         return np.ones(count)
-    op, meeting, size = (np.array(column) for column in zip(*listed, strict=True))
-    of_all_ranks = np.bincount(meeting, size, minlength=count)
-    ranks = np.bincount(np.unique(np.stack([meeting, seen.rank[op]]), axis=1)[0], minlength=count)
+    op, transfer, size = (np.array(column) for column in zip(*listed, strict=True))
+    of_all_ranks = np.bincount(transfer, size, minlength=count)
+    ranks = np.bincount(np.unique(np.stack([transfer, seen.rank[op]]), axis=1)[0], minlength=count)
     gradient_bytes = of_all_ranks / np.maximum(ranks, 1)
     return np.divide(gradient_bytes, sent, out=np.ones(count), where=(sent > 0) & (gradient_bytes > 0))

@@ -148,17 +148,17 @@ def _path(seen: Situation) -> dict[str, tuple[float, float]]:
 
 
 def _collectives(seen: Situation) -> dict[str, tuple[float, float]]:
-    """ "all-reduce of 1,048,576 bytes" → (seconds, how many), of all ranks' meetings divided by the ranks in each."""
+    """ "all-reduce of 1,048,576 bytes" → (seconds, how many), of all ranks' transfers divided by the ranks in each."""
     rows: dict[str, tuple[float, float]] = {}
     graph = seen.graph
     members = np.diff(graph.groups.start)
-    for meeting in np.flatnonzero(seen.communicates()):
-        work = graph.meetings.work[meeting]
+    for transfer in np.flatnonzero(seen.communicates()):
+        work = graph.transfers.work[transfer]
         kind = Collective(graph.works.collective[work]).name.lower().replace("_", "-").replace("p2p", "send")
         name = f"{kind} of {graph.works.bytes[work]:,.0f} bytes"
         s, count = rows.get(name, (0.0, 0.0))
-        share = members[graph.meetings.group[meeting]] / len(graph.ranks)
-        rows[name] = (s + share * float(seen.meeting_s[meeting]), count + share)
+        share = members[graph.transfers.group[transfer]] / len(graph.ranks)
+        rows[name] = (s + share * float(seen.transfer_s[transfer]), count + share)
     return rows
 
 

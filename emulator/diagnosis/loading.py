@@ -19,10 +19,11 @@ def find(seen: Situation) -> list[Finding]:
     loads = seen.kind == Kind.LOAD
     if not loads.any():
         return []
-    reads = np.zeros(len(seen.graph.meetings), bool)
-    reads[seen.graph.ops.meeting[loads & (seen.graph.ops.meeting >= 0)]] = True
+    reads = np.zeros(len(seen.graph.transfers), bool)
+    reads[seen.graph.ops.transfer[loads & (seen.graph.ops.transfer >= 0)]] = True
     faster_s = seen.replayed_s(
-        own_s=np.where(loads, 0.0, seen.own_s), meeting_s=np.where(reads, 0.0, seen.meeting_s) if reads.any() else None
+        own_s=np.where(loads, 0.0, seen.own_s),
+        transfer_s=np.where(reads, 0.0, seen.transfer_s) if reads.any() else None,
     )
     gain_s = seen.iteration_s - faster_s
     took_s = seen.played.end_s - seen.played.start_s

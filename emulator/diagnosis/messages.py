@@ -8,7 +8,7 @@ from emulator.diagnosis.finding import Finding
 from emulator.diagnosis.situation import Situation
 from emulator.report.tables import bytes_text, time_text
 from emulator.whatif.transfers import fit
-from emulator.workload.graph import NO_MEETING, Collective, Kind
+from emulator.workload.graph import NO_TRANSFER, Collective, Kind
 from switchml.errors import GraphError
 
 FUSED = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.BROADCAST)
@@ -27,17 +27,17 @@ def find(seen: Situation) -> list[Finding]:
     if not runs:
         return []
     latency_s = _latency_s(seen)
-    changed_s = seen.meeting_s.copy()
+    changed_s = seen.transfer_s.copy()
     for run in runs:
         # The one that comes last carries all; the others are not there any more.
-        changed_s[run[-1]] = latency_s[run[-1]] + (seen.meeting_s[run] - latency_s[run]).sum()
+        changed_s[run[-1]] = latency_s[run[-1]] + (seen.transfer_s[run] - latency_s[run]).sum()
         changed_s[run[:-1]] = 0.0
-    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
+    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=changed_s)
     small = np.concatenate(runs)
-    size = seen.graph.works.bytes[seen.graph.meetings.work[small]]
-    took_s = seen.meeting_s[small]
+    size = seen.graph.works.bytes[seen.graph.transfers.work[small]]
+    took_s = seen.transfer_s[small]
     longest = max(runs, key=len)
-    name = seen.graph.works.name[seen.graph.meetings.work[longest[0]]]
+    name = seen.graph.works.name[seen.graph.transfers.work[longest[0]]]
     return seen.report(
         "small messages",
         f"{len(small)} small collectives pay latency each",
@@ -54,15 +54,15 @@ def find(seen: Situation) -> list[Finding]:
             "metrics and norms: reduce them together, every few iterations",
         ],
         replayed="each run as one collective, when its last member is ready: one latency, all bytes",
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, small))),
+        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, small))),
     )
 
 
 def _latency_s(seen: Situation) -> np.ndarray:
-    """float64 (meetings,): what of each meeting's time does not depend on its size."""
-    size = seen.graph.works.bytes[seen.graph.meetings.work]
-    collective = seen.graph.works.collective[seen.graph.meetings.work]
-    latency_s = np.where(size <= SMALL_BYTES, seen.meeting_s, 0.0)
+    """float64 (transfers,): what of each transfer's time does not depend on its size."""
+    size = seen.graph.works.bytes[seen.graph.transfers.work]
+    collective = seen.graph.works.collective[seen.graph.transfers.work]
+    latency_s = np.where(size <= SMALL_BYTES, seen.transfer_s, 0.0)
     for kind in FUSED:
         some = np.flatnonzero((collective == kind) & (size > 0))
         if len(some) and size[some].max() > 4 * size[some].min():
@@ -70,31 +70,31 @@ def _latency_s(seen: Situation) -> np.ndarray:
                 fixed_s = fit(seen.joined, some).fixed_s
             except GraphError:
                 continue
-            latency_s[some] = np.maximum(latency_s[some], np.minimum(fixed_s, seen.meeting_s[some]))
+            latency_s[some] = np.maximum(latency_s[some], np.minimum(fixed_s, seen.transfer_s[some]))
     return latency_s
 
 
 def _runs(seen: Situation) -> list[np.ndarray]:
-    """Meetings of one group and one kind, in the order of time, that could be one."""
+    """Transfers of one group and one kind, in the order of time, that could be one."""
     graph = seen.graph
-    if not len(graph.meetings):
+    if not len(graph.transfers):
         return []
-    collective = graph.works.collective[graph.meetings.work]
-    small = np.isin(collective, FUSED) & (_latency_s(seen) >= LATENCY_BOUND * seen.meeting_s) & (seen.meeting_s > 0)
-    small[[meeting for _, meeting, _ in seen.joined.gradients if meeting >= 0]] = False
+    collective = graph.works.collective[graph.transfers.work]
+    small = np.isin(collective, FUSED) & (_latency_s(seen) >= LATENCY_BOUND * seen.transfer_s) & (seen.transfer_s > 0)
+    small[[transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0]] = False
     latency_s, needed_s = _latency_s(seen), _needed_s(seen)
     runs = []
-    for group in np.unique(graph.meetings.group[small]):
-        for kind in np.unique(collective[small & (graph.meetings.group == group)]):
-            chosen = np.flatnonzero(small & (graph.meetings.group == group) & (collective == kind))
-            chosen = chosen[np.argsort(seen.played.meeting_start_s[chosen], kind="stable")]
+    for group in np.unique(graph.transfers.group[small]):
+        for kind in np.unique(collective[small & (graph.transfers.group == group)]):
+            chosen = np.flatnonzero(small & (graph.transfers.group == group) & (collective == kind))
+            chosen = chosen[np.argsort(seen.played.transfer_start_s[chosen], kind="stable")]
             run = [chosen[0]]
-            for meeting in chosen[1:]:
-                until_s = seen.played.meeting_start_s[meeting]
-                if _computed_s(seen, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[meeting]:
+            for transfer in chosen[1:]:
+                until_s = seen.played.transfer_start_s[transfer]
+                if _computed_s(seen, needed_s[run].min(), until_s) > MOST_BETWEEN * latency_s[transfer]:
                     runs.append(np.array(run))  # something works on what is in it: it can't wait for more
                     run = []
-                run.append(meeting)
+                run.append(transfer)
             runs.append(np.array(run))
     return [run for run in runs if len(run) >= LEAST_RUN]
 
@@ -107,10 +107,10 @@ def _computed_s(seen: Situation, from_s: float, until_s: float) -> float:
 
 
 def _needed_s(seen: Situation) -> np.ndarray:
-    """float64 (meetings,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
+    """float64 (transfers,): when the first op began that depends on it, other collectives apart; inf: nothing does."""
     ops = seen.graph.ops
     owner = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
-    counts = (ops.meeting[ops.deps] != NO_MEETING) & (ops.meeting[owner] == NO_MEETING)
-    needed_s = np.full(len(seen.graph.meetings), np.inf)
-    np.minimum.at(needed_s, ops.meeting[ops.deps[counts]], seen.played.start_s[owner[counts]])
+    counts = (ops.transfer[ops.deps] != NO_TRANSFER) & (ops.transfer[owner] == NO_TRANSFER)
+    needed_s = np.full(len(seen.graph.transfers), np.inf)
+    np.minimum.at(needed_s, ops.transfer[ops.deps[counts]], seen.played.start_s[owner[counts]])
     return needed_s

@@ -53,7 +53,7 @@ def find(seen: Situation) -> list[Finding]:
         f"{time_text(network.latency_s)} a step, as fitted to the trace",
     ]
     evidence += [f"replayed with {what}: {time_text(s)}" for s, what, _ in candidates]
-    reduces = np.isin(seen.graph.ops.meeting, all_reduces(seen.joined))
+    reduces = np.isin(seen.graph.ops.transfer, all_reduces(seen.joined))
     return seen.report(
         "network bound",
         f"{time_text(exposed_s)} of each iteration is communication that nothing hides",

@@ -18,7 +18,7 @@ from emulator.whatif import network as networks
 from emulator.whatif.buckets import MIB, caps_of
 from emulator.whatif.edits import edges, with_edges
 from emulator.whatif.gradients import Gradients, gradients
-from emulator.whatif.transfers import Transfer
+from emulator.whatif.transfers import TransferCost
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError, GraphError
 
@@ -41,9 +41,9 @@ def _serialized(seen: Situation) -> list[Finding]:
     """All-reduces that could have begun when their gradients were there."""
     ready = _last_gradients(seen)
     waits = {}
-    for (rank, meeting), member in _members(seen).items():
-        if (rank, meeting) in ready:
-            waits[_first_of_chain(seen, member)] = ready[rank, meeting]
+    for (rank, transfer), member in _members(seen).items():
+        if (rank, transfer) in ready:
+            waits[_first_of_chain(seen, member)] = ready[rank, transfer]
     owner, on = edges(seen.graph.ops)
     stays = ~np.isin(owner, list(waits))
     starts, final = (np.array(list(ops), np.int64) for ops in (waits.keys(), waits.values()))
@@ -78,7 +78,8 @@ def _buckets(seen: Situation) -> list[Finding]:
     """The buckets that replay fastest, the present ones made and priced as they are: only sizes differ."""
     ratio = ratios(seen)
     sent = [
-        (op, meeting, size / ratio[meeting] if meeting >= 0 else size) for op, meeting, size in seen.joined.gradients
+        (op, transfer, size / ratio[transfer] if transfer >= 0 else size)
+        for op, transfer, size in seen.joined.gradients
     ]
     try:
         joined = changes.with_network(dataclasses.replace(seen.joined, gradients=sent))
@@ -139,7 +140,7 @@ def _buckets(seen: Situation) -> list[Finding]:
         evidence=evidence,
         settings=_settings(caps),
         replayed=f"{_caps_text(caps)}, against the present ones at the same prices ({time_text(present_s)})",
-        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.meeting, present.meetings))),
+        sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, present.transfers))),
     )
 
 
@@ -165,7 +166,7 @@ def _caps_text(caps: tuple[int, ...]) -> str:
     return f"a first bucket of {caps[0] // MIB} MiB, then {caps[1] // MIB} MiB"
 
 
-def _price(transfer: Transfer) -> str:
+def _price(transfer: TransferCost) -> str:
     if transfer.bytes_per_s > FREE_BYTES_PER_S:
         return f"{time_text(transfer.fixed_s)}, whatever its size"
     return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"
@@ -176,24 +177,24 @@ def _backward(seen: Situation, present: Gradients) -> tuple[float, float, float,
     ends_s = seen.played.end_s[present.op]
     row = int(np.argmax(ends_s.max(axis=1)))
     first = present.bucket == present.bucket[0]
-    members = np.isin(seen.graph.ops.meeting, present.meetings)
+    members = np.isin(seen.graph.ops.transfer, present.transfers)
     began_s = float(seen.played.start_s[present.op[row]].min())
     return began_s, float(ends_s[row].max()), float(ends_s[row, first].max()), float(seen.played.end_s[members].max())
 
 
 def _members(seen: Situation) -> dict[tuple[int, int], int]:
-    """(rank, meeting) → op, of the meetings that reduce gradients."""
-    reduces = np.unique([meeting for _, meeting, _ in seen.joined.gradients if meeting >= 0])
-    ops = np.flatnonzero(np.isin(seen.graph.ops.meeting, reduces))
-    return {(int(seen.rank[op]), int(seen.graph.ops.meeting[op])): int(op) for op in ops}
+    """(rank, transfer) → op, of the transfers that reduce gradients."""
+    reduces = np.unique([transfer for _, transfer, _ in seen.joined.gradients if transfer >= 0])
+    ops = np.flatnonzero(np.isin(seen.graph.ops.transfer, reduces))
+    return {(int(seen.rank[op]), int(seen.graph.ops.transfer[op])): int(op) for op in ops}
 
 
 def _last_gradients(seen: Situation) -> dict[tuple[int, int], int]:
-    """(rank, meeting) → the op that made the last gradient of this bucket final."""
+    """(rank, transfer) → the op that made the last gradient of this bucket final."""
     last: dict[tuple[int, int], int] = {}
-    for op, meeting, _ in seen.joined.gradients:
-        if meeting >= 0:
-            key = int(seen.rank[op]), int(meeting)
+    for op, transfer, _ in seen.joined.gradients:
+        if transfer >= 0:
+            key = int(seen.rank[op]), int(transfer)
             if key not in last or seen.played.end_s[op] >= seen.played.end_s[last[key]]:
                 last[key] = int(op)
     return last

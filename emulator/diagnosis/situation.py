@@ -22,7 +22,7 @@ from emulator.traces.events import LaneKind
 from emulator.traces.joined import Joined
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.edits import durations, with_durations, with_transfer_seconds
-from emulator.workload.graph import NO_MEETING, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Graph, Kind
 from switchml.errors import Deadlock
 
 LEAST_SHARE = 0.01
@@ -37,7 +37,7 @@ Codecs = dict[str, CodecCost]
 
 @dataclass(frozen=True)
 class Situation:
-    """One iteration of a job. Arrays (ops,) and (meetings,) are those of its graph."""
+    """One iteration of a job. Arrays (ops,) and (transfers,) are those of its graph."""
 
     joined: Joined
     played: Replayed
@@ -72,7 +72,7 @@ class Situation:
 
     @cached_property
     def own_s(self) -> np.ndarray:
-        """float64 (ops,): what each op takes by itself; 0 for a member of a meeting."""
+        """float64 (ops,): what each op takes by itself; 0 for a member of a transfer."""
         return durations(self.joined)
 
     @cached_property
@@ -88,12 +88,12 @@ class Situation:
         return self.joined.of_events(lambda trace: getattr(trace.events, column))
 
     @cached_property
-    def meeting_s(self) -> np.ndarray:
-        """float64 (meetings,): from its last member's coming to its end, as replayed."""
-        longest = np.zeros(len(self.graph.meetings))
-        meets = np.flatnonzero(self.graph.ops.meeting != NO_MEETING)
-        meeting = self.graph.ops.meeting[meets]
-        np.maximum.at(longest, meeting, self.played.end_s[meets] - self.played.meeting_start_s[meeting])
+    def transfer_s(self) -> np.ndarray:
+        """float64 (transfers,): from its last member's coming to its end, as replayed."""
+        longest = np.zeros(len(self.graph.transfers))
+        meets = np.flatnonzero(self.graph.ops.transfer != NO_TRANSFER)
+        transfer = self.graph.ops.transfer[meets]
+        np.maximum.at(longest, transfer, self.played.end_s[meets] - self.played.transfer_start_s[transfer])
         return longest
 
     @cached_property
@@ -136,18 +136,18 @@ class Situation:
         self,
         *,
         own_s: np.ndarray | None = None,
-        meeting_s: np.ndarray | None = None,
+        transfer_s: np.ndarray | None = None,
         graph: Graph | None = None,
         conditions: Conditions | None = None,
     ) -> float:
-        """Seconds that the iteration takes with ops, meetings or the graph itself changed. `graph` may differ in its
+        """Seconds that the iteration takes with ops, transfers or the graph itself changed. `graph` may differ in its
         dependencies only."""
         joined = dataclasses.replace(self.joined, graph=graph or self.graph)
-        if meeting_s is not None:
-            changed = np.flatnonzero(meeting_s != self.meeting_s)
-            joined = with_transfer_seconds(joined, changed, meeting_s[changed])
+        if transfer_s is not None:
+            changed = np.flatnonzero(transfer_s != self.transfer_s)
+            joined = with_transfer_seconds(joined, changed, transfer_s[changed])
         if own_s is not None:
-            changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.meeting == NO_MEETING))
+            changed = np.flatnonzero((own_s != self.own_s) & (self.graph.ops.transfer == NO_TRANSFER))
             joined = with_durations(joined, changed, own_s[changed])
         return self.lasts_s(joined, conditions)
 
@@ -196,7 +196,7 @@ class Situation:
         return [Sighting(int(self.rank[op]), self.op_name(op), float(start_s[op]), float(end_s[op])) for op in ops]
 
     def communicates(self) -> np.ndarray:
-        """bool (meetings,): collectives and sends, not reads from storage."""
-        if not len(self.graph.meetings):
+        """bool (transfers,): collectives and sends, not reads from storage."""
+        if not len(self.graph.transfers):
             return np.zeros(0, bool)
-        return np.isin(self.graph.works.kind[self.graph.meetings.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
+        return np.isin(self.graph.works.kind[self.graph.transfers.work], (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))

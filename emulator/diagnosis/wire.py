@@ -1,5 +1,5 @@
 """What packets tell, and which machine's network is slow: packets sent again, all-reduces that stand still until then,
-meetings that move their bytes slower whenever one machine takes part.
+transfers that move their bytes slower whenever one machine takes part.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ STANDS_STILL = 5.0
 """Times the usual distance between records, from which on a resend was waited for."""
 LEAST_STILL_S = 5e-4
 SLOWER = 1.5
-"""How many times longer a slow machine's meetings take for their bytes."""
+"""How many times longer a slow machine's transfers take for their bytes."""
 LEAST_BYTES = 64 * 1024
-"""Smaller meetings tell latency, not bandwidth."""
+"""Smaller transfers tell latency, not bandwidth."""
 
 
 def find(seen: Situation) -> list[Finding]:
@@ -30,7 +30,7 @@ def find(seen: Situation) -> list[Finding]:
 
 def _resent(seen: Situation) -> list[Finding]:
     """All-reduces without the time in which they stood still until something was sent again."""
-    counts, still_s = {}, np.zeros(len(seen.graph.meetings))
+    counts, still_s = {}, np.zeros(len(seen.graph.transfers))
     lost = _lost(seen)
     for rank, trace in enumerate(seen.joined.traces):
         if trace.wire is None or not len(trace.wire):
@@ -39,11 +39,11 @@ def _resent(seen: Situation) -> list[Finding]:
         by_event = _still_s(seen, rank, lost[rank])
         ops = np.flatnonzero((seen.rank == rank) & (seen.kind == Kind.COLLECTIVE) & (seen.joined.event != GAP))
         lost_s = by_event[seen.joined.event[ops]]
-        np.maximum.at(still_s, seen.graph.ops.meeting[ops], lost_s)
-    still_s = np.minimum(still_s, seen.meeting_s)
+        np.maximum.at(still_s, seen.graph.ops.transfer[ops], lost_s)
+    still_s = np.minimum(still_s, seen.transfer_s)
     if not counts:
         return []
-    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=seen.meeting_s - still_s)
+    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=seen.transfer_s - still_s)
     sent, resent, _, repeated = np.sum(list(counts.values()), axis=0)
     worst = max(counts, key=lambda rank: counts[rank][WireWhat.RESENT] / max(counts[rank][WireWhat.SENT], 1))
     of_worst = counts[worst]
@@ -51,7 +51,7 @@ def _resent(seen: Situation) -> list[Finding]:
     evidence = [
         f"{resent:,} of {sent:,} packets were sent again ({resent / max(sent, 1):.2%}); {repeated:,} results came "
         "twice",
-        f"all-reduces stood still {time_text(float(still_s.sum()))} of {time_text(float(seen.meeting_s.sum()))} until "
+        f"all-reduces stood still {time_text(float(still_s.sum()))} of {time_text(float(seen.transfer_s.sum()))} until "
         f"a packet was sent again, in {np.count_nonzero(still_s)} of them",
         f"most on {seen.rank_name(worst)}: {of_worst[WireWhat.RESENT] / max(of_worst[WireWhat.SENT], 1):.2%}",
     ]
@@ -61,7 +61,7 @@ def _resent(seen: Situation) -> list[Finding]:
         "find where packets are dropped: ip -s link, ethtool -S, queue lengths and rates on the switch's ports",
         "SWITCHML_TRANSPORT=shm where agents and aggregator share a machine; zmq goes by TCP",
     ]
-    shown = np.flatnonzero(np.isin(seen.graph.ops.meeting, np.flatnonzero(still_s > 0)))
+    shown = np.flatnonzero(np.isin(seen.graph.ops.transfer, np.flatnonzero(still_s > 0)))
     return seen.report(
         "packets sent again",
         "all-reduces wait for packets that are sent again",
@@ -135,21 +135,21 @@ def stalls(wire: Wire, lost: np.ndarray) -> dict[int, list[tuple[float, float]]]
 
 
 def _slow_host(seen: Situation) -> list[Finding]:
-    """A machine all of whose meetings with others are slow, where meetings without it are not."""
+    """A machine all of whose transfers with others are slow, where transfers without it are not."""
     graph = seen.graph
-    size = graph.works.bytes[graph.meetings.work] if len(graph.meetings) else np.empty(0)
-    measured = np.flatnonzero(seen.communicates() & (size >= LEAST_BYTES) & (seen.meeting_s > 0))
+    size = graph.works.bytes[graph.transfers.work] if len(graph.transfers) else np.empty(0)
+    measured = np.flatnonzero(seen.communicates() & (size >= LEAST_BYTES) & (seen.transfer_s > 0))
     host_of = np.array([trace.host or f"rank {i}" for i, trace in enumerate(seen.joined.traces)])
-    members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.meetings.group)}
-    measured = [meeting for meeting in measured if len(members[int(graph.meetings.group[meeting])]) > 1]
-    if len({members[int(graph.meetings.group[meeting])] for meeting in measured}) < 3:
+    members = {int(group): frozenset(host_of[graph.groups.members(group)]) for group in set(graph.transfers.group)}
+    measured = [transfer for transfer in measured if len(members[int(graph.transfers.group[transfer])]) > 1]
+    if len({members[int(graph.transfers.group[transfer])] for transfer in measured}) < 3:
         return []
-    kinds = graph.works.collective[graph.meetings.work]
-    per_byte_s = seen.meeting_s / np.maximum(size, 1.0)
+    kinds = graph.works.collective[graph.transfers.work]
+    per_byte_s = seen.transfer_s / np.maximum(size, 1.0)
     hosts = {}
     for host in np.unique(host_of):
         for kind in np.unique(kinds[measured]):
-            mine = [m for m in measured if kinds[m] == kind and host in members[int(graph.meetings.group[m])]]
+            mine = [m for m in measured if kinds[m] == kind and host in members[int(graph.transfers.group[m])]]
             rest = [m for m in measured if kinds[m] == kind and m not in set(mine)]
             if mine and rest:
                 hosts[str(host), int(kind)] = mine, float(np.median(per_byte_s[rest]))
@@ -158,9 +158,9 @@ def _slow_host(seen: Situation) -> list[Finding]:
         return []
     host, kind = max(slow, key=lambda key: (len(slow[key]), -per_byte_s[hosts[key][0]].min()))
     mine, usual = hosts[host, kind]
-    changed_s = seen.meeting_s.copy()
-    changed_s[mine] = np.minimum(usual * size[mine], seen.meeting_s[mine])
-    gain_s = seen.iteration_s - seen.replayed_s(meeting_s=changed_s)
+    changed_s = seen.transfer_s.copy()
+    changed_s[mine] = np.minimum(usual * size[mine], seen.transfer_s[mine])
+    gain_s = seen.iteration_s - seen.replayed_s(transfer_s=changed_s)
     rate, others = 1 / float(np.median(per_byte_s[mine])), 1 / usual
     times = per_byte_s[mine].min() / usual
     what = "sends" if kind == Collective.P2P else Collective(kind).name.lower().replace("_", "-") + "s"
@@ -178,5 +178,5 @@ def _slow_host(seen: Situation) -> list[Finding]:
             "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names",
         ],
         replayed=f"{what} with {host} as fast as those of the others",
-        sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.meeting, mine))),
+        sightings=seen.sightings(np.flatnonzero(np.isin(graph.ops.transfer, mine))),
     )

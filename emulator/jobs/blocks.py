@@ -9,12 +9,12 @@ import numpy as np
 from emulator.workload.graph import NO_MICRO_BATCH
 
 ALONE = -1
-"""Kind of meeting of an op that concerns its rank alone."""
+"""Kind of transfer of an op that concerns its rank alone."""
 
 
 @dataclass
 class Ops:
-    """Ops of one rank as arrays: work, stream, kind of meeting and its number among those of its kind, micro-batch,
+    """Ops of one rank as arrays: work, stream, kind of transfer and its number among those of its kind, micro-batch,
     and dependencies (counts and op numbers)."""
 
     work: np.ndarray
@@ -65,7 +65,7 @@ class Block:
         return self._done[-1]
 
     def repeat(self, template: Ops, micro_batch: int, number_from: np.ndarray) -> None:
-        """The ops of `template` once more, with another micro-batch and meetings counted on from `number_from` of each
+        """The ops of `template` once more, with another micro-batch and transfers counted on from `number_from` of each
         kind."""
         self.cut()
         number = template.number + number_from[template.kind]

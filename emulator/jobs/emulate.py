@@ -288,7 +288,7 @@ def emulate(
     fold = spec.fold or ("tensor" if spec.noise.differ else "all")
     graph, costs = iteration.build(costed, fold)
     conditions = _conditions(spec, costed, graph)
-    began += load_kernels(competition(graph, conditions, costs.meeting_route) != "")
+    began += load_kernels(competition(graph, conditions, costs.transfer_route) != "")
     budgets = {"progress": progress, "event_budget": event_budget, "time_budget_s": time_budget_s}
     played = replay(graph, costs, conditions, **budgets)
     loads = _load(spec, costed, played) if spec.data.loader else None

@@ -1,4 +1,4 @@
-"""Costs for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its meetings on the
+"""Costs for a graph that came from elsewhere: what its works take on a cluster's accelerator, and its transfers on the
 cluster's links. Works that say how long they last keep that.
 """
 
@@ -27,15 +27,17 @@ def costs(
     """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
     FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
     known: dict[tuple[int, int], Cost] = {}
-    for key in set(zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)):
+    for key in set(zip(graph.transfers.work.tolist(), graph.transfers.group.tolist(), strict=True)):
         known[key] = _exchange(graph, cluster, strides, *key, allreduce, hierarchy)
-    by_meeting = [known[key] for key in zip(graph.meetings.work.tolist(), graph.meetings.group.tolist(), strict=True)]
+    by_transfer = [
+        known[key] for key in zip(graph.transfers.work.tolist(), graph.transfers.group.tolist(), strict=True)
+    ]
     return Costs(
         work_s=_works_s(graph, cluster, precision),
-        meeting_fixed_s=np.array([one.fixed_s for one in by_meeting]),
-        meeting_bytes=np.array([one.bytes for one in by_meeting]),
-        meeting_bytes_per_s=np.array([one.bytes_per_s for one in by_meeting]),
-        meeting_route=np.full(len(by_meeting), NO_ROUTE, np.int32),
+        transfer_fixed_s=np.array([one.fixed_s for one in by_transfer]),
+        transfer_bytes=np.array([one.bytes for one in by_transfer]),
+        transfer_bytes_per_s=np.array([one.bytes_per_s for one in by_transfer]),
+        transfer_route=np.full(len(by_transfer), NO_ROUTE, np.int32),
     )
 
 

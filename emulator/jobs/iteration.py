@@ -13,10 +13,10 @@ import numpy as np
 from emulator.cluster.cost import Cost
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
-from emulator.jobs.rank_program import BACKWARDS, DATA, EXPERT, FORWARDS, MEETINGS, STREAMS, TENSOR, TIED, Rank, Works
+from emulator.jobs.rank_program import BACKWARDS, DATA, EXPERT, FORWARDS, STREAMS, TENSOR, TIED, TRANSFERS, Rank, Works
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Graph, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import ConfigError
 
 FOLDS = ("all", "tensor", "none")
@@ -33,7 +33,7 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
     works = Works(builder)
     blocks = [Rank(plan, number, works).block.whole() for number in range(job.pp)]
     ranks = _add_ranks(builder, plan, data, tensor)
-    bases = _add_meetings(builder, plan, blocks, data, tensor, fold)
+    bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
     for stage, block in enumerate(blocks):
         dep_start = np.concatenate([[0], np.cumsum(block.dep_counts)])
         for d in range(data):
@@ -44,14 +44,14 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
 
 
 def costs(plan: Plan) -> dict[int, Cost]:
-    """Work → what a meeting about it costs, numbered as in the graph of `build`."""
+    """Work → what a transfer about it costs, numbered as in the graph of `build`."""
     works = Works(GraphBuilder())
     for number in range(plan.job.pp):
         Rank(plan, number, works)
     return works.costs
 
 
-# Ranks, groups and meetings
+# Ranks, groups and transfers
 
 
 def _add_ranks(builder: GraphBuilder, plan: Plan, data: int, tensor: int) -> np.ndarray:
@@ -69,32 +69,32 @@ def _add_ranks(builder: GraphBuilder, plan: Plan, data: int, tensor: int) -> np.
     return numbers
 
 
-def _add_meetings(
+def _add_transfers(
     builder: GraphBuilder, plan: Plan, blocks: list[Ops], data: int, tensor: int, fold: str
 ) -> dict[int, np.ndarray]:
-    """Groups and meetings; returns for each kind the number of the first meeting, (stages, data, tensor). A meeting's
-    work is that of its members' ops, so that it is the same for all of them."""
+    """Groups and transfers; returns for each kind the number of the first transfer, (stages, data, tensor). The work of
+    a transfer is that of its members' ops, so that it is the same for all of them."""
     job = plan.job
     shape = (job.pp, data, tensor)
     ranks = np.arange(np.prod(shape)).reshape(shape)
-    bases = {kind: np.zeros(shape, np.int64) for kind in range(MEETINGS)}
+    bases = {kind: np.zeros(shape, np.int64) for kind in range(TRANSFERS)}
 
-    def meetings(kind: int, stage: int, group: int) -> int:
+    def transfers(kind: int, stage: int, group: int) -> int:
         block = blocks[stage]
         own = block.kind == kind
-        return builder.add_meetings(block.work[own], group) if own.any() else 0
+        return builder.add_transfers(block.work[own], group) if own.any() else 0
 
     for stage in range(job.pp):
         for d in range(data):
             group = builder.add_group(ranks[stage, d], name=f"tensor-parallel, stage {stage}, replica {d}", size=job.tp)
-            bases[TENSOR][stage, d, :] = meetings(TENSOR, stage, group)
+            bases[TENSOR][stage, d, :] = transfers(TENSOR, stage, group)
         for t in range(tensor):
             group = builder.add_group(ranks[stage, :, t], name=f"data-parallel, stage {stage}", size=job.dp)
-            bases[DATA][stage, :, t] = meetings(DATA, stage, group)
+            bases[DATA][stage, :, t] = transfers(DATA, stage, group)
             for first in range(0, data, max(1, min(job.ep, data))):
                 members = ranks[stage, first : first + job.ep, t]
                 group = builder.add_group(members, name=f"expert-parallel, stage {stage}", size=job.ep)
-                bases[EXPERT][stage, first : first + job.ep, t] = meetings(EXPERT, stage, group)
+                bases[EXPERT][stage, first : first + job.ep, t] = transfers(EXPERT, stage, group)
     if job.pp > 1:
         _add_boundaries(builder, plan, blocks, ranks, bases)
     return bases
@@ -103,7 +103,7 @@ def _add_meetings(
 def _add_boundaries(
     builder: GraphBuilder, plan: Plan, blocks: list[Ops], ranks: np.ndarray, bases: dict[int, np.ndarray]
 ) -> None:
-    """Between stages: for each pipeline one meeting for every boundary of pieces and micro-batch, forward and
+    """Between stages: for each pipeline one transfer for every boundary of pieces and micro-batch, forward and
     backward, and one for the tied embedding. A boundary's number counts from the first piece of the model."""
     job = plan.job
     pieces, count = job.pp * job.virtual_stages, job.micro_batches
@@ -122,17 +122,17 @@ def _add_boundaries(
                     )
                     for k in range(pieces - 1)
                 ]
-                bases[kind][:, d, t] = builder.add_meetings(work_of[kind], np.repeat(groups, count))
+                bases[kind][:, d, t] = builder.add_transfers(work_of[kind], np.repeat(groups, count))
             if TIED in work_of:
                 group = builder.add_group((ranks[0, d, t], ranks[-1, d, t]), name="first and last stage")
-                bases[TIED][:, d, t] = builder.add_meetings(work_of[TIED], group, 1)
+                bases[TIED][:, d, t] = builder.add_transfers(work_of[TIED], group, 1)
 
 
 def _placed(
     ops: Ops, dep_start: np.ndarray, rank: int, bases: dict[int, np.ndarray], where: tuple[int, int, int]
 ) -> tuple[np.ndarray, ...]:
-    """A block's arrays for one rank: its own streams and meetings."""
-    first = np.array([*(bases[kind][where] for kind in range(MEETINGS)), NO_MEETING], np.int32)
+    """A block's arrays for one rank: its own streams and transfers."""
+    first = np.array([*(bases[kind][where] for kind in range(TRANSFERS)), NO_TRANSFER], np.int32)
     return (
         ops.stream + np.int32(rank * len(STREAMS)),
         ops.work,
@@ -147,11 +147,11 @@ def _costs(graph: Graph, works: Works) -> Costs:
     fixed, moved, rate = np.zeros(len(graph.works)), np.zeros(len(graph.works)), np.full(len(graph.works), np.inf)
     for work, one in works.costs.items():
         fixed[work], moved[work], rate[work] = one.fixed_s, one.bytes, one.bytes_per_s
-    of = graph.meetings.work
+    of = graph.transfers.work
     return Costs(
         work_s=graph.works.seconds,
-        meeting_fixed_s=fixed[of],
-        meeting_bytes=moved[of],
-        meeting_bytes_per_s=rate[of],
-        meeting_route=np.full(len(of), NO_ROUTE, np.int32),
+        transfer_fixed_s=fixed[of],
+        transfer_bytes=moved[of],
+        transfer_bytes_per_s=rate[of],
+        transfer_route=np.full(len(of), NO_ROUTE, np.int32),
     )

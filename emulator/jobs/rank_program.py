@@ -20,9 +20,9 @@ from emulator.workload.schedules import passes
 
 STREAMS = ("compute", "from before", "to next", "from next", "to before", "gradients")
 COMPUTE, FROM_BEFORE, TO_NEXT, FROM_NEXT, TO_BEFORE, GRADIENTS = range(len(STREAMS))
-MEETINGS = 6
-TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED = range(MEETINGS)
-"""Which meetings an op belongs to."""
+TRANSFERS = 6
+TENSOR, EXPERT, DATA, FORWARDS, BACKWARDS, TIED = range(TRANSFERS)
+"""Which transfers an op belongs to."""
 UNDIVIDED = 2
 """Priority of what ends a pass: above those of passes, so that nothing comes between."""
 
@@ -117,7 +117,7 @@ class Rank:
         if (forward, piece) not in self.templates:
             return False
         template, used = self.templates[forward, piece]
-        number_from = np.zeros(MEETINGS + 1, np.int32)
+        number_from = np.zeros(TRANSFERS + 1, np.int32)
         for kind, count in used.items():
             number_from[kind] = self.counts[kind]
             self.counts[kind] += count

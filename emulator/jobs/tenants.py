@@ -201,15 +201,15 @@ def _routed(one: Emulation, nodes: np.ndarray, fabric: SharedFabric, links: np.n
         share=load[used],
     )
     route = np.where(used.any(axis=1)[kind], kind, NO_ROUTE).astype(np.int32)
-    return dataclasses.replace(one.played.costs, meeting_route=route, links=shared)
+    return dataclasses.replace(one.played.costs, transfer_route=route, links=shared)
 
 
 def _loads(one: Emulation, nodes: np.ndarray, fabric: SharedFabric) -> tuple[np.ndarray, np.ndarray]:
-    """float64 (kinds, links): bytes on each link for each byte of a meeting of that kind; and the kind of each meeting.
-    Meetings of a group about a work are of one kind."""
+    """float64 (kinds, links): bytes on each link for each byte of a transfer of that kind; and each transfer's kind.
+    Transfers of a group about a work are of one kind."""
     graph: Graph = one.played.graph
     costs = iteration.costs(one.plan)
-    pairs = np.stack([graph.meetings.work, graph.meetings.group], axis=1)
+    pairs = np.stack([graph.transfers.work, graph.transfers.group], axis=1)
     kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
     load = np.zeros((len(kinds), len(fabric.names())))
     for number, (work, group) in enumerate(kinds.tolist()):

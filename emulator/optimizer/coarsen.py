@@ -17,7 +17,7 @@ from emulator.traces.joined import Joined
 from emulator.whatif.edits import arrange, durations, edges, on_stream, with_durations, with_streams, without_empty
 from emulator.whatif.fusion import continues_run
 from emulator.whatif.gradients import gradients
-from emulator.workload.graph import NO_MEETING, Order
+from emulator.workload.graph import NO_TRANSFER, Order
 from switchml.runtime.jit import kernel
 
 
@@ -33,7 +33,7 @@ def frozen(joined: Joined) -> Joined:
     if np.any(graph.streams.order == Order.READY):
         return joined
     present = gradients(joined)
-    later = _later(ops.stream, ops.meeting, ops.dep_start, ops.deps, np.isin(ops.meeting, present.meetings))
+    later = _later(ops.stream, ops.transfer, ops.dep_start, ops.deps, np.isin(ops.transfer, present.transfers))
     end_s = replay(graph, joined.costs).end_s
     before, _ = on_stream(graph)
     rank = graph.op_rank()
@@ -60,41 +60,41 @@ def frozen(joined: Joined) -> Joined:
     took_s = np.where(is_first, end_s[starts], np.diff(end_s[starts], prepend=0.0))
     frozen_ops = np.concatenate([heads, starts])
     joined = with_streams(joined, "until then")
-    stream, meeting = ops.stream.copy(), ops.meeting.copy()
+    stream, transfer = ops.stream.copy(), ops.transfer.copy()
     stream[starts] = len(graph.streams) + rank[starts]
-    meeting[frozen_ops] = NO_MEETING
+    transfer[frozen_ops] = NO_TRANSFER
     waits_later = later[owner]
     listed = [
         (int(op), int(bucket), float(size))
         for row in present.op
         for op, bucket, size in zip(row, present.bucket, present.bytes, strict=True)
     ]
-    moved = dataclasses.replace(ops, stream=stream, meeting=meeting)
+    moved = dataclasses.replace(ops, stream=stream, transfer=transfer)
     joined = dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, ops=moved), gradients=listed)
     small = arrange(joined, np.append(frozen_ops, np.flatnonzero(later)), owner[waits_later], on[waits_later])
     return with_durations(without_empty(small), np.arange(len(frozen_ops)), np.concatenate([end_s[heads], took_s]))
 
 
 @kernel
-def _later(stream, meeting, dep_start, deps, is_later):
-    """bool (ops,): `is_later`, and all that comes after one of these: by dependency, on a stream, in a meeting."""
+def _later(stream, transfer, dep_start, deps, is_later):
+    """bool (ops,): `is_later`, and all that comes after one of these: by dependency, on a stream, in a transfer."""
     streams = np.zeros(stream.max() + 1, np.bool_)
-    meetings = np.zeros(meeting.max() + 1, np.bool_)
+    transfers = np.zeros(transfer.max() + 1, np.bool_)
     comes_later = is_later.copy()
     changed = True
-    while changed:  # once where ops stand behind what they wait for, and meetings' members side by side
+    while changed:  # once where ops stand behind what they wait for, and transfers' members side by side
         changed = False
         streams[:] = False
         for op in range(len(stream)):
-            is_after = comes_later[op] or streams[stream[op]] or (meeting[op] >= 0 and meetings[meeting[op]])
+            is_after = comes_later[op] or streams[stream[op]] or (transfer[op] >= 0 and transfers[transfer[op]])
             for i in range(dep_start[op], dep_start[op + 1]):
                 is_after = is_after or comes_later[deps[i]]
             if is_after:
-                changed = changed or not comes_later[op] or (meeting[op] >= 0 and not meetings[meeting[op]])
+                changed = changed or not comes_later[op] or (transfer[op] >= 0 and not transfers[transfer[op]])
                 comes_later[op] = True
                 streams[stream[op]] = True
-                if meeting[op] >= 0:
-                    meetings[meeting[op]] = True
+                if transfer[op] >= 0:
+                    transfers[transfer[op]] = True
     return comes_later
 
 
@@ -113,7 +113,7 @@ def merged(joined: Joined) -> Joined:
     head = np.empty(len(order), np.int64)
     head[order] = order[np.maximum.accumulate(np.where(joins[order], 0, np.arange(len(order))))]
     took_s = np.bincount(head, weights=durations(joined), minlength=len(head))
-    alone = np.flatnonzero(~joins & (graph.ops.meeting == NO_MEETING))
+    alone = np.flatnonzero(~joins & (graph.ops.transfer == NO_TRANSFER))
     owner, on = edges(graph.ops)
     leads = ~joins[owner]
     longer = with_durations(joined, alone, took_s[alone])
@@ -123,13 +123,13 @@ def merged(joined: Joined) -> Joined:
 def folded(joined: Joined) -> Joined:
     """One rank for each set of ranks that do the same at the same time."""
     present = gradients(joined)
-    whole, small = joined.graph.ops.meeting, fold(joined.graph, joined.costs)
+    whole, small = joined.graph.ops.transfer, fold(joined.graph, joined.costs)
     if len(small.graph.ranks) == len(joined.graph.ranks):
         return joined
     _, stays = np.unique(small.op, return_index=True)
-    meeting_of = {
-        int(whole[op]): int(small.graph.ops.meeting[small.op[op]])
-        for op in np.flatnonzero(np.isin(whole, present.meetings)).tolist()
+    transfer_of = {
+        int(whole[op]): int(small.graph.ops.transfer[small.op[op]])
+        for op in np.flatnonzero(np.isin(whole, present.transfers)).tolist()
     }
     rows = np.sort(np.unique(small.representative[present.rank], return_index=True)[1])
     return dataclasses.replace(
@@ -140,7 +140,7 @@ def folded(joined: Joined) -> Joined:
         start_s=joined.start_s[stays],
         end_s=joined.end_s[stays],
         gradients=[
-            (int(small.op[op]), meeting_of[int(bucket)], float(size))
+            (int(small.op[op]), transfer_of[int(bucket)], float(size))
             for row in rows
             for op, bucket, size in zip(present.op[row], present.bucket, present.bytes, strict=True)
         ],

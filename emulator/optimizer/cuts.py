@@ -91,10 +91,10 @@ def columns(options: Sequence[Choice]) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def is_path(joined: Joined) -> bool:
     """Whether every op that waits for a bucket waits for all of its rank."""
     ops = joined.graph.ops
-    meetings = gradients(joined).meetings
+    transfers = gradients(joined).transfers
     of_dep = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
-    waits = np.isin(ops.meeting[ops.deps], meetings)
-    return bool(np.all(np.bincount(of_dep[waits])[np.unique(of_dep[waits])] == len(meetings)))
+    waits = np.isin(ops.transfer[ops.deps], transfers)
+    return bool(np.all(np.bincount(of_dep[waits])[np.unique(of_dep[waits])] == len(transfers)))
 
 
 @kernel

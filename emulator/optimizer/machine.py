@@ -17,7 +17,7 @@ from emulator.whatif import network as networks
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.gradients import gradients
 from emulator.whatif.network import Network
-from emulator.whatif.transfers import LEAST_FIXED_S, Transfer, fit
+from emulator.whatif.transfers import LEAST_FIXED_S, TransferCost, fit
 from switchml.errors import ConfigError, GraphError
 
 BACKEND_OF = {"ring": "gloo", "switchml": "switchml"}
@@ -42,7 +42,7 @@ class Machine:
 
     network: Network
     """As fitted to the trace's own all-reduces."""
-    traced: Transfer
+    traced: TransferCost
     """What these cost."""
     ranks: int
     """That all-reduce together."""
@@ -66,11 +66,11 @@ class Machine:
         default
         what all-reduces differ by from iteration to iteration; `known`: other fields.
         Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
-        graph, meetings = joined.graph, gradients(joined).meetings
-        ranks = int(graph.groups.size[graph.meetings.group[meetings[0]]])
+        graph, transfers = joined.graph, gradients(joined).transfers
+        ranks = int(graph.groups.size[graph.transfers.group[transfers[0]]])
         network = networks.fit(joined, link_bps)
         most = network.transfer(ranks).bytes_per_s if link_bps else np.inf
-        traced = fit(joined, meetings, most)
+        traced = fit(joined, transfers, most)
         if uncertainty_s is None:
             uncertainty_s = max(joined.scatter_s, min(traced.fixed_s, LEAST_FIXED_S))
         return cls(network, traced, ranks, uncertainty_s=uncertainty_s, **known)
@@ -86,7 +86,7 @@ class Machine:
             return self.network
         return dataclasses.replace(self.network, algorithm=placement, hierarchy=self.hierarchy)
 
-    def transfer(self, placement: str) -> Transfer:
+    def transfer(self, placement: str) -> TransferCost:
         """What an all-reduce costs there."""
         network = self.network_of(placement)
         return self.traced if network is self.network else network.transfer(self.ranks)
@@ -97,7 +97,7 @@ class Machine:
             raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
         return self.codecs[spec]
 
-    def compressed(self, placement: str, spec: str) -> Transfer:
+    def compressed(self, placement: str, spec: str) -> TransferCost:
         """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out."""
         dense = self.transfer(placement)
         if not spec:

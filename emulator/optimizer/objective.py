@@ -54,7 +54,7 @@ class Objective:
             job = apply(COMMUNICATION, self.coarse(setting), setting, self.machine)
             took_s = replay(job.graph, job.costs).makespan_s
             never_traced = setting.buckets or setting.placement or setting.codec
-            worst_s = took_s + self.machine.uncertainty_s * (len(gradients(job).meetings) if never_traced else 0)
+            worst_s = took_s + self.machine.uncertainty_s * (len(gradients(job).transfers) if never_traced else 0)
             memory_bytes = self.memory_bytes(setting)
             limit = self.machine.memory.limit
             self._known[setting] = Worth(

@@ -21,7 +21,7 @@ from emulator.whatif.buckets import rebucket
 from emulator.whatif.codec import compress
 from emulator.whatif.edits import with_transfer_seconds
 from emulator.whatif.gradients import gradients
-from emulator.whatif.transfers import changed_s, meeting_bytes, meeting_s, repeated_s
+from emulator.whatif.transfers import changed_s, repeated_s, transfer_bytes, transfer_s
 from switchml.errors import ConfigError
 
 Apply = Callable[[Joined, Setting, Machine], Joined]
@@ -47,32 +47,32 @@ def _placement(job: Joined, setting: Setting, machine: Machine) -> Joined:
     if setting.placement == machine.traced_placement:
         return job
     present, transfer = gradients(job), machine.transfer(setting.placement)
-    meetings, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
-    size, took_s = meeting_bytes(job)[meetings], meeting_s(job.costs)[meetings]
+    transfers, bucket = np.unique(present.bucket, return_inverse=True)  # gradients of several may come in turns
+    size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
     seconds = changed_s(took_s, machine.traced.seconds(size), transfer.seconds(size))
     if transfer.repeat_share and not any(setting.codec):  # what codecs lose to repeated rounds, their pass adds
-        ready_s = np.zeros(len(meetings))
+        ready_s = np.zeros(len(transfers))
         np.maximum.at(ready_s, bucket, cuts.ready(job)[0])
         seconds += repeated_s(transfer, ready_s, np.bincount(bucket, weights=present.bytes))
-    return with_transfer_seconds(job, meetings, seconds)
+    return with_transfer_seconds(job, transfers, seconds)
 
 
 def _codec(job: Joined, setting: Setting, machine: Machine) -> Joined:
     """Each bucket through the codec that the setting names for it. None waits in line behind another, so nothing
     announces their exponents."""
-    meetings = gradients(job).meetings
-    specs = [setting.codec_of(number) for number in range(len(meetings))]
+    transfers = gradients(job).transfers
+    specs = [setting.codec_of(number) for number in range(len(transfers))]
     if not any(specs):
         return job
-    size, took_s = meeting_bytes(job)[meetings], meeting_s(job.costs)[meetings]
+    size, took_s = transfer_bytes(job)[transfers], transfer_s(job.costs)[transfers]
     dense_s = machine.transfer(setting.placement).seconds(size)
-    seconds, codec_s = np.empty(len(meetings)), np.zeros(len(meetings))
+    seconds, codec_s = np.empty(len(transfers)), np.zeros(len(transfers))
     for spec in set(specs):
         own = np.array([each == spec for each in specs])
         transfer = machine.compressed(setting.placement, spec)
         seconds[own] = changed_s(took_s, dense_s, transfer.seconds(size))[own] + transfer.repeats_s(size[own])
         codec_s[own] = size[own] / machine.codec(spec).bytes_per_s if spec else 0.0
-    return compress(job, meetings, seconds, codec_s)
+    return compress(job, transfers, seconds, codec_s)
 
 
 _APPLY: dict[str, Apply] = {

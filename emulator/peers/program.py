@@ -7,7 +7,7 @@ import numpy as np
 
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
 MOST_STEPS = 200_000
 """Recorded of one iteration at most; a script without an optimizer has but one."""
@@ -52,7 +52,7 @@ class Program:
         streams: dict[tuple[int, int], int] = {}
         compute = [builder.add_stream(number, "compute") for number in range(len(ranks))]
         groups: dict[tuple[int, ...], int] = {}
-        meetings: dict[int, int] = {}
+        transfers: dict[int, int] = {}
         works: dict[int, int] = {}
         for number, step in enumerate(self.steps):
             if step[0] == "call":
@@ -68,7 +68,7 @@ class Program:
                     seconds=seconds,
                     is_source=True,
                 )
-                meetings[number] = builder.add_meetings(works[number], groups[members])
+                transfers[number] = builder.add_transfers(works[number], groups[members])
         for rank, number in place.items():
             done: dict[int, int] = {}
             before: list[int] = []
@@ -82,8 +82,8 @@ class Program:
                     key = (number, step[1])
                     if key not in streams:
                         streams[key] = builder.add_stream(number, f"communicator {step[1]}")
-                    meeting = meetings[index] if rank in step[2] else NO_MEETING
-                    done[index] = builder.add_op(streams[key], works[index], after=before, meeting=meeting)
+                    transfer = transfers[index] if rank in step[2] else NO_TRANSFER
+                    done[index] = builder.add_op(streams[key], works[index], after=before, transfer=transfer)
         graph = builder.build()
         return graph, Costs.of(graph, graph.works.seconds)
 

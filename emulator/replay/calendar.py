@@ -2,8 +2,8 @@
 that communication slows, ranks that pause. At each moment
 
 1. everything that ends at it ends, and what waited for that alone becomes ready. Streams in program order take their
-next op at once; it holds the stream while it waits for the other members of its meeting. 2. Streams of order READY
-choose, when nothing more ends at this moment: of all ops and complete meetings whose streams are idle the first by
+next op at once; it holds the stream while it waits for the other members of its transfer. 2. Streams of order READY
+choose, when nothing more ends at this moment: of all ops and complete transfers whose streams are idle the first by
 priority, ready time and number starts; again, until none is left. 3. Rates follow: shares of links, and how fast each
 rank computes.
 
@@ -45,14 +45,14 @@ def run(budget, world, flat, chooses, sharing):
             elif streams[item].phase == ALONE:
                 events.end(world, flat, streams[item].running, now_s)
             else:
-                meeting = world.ops[streams[item].running].meeting
+                transfer = world.ops[streams[item].running].transfer
                 if sharing is not None:
-                    if streams[item].phase == LATENCY and world.meetings[meeting].route >= 0:
+                    if streams[item].phase == LATENCY and world.transfers[transfer].route >= 0:
                         events.move(world, sharing, item, now_s)
                         continue
                     if streams[item].phase == MOVING:
                         fairness.leave(sharing, item)
-                events.part(world, flat, meeting, now_s)
+                events.part(world, flat, transfer, now_s)
         if chooses is not None and counts[DIRTY]:
             choose(world, flat, now_s)
         if items[0].size and items[heap[0]].at_s == now_s:

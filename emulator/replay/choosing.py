@@ -1,6 +1,6 @@
-"""How streams of order READY choose: of all ops and complete meetings whose streams are idle the first by priority,
-ready time and number starts; again, until none is left. A meeting that finds one of its streams busy stands in line
-for that stream: until it is free, the meeting can't begin.
+"""How streams of order READY choose: of all ops and complete transfers whose streams are idle the first by priority,
+ready time and number starts; again, until none is left. A transfer that finds one of its streams busy stands in line
+for that stream: until it is free, the transfer can't begin.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from switchml.runtime.jit import kernel
 def choose(world, flat, now_s):
     """Let the dirty streams take what is first in line."""
     streams, dirty, choices = world.streams, world.dirty, world.choices
-    count, meetings = _collect(world)
-    if meetings:
+    count, transfers = _collect(world)
+    if transfers:
         _sort(world.choice_order, choices, count)
     for at in range(count):
-        who = choices[world.choice_order[at]].who if meetings else choices[at].who
+        who = choices[world.choice_order[at]].who if transfers else choices[at].who
         if who < 0:
             _meet_or_park(world, -1 - who, now_s)
         elif streams[world.ops[who].stream].running < 0:
@@ -32,22 +32,22 @@ def choose(world, flat, now_s):
 
 @kernel(forceinline=True)
 def _collect(world):
-    """List the first op in each dirty stream's line, where it is idle, and all meetings that stand in line for it;
-    returns how many there are, and how many are meetings."""
-    ops, streams, meetings, choices = world.ops, world.streams, world.meetings, world.choices
+    """List the first op in each dirty stream's line, where it is idle, and all transfers that stand in line for it;
+    returns how many there are, and how many are transfers."""
+    ops, streams, transfers, choices = world.ops, world.streams, world.transfers, world.choices
     count = met = 0
     for at in range(world.counts[DIRTY]):
         stream = world.dirty[at]
-        meeting = streams[stream].parked
+        transfer = streams[stream].parked
         streams[stream].parked = -1
-        while meeting >= 0:
-            choices[count].who = -1 - meeting
-            choices[count].number = world.member[meetings[meeting].member]
-            choices[count].ready_s = meetings[meeting].start_s
-            choices[count].priority = meetings[meeting].priority
+        while transfer >= 0:
+            choices[count].who = -1 - transfer
+            choices[count].number = world.member[transfers[transfer].member]
+            choices[count].ready_s = transfers[transfer].start_s
+            choices[count].priority = transfers[transfer].priority
             count += 1
             met += 1
-            meeting = meetings[meeting].parked
+            transfer = transfers[transfer].parked
         op = streams[stream].line
         if op >= 0 and streams[stream].running < 0:
             choices[count].who = choices[count].number = op
@@ -58,17 +58,17 @@ def _collect(world):
 
 
 @kernel(forceinline=True)
-def _meet_or_park(world, meeting, now_s):
-    streams, first = world.streams, world.meetings[meeting].member
+def _meet_or_park(world, transfer, now_s):
+    streams, first = world.streams, world.transfers[transfer].member
     busy = -1
-    for i in range(first, world.meetings[meeting + 1].member):
+    for i in range(first, world.transfers[transfer + 1].member):
         stream = world.ops[world.member[i]].stream
         if streams[stream].takes_ready and streams[stream].running >= 0:
             busy = stream
     if busy >= 0:
-        park(world, meeting, busy)
+        park(world, transfer, busy)
     else:
-        meet(world, meeting, now_s)
+        meet(world, transfer, now_s)
 
 
 @kernel

@@ -32,7 +32,7 @@ class Conditions:
     jitter: float = 0.0
     """Standard deviation of op durations over their mean; log-normal, mean kept."""
     comm_jitter: float = 0.0
-    """The same for meetings."""
+    """The same for transfers."""
     seed: int = 0
     pauses: tuple[Pause, ...] = ()
     overlap_slowdown: float | dict[int, float] = 0.0

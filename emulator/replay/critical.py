@@ -10,7 +10,7 @@ import numpy as np
 
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PART_OF_KIND, PARTS, ops_by_stream
-from emulator.workload.graph import NO_MEETING, Kind, Order
+from emulator.workload.graph import NO_TRANSFER, Kind, Order
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ def critical_path(played: Replayed) -> CriticalPath:
     op = int(np.argmax(played.end_s))
     ops, from_s, until_s = [], [], []
     while op >= 0:
-        meeting = int(graph.ops.meeting[op])
+        transfer = int(graph.ops.transfer[op])
         began_s = played.start_s[op]
         waits_for = [op]
-        if meeting != NO_MEETING:
-            began_s = played.meeting_start_s[meeting]
-            op = int(played.meeting_last[meeting])
+        if transfer != NO_TRANSFER:
+            began_s = played.transfer_start_s[transfer]
+            op = int(played.transfer_last[transfer])
             waits_for = [op]
             if played.start_s[op] < began_s or _latest(played, before, waits_for)[1] < began_s:
                 # The last member to come was not what it waited for: some stream that takes what is ready was busy.
                 if not members:
                     members = _members(played)
-                waits_for = members[meeting].tolist()
+                waits_for = members[transfer].tolist()
         ops.append(op)
         from_s.append(float(began_s))
         until_s.append(float(played.end_s[op]))
@@ -98,9 +98,9 @@ def _latest(played: Replayed, before: np.ndarray, ops: list[int]) -> tuple[int, 
 
 
 def _members(played: Replayed) -> dict[int, np.ndarray]:
-    """Meeting → its ops."""
-    meeting = played.graph.ops.meeting
-    ops = np.flatnonzero(meeting != NO_MEETING)
-    ops = ops[np.argsort(meeting[ops], kind="stable")]
-    numbers, first = np.unique(meeting[ops], return_index=True)
+    """Transfer → its ops."""
+    transfer = played.graph.ops.transfer
+    ops = np.flatnonzero(transfer != NO_TRANSFER)
+    ops = ops[np.argsort(transfer[ops], kind="stable")]
+    numbers, first = np.unique(transfer[ops], return_index=True)
     return dict(zip(numbers.tolist(), np.split(ops, first[1:]), strict=True))

@@ -8,7 +8,7 @@ from itertools import islice
 
 import numpy as np
 
-from emulator.workload.graph import NO_MEETING, Graph, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Order
 
 SHOWN = 6
 """Lines of an explanation, and ranks named in one."""
@@ -20,13 +20,13 @@ def explain(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> list[str]:
     """One line for each of the first SHOWN things that something waits for; `start_s` and `end_s` as in `Replayed`,
     NaN for what did not happen."""
     ops, rank_of = graph.ops, graph.op_rank()
-    is_here = ~np.isnan(start_s) & np.isnan(end_s) & (ops.meeting != NO_MEETING)
+    is_here = ~np.isnan(start_s) & np.isnan(end_s) & (ops.transfer != NO_TRANSFER)
     lines = []
-    for meeting in np.unique(ops.meeting[is_here]):
-        members = np.flatnonzero(ops.meeting == meeting)
+    for transfer in np.unique(ops.transfer[is_here]):
+        members = np.flatnonzero(ops.transfer == transfer)
         here, missing = members[is_here[members]], members[~is_here[members]]
-        name = graph.works.name[graph.meetings.work[meeting]]
-        line = f"{name} ({graph.groups.name[graph.meetings.group[meeting]]}) has {_ranks(rank_of[here])}"
+        name = graph.works.name[graph.transfers.work[transfer]]
+        line = f"{name} ({graph.groups.name[graph.transfers.group[transfer]]}) has {_ranks(rank_of[here])}"
         if len(missing):
             first = f"rank {rank_of[missing[0]]} {_is_at(graph, missing[0], is_here, end_s)}"
             line += f" and waits for {_ranks(rank_of[missing])}: {first}"

@@ -14,7 +14,7 @@ from emulator.replay import calendar, sweep
 from emulator.replay.conditions import Conditions, Flat, noises
 from emulator.replay.deadlock import explain
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Graph, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import BudgetSpent, ConfigError, Deadlock
 
 SLICE = 2_000_000
@@ -23,17 +23,17 @@ SLICE = 2_000_000
 
 @dataclass(frozen=True)
 class Replayed:
-    """What happened when. Times are seconds from the start of the replay; arrays (ops,) and (meetings,) float64."""
+    """What happened when. Times are seconds from the start of the replay; arrays (ops,) and (transfers,) float64."""
 
     graph: Graph
     costs: Costs
     conditions: Conditions
     start_s: np.ndarray
-    """When an op took its stream; a member of a meeting then waits for the others until `meeting_start_s`."""
+    """When an op took its stream; a member of a transfer then waits for the others until `transfer_start_s`."""
     end_s: np.ndarray
-    meeting_start_s: np.ndarray
+    transfer_start_s: np.ndarray
     """When the last member had come, and bytes began to move."""
-    meeting_last: np.ndarray
+    transfer_last: np.ndarray
     """int32: the op that came last."""
     makespan_s: float
     events: int
@@ -43,11 +43,11 @@ class Replayed:
     """"sweep" or "calendar"."""
 
     def wait_s(self) -> np.ndarray:
-        """float64 (ops,): how long each op held its stream while other members of its meeting were missing."""
-        meeting = self.graph.ops.meeting
-        began_s = np.where(meeting == NO_MEETING, self.start_s, 0.0)
-        if len(self.graph.meetings):
-            began_s = np.where(meeting == NO_MEETING, began_s, self.meeting_start_s[meeting])
+        """float64 (ops,): how long each op held its stream while other members of its transfer were missing."""
+        transfer = self.graph.ops.transfer
+        began_s = np.where(transfer == NO_TRANSFER, self.start_s, 0.0)
+        if len(self.graph.transfers):
+            began_s = np.where(transfer == NO_TRANSFER, began_s, self.transfer_start_s[transfer])
         return np.maximum(began_s - self.start_s, 0.0)
 
 
@@ -71,7 +71,7 @@ def replay(
     conditions = conditions or Conditions()
     costs.check(graph)
     flat = conditions.for_kernels(graph)
-    fixed_s, moved_bytes, route = _meeting_times(graph, costs, conditions, flat)
+    fixed_s, moved_bytes, route = _transfer_times(graph, costs, conditions, flat)
     reason = competition(graph, conditions, route)
     if engine not in ("auto", "sweep", "calendar"):
         raise ConfigError(f"unknown engine {engine!r}; there are auto, sweep and calendar")
@@ -98,8 +98,8 @@ def replay(
         conditions=conditions,
         start_s=play.start_s,
         end_s=play.end_s,
-        meeting_start_s=play.meeting_start_s,
-        meeting_last=play.meeting_last,
+        transfer_start_s=play.transfer_start_s,
+        transfer_last=play.transfer_last,
         makespan_s=float(play.end_s.max(initial=0.0)),
         events=events,
         wall_s=time.perf_counter() - began_s,
@@ -118,20 +118,20 @@ def competition(graph: Graph, conditions: Conditions, route: np.ndarray) -> str:
     return ""
 
 
-def _meeting_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Flat):
-    """(fixed seconds, bytes, route) of each meeting, noise included; all of it fixed where it shares no link."""
-    fixed_s, moved_bytes = costs.meeting_fixed_s, costs.meeting_bytes
-    route = costs.meeting_route if conditions.share_links else np.full(len(graph.meetings), NO_ROUTE, np.int32)
+def _transfer_times(graph: Graph, costs: Costs, conditions: Conditions, flat: Flat):
+    """(fixed seconds, bytes, route) of each transfer, noise included; all of it fixed where it shares no link."""
+    fixed_s, moved_bytes = costs.transfer_fixed_s, costs.transfer_bytes
+    route = costs.transfer_route if conditions.share_links else np.full(len(graph.transfers), NO_ROUTE, np.int32)
     if conditions.comm_jitter:
         sigma = float(np.sqrt(np.log1p(conditions.comm_jitter**2)))
-        factor = noises(flat.seed, len(graph.meetings), sigma)
+        factor = noises(flat.seed, len(graph.transfers), sigma)
         fixed_s, moved_bytes = fixed_s * factor, moved_bytes * factor
     route = np.where(moved_bytes > 0, route, NO_ROUTE)  # what moves nothing shares nothing
     alone = route == NO_ROUTE
     if np.any(alone & (moved_bytes > 0)):
-        rate = costs.meeting_bytes_per_s
+        rate = costs.transfer_bytes_per_s
         if not conditions.share_links:
-            rate = np.minimum(rate, _narrowest(costs)[costs.meeting_route])
+            rate = np.minimum(rate, _narrowest(costs)[costs.transfer_route])
         fixed_s = np.where(alone, fixed_s + moved_bytes / rate, fixed_s)
     return np.ascontiguousarray(fixed_s), np.ascontiguousarray(moved_bytes), np.ascontiguousarray(route, np.int32)
 
@@ -151,13 +151,13 @@ def _narrowest(costs: Costs) -> np.ndarray:
 class _Sweep:
     """The sweep engine behind the interface that `_drive` knows."""
 
-    def __init__(self, graph: Graph, costs: Costs, flat: Flat, meeting_s: np.ndarray) -> None:
+    def __init__(self, graph: Graph, costs: Costs, flat: Flat, transfer_s: np.ndarray) -> None:
         self.state = sweep.begin(graph, flat)
         ops = graph.ops
-        self.arguments = (ops.work, ops.stream, ops.meeting, ops.dep_start, ops.deps, graph.streams.rank)
-        self.arguments += (costs.work_s, meeting_s, flat, self.state)
+        self.arguments = (ops.work, ops.stream, ops.transfer, ops.dep_start, ops.deps, graph.streams.rank)
+        self.arguments += (costs.work_s, transfer_s, flat, self.state)
         self.start_s, self.end_s = self.state.start_s, self.state.end_s
-        self.meeting_start_s, self.meeting_last = self.state.meeting_start_s, self.state.meeting_last
+        self.transfer_start_s, self.transfer_last = self.state.transfer_start_s, self.state.transfer_last
         self.ended = 0
 
     def go(self, budget: int) -> tuple[int, int]:
@@ -178,7 +178,7 @@ class _Calendar:
         self.flat = flat
         self.chooses = True if np.any(graph.streams.order == Order.READY) else None
         self.start_s, self.end_s = self.world.ops["start_s"][:-1], self.world.ops["end_s"][:-1]
-        self.meeting_start_s, self.meeting_last = (self.world.meetings[name][:-1] for name in ("start_s", "last"))
+        self.transfer_start_s, self.transfer_last = (self.world.transfers[name][:-1] for name in ("start_s", "last"))
 
     def go(self, budget: int) -> tuple[int, int]:
         """As above."""

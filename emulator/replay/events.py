@@ -1,4 +1,4 @@
-"""What happens to ops and meetings in the event engine: they become ready, start, meet, move bytes and end. All of it
+"""What happens to ops and transfers in the event engine: they become ready, start, meet, move bytes and end. All of it
 is copied into the loop that drives it (`forceinline`): a call would pass the tables on as a hundred words, several
 times an op.
 """
@@ -16,30 +16,30 @@ from switchml.runtime.jit import kernel
 @kernel(forceinline=True)
 def ready(world, flat, op, now_s):
     """All that `op` waited for has ended."""
-    streams, meetings = world.streams, world.meetings
-    stream, meeting = world.ops[op].stream, world.ops[op].meeting
+    streams, transfers = world.streams, world.transfers
+    stream, transfer = world.ops[op].stream, world.ops[op].transfer
     world.ops[op].start_s = now_s
     if not streams[stream].takes_ready:
         streams[stream].running = op
-        if meeting < 0:
+        if transfer < 0:
             start(world, flat, op, now_s)
-    elif meeting < 0:
+    elif transfer < 0:
         streams[stream].line = queues.join(world.ops, streams[stream].line, op)
         mark(world, stream)
-    if meeting < 0:
+    if transfer < 0:
         return
-    meetings[meeting].left -= 1
-    meetings[meeting].last = op
-    if meetings[meeting].left > 0:
+    transfers[transfer].left -= 1
+    transfers[transfer].last = op
+    if transfers[transfer].left > 0:
         return
-    for i in range(meetings[meeting].member, meetings[meeting + 1].member):
+    for i in range(transfers[transfer].member, transfers[transfer + 1].member):
         stream = world.ops[world.member[i]].stream
         if streams[stream].takes_ready:
-            meetings[meeting].start_s = now_s
-            park(world, meeting, stream)
+            transfers[transfer].start_s = now_s
+            park(world, transfer, stream)
             mark(world, stream)
             return
-    meet(world, meeting, now_s)
+    meet(world, transfer, now_s)
 
 
 @kernel(forceinline=True)
@@ -52,10 +52,10 @@ def mark(world, stream):
 
 
 @kernel(forceinline=True)
-def park(world, meeting, stream):
-    """`meeting`, which is complete, stands in line for `stream`."""
-    world.meetings[meeting].parked = world.streams[stream].parked
-    world.streams[stream].parked = meeting
+def park(world, transfer, stream):
+    """`transfer`, which is complete, stands in line for `stream`."""
+    world.transfers[transfer].parked = world.streams[stream].parked
+    world.streams[stream].parked = transfer
 
 
 @kernel(forceinline=True)
@@ -73,14 +73,14 @@ def speed_of(world, flat, op):
     rank = world.streams[world.ops[op].stream].rank
     if world.ranks[rank].pause & 1:
         return 0.0
-    if world.ranks[rank].transfers and world.works[world.ops[op].work].is_slowed:
+    if world.ranks[rank].slowing and world.works[world.ops[op].work].is_slowed:
         return 1.0 / (1.0 + flat.slowdown[rank])
     return 1.0
 
 
 @kernel(forceinline=True)
 def start(world, flat, op, now_s):
-    """`op`, which no meeting holds up, takes its stream."""
+    """`op`, which no transfer holds up, takes its stream."""
     streams, stream = world.streams, world.ops[op].stream
     seconds = world.works[world.ops[op].work].seconds * flat.slowness[streams[stream].rank]
     if flat.sigma > 0:
@@ -97,46 +97,46 @@ def start(world, flat, op, now_s):
 
 
 @kernel(forceinline=True)
-def meet(world, meeting, now_s):
-    """All members are there, and all their streams free: the meeting begins."""
-    streams, meetings = world.streams, world.meetings
-    meetings[meeting].start_s = now_s
-    first = meetings[meeting].member
-    for i in range(first, meetings[meeting + 1].member):
+def meet(world, transfer, now_s):
+    """All members are there, and all their streams free: the transfer begins."""
+    streams, transfers = world.streams, world.transfers
+    transfers[transfer].start_s = now_s
+    first = transfers[transfer].member
+    for i in range(first, transfers[transfer + 1].member):
         op = world.member[i]
         stream = world.ops[op].stream
         if streams[stream].takes_ready:
             world.ops[op].start_s = now_s
         streams[stream].running = op
         streams[stream].phase = FOLLOWING
-        if meetings[meeting].slows:
-            world.ranks[streams[stream].rank].transfers += 1
+        if transfers[transfer].slows:
+            world.ranks[streams[stream].rank].slowing += 1
             change(world, streams[stream].rank)
     leader = world.ops[world.member[first]].stream
     streams[leader].phase = LATENCY
-    queues.put(world.items, world.heap, leader, now_s + meetings[meeting].fixed_s)
+    queues.put(world.items, world.heap, leader, now_s + transfers[transfer].fixed_s)
 
 
 @kernel(forceinline=True)
 def move(world, sharing, leader, now_s):
-    """A meeting's fixed time is over: its bytes enter the fabric."""
-    meeting = world.ops[world.streams[leader].running].meeting
+    """A transfer's fixed time is over: its bytes enter the fabric."""
+    transfer = world.ops[world.streams[leader].running].transfer
     world.streams[leader].phase = MOVING
-    world.streams[leader].remaining = world.meetings[meeting].bytes
+    world.streams[leader].remaining = world.transfers[transfer].bytes
     world.streams[leader].since_s = now_s
     queues.put(world.items, world.heap, leader, np.inf)
-    fairness.enter(sharing, leader, world.meetings[meeting].route, world.meetings[meeting].limit)
+    fairness.enter(sharing, leader, world.transfers[transfer].route, world.transfers[transfer].limit)
 
 
 @kernel(forceinline=True)
-def part(world, flat, meeting, now_s):
-    """A meeting is over."""
-    meetings = world.meetings
-    for i in range(meetings[meeting].member, meetings[meeting + 1].member):
+def part(world, flat, transfer, now_s):
+    """A transfer is over."""
+    transfers = world.transfers
+    for i in range(transfers[transfer].member, transfers[transfer + 1].member):
         op = world.member[i]
-        if meetings[meeting].slows:
+        if transfers[transfer].slows:
             rank = world.streams[world.ops[op].stream].rank
-            world.ranks[rank].transfers -= 1
+            world.ranks[rank].slowing -= 1
             change(world, rank)
         end(world, flat, op, now_s)
 

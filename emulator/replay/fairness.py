@@ -29,7 +29,7 @@ FLOW = np.dtype([("limit", "f8"), ("rate", "f8"), ("route", "i4")], align=True)
 
 
 class Sharing(NamedTuple):
-    """Who is on which link. A flow has the number of the stream that leads its meeting; its hop k has the number
+    """Who is on which link. A flow has the number of the stream that leads its transfer; its hop k has the number
     flow · width + k in the lists of links, which run through `around`."""
 
     links: np.ndarray

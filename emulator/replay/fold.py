@@ -4,10 +4,10 @@ Colour refinement: ranks begin with one colour if they do the same ops in the sa
 keep one colour only as long as, op by op, they meet ops of the same colours. What is left at the end is an equitable
 partition, and the time of an op follows from the times of those it waits for alone: so ops of one colour start and end
 together, and one rank of each colour tells all. What could tell equal ranks apart is not folded: their own slowness is
-part of the first colour, and where links are shared or meetings take streams of order READY, ties are broken by
+part of the first colour, and where links are shared or transfers take streams of order READY, ties are broken by
 numbers, so nothing is folded at all.
 
-In a ring of equal ranks the one that is left meets itself: it takes part in a meeting twice, on two streams. Engines
+In a ring of equal ranks the one that is left meets itself: it takes part in a transfer twice, on two streams. Engines
 play that as they play anything; only `checks.check` takes it for a mistake.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from emulator.replay.conditions import Conditions
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Graph, Groups, Meetings, Ops, Order, rows
+from emulator.workload.graph import NO_TRANSFER, Graph, Groups, Ops, Order, Transfers, rows
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def fold(graph: Graph, costs: Costs, conditions: Conditions | None = None) -> Fo
 def _is_particular(graph: Graph, costs: Costs, conditions: Conditions) -> bool:
     """Whether equal ranks may come to differ."""
     chooses = graph.streams.order[graph.ops.stream] == Order.READY
-    chosen_meetings = bool(np.any(chooses & (graph.ops.meeting != NO_MEETING)))
-    moves = conditions.share_links and bool(np.any(costs.meeting_route != NO_ROUTE))
-    return bool(conditions.jitter or conditions.comm_jitter or conditions.pauses or chosen_meetings or moves)
+    chosen_transfers = bool(np.any(chooses & (graph.ops.transfer != NO_TRANSFER)))
+    moves = conditions.share_links and bool(np.any(costs.transfer_route != NO_ROUTE))
+    return bool(conditions.jitter or conditions.comm_jitter or conditions.pauses or chosen_transfers or moves)
 
 
 # Colours
@@ -67,21 +67,21 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
     stream = _places(graph.streams.rank, len(graph.ranks))[ops.stream]
     slowness = np.ones(len(graph.ranks))
     slowness[list(conditions.slowness)] = list(conditions.slowness.values())
-    meets = np.flatnonzero(ops.meeting != NO_MEETING)
-    meeting = ops.meeting[meets]
+    meets = np.flatnonzero(ops.transfer != NO_TRANSFER)
+    transfer = ops.transfer[meets]
     waiting = np.repeat(np.arange(len(ops)), np.diff(ops.dep_start))
 
     own = _mixed(place, stream, ops.work, graph.streams.order[ops.stream])
     colour = _mixed(slowness, graph.ranks.job, graph.ranks.stage)
     colour = _mixed(colour, _summed(own, rank, len(colour)))
-    price = _mixed(graph.meetings.work, costs.meeting_fixed_s, costs.meeting_bytes, costs.meeting_bytes_per_s)
+    price = _mixed(graph.transfers.work, costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s)
     count = 0
     while count < len(colours := np.unique(colour)):
         count = len(colours)
         op = _mixed(colour[rank], place)
-        together = _mixed(price, _summed(op[meets], meeting, len(price)))
+        together = _mixed(price, _summed(op[meets], transfer, len(price)))
         seen = np.zeros(len(ops), np.uint64)
-        seen[meets] = together[meeting]
+        seen[meets] = together[transfer]
         seen = _mixed(place, seen, _summed(op[ops.deps], waiting, len(ops)))
         colour = _mixed(colour, _summed(seen, rank, len(colour)))
     return colour
@@ -136,57 +136,57 @@ def _quotient(
     by_rank[first[number[rank[chosen]]] + place[chosen]] = np.arange(len(chosen))
     op = by_rank[first[number[rank]] + place]
 
-    meeting, new_meeting = _meetings(ops, op, chosen, len(graph.meetings))
+    transfer, new_transfer = _transfers(ops, op, chosen, len(graph.transfers))
     streams = np.flatnonzero(is_representative[graph.streams.rank])
     stream_number = np.full(len(graph.streams), -1, np.int32)
     stream_number[streams] = np.arange(len(streams))
     counts = np.diff(ops.dep_start)
     waits = np.repeat(stays, counts)
-    groups, group = _groups(graph, meeting, number)
+    groups, group = _groups(graph, transfer, number)
     weight = np.bincount(number, weights=graph.ranks.weight, minlength=len(representatives))
     small = Graph(
         works=graph.works,
         ranks=replace(rows(graph.ranks, representatives), weight=weight),
         streams=replace(rows(graph.streams, streams), rank=number[graph.streams.rank[streams]]),
         groups=groups,
-        meetings=Meetings(work=graph.meetings.work[meeting], group=group),
+        transfers=Transfers(work=graph.transfers.work[transfer], group=group),
         ops=Ops(
             work=ops.work[chosen],
             stream=stream_number[ops.stream[chosen]],
-            meeting=new_meeting,
+            transfer=new_transfer,
             micro_batch=ops.micro_batch[chosen],
             dep_start=np.concatenate([[0], np.cumsum(counts[chosen])]),
             deps=op[ops.deps[waits]],
         ),
         job_names=graph.job_names,
     )
-    each = ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route")
-    prices = replace(costs, **{name: getattr(costs, name)[meeting] for name in each})
+    each = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
+    prices = replace(costs, **{name: getattr(costs, name)[transfer] for name in each})
     slow = {int(number[one]): factor for one, factor in conditions.slowness.items() if is_representative[one]}
     return Folded(small, prices, replace(conditions, slowness=slow), number, op)
 
 
-def _meetings(ops: Ops, op: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Meetings of the same representatives are one: the first of each (of the whole graph), int32; and for each
+def _transfers(ops: Ops, op: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Transfers of the same representatives are one: the first of each (of the whole graph), int32; and for each
     chosen op which of them it is in, int32."""
-    members = np.flatnonzero(ops.meeting != NO_MEETING)
-    least = np.full(count, len(op), np.int64)  # the first representative in it names a meeting
-    np.minimum.at(least, ops.meeting[members], op[members])
+    members = np.flatnonzero(ops.transfer != NO_TRANSFER)
+    least = np.full(count, len(op), np.int64)  # the first representative in it names a transfer
+    np.minimum.at(least, ops.transfer[members], op[members])
     named = np.full(len(op) + 1, -1, np.int64)
-    # A representative's op is in one meeting only, so that all meetings of one name are one class.
+    # A representative's op is in one transfer only, so that all transfers of one name are one class.
     names, first = np.unique(least, return_index=True)
     is_met = names < len(op)
     names, first = names[is_met], first[is_met]
     named[names] = np.arange(len(names))
-    whose = ops.meeting[chosen]
-    new = np.full(len(chosen), NO_MEETING, np.int32)
-    new[whose != NO_MEETING] = named[least[whose[whose != NO_MEETING]]]
+    whose = ops.transfer[chosen]
+    new = np.full(len(chosen), NO_TRANSFER, np.int32)
+    new[whose != NO_TRANSFER] = named[least[whose[whose != NO_TRANSFER]]]
     return first.astype(np.int32), new
 
 
-def _groups(graph: Graph, meeting: np.ndarray, number: np.ndarray) -> tuple[Groups, np.ndarray]:
-    """Groups of the meetings that are left, of representatives, each once; and the group of each meeting."""
-    used, group = np.unique(graph.meetings.group[meeting], return_inverse=True)
+def _groups(graph: Graph, transfer: np.ndarray, number: np.ndarray) -> tuple[Groups, np.ndarray]:
+    """Groups of the transfers that are left, of representatives, each once; and the group of each transfer."""
+    used, group = np.unique(graph.transfers.group[transfer], return_inverse=True)
     members = [np.unique(number[graph.groups.members(one)]) for one in used]
     start = np.concatenate([[0], np.cumsum([len(each) for each in members])]).astype(np.int64)
     return (

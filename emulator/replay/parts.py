@@ -42,7 +42,7 @@ PART_OF_KIND = {
 }
 
 PART_OF_WAIT = {Kind.COLLECTIVE: WAITING, Kind.LOAD: LOADING, Kind.CHECKPOINT: CHECKPOINT}
-"""What a rank is charged while an op of it waits for the rest of its meeting. A send or receive that waits is the
+"""What a rank is charged while an op of it waits for the rest of its transfer. A send or receive that waits is the
 pipeline's idling."""
 
 
@@ -89,9 +89,9 @@ def parts(played: Replayed) -> Parts:
         stream_start,
         ops,
         graph.ops.work,
-        graph.ops.meeting,
+        graph.ops.transfer,
         played.start_s,
-        played.meeting_start_s,
+        played.transfer_start_s,
         played.end_s,
         active,
         waiting,
@@ -123,9 +123,9 @@ def _charge(
     stream_start,
     ops,
     work,
-    meeting,
+    transfer,
     start_s,
-    meeting_start_s,
+    transfer_start_s,
     end_s,
     active,
     waiting,
@@ -156,7 +156,7 @@ def _charge(
                         state[i], until_s[i] = 8, np.inf
                         break
                     op = ops[at[i]]
-                    moves_s = start_s[op] if meeting[op] < 0 else max(start_s[op], meeting_start_s[meeting[op]])
+                    moves_s = start_s[op] if transfer[op] < 0 else max(start_s[op], transfer_start_s[transfer[op]])
                     if now_s < start_s[op]:
                         state[i], until_s[i] = 8, start_s[op]
                     elif now_s < moves_s:

@@ -11,33 +11,33 @@ import numpy as np
 import simpy
 
 from emulator.replay.conditions import Conditions, noise
-from emulator.replay.engine import _meeting_times
+from emulator.replay.engine import _transfer_times
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Graph, Kind, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Kind, Order
 
 LATE = 2
 """A simpy priority below all that ends at a moment: streams choose, and rates change, after it."""
 
 
 class Reference:
-    """One replay. After `run()`: `start_s`, `end_s` (ops,) and `meeting_start_s` (meetings,), NaN for what never
+    """One replay. After `run()`: `start_s`, `end_s` (ops,) and `transfer_start_s` (transfers,), NaN for what never
     was."""
 
     def __init__(self, graph: Graph, costs: Costs, conditions: Conditions | None = None) -> None:
         self.graph, self.costs, self.conditions = graph, costs, conditions or Conditions()
         self.flat = self.conditions.for_kernels(graph)
-        self.fixed_s, self.bytes, self.route = _meeting_times(graph, costs, self.conditions, self.flat)
+        self.fixed_s, self.bytes, self.route = _transfer_times(graph, costs, self.conditions, self.flat)
         self.env = simpy.Environment()
         self.start_s = np.full(len(graph.ops), np.nan)
         self.end_s = np.full(len(graph.ops), np.nan)
-        self.meeting_start_s = np.full(len(graph.meetings), np.nan)
+        self.transfer_start_s = np.full(len(graph.transfers), np.nan)
 
         self.members = defaultdict(list)
         self.after = defaultdict(list)
         self.waits = [0] * len(graph.ops)
         last = {}
         for op in range(len(graph.ops)):
-            stream, meeting = int(graph.ops.stream[op]), int(graph.ops.meeting[op])
+            stream, transfer = int(graph.ops.stream[op]), int(graph.ops.transfer[op])
             before = [int(dep) for dep in graph.ops.before(op)]
             if graph.streams.order[stream] == Order.PROGRAM:
                 before += [last[stream]] if stream in last else []
@@ -45,16 +45,16 @@ class Reference:
             for other in before:
                 self.after[other].append(op)
             self.waits[op] = len(before)
-            if meeting != NO_MEETING:
-                self.members[meeting].append(op)
-        self.missing = {meeting: len(members) for meeting, members in self.members.items()}
+            if transfer != NO_TRANSFER:
+                self.members[transfer].append(op)
+        self.missing = {transfer: len(members) for transfer, members in self.members.items()}
         self.is_busy = [False] * len(graph.streams)
         self.in_line: list[tuple] = []  # (−priority, ready, op number, streams, what to start)
         self.is_late_due = False
-        self.transfers = defaultdict(int)  # rank → how many are in progress
+        self.slowing = defaultdict(int)  # rank → how many are in progress
         self.is_paused = [False] * len(graph.ranks)
         self.alone: dict[int, Job] = {}  # op → what is left of it
-        self.moving: dict[int, Job] = {}  # meeting → what is left of it
+        self.moving: dict[int, Job] = {}  # transfer → what is left of it
 
     def run(self) -> float:
         """Play to the end; returns the makespan in seconds."""
@@ -80,26 +80,26 @@ class Reference:
     # Starting
 
     def _ready(self, op: int) -> None:
-        stream, meeting = int(self.graph.ops.stream[op]), int(self.graph.ops.meeting[op])
+        stream, transfer = int(self.graph.ops.stream[op]), int(self.graph.ops.transfer[op])
         in_program_order = self.graph.streams.order[stream] == Order.PROGRAM
         self.start_s[op] = self.env.now
         if in_program_order:
             self.is_busy[stream] = True
-        if meeting == NO_MEETING:
+        if transfer == NO_TRANSFER:
             if in_program_order:
                 self._start(op)
             else:
                 self._stand_in_line(op, int(self.graph.ops.work[op]), [stream], lambda: self._start(op))
             return
-        self.missing[meeting] -= 1
-        if self.missing[meeting] == 0:
-            streams = [int(self.graph.ops.stream[member]) for member in self.members[meeting]]
+        self.missing[transfer] -= 1
+        if self.missing[transfer] == 0:
+            streams = [int(self.graph.ops.stream[member]) for member in self.members[transfer]]
             chosen = [stream for stream in streams if self.graph.streams.order[stream] == Order.READY]
             if chosen:
-                work = int(self.graph.meetings.work[meeting])
-                self._stand_in_line(self.members[meeting][0], work, chosen, lambda: self._meet(meeting))
+                work = int(self.graph.transfers.work[transfer])
+                self._stand_in_line(self.members[transfer][0], work, chosen, lambda: self._meet(transfer))
             else:
-                self._meet(meeting)
+                self._meet(transfer)
 
     def _stand_in_line(self, op: int, work: int, streams: list[int], start) -> None:
         self.in_line.append((-int(self.graph.works.priority[work]), self.env.now, op, streams, start))
@@ -114,33 +114,33 @@ class Reference:
         self.is_busy[self.graph.ops.stream[op]] = True
         self.alone[op] = Job(self, seconds, self._speed(op), lambda: self._end(op))
 
-    def _meet(self, meeting: int) -> None:
-        self.meeting_start_s[meeting] = self.env.now
-        for op in self.members[meeting]:
+    def _meet(self, transfer: int) -> None:
+        self.transfer_start_s[transfer] = self.env.now
+        for op in self.members[transfer]:
             stream = int(self.graph.ops.stream[op])
             if self.graph.streams.order[stream] == Order.READY:
                 self.start_s[op] = self.env.now
             self.is_busy[stream] = True
-            self.transfers[self._rank_of(op)] += self._slows(meeting)
+            self.slowing[self._rank_of(op)] += self._slows(transfer)
         self._later()
-        self.env.process(self._transfer(meeting))
+        self.env.process(self._transfer(transfer))
 
-    def _slows(self, meeting: int) -> bool:
-        kind = self.graph.works.kind[self.graph.meetings.work[meeting]]
+    def _slows(self, transfer: int) -> bool:
+        kind = self.graph.works.kind[self.graph.transfers.work[transfer]]
         return kind in (Kind.COLLECTIVE, Kind.SEND, Kind.RECV)
 
-    def _transfer(self, meeting: int):
-        yield self.env.timeout(self.fixed_s[meeting])
-        if self.route[meeting] != NO_ROUTE:
+    def _transfer(self, transfer: int):
+        yield self.env.timeout(self.fixed_s[transfer])
+        if self.route[transfer] != NO_ROUTE:
             over = self.env.event()
-            self.moving[meeting] = Job(self, self.bytes[meeting], 0.0, over.succeed)
+            self.moving[transfer] = Job(self, self.bytes[transfer], 0.0, over.succeed)
             self._later()
             yield over
-            del self.moving[meeting]
+            del self.moving[transfer]
             self._later()
-        for op in self.members[meeting]:
-            self.transfers[self._rank_of(op)] -= self._slows(meeting)
-        for op in self.members[meeting]:
+        for op in self.members[transfer]:
+            self.slowing[self._rank_of(op)] -= self._slows(transfer)
+        for op in self.members[transfer]:
             self._end(op)
 
     def _end(self, op: int) -> None:
@@ -172,46 +172,46 @@ class Reference:
         if self.flat.slowdown.any() or self.conditions.pauses:
             for op, job in self.alone.items():
                 job.set_speed(self._speed(op))
-        for meeting, rate in self._fair_rates().items():
-            self.moving[meeting].set_speed(rate)
+        for transfer, rate in self._fair_rates().items():
+            self.moving[transfer].set_speed(rate)
 
     def _speed(self, op: int) -> float:
         rank = self._rank_of(op)
         if self.is_paused[rank]:
             return 0.0
         kind = self.graph.works.kind[self.graph.ops.work[op]]
-        if self.transfers[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
+        if self.slowing[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
             return 1.0 / (1.0 + self.flat.slowdown[rank])
         return 1.0
 
     def _fair_rates(self) -> dict[int, float]:
-        """Meeting → bytes/s by progressive filling."""
+        """Transfer → bytes/s by progressive filling."""
         if not self.moving:
             return {}
         links = self.costs.links
         room = dict(enumerate(links.link_bytes_per_s))
         hops = {}
-        for meeting in self.moving:
-            first, last = links.start[self.route[meeting]], links.start[self.route[meeting] + 1]
-            hops[meeting] = [(int(links.link[i]), float(links.share[i])) for i in range(first, last)]
+        for transfer in self.moving:
+            first, last = links.start[self.route[transfer]], links.start[self.route[transfer] + 1]
+            hops[transfer] = [(int(links.link[i]), float(links.share[i])) for i in range(first, last)]
         rates, growing = {}, set(self.moving)
         while growing:
             load = defaultdict(float)
-            for meeting in growing:
-                for link, share in hops[meeting]:
+            for transfer in growing:
+                for link, share in hops[transfer]:
                     load[link] += share
             fair = {link: max(room[link], 0.0) / load[link] for link in load if load[link] > 0}
-            level = min([*fair.values(), *(self.costs.meeting_bytes_per_s[meeting] for meeting in growing)])
+            level = min([*fair.values(), *(self.costs.transfer_bytes_per_s[transfer] for transfer in growing)])
             full = {link for link in fair if fair[link] <= level * (1 + 1e-12)}
             stopped = {
-                meeting
-                for meeting in growing
-                if self.costs.meeting_bytes_per_s[meeting] <= level
-                or any(link in full and share > 0 for link, share in hops[meeting])
+                transfer
+                for transfer in growing
+                if self.costs.transfer_bytes_per_s[transfer] <= level
+                or any(link in full and share > 0 for link, share in hops[transfer])
             }
-            for meeting in stopped:
-                rates[meeting] = level
-                for link, share in hops[meeting]:
+            for transfer in stopped:
+                rates[transfer] = level
+                for link, share in hops[transfer]:
                     room[link] -= level * share
             growing -= stopped
         return rates

@@ -21,14 +21,14 @@ class State(NamedTuple):
     """float64 (ops,): when an op took its stream; NaN: not yet."""
     end_s: np.ndarray
     """float64 (ops,)."""
-    meeting_start_s: np.ndarray
-    """float64 (meetings,): the last arrival so far."""
-    meeting_last: np.ndarray
-    """int32 (meetings,): the op that arrived last."""
-    meeting_left: np.ndarray
-    """int32 (meetings,): members still to come."""
-    meeting_head: np.ndarray
-    """int32 (meetings,): first of the streams that are held up in it, −1: none."""
+    transfer_start_s: np.ndarray
+    """float64 (transfers,): the last arrival so far."""
+    transfer_last: np.ndarray
+    """int32 (transfers,): the op that arrived last."""
+    transfer_left: np.ndarray
+    """int32 (transfers,): members still to come."""
+    transfer_head: np.ndarray
+    """int32 (transfers,): first of the streams that are held up in it, −1: none."""
     op_head: np.ndarray
     """int32 (ops,): first of the streams that wait for this op's end, −1: none."""
     stream_next: np.ndarray
@@ -47,19 +47,19 @@ class State(NamedTuple):
 
 def begin(graph: Graph, flat: Flat) -> State:
     """The state before anything has run."""
-    ops, streams, meetings = len(graph.ops), len(graph.streams), len(graph.meetings)
+    ops, streams, transfers = len(graph.ops), len(graph.streams), len(graph.transfers)
     following, cursor = _chains(graph.ops.stream, streams)
     runnable = np.flatnonzero(cursor >= 0)[::-1].astype(np.int32)
     stack = np.zeros(streams + 1, np.int32)
     stack[: len(runnable)] = runnable
-    members = graph.ops.meeting[graph.ops.meeting >= 0]
+    members = graph.ops.transfer[graph.ops.transfer >= 0]
     return State(
         start_s=np.full(ops, np.nan),
         end_s=np.full(ops, np.nan),
-        meeting_start_s=np.full(meetings, -1.0),
-        meeting_last=np.full(meetings, -1, np.int32),
-        meeting_left=np.bincount(members, minlength=meetings).astype(np.int32),
-        meeting_head=np.full(meetings, -1, np.int32),
+        transfer_start_s=np.full(transfers, -1.0),
+        transfer_last=np.full(transfers, -1, np.int32),
+        transfer_left=np.bincount(members, minlength=transfers).astype(np.int32),
+        transfer_head=np.full(transfers, -1, np.int32),
         op_head=np.full(ops, -1, np.int32),
         stream_next=np.full(streams, -1, np.int32),
         following=following,
@@ -82,7 +82,7 @@ def _chains(stream, streams):
 
 
 @kernel
-def run(budget, work, stream, meeting, dep_start, deps, stream_rank, work_s, meeting_s, flat, state):
+def run(budget, work, stream, transfer, dep_start, deps, stream_rank, work_s, transfer_s, flat, state):
     """Run until nothing can, or about `budget` more ops have ended. Returns how many have."""
     ended = 0
     depth = state.depth[0]
@@ -108,19 +108,19 @@ def run(budget, work, stream, meeting, dep_start, deps, stream_rank, work_s, mee
                 is_waiting = True
                 break
             state.start_s[op] = now_s
-            together = meeting[op]
+            together = transfer[op]
             if together >= 0:
-                if now_s > state.meeting_start_s[together]:
-                    state.meeting_start_s[together] = now_s
-                    state.meeting_last[together] = op
-                state.meeting_left[together] -= 1
-                if state.meeting_left[together] > 0:
-                    state.stream_next[here] = state.meeting_head[together]
-                    state.meeting_head[together] = here
+                if now_s > state.transfer_start_s[together]:
+                    state.transfer_start_s[together] = now_s
+                    state.transfer_last[together] = op
+                state.transfer_left[together] -= 1
+                if state.transfer_left[together] > 0:
+                    state.stream_next[here] = state.transfer_head[together]
+                    state.transfer_head[together] = here
                     is_waiting = True
                     break
-                now_s = state.meeting_start_s[together] + meeting_s[together]
-                peer = state.meeting_head[together]
+                now_s = state.transfer_start_s[together] + transfer_s[together]
+                peer = state.transfer_head[together]
                 while peer >= 0:
                     after = state.stream_next[peer]
                     its_op = state.cursor[peer]

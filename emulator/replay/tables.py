@@ -1,4 +1,4 @@
-"""What the event engine plays, as tables of records that stand in memory together: ops, streams, meetings, ranks, and
+"""What the event engine plays, as tables of records that stand in memory together: ops, streams, transfers, ranks, and
 where each of them stands. `begin` makes them from a graph and its costs.
 """
 
@@ -16,8 +16,8 @@ from emulator.workload.graph import Graph, Kind, Order
 from switchml.runtime.jit import kernel
 
 IDLE, ALONE, LATENCY, MOVING, FOLLOWING = range(5)
-"""What a stream does: nothing, or an op that waits for its meeting; an op without a meeting; leading a meeting
-through its fixed time; leading it while bytes move; being in a meeting that another stream leads."""
+"""What a stream does: nothing, or an op that waits for its transfer; an op without a transfer; leading a transfer
+through its fixed time; leading it while bytes move; being in a transfer that another stream leads."""
 
 OP = np.dtype(
     [
@@ -28,7 +28,7 @@ OP = np.dtype(
         ("following", "i4"),  # the next op on a stream in program order, −1: none
         ("stream", "i4"),
         ("work", "i4"),
-        ("meeting", "i4"),
+        ("transfer", "i4"),
         ("priority", "i4"),
         ("child", "i4"),  # see queues.join
         ("sibling", "i4"),
@@ -44,13 +44,13 @@ STREAM = np.dtype(
         ("running", "i4"),  # the op that holds it, −1: none
         ("phase", "i4"),
         ("line", "i4"),  # the op that is next in line, −1: none
-        ("parked", "i4"),  # first complete meeting that stands in line for it, −1: none
+        ("parked", "i4"),  # first complete transfer that stands in line for it, −1: none
         ("takes_ready", "i4"),  # whether its order is READY
         ("is_dirty", "i4"),  # whether it must choose
     ],
     align=True,
 )
-MEETING = np.dtype(
+TRANSFER = np.dtype(
     [
         ("start_s", "f8"),  # when it began; of one that stands in line, since when it is complete; NaN: not yet
         ("fixed_s", "f8"),  # its time before bytes move, or all of it where it has no route
@@ -71,7 +71,7 @@ RANK = np.dtype(
         ("first", "i8"),  # ops that wait for nothing: from here in `World.first`
         ("stream", "i8"),  # its streams: from here in `World.rank_stream`
         ("pause", "i8"),  # −1 before it has begun, then twice the number of its next pause, and one more inside one
-        ("transfers", "i4"),  # in progress, of those that slow compute
+        ("slowing", "i4"),  # in progress, of those that slow compute
         ("is_changed", "i4"),  # whether its speed may have changed
     ],
     align=True,
@@ -79,7 +79,7 @@ RANK = np.dtype(
 WORK = np.dtype([("seconds", "f8"), ("is_slowed", "i4")], align=True)
 """What an op takes alone, and whether communication slows it."""
 CHOICE = np.dtype([("ready_s", "f8"), ("who", "i4"), ("number", "i4"), ("priority", "i4")], align=True)
-"""What stands in line: `who` is an op, or −1 − a meeting; `number` the op by which it comes in the graph."""
+"""What stands in line: `who` is an op, or −1 − a transfer; `number` the op by which it comes in the graph."""
 
 DIRTY, CHANGED, EVENTS, ENDED = range(4)
 """Places in `World.counts`."""
@@ -93,9 +93,9 @@ class World(NamedTuple):
     after: np.ndarray
     """int32."""
     streams: np.ndarray
-    meetings: np.ndarray
+    transfers: np.ndarray
     member: np.ndarray
-    """int32: the ops of each meeting, in the order of the graph."""
+    """int32: the ops of each transfer, in the order of the graph."""
     ranks: np.ndarray
     rank_stream: np.ndarray
     """int32: streams by rank."""
@@ -109,7 +109,7 @@ class World(NamedTuple):
     changed: np.ndarray
     """int32 (ranks,): ranks whose speed may have changed."""
     choices: np.ndarray
-    """CHOICE (streams + meetings,): what dirty streams choose from."""
+    """CHOICE (streams + transfers,): what dirty streams choose from."""
     choice_order: np.ndarray
     """int32: places in it."""
     counts: np.ndarray
@@ -122,30 +122,30 @@ def begin(
     graph: Graph, costs: Costs, flat: Flat, fixed_s: np.ndarray, route: np.ndarray, bytes: np.ndarray
 ) -> tuple[World, Sharing | None]:
     """The tables before anything has run; no `Sharing` where no link is used. `fixed_s`, `route` and `bytes` are
-    (meetings,), noise included."""
-    count, streams, meetings, ranks = len(graph.ops), len(graph.streams), len(graph.meetings), len(graph.ranks)
+    (transfers,), noise included."""
+    count, streams, transfers, ranks = len(graph.ops), len(graph.streams), len(graph.transfers), len(graph.ranks)
     takes_ready = graph.streams.order == Order.READY
     kinds = graph.works.kind
 
     ops = np.zeros(count + 1, OP)
     ops["start_s"] = ops["end_s"] = np.nan
     ops["child"] = ops["sibling"] = -1
-    for name in ("stream", "work", "meeting"):
+    for name in ("stream", "work", "transfer"):
         ops[name][:-1] = getattr(graph.ops, name)
     ops["priority"][:-1] = graph.works.priority[graph.ops.work]
     after = _link(ops, graph.ops.dep_start, graph.ops.deps, takes_ready)
 
-    table = np.zeros(meetings + 1, MEETING)
+    table = np.zeros(transfers + 1, TRANSFER)
     table["start_s"], table["last"], table["parked"] = np.nan, -1, -1
-    table["member"], member = _grouped(graph.ops.meeting, meetings)
+    table["member"], member = _grouped(graph.ops.transfer, transfers)
     table["left"][:-1] = np.diff(table["member"])
     if flat.slowdown.any():
-        table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.meetings.work]
-    table["priority"][:-1] = graph.works.priority[graph.meetings.work]
+        table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.transfers.work]
+    table["priority"][:-1] = graph.works.priority[graph.transfers.work]
     for name, values in (
         ("fixed_s", fixed_s),
         ("bytes", bytes),
-        ("limit", costs.meeting_bytes_per_s),
+        ("limit", costs.transfer_bytes_per_s),
         ("route", route),
     ):
         table[name][:-1] = values
@@ -172,7 +172,7 @@ def begin(
         ops=ops,
         after=after,
         streams=stream_table,
-        meetings=table,
+        transfers=table,
         member=member,
         ranks=rank_table,
         rank_stream=rank_stream,
@@ -182,8 +182,8 @@ def begin(
         heap=heap,
         dirty=np.zeros(streams, np.int32),
         changed=np.zeros(ranks, np.int32),
-        choices=np.zeros(streams + meetings, CHOICE),
-        choice_order=np.zeros(streams + meetings, np.int32),
+        choices=np.zeros(streams + transfers, CHOICE),
+        choice_order=np.zeros(streams + transfers, np.int32),
         counts=np.zeros(4, np.int64),
         now_s=np.zeros(1),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.replay.engine import Replayed
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.workload.graph import NO_TRANSFER, Kind
 
 PHASES = (
     "forward",
@@ -109,10 +109,10 @@ def lanes(
         ops = np.flatnonzero(op_rank == rank)
         op_phase = phase[graph.ops.work[ops]] if len(graph.works) else np.empty(0, int)
         start_s, end_s = played.start_s[ops], played.end_s[ops]
-        meeting = graph.ops.meeting[ops]
+        transfer = graph.ops.transfer[ops]
         moves_s = start_s.copy()
-        meets = meeting != NO_MEETING
-        moves_s[meets] = np.maximum(start_s[meets], played.meeting_start_s[meeting[meets]])
+        meets = transfer != NO_TRANSFER
+        moves_s[meets] = np.maximum(start_s[meets], played.transfer_start_s[transfer[meets]])
         filled = np.zeros((len(PHASES), columns))
         for number in range(len(PHASES)):
             chosen = op_phase == number

@@ -14,7 +14,7 @@ import numpy as np
 
 from emulator.replay.critical import CriticalPath
 from emulator.replay.engine import Replayed
-from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind
+from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import ConfigError
 
 MOST_OPS = 500_000
@@ -112,7 +112,7 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
             before = None
             continue
         place = {"pid": int(rank[op]), "tid": stream}
-        arrow = {"name": "critical path", "cat": "critical", "id": len(graph.meetings) + number}
+        arrow = {"name": "critical path", "cat": "critical", "id": len(graph.transfers) + number}
         if before is not None:
             yield {"ph": "s", **arrow, **before}
             yield {"ph": "f", "bp": "e", **arrow, **place, "ts": from_s + 0.001 * (until_s - from_s)}
@@ -123,24 +123,24 @@ def _of_path(played: Replayed, path: CriticalPath, is_shown: np.ndarray) -> Iter
 def _of_op(played: Replayed, op: int) -> Iterable[dict[str, Any]]:
     """Its slice; before it one for its wait; the end of an arrow. Times in microseconds."""
     graph = played.graph
-    stream, work, meeting = int(graph.ops.stream[op]), int(graph.ops.work[op]), int(graph.ops.meeting[op])
+    stream, work, transfer = int(graph.ops.stream[op]), int(graph.ops.work[op]), int(graph.ops.transfer[op])
     kind = Kind(graph.works.kind[work])
     place = {"pid": int(graph.streams.rank[stream]), "tid": stream}
     start_us, end_us = played.start_s[op] * 1e6, played.end_s[op] * 1e6
     args: dict[str, Any] = {"op": op}
     if graph.ops.micro_batch[op] != NO_MICRO_BATCH:
         args["micro_batch"] = int(graph.ops.micro_batch[op])
-    if meeting != NO_MEETING:
-        about = int(graph.meetings.work[meeting])
-        args |= {"bytes": float(graph.works.bytes[about]), "group": graph.groups.name[graph.meetings.group[meeting]]}
-        began_us = max(start_us, played.meeting_start_s[meeting] * 1e6)
+    if transfer != NO_TRANSFER:
+        about = int(graph.transfers.work[transfer])
+        args |= {"bytes": float(graph.works.bytes[about]), "group": graph.groups.name[graph.transfers.group[transfer]]}
+        began_us = max(start_us, played.transfer_start_s[transfer] * 1e6)
         if began_us > start_us:
             wait = {"ph": "X", "name": "waiting for peers", "cat": "wait", "ts": start_us, "dur": began_us - start_us}
             yield {**wait, **place, "args": {"for": graph.works.name[work]}}
         start_us = began_us
         if graph.works.collective[about] == Collective.P2P:
             end = {"ph": "s"} if kind == Kind.SEND else {"ph": "f", "bp": "e"}
-            yield {**end, "name": "p2p", "cat": "p2p", "id": meeting, "ts": start_us, **place}
+            yield {**end, "name": "p2p", "cat": "p2p", "id": transfer, "ts": start_us, **place}
     name = graph.works.name[work]
     slice_ = {"ph": "X", "name": name, "cat": kind.name.lower(), "ts": start_us, "dur": end_us - start_us}
     yield {**slice_, **place, "args": args}

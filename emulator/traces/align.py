@@ -31,7 +31,7 @@ LEAST_DRIFT_S = 20.0
 WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
-MOST_MEETINGS = 2000
+MOST_TRANSFERS = 2000
 MIDDLE_ERROR = 1 / 6
 """How far off the middle between two bounds is, over how far apart these are: as seen in captures on one machine."""
 LEAST_ERROR_S, LEAST_END_ERROR_S = 1e-6, 5e-4
@@ -105,7 +105,7 @@ class _Observations:
         """Of each pair of hosts that something was told about."""
         base_s = epochs_s(traces)
         self._messages(traces, hosts, base_s)
-        self._meetings(traces, hosts, base_s)
+        self._transfers(traces, hosts, base_s)
 
     def _messages(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
         ends = messages.ends(traces, base_s)
@@ -123,7 +123,7 @@ class _Observations:
             if errors_s:
                 self.errors_s.append(max(errors_s))
 
-    def _meetings(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
+    def _transfers(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
         met: dict[Key, list[tuple[int, float, float, float]]] = {}
         strangers = strange_groups(traces)
         for i, trace in enumerate(traces):
@@ -134,7 +134,7 @@ class _Observations:
                 end_s = start_s + float(events.duration_s[event])
                 met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
         several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
-        every = max(1, len(several) // MOST_MEETINGS)
+        every = max(1, len(several) // MOST_TRANSFERS)
         pairs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         for members in several[::every]:
             begun, done = {}, {}
@@ -155,7 +155,7 @@ class _Observations:
                 self.errors_s.append(error_s)
 
     def _pair(self, a: int, b: int, rows: np.ndarray) -> float:
-        """Differences that the common meetings of two hosts tell, and their error; rows of (size, begun at a, done at
+        """Differences that the common transfers of two hosts tell, and their error; rows of (size, begun at a, done at
         a, begun at b, done at b)."""
         size, begun_a, done_a, begun_b, done_b = rows.T
         if np.ptp(done_a) >= LEAST_DRIFT_S:

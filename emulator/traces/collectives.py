@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.traces.events import NONE, RankTrace, What
 from emulator.traces.segments import COMMUNICATION, Segments
-from emulator.workload.graph import NO_MEETING
+from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import TraceError
 
 
@@ -77,7 +77,7 @@ class Met:
     def __init__(self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int) -> None:
         self.traces, self.cuts, self.step = traces, cuts, step
         self.keys: list[Key] = []
-        self.meeting = [np.full(len(segments), NO_MEETING, np.int64) for segments in cuts]
+        self.transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
         """Of each segment, by rank: into `keys`."""
         self.assumptions: list[str] = []
         strangers = strange_groups(traces)
@@ -90,7 +90,7 @@ class Met:
                     number[key] = len(self.keys)
                     self.keys.append(key)
                     members.append([])
-                self.meeting[place][one] = number[key]
+                self.transfer[place][one] = number[key]
                 members[number[key]].append((place, one))
         present = {trace.rank for trace in traces}
         for key, met in zip(self.keys, members, strict=True):

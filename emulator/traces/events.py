@@ -88,7 +88,7 @@ class Events:
     sequence: np.ndarray
     """int64: the how-many-eth communication of its group it is on this rank, from 0; of SEND and RECV, between this
     rank and `peer` in that direction. NONE for what is no communication. The same number on all members is the same
-    meeting."""
+    transfer."""
     peer: np.ndarray
     """int32: the other rank of a SEND or RECV, NONE for all else."""
     bytes: np.ndarray

@@ -1,7 +1,7 @@
 """Joins the traces of all ranks into one graph: `join(read(folder))`.
 
 Each rank's iteration is cut into segments (`segments.py`), its causes are found (`causality.py`), and communications of
-the same group and sequence number become meetings. What then separates a segment from the latest thing that it had to
+the same group and sequence number become transfers. What then separates a segment from the latest thing that it had to
 wait for is a gap: an op of kind DELAY in front of it, such as the interpreter's time between two operators. So the
 graph replayed as it is gives the trace again, and in a changed graph gaps stay what they were while waiting is worked
 out anew.
@@ -28,7 +28,7 @@ from emulator.traces.segments import Segments, cut
 from emulator.workload import checks
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import TraceError
 
 MEAN = -1
@@ -122,12 +122,12 @@ class _Timing:
     tail_s: list[float]
     """From the main thread's last segment to the end of the iteration."""
     came_s: np.ndarray
-    """Of each meeting's last member."""
-    meeting_s: np.ndarray
+    """Of each transfer's last member."""
+    transfer_s: np.ndarray
 
 
 class _Plan:
-    """What iterations have in common: segments, edges and meetings of the typical one."""
+    """What iterations have in common: segments, edges and transfers of the typical one."""
 
     def __init__(self, traces: Sequence[RankTrace], step: int, clocks: Clocks) -> None:
         self.traces, self.step, self.clocks = traces, step, clocks
@@ -135,7 +135,7 @@ class _Plan:
         self.looks = [segments.looks(trace) for trace, segments in zip(traces, self.cuts, strict=True)]
         self.causality = [Causality(trace, segments) for trace, segments in zip(traces, self.cuts, strict=True)]
         met = Met(traces, self.cuts, step)
-        self.keys, self.meeting, self.assumptions = met.keys, met.meeting, met.assumptions
+        self.keys, self.transfer, self.assumptions = met.keys, met.transfer, met.assumptions
         self.orders, self.predecessors = [], []
         for segments, causality in zip(self.cuts, self.causality, strict=True):
             pairs = causality.pairs()
@@ -162,20 +162,20 @@ class _Plan:
         ends = [segments.end_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
         count = len(self.keys)
         came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
-        for place, meeting in enumerate(self.meeting):
-            members = np.flatnonzero(meeting != NO_MEETING)
+        for place, transfer in enumerate(self.transfer):
+            members = np.flatnonzero(transfer != NO_TRANSFER)
             own_end_s = ends[place].copy()
             for one, waiter in self.causality[place].waiter.items():
                 is_wait = self.causality[place].what[waiter] == What.SYNC
                 went_on_s = ends[place][waiter] if is_wait else starts[place][waiter]
                 own_end_s[one] = max(min(own_end_s[one], went_on_s), starts[place][one])
-            np.maximum.at(came_s, meeting[members], starts[place][members])
-            np.add.at(done_s, meeting[members], own_end_s[members])
-            np.add.at(members_of, meeting[members], 1.0)
+            np.maximum.at(came_s, transfer[members], starts[place][members])
+            np.add.at(done_s, transfer[members], own_end_s[members])
+            np.add.at(members_of, transfer[members], 1.0)
         done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
         gaps, lasted, tails = [], [], []
-        for place, (causality, meeting) in enumerate(zip(self.causality, self.meeting, strict=True)):
-            end_s = np.where(meeting != NO_MEETING, done_s[meeting] if count else 0.0, ends[place])
+        for place, (causality, transfer) in enumerate(zip(self.causality, self.transfer, strict=True)):
+            end_s = np.where(transfer != NO_TRANSFER, done_s[transfer] if count else 0.0, ends[place])
             first, second = self.predecessors[place].T
             ready_s = np.full(len(end_s), began_s[place] - origin_s)
             np.maximum.at(ready_s, second, end_s[first])
@@ -200,12 +200,12 @@ class _Plan:
             ]
 
         start_s, end_s, gap_s, lasted_s, tail_s = map(mean, ("start_s", "end_s", "gap_s", "lasted_s", "tail_s"))
-        meeting_s = np.mean([timing.meeting_s for timing in timings], axis=0)
+        transfer_s = np.mean([timing.transfer_s for timing in timings], axis=0)
         builder = GraphBuilder()
         weight = max((trace.world_size for trace in self.traces), default=1) / len(self.traces)
         for trace in self.traces:
             builder.add_rank(weight=max(weight, 1.0), device=trace.rank)
-        works = self._add_meetings(builder, meeting_s)
+        works = self._add_transfers(builder, transfer_s)
         rows: list[tuple[int, float, float]] = []  # event, start, end of each op
         gradients: list[tuple[int, int, float]] = []
         for place, (trace, segments) in enumerate(zip(self.traces, self.cuts, strict=True)):
@@ -215,14 +215,14 @@ class _Plan:
             )  # fmt: skip
             events = trace.events
             bucket = {
-                one: int(self.meeting[place][communication])
+                one: int(self.transfer[place][communication])
                 for communication, members in self.causality[place].buckets
                 for one in members
             }
             final = [int(one) for one in self.causality[place].host if events.gradient[segments.event[one]]]
             final.sort(key=lambda one: segments.start_s[one])
             gradients += [
-                (int(ops[one]), bucket.get(one, NO_MEETING), float(events.bytes[segments.event[one]])) for one in final
+                (int(ops[one]), bucket.get(one, NO_TRANSFER), float(events.bytes[segments.event[one]])) for one in final
             ]
         graph, orphans = _with_sources(builder.build())
         if orphans:
@@ -250,17 +250,17 @@ class _Plan:
             scatter_s=_scatter_s(graph, timings),
         )
 
-    def _add_meetings(self, builder: GraphBuilder, meeting_s: np.ndarray) -> list[int]:
-        """Groups and meetings; returns each meeting's work."""
+    def _add_transfers(self, builder: GraphBuilder, transfer_s: np.ndarray) -> list[int]:
+        """Groups and transfers; returns each transfer's work."""
         place_of = {trace.rank: place for place, trace in enumerate(self.traces)}
         groups: dict[tuple[tuple[int, ...], str], int] = {}
         about: dict[int, tuple[str, int, float]] = {}
-        for trace, segments, meeting in zip(self.traces, self.cuts, self.meeting, strict=True):
-            for one in np.flatnonzero(meeting != NO_MEETING).tolist():
+        for trace, segments, transfer in zip(self.traces, self.cuts, self.transfer, strict=True):
+            for one in np.flatnonzero(transfer != NO_TRANSFER).tolist():
                 event = int(segments.event[one])
                 name, size = trace.names[trace.events.name[event]], float(trace.events.bytes[event])
-                _, kind, known = about.get(int(meeting[one]), ("", 0, 0.0))
-                about[int(meeting[one])] = (name, kind or int(trace.events.collective[event]), max(size, known))
+                _, kind, known = about.get(int(transfer[one]), ("", 0, 0.0))
+                about[int(transfer[one])] = (name, kind or int(trace.events.collective[event]), max(size, known))
         works = []
         for number, key in enumerate(self.keys):
             ranks, name = key.ranks, key.group_name
@@ -274,16 +274,16 @@ class _Plan:
                 Kind.SEND if is_p2p else Kind.COLLECTIVE,
                 collective=Collective(collective),
                 bytes=size,
-                seconds=float(meeting_s[number]),
+                seconds=float(transfer_s[number]),
             )
             works.append(work)
-            builder.add_meetings(work, groups[ranks, name])
+            builder.add_transfers(work, groups[ranks, name])
         return works
 
     def _add_rank(self, builder, place, works, start_s, end_s, gap_s, lasted_s, tail_s, rows) -> np.ndarray:
         """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
         trace, segments, causality = self.traces[place], self.cuts[place], self.causality[place]
-        meeting, order = self.meeting[place], self.orders[place]
+        transfer, order = self.transfer[place], self.orders[place]
         has_gap = gap_s > LEAST_GAP_S
         # Ops get their numbers in the order of lanes; a gap comes right before its segment.
         first = len(rows)
@@ -306,8 +306,8 @@ class _Plan:
                 builder.add_op(streams[lane], work, after=after[one])
                 rows.append((GAP, float(start_s[one] - gap_s[one]), float(start_s[one])))
                 after[one] = [int(number[one]) - 1]
-            met = int(meeting[one])
-            if met == NO_MEETING:
+            met = int(transfer[one])
+            if met == NO_TRANSFER:
                 size = float(trace.events.bytes[event])
                 work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
             elif trace.events.what[event] == What.RECV:
@@ -316,9 +316,9 @@ class _Plan:
                 )
             else:
                 work = works[met]
-            if met != NO_MEETING and not after[one] and before >= 0:
+            if met != NO_TRANSFER and not after[one] and before >= 0:
                 after[one] = [int(number[before])]
-            builder.add_op(streams[lane], work, after=after[one], meeting=met)
+            builder.add_op(streams[lane], work, after=after[one], transfer=met)
             rows.append((event, float(end_s[one] - lasted_s[one]), float(end_s[one])))
         if tail_s > 0 and main in streams:
             hosts = causality.host[segments.lane[causality.host] == main]
@@ -332,10 +332,10 @@ class _Plan:
 def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
     """An all-reduce's part in what iterations spend on all-reduces differently: half of the range of two thirds of
     them. Those that overlap take each other's time, so all of an iteration count together."""
-    own = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
+    own = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
     if not own.any():
         return 0.0
-    spent_s = [under_way_s(timing.came_s[own], timing.meeting_s[own]) for timing in timings]
+    spent_s = [under_way_s(timing.came_s[own], timing.transfer_s[own]) for timing in timings]
     low_s, high_s = np.quantile(spent_s, (1 / 6, 5 / 6))
     return float((high_s - low_s) / 2 / np.sqrt(np.count_nonzero(own)))
 

@@ -23,9 +23,9 @@ class Joined:
     traced are those of the rank that it was copied from."""
 
     graph: Graph
-    """Host gaps are ops of kind DELAY on their thread's stream; a collective is one op on each rank and one meeting."""
+    """Host gaps are ops of kind DELAY on their thread's stream; a collective is an op on each rank and one transfer."""
     costs: Costs
-    """As traced: durations without waiting; a meeting's is what was left after the last member had come."""
+    """As traced: durations without waiting; a transfer's is what was left after the last member had come."""
     traces: list[RankTrace]
     event: np.ndarray
     """int64 (ops,): index into its rank's trace, GAP for a gap."""
@@ -40,7 +40,7 @@ class Joined:
     iteration_s: float
     """How long it took as traced: from its start to the start of the next, mean over ranks."""
     gradients: list[tuple[int, int, float]] = field(default_factory=list)
-    """(op, bucket's meeting or -1, bytes) of each parameter's gradient that the traces name, in the order in which
+    """(op, bucket's transfer or -1, bytes) of each parameter's gradient that the traces name, in the order in which
     they became final; what bucketing passes start from."""
     assumptions: list[str] = field(default_factory=list)
     """What the join had to guess, for reports."""

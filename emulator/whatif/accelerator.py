@@ -34,18 +34,18 @@ def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
     and
     half of each gradient. `least_s`: of an all-reduce's time, what does not depend on its size."""
     speeds = (HALF_MATRIX, HALF_OTHER) if is_on_device(joined).any() else (host_speed, host_speed)
-    meetings = gradients(joined).meetings
+    transfers = gradients(joined).transfers
     joined = accelerator(joined, *speeds)
     works, costs = joined.graph.works, joined.costs
-    size, moved, fixed_s = works.bytes.copy(), costs.meeting_bytes.copy(), costs.meeting_fixed_s.copy()
-    size[np.unique(joined.graph.meetings.work[meetings])] /= 2
-    is_timed = moved[meetings] == 0  # a traced duration, not bytes at a rate: what is above the fixed part halves
-    fixed = np.minimum(least_s, fixed_s[meetings])
-    fixed_s[meetings] = np.where(is_timed, (fixed_s[meetings] + fixed) / 2, fixed_s[meetings])
-    moved[meetings] /= 2
+    size, moved, fixed_s = works.bytes.copy(), costs.transfer_bytes.copy(), costs.transfer_fixed_s.copy()
+    size[np.unique(joined.graph.transfers.work[transfers])] /= 2
+    is_timed = moved[transfers] == 0  # a traced duration, not bytes at a rate: what is above the fixed part halves
+    fixed = np.minimum(least_s, fixed_s[transfers])
+    fixed_s[transfers] = np.where(is_timed, (fixed_s[transfers] + fixed) / 2, fixed_s[transfers])
+    moved[transfers] /= 2
     return dataclasses.replace(
         joined,
         graph=dataclasses.replace(joined.graph, works=dataclasses.replace(works, bytes=size)),
-        costs=dataclasses.replace(costs, meeting_bytes=moved, meeting_fixed_s=fixed_s),
-        gradients=[(op, meeting, size / 2) for op, meeting, size in joined.gradients],
+        costs=dataclasses.replace(costs, transfer_bytes=moved, transfer_fixed_s=fixed_s),
+        gradients=[(op, transfer, size / 2) for op, transfer, size in joined.gradients],
     )

@@ -19,7 +19,7 @@ def accumulate(joined: Joined, micro_batches: int) -> Joined:
     """Everything on a rank waits for its earlier micro-batches, each of which takes what the traced one takes until its
     last gradient."""
     graph, present = joined.graph, gradients(joined)
-    alone = with_transfer_seconds(joined, np.arange(len(graph.meetings)), 0.0)
+    alone = with_transfer_seconds(joined, np.arange(len(graph.transfers)), 0.0)
     earlier_s = np.zeros(len(graph.ranks))
     earlier_s[present.rank] = (micro_batches - 1) * replay(graph, alone.costs).end_s[present.op].max(axis=1)
     number = np.arange(len(graph.ranks))

@@ -20,9 +20,9 @@ from emulator.whatif.gradients import Gradients, gradients
 from emulator.whatif.network import world_size
 from emulator.whatif.scenario import Scenario, assume, contention_of, network_of
 from emulator.whatif.serial import gaps_before, one_at_a_time
-from emulator.whatif.transfers import Transfer, all_reduces, fit, repriced
+from emulator.whatif.transfers import TransferCost, all_reduces, fit, repriced
 from emulator.workload.costs import NO_ROUTE
-from emulator.workload.graph import Meetings
+from emulator.workload.graph import Transfers
 from switchml.errors import ConfigError
 
 MIB = 1 << 20
@@ -63,7 +63,7 @@ def buckets(joined: Joined, caps_bytes: Sequence[float]) -> Scenario:
 
 
 def rebucket(
-    joined: Joined, caps: Sequence[float], transfer: Transfer | None = None, present: Gradients | None = None
+    joined: Joined, caps: Sequence[float], transfer: TransferCost | None = None, present: Gradients | None = None
 ) -> Joined:
     """The same iteration with DDP's buckets for `caps` (bytes). `transfer`: what they cost, by default what the trace's
     own cost; `present`: the gradients where they are known already."""
@@ -72,7 +72,7 @@ def rebucket(
 
 
 def regroup(
-    joined: Joined, bucket: np.ndarray, transfer: Transfer | None = None, present: Gradients | None = None
+    joined: Joined, bucket: np.ndarray, cost: TransferCost | None = None, present: Gradients | None = None
 ) -> Joined:
     """Gradient i into bucket `bucket[i]`; numbers must not fall. An op that waited for an old bucket waits for the new
     ones that hold its gradients. Arguments as for `rebucket`."""
@@ -80,19 +80,19 @@ def regroup(
     bucket = np.asarray(bucket, np.int64)
     if len(bucket) != len(present.bytes) or np.any(np.diff(bucket) < 0) or np.any(np.diff(bucket) > 1) or bucket[0]:
         raise ConfigError(f"buckets {bucket.tolist()}: expected {len(present.bytes)} numbers from 0 that rise by 1")
-    transfer = fit(joined, present.meetings) if transfer is None else transfer
+    cost = fit(joined, present.transfers) if cost is None else cost
     graph, ops, ranks, buckets = joined.graph, joined.graph.ops, len(present.rank), int(bucket[-1]) + 1
     sizes = np.bincount(bucket, weights=present.bytes)
     rank_of = graph.op_rank()
-    old = np.flatnonzero(np.isin(ops.meeting, present.meetings))
+    old = np.flatnonzero(np.isin(ops.transfer, present.transfers))
     row_of = np.searchsorted(present.rank, rank_of[old])
     stream = np.zeros(ranks, np.int32)  # that of the first old bucket
-    is_first = ops.meeting[old] == present.bucket[0]
+    is_first = ops.transfer[old] == present.bucket[0]
     stream[row_of[is_first]] = ops.stream[old[is_first]]
 
     # The tables: a work and a collective for each new bucket, like the first old one's.
-    first_old, first = int(present.bucket[0]), len(graph.meetings)
-    work, group = graph.meetings.work[first_old], graph.meetings.group[first_old]
+    first_old, first = int(present.bucket[0]), len(graph.transfers)
+    work, group = graph.transfers.work[first_old], graph.transfers.group[first_old]
     names = [f"bucket {number}" for number in range(buckets)]
     joined, first_work = with_rows(joined, names, np.full(buckets, work), bytes=sizes, seconds=np.full(buckets, np.nan))
     joined = _with_collectives(joined, first_work + np.arange(buckets), group)
@@ -110,9 +110,9 @@ def regroup(
     place = np.full(len(ops), -1)
     place[old] = np.arange(len(old))
     waits = np.flatnonzero(place[on] >= 0)
-    for meeting in present.meetings.tolist():
-        cut_into = np.unique(bucket[present.bucket == meeting])
-        mine = waits[ops.meeting[on[waits]] == meeting]
+    for transfer in present.transfers.tolist():
+        cut_into = np.unique(bucket[present.bucket == transfer])
+        mine = waits[ops.transfer[on[waits]] == transfer]
         owners.append(np.repeat(owner[mine], len(cut_into)))
         ons.append(new[row_of[place[on[mine]]]][:, cut_into].ravel())
     numbers = np.tile(np.arange(buckets), ranks)
@@ -128,23 +128,23 @@ def regroup(
         np.concatenate(ons),
         work=first_work + numbers,
         stream=np.repeat(stream, buckets),
-        meeting=first + numbers,
+        transfer=first + numbers,
     )
     changed = without_empty(changed)
-    return repriced(changed, transfer, len(changed.graph.meetings) - buckets + np.arange(buckets))
+    return repriced(changed, cost, len(changed.graph.transfers) - buckets + np.arange(buckets))
 
 
 def _with_collectives(joined: Joined, work: np.ndarray, group: int) -> Joined:
     """One more of `group` for each row of `work`; they take no time yet."""
-    meetings, costs, count = joined.graph.meetings, joined.costs, len(work)
-    meetings = Meetings(
-        np.append(meetings.work, work).astype(np.int32), np.append(meetings.group, np.full(count, group, np.int32))
+    transfers, costs, count = joined.graph.transfers, joined.costs, len(work)
+    transfers = Transfers(
+        np.append(transfers.work, work).astype(np.int32), np.append(transfers.group, np.full(count, group, np.int32))
     )
     costs = dataclasses.replace(
         costs,
-        meeting_fixed_s=np.append(costs.meeting_fixed_s, np.zeros(count)),
-        meeting_bytes=np.append(costs.meeting_bytes, np.zeros(count)),
-        meeting_bytes_per_s=np.append(costs.meeting_bytes_per_s, np.full(count, np.inf)),
-        meeting_route=np.append(costs.meeting_route, np.full(count, NO_ROUTE, np.int32)),
+        transfer_fixed_s=np.append(costs.transfer_fixed_s, np.zeros(count)),
+        transfer_bytes=np.append(costs.transfer_bytes, np.zeros(count)),
+        transfer_bytes_per_s=np.append(costs.transfer_bytes_per_s, np.full(count, np.inf)),
+        transfer_route=np.append(costs.transfer_route, np.full(count, NO_ROUTE, np.int32)),
     )
-    return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, meetings=meetings), costs=costs)
+    return dataclasses.replace(joined, graph=dataclasses.replace(joined.graph, transfers=transfers), costs=costs)

@@ -13,7 +13,7 @@ from emulator.whatif.links import repeated_rounds_s
 from emulator.whatif.network import Network, world_size
 from emulator.whatif.scenario import Scenario, assume, network_of
 from emulator.whatif.serial import one_at_a_time
-from emulator.whatif.transfers import Transfer, all_reduces, changed_s, meeting_bytes, meeting_s
+from emulator.whatif.transfers import TransferCost, all_reduces, changed_s, transfer_bytes, transfer_s
 from emulator.workload.graph import Collective, Kind
 
 
@@ -22,22 +22,22 @@ def codec(joined: Joined, cost: CodecCost, name: str = "codec") -> Scenario:
     joined = one_at_a_time(joined)
     network, ranks = network_of(joined), world_size(joined)
     dense = network.transfer(ranks)
-    meetings = all_reduces(joined)
-    size = meeting_bytes(joined)[meetings]
-    took_s = (meeting_s(joined.costs) - repeated_rounds_s(joined, network))[meetings]
+    transfers = all_reduces(joined)
+    size = transfer_bytes(joined)[transfers]
+    took_s = (transfer_s(joined.costs) - repeated_rounds_s(joined, network))[transfers]
     transfer = compressed(dense, network, ranks, cost)
     seconds = changed_s(took_s, dense.seconds(size), transfer.seconds(size)) + transfer.repeats_s(size)
-    return assume(compress(joined, meetings, seconds, size / cost.bytes_per_s, name), network=network)
+    return assume(compress(joined, transfers, seconds, size / cost.bytes_per_s, name), network=network)
 
 
-def compressed(dense: Transfer, network: Network, ranks: int, cost: CodecCost) -> Transfer:
+def compressed(dense: TransferCost, network: Network, ranks: int, cost: CodecCost) -> TransferCost:
     """What an all-reduce of uncompressed bytes costs on the wire with a codec, computing it left out; `dense`: without.
     Payloads that must be gathered cross a link n - 1 times, and a switch can't add them up."""
     if cost.gathers:
         fixed_s, per_byte_s = network.line(ranks, Collective.ALL_GATHER)  # of what all ranks gather
-        return Transfer(cost.rounds * fixed_s, 1 / (ranks * per_byte_s) / cost.wire_share)
+        return TransferCost(cost.rounds * fixed_s, 1 / (ranks * per_byte_s) / cost.wire_share)
     repeated = network.transfer(ranks, cost.lanes)
-    return Transfer(
+    return TransferCost(
         dense.fixed_s * cost.rounds,
         dense.bytes_per_s / cost.wire_share,
         repeat_share=repeated.repeat_share,
@@ -46,15 +46,15 @@ def compressed(dense: Transfer, network: Network, ranks: int, cost: CodecCost) -
 
 
 def compress(
-    joined: Joined, meetings: np.ndarray, seconds: np.ndarray, codec_s: np.ndarray, name: str = "codec"
+    joined: Joined, transfers: np.ndarray, seconds: np.ndarray, codec_s: np.ndarray, name: str = "codec"
 ) -> Joined:
-    """The all-reduces `meetings` take `seconds`, and each rank has a codec run for `codec_s`, half of it before and
+    """The all-reduces `transfers` take `seconds`, and each rank has a codec run for `codec_s`, half of it before and
     half
     of it after; 0: none. All float64 (n,)."""
-    joined = with_transfer_seconds(joined, meetings, seconds)
-    half_s = np.zeros(len(joined.graph.meetings))
-    half_s[meetings] = codec_s / 2
-    member = joined.graph.ops.meeting
+    joined = with_transfer_seconds(joined, transfers, seconds)
+    half_s = np.zeros(len(joined.graph.transfers))
+    half_s[transfers] = codec_s / 2
+    member = joined.graph.ops.transfer
     ops = np.flatnonzero(np.append(half_s, 0.0)[member] > 0)  # the last place: ops in no collective
     if not len(ops):
         return joined

@@ -21,7 +21,7 @@ from emulator.traces.intervals import covered
 from emulator.traces.joined import GAP, Joined
 from emulator.whatif import transfers
 from emulator.whatif.edits import durations, with_durations
-from emulator.workload.graph import NO_MEETING
+from emulator.workload.graph import NO_TRANSFER
 
 LEAST_ITERATIONS = 4
 """Fewer don't tell what is usual."""
@@ -109,7 +109,7 @@ def _named(joined: Joined) -> Iterator[tuple[int, tuple, Identity]]:
     """(op, a key that is the same in each iteration and begins with rank and kind, its identity) of each op that is a
     host's own."""
     graph, names = joined.graph, joined.graph.works.name
-    rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.meeting == NO_MEETING
+    rank, stream, own = graph.op_rank().tolist(), graph.ops.stream.tolist(), graph.ops.transfer == NO_TRANSFER
     event = _anchors(joined)
     carries = np.isin(graph.ops.stream, graph.ops.stream[~own])  # transports: changes move what is there
     seen, met = Counter(), Counter()
@@ -143,11 +143,11 @@ def _usual_over_least(samples: dict[tuple, list[_Sample]]) -> dict[tuple[int, bo
 
 def _beside(joined: Joined, start_s: np.ndarray, end_s: np.ndarray) -> np.ndarray:
     """float64 (ops,): the share of each op's time in which an all-reduce was under way."""
-    meeting = joined.graph.ops.meeting
-    member = np.flatnonzero(np.isin(meeting, transfers.all_reduces(joined)))
-    count = len(joined.graph.meetings)
+    transfer = joined.graph.ops.transfer
+    member = np.flatnonzero(np.isin(transfer, transfers.all_reduces(joined)))
+    count = len(joined.graph.transfers)
     began_s, done_s = np.full(count, -np.inf), np.full(count, -np.inf)
-    np.maximum.at(began_s, meeting[member], start_s[member])
-    np.maximum.at(done_s, meeting[member], end_s[member])
+    np.maximum.at(began_s, transfer[member], start_s[member])
+    np.maximum.at(done_s, transfer[member], end_s[member])
     rows = np.flatnonzero(done_s > began_s)
     return covered(start_s, end_s, began_s[rows], done_s[rows])

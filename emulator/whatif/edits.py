@@ -12,7 +12,7 @@ import numpy as np
 
 from emulator.traces.events import LaneKind
 from emulator.traces.joined import GAP, Joined
-from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Graph, Kind, Meetings, Ops, Order, Streams, Works
+from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Graph, Kind, Ops, Order, Streams, Transfers, Works
 
 OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0, "priority": 0, "is_source": False}
 
@@ -22,13 +22,13 @@ OP_DEFAULTS = {"kind": Kind.COMPUTE, "collective": 0, "flops": 0.0, "bytes": 0.0
 
 def durations(joined: Joined) -> np.ndarray:
     """float64 (ops,): what each op takes alone; 0 for members of collectives."""
-    alone = joined.graph.ops.meeting == NO_MEETING
+    alone = joined.graph.ops.transfer == NO_TRANSFER
     return np.where(alone, joined.costs.work_s[joined.graph.ops.work], 0.0)
 
 
 def computes(joined: Joined) -> np.ndarray:
     """bool (ops,): the ops that compute: an accelerator's kernels where there are any, else what the host runs."""
-    own = (joined.graph.op_kind() == Kind.COMPUTE) & (joined.graph.ops.meeting == NO_MEETING)
+    own = (joined.graph.op_kind() == Kind.COMPUTE) & (joined.graph.ops.transfer == NO_TRANSFER)
     on_device = own & is_on_device(joined)
     return on_device if on_device.any() else own
 
@@ -69,12 +69,12 @@ def with_durations(joined: Joined, ops: np.ndarray, seconds: np.ndarray) -> Join
     )
 
 
-def with_transfer_seconds(joined: Joined, meetings: np.ndarray, seconds: np.ndarray) -> Joined:
-    """The collectives `meetings` take `seconds`, whatever they move."""
+def with_transfer_seconds(joined: Joined, transfers: np.ndarray, seconds: np.ndarray) -> Joined:
+    """The collectives `transfers` take `seconds`, whatever they move."""
     costs = joined.costs
-    fixed_s, size = costs.meeting_fixed_s.copy(), costs.meeting_bytes.copy()
-    fixed_s[meetings], size[meetings] = seconds, 0.0
-    return dataclasses.replace(joined, costs=dataclasses.replace(costs, meeting_fixed_s=fixed_s, meeting_bytes=size))
+    fixed_s, size = costs.transfer_fixed_s.copy(), costs.transfer_bytes.copy()
+    fixed_s[transfers], size[transfers] = seconds, 0.0
+    return dataclasses.replace(joined, costs=dataclasses.replace(costs, transfer_fixed_s=fixed_s, transfer_bytes=size))
 
 
 # Tables
@@ -119,7 +119,7 @@ def arrange(
     *,
     work: np.ndarray | Sequence[int] = (),
     stream: np.ndarray | Sequence[int] = (),
-    meeting: np.ndarray | int = NO_MEETING,
+    transfer: np.ndarray | int = NO_TRANSFER,
 ) -> Joined:
     """The ops `order`: numbers of present ops and, from `len(ops)` on, of new ones with these rows. Op `owner[i]` waits
     for op `on[i]`, in the same numbers; pairs with an op that is not in `order` are left out."""
@@ -137,7 +137,7 @@ def arrange(
     arranged = Ops(
         work=column(ops.work, work),
         stream=column(ops.stream, stream),
-        meeting=column(ops.meeting, meeting),
+        transfer=column(ops.transfer, transfer),
         micro_batch=column(ops.micro_batch, NO_MICRO_BATCH),
         dep_start=np.searchsorted(owner, np.arange(len(order) + 1)).astype(np.int64),
         deps=on.astype(np.int32),
@@ -235,17 +235,17 @@ def drop(joined: Joined, ops: np.ndarray) -> Joined:
 def without_empty(joined: Joined) -> Joined:
     """Only the collectives that have members."""
     graph, costs = joined.graph, joined.costs
-    number = np.full(len(graph.meetings) + 1, NO_MEETING, np.int32)  # the last place is NO_MEETING's own
-    used = np.unique(graph.ops.meeting[graph.ops.meeting != NO_MEETING])
+    number = np.full(len(graph.transfers) + 1, NO_TRANSFER, np.int32)  # the last place is NO_TRANSFER's own
+    used = np.unique(graph.ops.transfer[graph.ops.transfer != NO_TRANSFER])
     number[used] = np.arange(len(used))
-    columns = ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route")
+    columns = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
     return dataclasses.replace(
         joined,
         graph=dataclasses.replace(
             graph,
-            meetings=Meetings(graph.meetings.work[used], graph.meetings.group[used]),
-            ops=dataclasses.replace(graph.ops, meeting=number[graph.ops.meeting]),
+            transfers=Transfers(graph.transfers.work[used], graph.transfers.group[used]),
+            ops=dataclasses.replace(graph.ops, transfer=number[graph.ops.transfer]),
         ),
         costs=dataclasses.replace(costs, **{name: getattr(costs, name)[used] for name in columns}),
-        gradients=[(op, int(number[meeting]), size) for op, meeting, size in joined.gradients],
+        gradients=[(op, int(number[transfer]), size) for op, transfer, size in joined.gradients],
     )

@@ -26,13 +26,13 @@ def faster(graph: Graph, costs: Costs, thing: str, factor: float) -> Costs:
         raise ConfigError(f"{factor} times as fast makes no sense; expected a factor above 0")
     part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind], np.int64)
     is_it = part == PARTS.index(thing)
-    meets = is_it[graph.meetings.work] if len(graph.meetings) else np.zeros(0, bool)
+    meets = is_it[graph.transfers.work] if len(graph.transfers) else np.zeros(0, bool)
     slower = np.where(meets, 1.0 / factor, 1.0)
     return dataclasses.replace(
         costs,
         work_s=np.where(is_it, costs.work_s / factor, costs.work_s),
-        meeting_fixed_s=costs.meeting_fixed_s * slower,
-        meeting_bytes=costs.meeting_bytes * slower,
+        transfer_fixed_s=costs.transfer_fixed_s * slower,
+        transfer_bytes=costs.transfer_bytes * slower,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from emulator.traces.joined import Joined
 from emulator.whatif.edits import durations, edges, on_stream, with_durations
-from emulator.workload.graph import NO_MEETING, Graph, Kind, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Kind, Order
 
 SMALL_S = 1e-4
 """An op that takes longer is worth its start."""
@@ -38,7 +38,7 @@ def continues_run(graph: Graph) -> np.ndarray:
     owner, on = edges(ops)
     waits_elsewhere = np.bincount(owner[on != previous[owner]], minlength=len(ops)) > 0
     watched = np.bincount(on[owner != following[on]], minlength=len(ops)) > 0
-    plain = (ops.meeting == NO_MEETING) & (graph.streams.order[ops.stream] == Order.PROGRAM)
+    plain = (ops.transfer == NO_TRANSFER) & (graph.streams.order[ops.stream] == Order.PROGRAM)
     joins = (previous >= 0) & plain & ~waits_elsewhere
     joins[joins] &= plain[previous[joins]] & ~watched[previous[joins]]
     return joins

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.traces.joined import Joined
-from emulator.whatif.transfers import all_reduces, meeting_bytes
-from emulator.workload.graph import NO_MEETING
+from emulator.whatif.transfers import all_reduces, transfer_bytes
+from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import GraphError
 
 
@@ -21,12 +21,12 @@ class Gradients:
     bytes: np.ndarray
     """float64 (gradients,)."""
     bucket: np.ndarray
-    """int64 (gradients,): its meeting at present."""
+    """int64 (gradients,): its transfer at present."""
     rank: np.ndarray
     """int64 (ranks,): of each row."""
 
     @property
-    def meetings(self) -> np.ndarray:
+    def transfers(self) -> np.ndarray:
         """int64: the present buckets, in order."""
         return np.unique(self.bucket)
 
@@ -36,7 +36,7 @@ def gradients(joined: Joined) -> Gradients:
     part in counts as one: then buckets can be fused, but not cut. What has no bytes is in nobody's way, and left out.
     Raises GraphError where there is nothing to put into buckets."""
     graph = joined.graph
-    listed = [row for row in joined.gradients if row[1] != NO_MEETING and row[2] > 0]
+    listed = [row for row in joined.gradients if row[1] != NO_TRANSFER and row[2] > 0]
     if not listed:
         return _whole_buckets(joined)
     op = np.array([row[0] for row in listed], np.int64)
@@ -54,24 +54,24 @@ def gradients(joined: Joined) -> Gradients:
 
 
 def _whole_buckets(joined: Joined) -> Gradients:
-    graph, size = joined.graph, meeting_bytes(joined)
+    graph, size = joined.graph, transfer_bytes(joined)
     everyone = [
-        meeting
-        for meeting in all_reduces(joined)
-        if size[meeting] > 0 and len(graph.groups.members(graph.meetings.group[meeting])) == len(graph.ranks)
+        transfer
+        for transfer in all_reduces(joined)
+        if size[transfer] > 0 and len(graph.groups.members(graph.transfers.group[transfer])) == len(graph.ranks)
     ]
     if not everyone:
         raise GraphError("the trace names no gradients with bytes, and no such all-reduce that all ranks take part in")
     rank = graph.op_rank()
     op = np.full((len(graph.ranks), len(everyone)), -1, np.int64)
-    column = {int(meeting): i for i, meeting in enumerate(everyone)}
-    for member in np.flatnonzero(np.isin(graph.ops.meeting, everyone)):
+    column = {int(transfer): i for i, transfer in enumerate(everyone)}
+    for member in np.flatnonzero(np.isin(graph.ops.transfer, everyone)):
         before = graph.ops.before(member)
         if len(before) == 0:
             raise GraphError(f"{graph.op_name(int(member))} has no producer, so nothing says when a bucket is ready")
-        op[rank[member], column[int(graph.ops.meeting[member])]] = before.max()
-    meetings = np.array(everyone, np.int64)
-    return Gradients(op, size[meetings], meetings, np.arange(len(graph.ranks)))
+        op[rank[member], column[int(graph.ops.transfer[member])]] = before.max()
+    transfers = np.array(everyone, np.int64)
+    return Gradients(op, size[transfers], transfers, np.arange(len(graph.ranks)))
 
 
 def after_backward(joined: Joined) -> np.ndarray:

@@ -14,7 +14,7 @@ from emulator.whatif.edits import with_transfer_seconds
 from emulator.whatif.network import Network, world_size
 from emulator.whatif.scenario import Scenario, assume, network_of
 from emulator.whatif.serial import one_at_a_time
-from emulator.whatif.transfers import all_reduces, arrivals_s, changed_s, meeting_bytes, meeting_s, repeated_s
+from emulator.whatif.transfers import all_reduces, arrivals_s, changed_s, repeated_s, transfer_bytes, transfer_s
 from emulator.whatif.values import positive
 from emulator.workload.graph import Collective
 from switchml.errors import ConfigError
@@ -71,26 +71,26 @@ def on(joined: Joined, network: Network, sizes: np.ndarray | None = None) -> Sce
     joined = one_at_a_time(joined)
     graph = joined.graph
     new_sizes = graph.groups.size if sizes is None else np.asarray(sizes, np.int32)
-    meetings = np.flatnonzero(graph.works.collective[graph.meetings.work] != Collective.READ)
-    group, collective = graph.meetings.group[meetings], graph.works.collective[graph.meetings.work[meetings]]
-    size = meeting_bytes(joined)[meetings]
+    transfers = np.flatnonzero(graph.works.collective[graph.transfers.work] != Collective.READ)
+    group, collective = graph.transfers.group[transfers], graph.works.collective[graph.transfers.work[transfers]]
+    size = transfer_bytes(joined)[transfers]
     rows = [size.tolist(), graph.groups.size[group].tolist(), new_sizes[group].tolist(), collective.tolist()]
     was_s = np.array([traced.seconds(size, count, kind) for size, count, _, kind in zip(*rows, strict=True)])
     now_s = np.array([network.seconds(size, count, kind) for size, _, count, kind in zip(*rows, strict=True)])
-    seconds = changed_s(meeting_s(joined.costs)[meetings], was_s, now_s)
+    seconds = changed_s(transfer_s(joined.costs)[transfers], was_s, now_s)
     if network.algorithm != traced.algorithm:
-        seconds += (repeated_rounds_s(joined, network) - repeated_rounds_s(joined, traced))[meetings]
-    changed = with_transfer_seconds(joined, meetings, seconds)
+        seconds += (repeated_rounds_s(joined, network) - repeated_rounds_s(joined, traced))[transfers]
+    changed = with_transfer_seconds(joined, transfers, seconds)
     graph = dataclasses.replace(changed.graph, groups=dataclasses.replace(graph.groups, size=new_sizes))
     return assume(dataclasses.replace(changed, graph=graph), network=network)
 
 
 def repeated_rounds_s(joined: Joined, network: Network) -> np.ndarray:
-    """float64 (meetings,): what all-reduces lose to repeated rounds on a network. The first one's exponents are
+    """float64 (transfers,): what all-reduces lose to repeated rounds on a network. The first one's exponents are
     guessed; the others are taken to wait in line behind it, which announces theirs."""
-    lost_s = np.zeros(len(joined.graph.meetings))
+    lost_s = np.zeros(len(joined.graph.transfers))
     reduces = all_reduces(joined)
     reduces = reduces[np.argsort(arrivals_s(joined)[reduces], kind="stable")]
-    size = meeting_bytes(joined)[reduces]
+    size = transfer_bytes(joined)[reduces]
     lost_s[reduces] = repeated_s(network.transfer(world_size(joined)), np.zeros(len(reduces)), size)
     return lost_s

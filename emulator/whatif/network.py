@@ -1,5 +1,6 @@
 """What communication would cost on another network: a model of few numbers, fitted to a trace's own all-reduces, and
-changed from there. A meeting keeps what it took beyond the model in the trace, so an unchanged network changes nothing.
+changed from there. A transfer keeps what it took beyond the model in the trace, so that an unchanged network changes
+nothing.
 
 What a collective costs on it, `emulator.cluster.collectives` says: of S bytes
 `steps · latency_s + S · (volume / link_bytes_per_s + host_s_per_byte)`, with steps and volume by algorithm.
@@ -102,11 +103,11 @@ class Network:
         large_s, double_s = (self.seconds(times * LARGE_BYTES, ranks, collective) for times in (1, 2))
         return max(0.0, 2 * large_s - double_s), (double_s - large_s) / LARGE_BYTES
 
-    def transfer(self, ranks: int, lanes: str = "int32") -> transfers.Transfer:
+    def transfer(self, ranks: int, lanes: str = "int32") -> transfers.TransferCost:
         """Of all-reduces among so many. `lanes`: of our protocol's packets; "" for integers, which no exponent is
         guessed for."""
         fixed_s, per_byte_s = self.line(ranks)
-        transfer = transfers.Transfer(fixed_s, 1.0 / max(per_byte_s, 1e-18))
+        transfer = transfers.TransferCost(fixed_s, 1.0 / max(per_byte_s, 1e-18))
         if self.algorithm != "switchml" or not lanes or (self.traced, lanes) == ("switchml", "int32"):
             return transfer
         share = repeated_rounds.REPEAT_SHARE[lanes] * (1.0 if self.repeat_factor is None else self.repeat_factor)
@@ -167,11 +168,11 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     )
 
 
-def _median(fits: list[transfers.Transfer]) -> transfers.Transfer:
+def _median(fits: list[transfers.TransferCost]) -> transfers.TransferCost:
     """Of each number by itself: an iteration in which something else held up a transfer is no measure of it."""
     fixed_s = float(np.median([one.fixed_s for one in fits]))
     per_byte_s = float(np.median([1.0 / one.bytes_per_s for one in fits]))
-    return transfers.Transfer(fixed_s, 1.0 / per_byte_s, fits[0].assumed)
+    return transfers.TransferCost(fixed_s, 1.0 / per_byte_s, fits[0].assumed)
 
 
 def world_size(joined: Joined) -> int:

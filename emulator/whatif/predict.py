@@ -16,7 +16,7 @@ from emulator.replay.parts import PART_OF_KIND, PARTS, WAITING, parts
 from emulator.traces.iterations import chain
 from emulator.traces.joined import Joined
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Graph, Kind
 from switchml.errors import TraceError
 
 
@@ -88,20 +88,20 @@ def _late_s(joined: Joined) -> list[float]:
 def as_replayed(graph: Graph, costs: Costs, start_s: np.ndarray, end_s: np.ndarray) -> Replayed:
     """Traced times, float64 (ops,), as if they had been replayed: for parts, critical paths and timelines of a
     trace."""
-    meeting = graph.ops.meeting
-    members = np.flatnonzero(meeting != NO_MEETING)
-    began_s, last = np.full(len(graph.meetings), -np.inf), np.full(len(graph.meetings), -1, np.int32)
-    np.maximum.at(began_s, meeting[members], start_s[members])
-    is_last = members[start_s[members] == began_s[meeting[members]]]
-    last[meeting[is_last]] = is_last
+    transfer = graph.ops.transfer
+    members = np.flatnonzero(transfer != NO_TRANSFER)
+    began_s, last = np.full(len(graph.transfers), -np.inf), np.full(len(graph.transfers), -1, np.int32)
+    np.maximum.at(began_s, transfer[members], start_s[members])
+    is_last = members[start_s[members] == began_s[transfer[members]]]
+    last[transfer[is_last]] = is_last
     return Replayed(
         graph=graph,
         costs=costs,
         conditions=Conditions(),
         start_s=start_s,
         end_s=np.maximum(end_s, start_s),
-        meeting_start_s=began_s,
-        meeting_last=last,
+        transfer_start_s=began_s,
+        transfer_last=last,
         makespan_s=float(end_s.max(initial=0.0)),
         events=len(graph.ops),
         wall_s=0.0,

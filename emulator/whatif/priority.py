@@ -17,15 +17,15 @@ from emulator.workload.graph import Order
 def urgent_first(joined: Joined) -> Joined:
     """Streams of buckets take what is ready, by the place of the first op that waits for it."""
     graph, ops = joined.graph, joined.graph.ops
-    meetings = gradients(joined).meetings
+    transfers = gradients(joined).transfers
     owner, on = edges(ops)
-    first = np.full(len(graph.meetings) + 1, len(ops), np.int64)  # the last place: ops in no collective
-    np.minimum.at(first, ops.meeting[on], owner)
-    urgency = np.empty(len(meetings), np.int32)
-    urgency[np.argsort(-first[meetings], kind="stable")] = np.arange(len(meetings))
+    first = np.full(len(graph.transfers) + 1, len(ops), np.int64)  # the last place: ops in no collective
+    np.minimum.at(first, ops.transfer[on], owner)
+    urgency = np.empty(len(transfers), np.int32)
+    urgency[np.argsort(-first[transfers], kind="stable")] = np.arange(len(transfers))
     priority, order = graph.works.priority.copy(), graph.streams.order.copy()
-    priority[graph.meetings.work[meetings]] = urgency
-    order[ops.stream[np.isin(ops.meeting, meetings)]] = Order.READY
+    priority[graph.transfers.work[transfers]] = urgency
+    order[ops.stream[np.isin(ops.transfer, transfers)]] = Order.READY
     graph = dataclasses.replace(
         graph,
         works=dataclasses.replace(graph.works, priority=priority),

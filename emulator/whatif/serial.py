@@ -10,8 +10,8 @@ from emulator.traces.intervals import stretches
 from emulator.traces.joined import GAP, Joined
 from emulator.whatif.edits import drop, durations, on_stream, reorder, with_transfer_seconds
 from emulator.whatif.gradients import gradients
-from emulator.whatif.transfers import all_reduces, arrivals_s, meeting_s
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.whatif.transfers import all_reduces, arrivals_s, transfer_s
+from emulator.workload.graph import NO_TRANSFER, Kind
 from switchml.errors import GraphError
 
 
@@ -19,23 +19,23 @@ def one_at_a_time(joined: Joined) -> Joined:
     """All-reduces on one stream of each rank, in the order of their starts. Of a stretch of time in which any was under
     way each takes as long as its bytes do at one rate, that with which the stretch ends when it did."""
     graph, ops = joined.graph, joined.graph.ops
-    meetings, rank = all_reduces(joined), joined.graph.op_rank()
-    member = np.isin(ops.meeting, meetings)
+    transfers, rank = all_reduces(joined), joined.graph.op_rank()
+    member = np.isin(ops.transfer, transfers)
     streams = [np.unique(ops.stream[member & (rank == number)]) for number in range(len(graph.ranks))]
     if all(len(own) <= 1 for own in streams):
         return joined
     if np.isnan(joined.start_s[member]).any():
         raise GraphError("all-reduces on several streams that were never traced: nothing says how they overlap")
-    order = meetings[np.argsort(arrivals_s(joined)[meetings], kind="stable")]
-    began_s, took_s = arrivals_s(joined)[order], meeting_s(joined.costs)[order]
-    sizes = graph.works.bytes[graph.meetings.work[order]]
+    order = transfers[np.argsort(arrivals_s(joined)[transfers], kind="stable")]
+    began_s, took_s = arrivals_s(joined)[order], transfer_s(joined.costs)[order]
+    sizes = graph.works.bytes[graph.transfers.work[order]]
     seconds = np.empty(len(order))
     for stretch in stretches(began_s, took_s):
         weight = sizes[stretch] if sizes[stretch].sum() else took_s[stretch] + 1e-9
         seconds[stretch] = weight * _rate(began_s[stretch], weight, float((began_s + took_s)[stretch].max()))
     joined = with_transfer_seconds(joined, order, seconds)
     stream, key = ops.stream.copy(), np.arange(len(ops), dtype=np.float64)
-    turn = np.zeros(len(graph.meetings))
+    turn = np.zeros(len(graph.transfers))
     turn[order] = (1 + np.arange(len(order))) / (len(order) + 2)
     previous, _ = on_stream(graph)
     for number, own in enumerate(streams):
@@ -43,9 +43,9 @@ def one_at_a_time(joined: Joined) -> Joined:
             continue
         reduces = np.flatnonzero(member & (rank == number))
         stream[reduces] = own[0]
-        key[reduces] = np.flatnonzero(np.isin(ops.stream, own)).max() + turn[ops.meeting[reduces]]
+        key[reduces] = np.flatnonzero(np.isin(ops.stream, own)).max() + turn[ops.transfer[reduces]]
         gaps = previous[reduces]
-        has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.meeting[gaps] == NO_MEETING)
+        has_gap = (gaps >= 0) & (gaps == reduces - 1) & (ops.transfer[gaps] == NO_TRANSFER)
         stream[gaps[has_gap]] = own[1]  # a thread wakes up while another all-reduce is still under way
         key[gaps[has_gap]] = key[reduces[has_gap]] - 0.25 / (len(order) + 2)
     graph = dataclasses.replace(joined.graph, ops=dataclasses.replace(joined.graph.ops, stream=stream))
@@ -64,25 +64,25 @@ def prepared(joined: Joined) -> Joined:
     both move together. As long as before but for what ranks' gaps differ by."""
     joined = one_at_a_time(joined)
     ops = joined.graph.ops
-    members, gaps = gaps_before(joined, gradients(joined).meetings)
+    members, gaps = gaps_before(joined, gradients(joined).transfers)
     if not len(gaps):
         return joined
     # Each all-reduce takes as much longer as the gap of the member that was last to come.
     gap_s, last_s = durations(joined)[gaps], arrivals_s(joined)
-    fixed_s = joined.costs.meeting_fixed_s.copy()
-    for meeting in np.unique(ops.meeting[members]):
-        own = np.flatnonzero(ops.meeting[members] == meeting)
-        fixed_s[meeting] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[meeting]))]]
-    longer = dataclasses.replace(joined.costs, meeting_fixed_s=fixed_s)
+    fixed_s = joined.costs.transfer_fixed_s.copy()
+    for transfer in np.unique(ops.transfer[members]):
+        own = np.flatnonzero(ops.transfer[members] == transfer)
+        fixed_s[transfer] += gap_s[own[np.argmin(np.abs(joined.start_s[members[own]] - last_s[transfer]))]]
+    longer = dataclasses.replace(joined.costs, transfer_fixed_s=fixed_s)
     return drop(dataclasses.replace(joined, costs=longer), gaps)
 
 
-def gaps_before(joined: Joined, meetings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Two int64: members of `meetings` that have a gap of the host right before them on their stream, and these
+def gaps_before(joined: Joined, transfers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Two int64: members of `transfers` that have a gap of the host right before them on their stream, and these
     gaps."""
     graph, ops = joined.graph, joined.graph.ops
-    members = np.flatnonzero(np.isin(ops.meeting, meetings))
+    members = np.flatnonzero(np.isin(ops.transfer, transfers))
     gaps = on_stream(graph)[0][members]
-    is_gap = (gaps >= 0) & (joined.event[gaps] == GAP) & (ops.meeting[gaps] == NO_MEETING)
+    is_gap = (gaps >= 0) & (joined.event[gaps] == GAP) & (ops.transfer[gaps] == NO_TRANSFER)
     is_gap &= graph.op_kind()[gaps] == Kind.DELAY
     return members[is_gap], gaps[is_gap]

@@ -11,7 +11,7 @@ from emulator.traces.joined import Joined
 from emulator.whatif.edits import durations, with_durations
 from emulator.whatif.serial import one_at_a_time
 from emulator.whatif.values import positive
-from emulator.workload.graph import NO_MEETING
+from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ def without_straggler(joined: Joined, rank: int) -> Joined:
     seconds = durations(joined)
     _, name_of_row = np.unique(graph.works.name, return_inverse=True)
     name = name_of_row[graph.ops.work]
-    alone = np.flatnonzero(graph.ops.meeting == NO_MEETING)
+    alone = np.flatnonzero(graph.ops.transfer == NO_TRANSFER)
     cell = name[alone] * ranks + graph.op_rank()[alone]
     shape = (name_of_row.max() + 1, ranks)
     total_s = np.bincount(cell, seconds[alone], minlength=shape[0] * ranks).reshape(shape)
@@ -55,7 +55,7 @@ def _own(joined: Joined, rank: int) -> np.ndarray:
     graph, number = joined.graph, _number(joined, rank)
     transports = {lane.name for lane in joined.traces[number].lanes if lane.kind == LaneKind.TRANSPORT}
     is_transport = np.array([name in transports for name in graph.streams.name], bool)[graph.ops.stream]
-    return np.flatnonzero((graph.op_rank() == number) & (graph.ops.meeting == NO_MEETING) & ~is_transport)
+    return np.flatnonzero((graph.op_rank() == number) & (graph.ops.transfer == NO_TRANSFER) & ~is_transport)
 
 
 def _number(joined: Joined, rank: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 from emulator.traces.intervals import busy
 from emulator.traces.joined import Joined
 from emulator.workload.costs import NO_ROUTE, Costs
-from emulator.workload.graph import NO_MEETING, Collective
+from emulator.workload.graph import NO_TRANSFER, Collective
 from switchml.errors import GraphError
 
 LEAST_FIXED_S = 3e-4
@@ -23,7 +23,7 @@ LEAST_LEFT = 0.05
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TransferCost:
     """`fixed_s`, then the buffer's bytes at `bytes_per_s`. `assumed`: what the trace did not say, for reports."""
 
     fixed_s: float
@@ -43,7 +43,7 @@ class Transfer:
         return self.repeat_share * np.minimum(size_bytes, self.guessed_bytes) / self.bytes_per_s
 
 
-def repeated_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+def repeated_s(transfer: TransferCost, ready_s: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
     """float64: what all-reduces that are ready at `ready_s` and follow each other lose to exponents that are guessed.
     As long as one waits in line behind others, their packets announce its exponents."""
     lost_s = np.zeros(len(size_bytes))
@@ -58,28 +58,28 @@ def repeated_s(transfer: Transfer, ready_s: np.ndarray, size_bytes: np.ndarray) 
 
 
 def all_reduces(joined: Joined) -> np.ndarray:
-    """int64: the meetings that are all-reduces among more than one rank."""
+    """int64: the transfers that are all-reduces among more than one rank."""
     graph = joined.graph
-    is_it = graph.works.collective[graph.meetings.work] == Collective.ALL_REDUCE
-    return np.flatnonzero(is_it & (graph.groups.size[graph.meetings.group] > 1))
+    is_it = graph.works.collective[graph.transfers.work] == Collective.ALL_REDUCE
+    return np.flatnonzero(is_it & (graph.groups.size[graph.transfers.group] > 1))
 
 
-def meeting_s(costs: Costs) -> np.ndarray:
-    """float64 (meetings,): what each takes with its links to itself."""
-    return costs.meeting_fixed_s + costs.meeting_bytes / costs.meeting_bytes_per_s
+def transfer_s(costs: Costs) -> np.ndarray:
+    """float64 (transfers,): what each takes with its links to itself."""
+    return costs.transfer_fixed_s + costs.transfer_bytes / costs.transfer_bytes_per_s
 
 
-def meeting_bytes(joined: Joined) -> np.ndarray:
-    """float64 (meetings,): message sizes."""
+def transfer_bytes(joined: Joined) -> np.ndarray:
+    """float64 (transfers,): message sizes."""
     graph = joined.graph
-    return graph.works.bytes[graph.meetings.work]
+    return graph.works.bytes[graph.transfers.work]
 
 
-def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> Transfer:
-    """To `meetings` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
+def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: float = np.inf) -> TransferCost:
+    """To `transfers` (default: all all-reduces), by least squares with neither term negative. `most_bytes_per_s`: what
     the network allows at most, where that is known; a few noisy durations may say more. Raises GraphError where there
     is none that moves bytes."""
-    count, moved, busy_s = _stretches(joined, meetings)
+    count, moved, busy_s = _stretches(joined, transfers)
     fixed_s, per_byte_s = _least_squares(count, moved, busy_s)
     if per_byte_s < 1 / most_bytes_per_s:
         per_byte_s = 1 / most_bytes_per_s
@@ -95,7 +95,7 @@ def fit(joined: Joined, meetings: np.ndarray | None = None, most_bytes_per_s: fl
         )
     if per_byte_s <= 0:
         per_byte_s = 1e-15
-    return Transfer(float(fixed_s), float(1.0 / per_byte_s), assumed)
+    return TransferCost(float(fixed_s), float(1.0 / per_byte_s), assumed)
 
 
 def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.ndarray:
@@ -104,34 +104,34 @@ def changed_s(took_s: np.ndarray, was_s: np.ndarray, now_s: np.ndarray) -> np.nd
     return np.maximum(took_s + now_s - was_s, LEAST_LEFT * np.minimum(now_s, took_s))
 
 
-def used_bytes_per_s(joined: Joined, meetings: np.ndarray | None = None) -> float:
+def used_bytes_per_s(joined: Joined, transfers: np.ndarray | None = None) -> float:
     """Bytes of all these over the time in which any was under way."""
-    _, moved, busy_s = _stretches(joined, meetings)
+    _, moved, busy_s = _stretches(joined, transfers)
     return float(moved.sum() / busy_s.sum())
 
 
-def _stretches(joined: Joined, meetings: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """`busy` of `meetings` that move bytes."""
-    meetings = all_reduces(joined) if meetings is None else meetings
-    size = meeting_bytes(joined)[meetings]
-    took_s = meeting_s(joined.costs)[meetings]
+def _stretches(joined: Joined, transfers: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """`busy` of `transfers` that move bytes."""
+    transfers = all_reduces(joined) if transfers is None else transfers
+    size = transfer_bytes(joined)[transfers]
+    took_s = transfer_s(joined.costs)[transfers]
     seen = (size > 0) & (took_s > 0)
     if not seen.any():
         raise GraphError("the trace has no all-reduce with a size and a duration: nothing says what one would cost")
-    meetings, size, took_s = meetings[seen], size[seen], took_s[seen]
-    began_s = arrivals_s(joined)[meetings]
+    transfers, size, took_s = transfers[seen], size[seen], took_s[seen]
+    began_s = arrivals_s(joined)[transfers]
     if np.isnan(began_s).any():
         began_s = np.concatenate([[0.0], np.cumsum(took_s[:-1])])
     return busy(began_s, took_s, size)
 
 
 def arrivals_s(joined: Joined) -> np.ndarray:
-    """float64 (meetings,): when the last member had come, as traced."""
-    meeting = joined.graph.ops.meeting
-    began_s = np.full(len(joined.graph.meetings), -np.inf)
-    member = meeting != NO_MEETING
+    """float64 (transfers,): when the last member had come, as traced."""
+    transfer = joined.graph.ops.transfer
+    began_s = np.full(len(joined.graph.transfers), -np.inf)
+    member = transfer != NO_TRANSFER
     with np.errstate(invalid="ignore"):  # NaN where an op was never traced
-        np.maximum.at(began_s, meeting[member], joined.start_s[member])
+        np.maximum.at(began_s, transfer[member], joined.start_s[member])
     return began_s
 
 
@@ -148,19 +148,19 @@ def _least_squares(count: np.ndarray, moved: np.ndarray, busy_s: np.ndarray) -> 
     return 0.0, float(rows[:, 1].sum() / (rows[:, 1] ** 2).sum())
 
 
-def repriced(joined: Joined, transfer: Transfer, meetings: np.ndarray | None = None) -> Joined:
-    """`meetings` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
-    meetings = all_reduces(joined) if meetings is None else meetings
+def repriced(joined: Joined, transfer: TransferCost, transfers: np.ndarray | None = None) -> Joined:
+    """`transfers` (default: all all-reduces) cost what `transfer` says of their sizes, exponents announced."""
+    transfers = all_reduces(joined) if transfers is None else transfers
     costs = joined.costs
     fixed_s, moved, rate, route = (
-        costs.meeting_fixed_s.copy(),
-        costs.meeting_bytes.copy(),
-        costs.meeting_bytes_per_s.copy(),
-        costs.meeting_route.copy(),
+        costs.transfer_fixed_s.copy(),
+        costs.transfer_bytes.copy(),
+        costs.transfer_bytes_per_s.copy(),
+        costs.transfer_route.copy(),
     )
-    fixed_s[meetings], rate[meetings], route[meetings] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
-    moved[meetings] = meeting_bytes(joined)[meetings]
+    fixed_s[transfers], rate[transfers], route[transfers] = transfer.fixed_s, transfer.bytes_per_s, NO_ROUTE
+    moved[transfers] = transfer_bytes(joined)[transfers]
     costs = dataclasses.replace(
-        costs, meeting_fixed_s=fixed_s, meeting_bytes=moved, meeting_bytes_per_s=rate, meeting_route=route
+        costs, transfer_fixed_s=fixed_s, transfer_bytes=moved, transfer_bytes_per_s=rate, transfer_route=route
     )
     return dataclasses.replace(joined, costs=costs)

@@ -1,5 +1,5 @@
 """Makes graphs: op by op for people and tests, and in blocks for generators. A generator builds the ops of one rank
-as arrays once and adds that block for every rank that does the same, with other streams and meetings; so 20 million
+as arrays once and adds that block for every rank that does the same, with other streams and transfers; so 20 million
 ops are a thousand appends.
 """
 
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from emulator.workload.graph import (
-    NO_MEETING,
     NO_MICRO_BATCH,
+    NO_TRANSFER,
     Collective,
     Graph,
     Groups,
     Kind,
-    Meetings,
     Ops,
     Order,
     Ranks,
     Streams,
+    Transfers,
     Works,
 )
 from switchml.errors import ConfigError
@@ -37,8 +37,8 @@ class GraphBuilder:
         self._ranks: list[tuple[int, float, int]] = []
         self._streams: list[tuple[int, str, int]] = []
         self._groups: list[tuple[str, Sequence[int], int]] = []
-        self._meetings: list[tuple[np.ndarray, np.ndarray]] = []
-        self._meeting_count = 0
+        self._transfers: list[tuple[np.ndarray, np.ndarray]] = []
+        self._transfer_count = 0
         self._blocks: list[tuple[np.ndarray, ...]] = []
         self._op_count = 0
         self._pending: list[tuple[int, int, int, int, tuple[int, ...]]] = []
@@ -88,15 +88,15 @@ class GraphBuilder:
         self._groups.append((name or f"group {len(self._groups)}", ranks, len(ranks) if size is None else size))
         return len(self._groups) - 1
 
-    def add_meetings(self, work: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
-        """Meetings of `group` about `work`, both one number or one a meeting; returns the first one's number, the
+    def add_transfers(self, work: int | np.ndarray, group: int | np.ndarray, count: int | None = None) -> int:
+        """Transfers of `group` about `work`, both one number or one a transfer; returns the first one's number, the
         others follow it."""
         if count is None:
             count = max(np.size(work), np.size(group))
         as_many = [np.broadcast_to(np.asarray(value, np.int32), (count,)) for value in (work, group)]
-        self._meetings.append((as_many[0], as_many[1]))
-        self._meeting_count += count
-        return self._meeting_count - count
+        self._transfers.append((as_many[0], as_many[1]))
+        self._transfer_count += count
+        return self._transfer_count - count
 
     # Ops
 
@@ -106,11 +106,11 @@ class GraphBuilder:
         work: int,
         *,
         after: Iterable[int] = (),
-        meeting: int = NO_MEETING,
+        transfer: int = NO_TRANSFER,
         micro_batch: int = NO_MICRO_BATCH,
     ) -> int:
         """One op, after the ops with the numbers `after`."""
-        self._pending.append((stream, work, meeting, micro_batch, tuple(after)))
+        self._pending.append((stream, work, transfer, micro_batch, tuple(after)))
         self._op_count += 1
         return self._op_count - 1
 
@@ -118,7 +118,7 @@ class GraphBuilder:
         self,
         stream: np.ndarray,
         work: np.ndarray,
-        meeting: np.ndarray,
+        transfer: np.ndarray,
         micro_batch: np.ndarray,
         dep_start: np.ndarray,
         deps: np.ndarray,
@@ -127,7 +127,7 @@ class GraphBuilder:
         Returns the first op's number. The arrays must not change afterwards."""
         self._flush()
         first = self._op_count
-        self._blocks.append((stream, work, meeting, micro_batch, np.diff(dep_start), (deps, first)))
+        self._blocks.append((stream, work, transfer, micro_batch, np.diff(dep_start), (deps, first)))
         self._op_count += len(work)
         return first
 
@@ -135,10 +135,10 @@ class GraphBuilder:
         """Turn ops that came one by one into a block."""
         if not self._pending:
             return
-        stream, work, meeting, micro_batch, after = zip(*self._pending, strict=True)
+        stream, work, transfer, micro_batch, after = zip(*self._pending, strict=True)
         counts = np.fromiter(map(len, after), np.int64, len(after))
         deps = np.fromiter((op for ops in after for op in ops), np.int32, int(counts.sum()))
-        columns = (np.asarray(column, np.int32) for column in (stream, work, meeting, micro_batch))
+        columns = (np.asarray(column, np.int32) for column in (stream, work, transfer, micro_batch))
         self._blocks.append((*columns, counts, (deps, 0)))
         self._pending = []
 
@@ -176,23 +176,23 @@ class GraphBuilder:
                 ranks=np.array([rank for _, ranks, _ in self._groups for rank in ranks], np.int32),
                 size=np.array([size for _, _, size in self._groups], np.int32),
             ),
-            meetings=Meetings(
-                work=_joined([work for work, _ in self._meetings]),
-                group=_joined([group for _, group in self._meetings]),
+            transfers=Transfers(
+                work=_joined([work for work, _ in self._transfers]),
+                group=_joined([group for _, group in self._transfers]),
             ),
             ops=self._ops(),
             job_names=[self.job],
         )
 
     def _ops(self) -> Ops:
-        stream, work, meeting, micro_batch = (_joined([block[i] for block in self._blocks]) for i in range(4))
+        stream, work, transfer, micro_batch = (_joined([block[i] for block in self._blocks]) for i in range(4))
         deps = np.empty(sum(len(block[5][0]) for block in self._blocks), np.int32)
         at = 0
         for *_, (relative, first) in self._blocks:
             np.add(relative, first, out=deps[at : at + len(relative)], casting="unsafe")
             at += len(relative)
         dep_start = _starts(_joined([block[4] for block in self._blocks], np.int64))
-        return Ops(stream=stream, work=work, meeting=meeting, micro_batch=micro_batch, dep_start=dep_start, deps=deps)
+        return Ops(stream=stream, work=work, transfer=transfer, micro_batch=micro_batch, dep_start=dep_start, deps=deps)
 
 
 def _joined(parts: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 from switchml.errors import GraphError
 from switchml.runtime.jit import kernel
 
@@ -19,13 +19,13 @@ def check(graph: Graph) -> None:
     """Raise GraphError at the first thing that makes no sense."""
     _check_numbers(graph)
     _check_acyclic(graph)
-    _check_meetings(graph)
+    _check_transfers(graph)
     _check_producers(graph)
 
 
 def _check_numbers(graph: Graph) -> None:
-    ops, meetings, groups = graph.ops, graph.meetings, graph.groups
-    lengths = {len(ops.work), len(ops.stream), len(ops.meeting), len(ops.micro_batch), len(ops.dep_start) - 1}
+    ops, transfers, groups = graph.ops, graph.transfers, graph.groups
+    lengths = {len(ops.work), len(ops.stream), len(ops.transfer), len(ops.micro_batch), len(ops.dep_start) - 1}
     if len(lengths) > 1:
         raise GraphError(f"the arrays of ops have different lengths: {sorted(lengths)}")
     if len(ops) and (ops.dep_start[0] != 0 or ops.dep_start[-1] != len(ops.deps) or np.any(np.diff(ops.dep_start) < 0)):
@@ -33,10 +33,10 @@ def _check_numbers(graph: Graph) -> None:
     for what, numbers, lowest, count, of in (
         ("a work", ops.work, 0, len(graph.works), "op"),
         ("a stream", ops.stream, 0, len(graph.streams), "op"),
-        ("a meeting", ops.meeting, NO_MEETING, len(meetings), "op"),
+        ("a transfer", ops.transfer, NO_TRANSFER, len(transfers), "op"),
         ("an op to wait for", ops.deps, 0, len(ops), "dependency"),
-        ("a work", meetings.work, 0, len(graph.works), "meeting"),
-        ("a group", meetings.group, 0, len(groups), "meeting"),
+        ("a work", transfers.work, 0, len(graph.works), "transfer"),
+        ("a group", transfers.group, 0, len(groups), "transfer"),
         ("a rank", groups.ranks, 0, len(graph.ranks), "group member"),
         ("a rank", graph.streams.rank, 0, len(graph.ranks), "stream"),
     ):
@@ -121,34 +121,33 @@ def _circle(graph: Graph, stuck: np.ndarray) -> list[int]:
     return seen[seen.index(op) :]
 
 
-def _check_meetings(graph: Graph) -> None:
-    ops, meetings, groups = graph.ops, graph.meetings, graph.groups
-    members = np.flatnonzero(ops.meeting != NO_MEETING)
-    came = np.bincount(ops.meeting[members], minlength=len(meetings))
-    expected = np.diff(groups.start)[meetings.group] if len(meetings) else np.empty(0, np.int64)
-    for meeting in np.flatnonzero(came != expected)[:1]:
-        there = set(graph.streams.rank[ops.stream[ops.meeting == meeting]].tolist())
-        missing = [rank for rank in groups.members(meetings.group[meeting]).tolist() if rank not in there]
-        what = (
-            f"{graph.works.name[meetings.work[meeting]]!r} (meeting {meeting}, {groups.name[meetings.group[meeting]]})"
-        )
+def _check_transfers(graph: Graph) -> None:
+    ops, transfers, groups = graph.ops, graph.transfers, graph.groups
+    members = np.flatnonzero(ops.transfer != NO_TRANSFER)
+    came = np.bincount(ops.transfer[members], minlength=len(transfers))
+    expected = np.diff(groups.start)[transfers.group] if len(transfers) else np.empty(0, np.int64)
+    for transfer in np.flatnonzero(came != expected)[:1]:
+        there = set(graph.streams.rank[ops.stream[ops.transfer == transfer]].tolist())
+        missing = [rank for rank in groups.members(transfers.group[transfer]).tolist() if rank not in there]
+        group = groups.name[transfers.group[transfer]]
+        what = f"{graph.works.name[transfers.work[transfer]]!r} (transfer {transfer}, {group})"
         raise GraphError(
-            f"{what} has {came[meeting]} members, expected {expected[meeting]}"
+            f"{what} has {came[transfer]} members, expected {expected[transfer]}"
             + (f"; no op of rank {_some(missing)}" if missing else "; a rank takes part twice")
         )
-    # As many members as ranks: they are the group's ranks when each (meeting, rank) is one of the group's and comes
+    # As many members as ranks: they are the group's ranks when each (transfer, rank) is one of the group's and comes
     # once.
-    group = meetings.group[ops.meeting[members]].astype(np.int64)
+    group = transfers.group[ops.transfer[members]].astype(np.int64)
     rank = graph.streams.rank[ops.stream[members]]
     in_groups = np.repeat(np.arange(len(groups)), np.diff(groups.start)) * len(graph.ranks) + groups.ranks
     stranger = np.flatnonzero(~np.isin(group * len(graph.ranks) + rank, in_groups))
     for i in stranger[:1]:
         name = groups.name[group[i]]
-        raise GraphError(f"{graph.op_name(members[i])} takes part in a meeting of {name}, where its rank is no member")
-    pairs = np.sort(ops.meeting[members].astype(np.int64) * len(graph.ranks) + rank)
+        raise GraphError(f"{graph.op_name(members[i])} takes part in a transfer of {name}, where its rank is no member")
+    pairs = np.sort(ops.transfer[members].astype(np.int64) * len(graph.ranks) + rank)
     for pair in pairs[1:][np.diff(pairs) == 0][:1]:
-        meeting, rank = divmod(int(pair), len(graph.ranks))
-        raise GraphError(f"rank {rank} takes part twice in {graph.works.name[meetings.work[meeting]]!r} ({meeting})")
+        transfer, rank = divmod(int(pair), len(graph.ranks))
+        raise GraphError(f"rank {rank} takes part twice in {graph.works.name[transfers.work[transfer]]!r} ({transfer})")
 
 
 def _check_producers(graph: Graph) -> None:
@@ -163,9 +162,9 @@ def _check_producers(graph: Graph) -> None:
             f"{graph.op_name(orphans[0])}; give them a dependency, or mark the work as a source"
         )
     alone = np.isin(works.kind, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))
-    alone = np.flatnonzero(alone[graph.ops.work] & (graph.ops.meeting == NO_MEETING))
+    alone = np.flatnonzero(alone[graph.ops.work] & (graph.ops.transfer == NO_TRANSFER))
     if len(alone):
-        raise GraphError(f"{graph.op_name(alone[0])} is communication, but takes part in no meeting")
+        raise GraphError(f"{graph.op_name(alone[0])} is communication, but takes part in no transfer")
 
 
 def _some(names) -> str:

@@ -1,5 +1,5 @@
 """What a graph costs on a cluster, as plain arrays: the only thing the replay engine sees of machines. Ops alone on
-their rank have a duration by work. A meeting takes a fixed time and then moves bytes over the links of its route,
+their rank have a duration by work. A transfer takes a fixed time and then moves bytes over the links of its route,
 which it shares with whatever else uses them; without a route, its bytes have a rate of their own.
 """
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from emulator.workload.graph import NO_MEETING, Graph
+from emulator.workload.graph import NO_TRANSFER, Graph
 from switchml.errors import GraphError
 
 
 @dataclass(frozen=True)
 class Links:
-    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a meeting's bytes, link i
+    """Links and routes over them. Route r loads the links `link[start[r]:start[r + 1]]`; of a transfer's bytes, link i
     of them carries `share[i]` times as many."""
 
     link_name: list[str] = field(default_factory=list)
@@ -37,48 +37,48 @@ class Costs:
     """Prices of one graph."""
 
     work_s: np.ndarray
-    """float64 (works,): duration of an op without a meeting, in seconds; NaN where no such op exists."""
-    meeting_fixed_s: np.ndarray
-    """float64 (meetings,): what a meeting takes besides moving its bytes: latencies, set-up."""
-    meeting_bytes: np.ndarray
-    """float64 (meetings,): what it moves."""
-    meeting_bytes_per_s: np.ndarray
-    """float64 (meetings,): the most it could move with all links to itself; inf where only its route limits it."""
-    meeting_route: np.ndarray
-    """int32 (meetings,), NO_ROUTE where it shares nothing."""
+    """float64 (works,): duration of an op without a transfer, in seconds; NaN where no such op exists."""
+    transfer_fixed_s: np.ndarray
+    """float64 (transfers,): what a transfer takes besides moving its bytes: latencies, set-up."""
+    transfer_bytes: np.ndarray
+    """float64 (transfers,): what it moves."""
+    transfer_bytes_per_s: np.ndarray
+    """float64 (transfers,): the most it could move with all links to itself; inf where only its route limits it."""
+    transfer_route: np.ndarray
+    """int32 (transfers,), NO_ROUTE where it shares nothing."""
     links: Links = field(default_factory=Links)
 
     @classmethod
-    def of(cls, graph: Graph, work_s: np.ndarray, meeting_s: np.ndarray | None = None) -> Costs:
-        """Costs without links: meetings take `meeting_s` (default: `work_s` of their work), whatever else
+    def of(cls, graph: Graph, work_s: np.ndarray, transfer_s: np.ndarray | None = None) -> Costs:
+        """Costs without links: transfers take `transfer_s` (default: `work_s` of their work), whatever else
         happens."""
         work_s = np.asarray(work_s, np.float64)
-        if meeting_s is None:
-            meeting_s = work_s[graph.meetings.work]
-        count = len(graph.meetings)
+        if transfer_s is None:
+            transfer_s = work_s[graph.transfers.work]
+        count = len(graph.transfers)
         return cls(
             work_s=work_s,
-            meeting_fixed_s=np.asarray(meeting_s, np.float64),
-            meeting_bytes=np.zeros(count),
-            meeting_bytes_per_s=np.full(count, np.inf),
-            meeting_route=np.full(count, NO_ROUTE, np.int32),
+            transfer_fixed_s=np.asarray(transfer_s, np.float64),
+            transfer_bytes=np.zeros(count),
+            transfer_bytes_per_s=np.full(count, np.inf),
+            transfer_route=np.full(count, NO_ROUTE, np.int32),
         )
 
     def check(self, graph: Graph) -> None:
         """Raise GraphError unless everything that `graph` does has a price."""
         if len(self.work_s) != len(graph.works):
             raise GraphError(f"costs are for {len(self.work_s)} works, the graph has {len(graph.works)}")
-        alone = np.unique(graph.ops.work[graph.ops.meeting == NO_MEETING])
+        alone = np.unique(graph.ops.work[graph.ops.transfer == NO_TRANSFER])
         for work in alone[~(self.work_s[alone] >= 0) | np.isinf(self.work_s[alone])][:1]:
             raise GraphError(f"work {graph.works.name[work]!r} has no price ({self.work_s[work]} s)")
-        for name in ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route"):
-            if len(getattr(self, name)) != len(graph.meetings):
-                raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.meetings)} meetings")
-        priced = (self.meeting_fixed_s >= 0) & (self.meeting_bytes >= 0) & (self.meeting_bytes_per_s > 0)
-        priced &= np.isfinite(self.meeting_fixed_s) & np.isfinite(self.meeting_bytes)
-        priced &= (self.meeting_route >= NO_ROUTE) & (self.meeting_route < len(self.links.start) - 1)
-        for meeting in np.flatnonzero(~priced)[:1]:
-            name = graph.works.name[graph.meetings.work[meeting]]
-            raise GraphError(f"{name!r} (meeting {meeting}) has no price: fixed {self.meeting_fixed_s[meeting]} s")
+        for name in ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route"):
+            if len(getattr(self, name)) != len(graph.transfers):
+                raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.transfers)} transfers")
+        priced = (self.transfer_fixed_s >= 0) & (self.transfer_bytes >= 0) & (self.transfer_bytes_per_s > 0)
+        priced &= np.isfinite(self.transfer_fixed_s) & np.isfinite(self.transfer_bytes)
+        priced &= (self.transfer_route >= NO_ROUTE) & (self.transfer_route < len(self.links.start) - 1)
+        for transfer in np.flatnonzero(~priced)[:1]:
+            name = graph.works.name[graph.transfers.work[transfer]]
+            raise GraphError(f"{name!r} (transfer {transfer}) has no price: fixed {self.transfer_fixed_s[transfer]} s")
         if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
             raise GraphError("a link has no rate, or a route loads one by less than nothing")

@@ -10,7 +10,7 @@ import dataclasses
 import numpy as np
 
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, NO_MICRO_BATCH, Collective, Graph, Kind, Order, appended
+from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind, Order, appended
 
 
 def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -> tuple[Graph, Costs]:
@@ -39,7 +39,7 @@ def delayed(graph: Graph, costs: Costs, name: str, kind: Kind, seconds: float) -
             ops,
             work=np.append(ops.work, np.full(ranks, len(works), np.int32)),
             stream=np.append(ops.stream, np.arange(len(streams), len(streams) + ranks, dtype=np.int32)),
-            meeting=np.append(ops.meeting, np.full(ranks, NO_MEETING, np.int32)),
+            transfer=np.append(ops.transfer, np.full(ranks, NO_TRANSFER, np.int32)),
             micro_batch=np.append(ops.micro_batch, np.full(ranks, NO_MICRO_BATCH, np.int32)),
             dep_start=dep_start.astype(np.int64),
             deps=deps,

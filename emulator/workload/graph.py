@@ -1,6 +1,6 @@
 """A job as flat arrays. An *op* is one thing that one stream of one rank does: a kernel, its part of a collective, a
 send, a read. Ops of one rank wait for each other through dependencies and through their stream; ranks wait for each
-other only in *meetings*, one for each occurrence of a collective, a send with its receive, or a read from shared
+other only in *transfers*, one for each occurrence of a collective, a send with its receive, or a read from shared
 storage.
 
 What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table of *works*; so pricing a job of
@@ -37,7 +37,7 @@ class Kind(IntEnum):
 
 
 class Collective(IntEnum):
-    """Which exchange a meeting is; `bytes` of its work then means what the comment says, per rank."""
+    """Which exchange a transfer is; `bytes` of its work then means what the comment says, per rank."""
 
     NONE = 0
     ALL_REDUCE = 1  # the whole buffer
@@ -57,11 +57,11 @@ class Order(IntEnum):
     PROGRAM = 0
     """As they stand in the graph, like a CUDA stream: an op waits for its predecessor even when it could run before."""
     READY = 1
-    """Whichever is ready: highest priority, then ready first, then first in the graph. An op of a meeting takes the
+    """Whichever is ready: highest priority, then ready first, then first in the graph. An op of a transfer takes the
     stream only once all members are ready, so that two ranks can't hold each other up by choosing differently."""
 
 
-NO_MEETING = -1
+NO_TRANSFER = -1
 NO_MICRO_BATCH = -1
 
 
@@ -77,7 +77,7 @@ class Works:
     flops: np.ndarray
     """float64: floating-point operations of one op."""
     bytes: np.ndarray
-    """float64: memory traffic of a COMPUTE, CODEC or COPY op; message size of a meeting (see `Collective`)."""
+    """float64: memory traffic of a COMPUTE, CODEC or COPY op; message size of a transfer (see `Collective`)."""
     seconds: np.ndarray
     """float64: its duration where that is known beforehand (traces, tables); NaN: to be priced."""
     priority: np.ndarray
@@ -143,8 +143,8 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class Meetings:
-    """Each occurrence of a collective. All arrays (meetings,) int32."""
+class Transfers:
+    """Each occurrence of a collective. All arrays (transfers,) int32."""
 
     work: np.ndarray
     """What is exchanged; its members' ops may name works of their own (a send and its receive)."""
@@ -157,14 +157,14 @@ class Meetings:
 @dataclass(frozen=True)
 class Ops:
     """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its
-    stream takes it, and all members of its meeting have come as far."""
+    stream takes it, and all members of its transfer have come as far."""
 
     work: np.ndarray
     """int32 (ops,)."""
     stream: np.ndarray
     """int32 (ops,)."""
-    meeting: np.ndarray
-    """int32 (ops,), NO_MEETING for an op of its rank alone."""
+    transfer: np.ndarray
+    """int32 (ops,), NO_TRANSFER for an op of its rank alone."""
     micro_batch: np.ndarray
     """int32 (ops,), NO_MICRO_BATCH where it belongs to none."""
     dep_start: np.ndarray
@@ -180,8 +180,8 @@ class Ops:
         return self.deps[self.dep_start[op] : self.dep_start[op + 1]]
 
 
-Table = TypeVar("Table", "Works", "Ranks", "Streams", "Groups", "Meetings", "Ops")
-TABLES = ("works", "ranks", "streams", "groups", "meetings", "ops")
+Table = TypeVar("Table", "Works", "Ranks", "Streams", "Groups", "Transfers", "Ops")
+TABLES = ("works", "ranks", "streams", "groups", "transfers", "ops")
 
 
 def rows(table: Table, records: np.ndarray) -> Table:
@@ -219,7 +219,7 @@ class Graph:
     ranks: Ranks
     streams: Streams
     groups: Groups
-    meetings: Meetings
+    transfers: Transfers
     ops: Ops
     job_names: list[str] = field(default_factory=lambda: ["job"])
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from emulator.workload.costs import NO_ROUTE, Costs, Links
-from emulator.workload.graph import NO_MEETING, TABLES, Graph, Meetings, stacked
+from emulator.workload.graph import NO_TRANSFER, TABLES, Graph, Transfers, stacked
 from switchml.errors import ConfigError, GraphError
 
 
@@ -34,22 +34,22 @@ def merge(graphs: Sequence[Graph], costs: Sequence[Costs]) -> tuple[Graph, Costs
         ranks=stacked(tables["ranks"], job=shifted("ranks", "job", "job_names")),
         streams=stacked(tables["streams"], rank=shifted("streams", "rank", "ranks")),
         groups=stacked(tables["groups"], start=runs("groups", "start"), ranks=shifted("groups", "ranks", "ranks")),
-        meetings=Meetings(work=shifted("meetings", "work", "works"), group=shifted("meetings", "group", "groups")),
+        transfers=Transfers(work=shifted("transfers", "work", "works"), group=shifted("transfers", "group", "groups")),
         ops=stacked(
             tables["ops"],
             work=shifted("ops", "work", "works"),
             stream=shifted("ops", "stream", "streams"),
-            meeting=shifted("ops", "meeting", "meetings", NO_MEETING),
+            transfer=shifted("ops", "transfer", "transfers", NO_TRANSFER),
             dep_start=runs("ops", "dep_start"),
             deps=shifted("ops", "deps", "ops"),
         ),
         job_names=names,
     )
-    each = ("work_s", "meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s")
+    each = ("work_s", "transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s")
     columns = {name: np.concatenate([getattr(cost, name) for cost in costs]) for name in each}
     routes = [len(cost.links.start) - 1 for cost in costs]
-    route = _shifted([cost.meeting_route for cost in costs], routes, NO_ROUTE)
-    return merged, Costs(**columns, meeting_route=route, links=_same_links([cost.links for cost in costs]))
+    route = _shifted([cost.transfer_route for cost in costs], routes, NO_ROUTE)
+    return merged, Costs(**columns, transfer_route=route, links=_same_links([cost.links for cost in costs]))
 
 
 def _shifted(parts: Sequence[np.ndarray], counts: Sequence[int], none: int | None = None) -> np.ndarray:

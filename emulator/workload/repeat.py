@@ -8,14 +8,14 @@ import numpy as np
 
 from emulator.workload.costs import Costs
 from emulator.workload.delays import delayed
-from emulator.workload.graph import NO_MEETING, Graph, Kind, Meetings, Ops, Order
+from emulator.workload.graph import NO_TRANSFER, Graph, Kind, Ops, Order, Transfers
 
 
 def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
     """`graph` `times` times. Its ops are `times` blocks of as many, iteration by iteration; the last op of each rank in
     a block is one of no duration that stands between iterations."""
     graph, costs = delayed(graph, costs, "between iterations", Kind.DELAY, 0.0)
-    ops, ranks, count, meetings = graph.ops, len(graph.ranks), len(graph.ops), len(graph.meetings)
+    ops, ranks, count, transfers = graph.ops, len(graph.ranks), len(graph.ops), len(graph.transfers)
     rank, last = _last(graph, count - ranks)
     # In later blocks the op between iterations waits for all that is last on its rank in the block before.
     counts = np.diff(ops.dep_start)
@@ -26,11 +26,11 @@ def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
     deps[0, len(ops.deps) :] = 0
     return dataclasses.replace(
         graph,
-        meetings=Meetings(work=np.tile(graph.meetings.work, times), group=np.tile(graph.meetings.group, times)),
+        transfers=Transfers(work=np.tile(graph.transfers.work, times), group=np.tile(graph.transfers.group, times)),
         ops=Ops(
             work=np.tile(ops.work, times),
             stream=np.tile(ops.stream, times),
-            meeting=np.where(ops.meeting == NO_MEETING, NO_MEETING, ops.meeting + shift * meetings)
+            transfer=np.where(ops.transfer == NO_TRANSFER, NO_TRANSFER, ops.transfer + shift * transfers)
             .ravel()
             .astype(np.int32),
             micro_batch=np.tile(ops.micro_batch, times),
@@ -41,7 +41,7 @@ def repeat(graph: Graph, costs: Costs, times: int) -> tuple[Graph, Costs]:
         costs,
         **{
             name: np.tile(getattr(costs, name), times)
-            for name in ("meeting_fixed_s", "meeting_bytes", "meeting_bytes_per_s", "meeting_route")
+            for name in ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
         },
     )
 

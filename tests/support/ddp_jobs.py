@@ -37,10 +37,10 @@ def ddp(
     for _ in range(ranks):
         builder.add_rank()
     group = builder.add_group(range(ranks), name="world")
-    meetings = []
+    transfers = []
     for i, size in enumerate(held):
         work = builder.add_work(f"all-reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=size)
-        meetings.append(builder.add_meetings(work, group))
+        transfers.append(builder.add_transfers(work, group))
     listed = []
     for rank in range(ranks):
         slow = slowness[rank] if slowness else 1.0
@@ -49,7 +49,7 @@ def ddp(
         reduced = {}
         for i, seconds in enumerate(backward_s):
             made = builder.add_op(compute, builder.add_work(f"backward {i}", seconds=seconds * slow))
-            listed.append((made, meetings[bucket[i]], float(sizes[i])))
+            listed.append((made, transfers[bucket[i]], float(sizes[i])))
             if i + 1 == len(sizes) or bucket[i + 1] != bucket[i]:
                 work = builder.add_work(
                     f"all-reduce {bucket[i]}",
@@ -57,7 +57,7 @@ def ddp(
                     collective=Collective.ALL_REDUCE,
                     bytes=held[bucket[i]],
                 )
-                reduced[bucket[i]] = builder.add_op(comm, work, after=[made], meeting=meetings[bucket[i]])
+                reduced[bucket[i]] = builder.add_op(comm, work, after=[made], transfer=transfers[bucket[i]])
         if waits_for_own:
             for i in reversed(range(len(sizes))):
                 step = builder.add_work(f"optimizer {i}", seconds=optimizer_s[0])
@@ -68,13 +68,13 @@ def ddp(
                 builder.add_op(compute, step, after=list(reduced.values()) if i == 0 else [])
     graph = builder.build()
     check(graph)
-    count = len(graph.meetings)
+    count = len(graph.transfers)
     costs = Costs(
         work_s=graph.works.seconds,
-        meeting_fixed_s=np.full(count, fixed_s),
-        meeting_bytes=graph.works.bytes[graph.meetings.work],
-        meeting_bytes_per_s=np.full(count, bytes_per_s),
-        meeting_route=np.full(count, NO_ROUTE, np.int32),
+        transfer_fixed_s=np.full(count, fixed_s),
+        transfer_bytes=graph.works.bytes[graph.transfers.work],
+        transfer_bytes_per_s=np.full(count, bytes_per_s),
+        transfer_route=np.full(count, NO_ROUTE, np.int32),
     )
     played = replay(graph, costs)
     return Joined(

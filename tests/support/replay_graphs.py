@@ -1,5 +1,5 @@
 """Random jobs for hypothesis: some ranks with streams of both orders, ops with dependencies on earlier ones of their
-rank, and meetings that all members come to in one global order, so that nothing deadlocks."""
+rank, and transfers that all members come to in one global order, so that nothing deadlocks."""
 
 from dataclasses import dataclass
 
@@ -48,10 +48,10 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         builder.add_group(groups[-1])
     done = [[] for _ in range(ranks)]
 
-    def add(rank, work, meeting):
+    def add(rank, work, transfer):
         earlier = draw(st.sets(st.sampled_from(done[rank]), max_size=3)) if done[rank] else set()
         stream = draw(st.sampled_from(streams[rank]))
-        done[rank].append(builder.add_op(stream, work, after=sorted(earlier), meeting=meeting))
+        done[rank].append(builder.add_op(stream, work, after=sorted(earlier), transfer=transfer))
 
     for _ in range(draw(st.integers(1, 25))):
         if draw(st.booleans()):
@@ -59,13 +59,13 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         else:
             group = draw(st.integers(0, len(groups) - 1))
             work = draw(st.sampled_from(reduces))
-            meeting = builder.add_meetings(work, group)
+            transfer = builder.add_transfers(work, group)
             for rank in groups[group]:
-                add(rank, work, meeting)
+                add(rank, work, transfer)
     graph = builder.build()
-    meetings = len(graph.meetings)
+    transfers = len(graph.transfers)
     work_s = draw(st.lists(durations, min_size=len(graph.works), max_size=len(graph.works)))
-    costs = Costs.of(graph, work_s, np.array([draw(durations) for _ in range(meetings)]))
+    costs = Costs.of(graph, work_s, np.array([draw(durations) for _ in range(transfers)]))
     if with_links:
         links = draw(st.integers(1, 3))
         routes = [sorted(draw(st.sets(st.integers(0, links - 1), min_size=1))) for _ in range(draw(st.integers(1, 3)))]
@@ -79,14 +79,14 @@ def cases(draw, orders=(Order.PROGRAM,), with_links=False, durations=DYADIC):
         )
         costs = Costs(
             work_s=costs.work_s,
-            meeting_fixed_s=costs.meeting_fixed_s,
-            meeting_bytes=np.array([float(draw(st.integers(0, 9))) for _ in range(meetings)]),
-            meeting_bytes_per_s=np.array([draw(st.sampled_from([0.5, 1.5, np.inf])) for _ in range(meetings)]),
-            meeting_route=np.array([draw(st.integers(NO_ROUTE, len(routes) - 1)) for _ in range(meetings)], np.int32),
+            transfer_fixed_s=costs.transfer_fixed_s,
+            transfer_bytes=np.array([float(draw(st.integers(0, 9))) for _ in range(transfers)]),
+            transfer_bytes_per_s=np.array([draw(st.sampled_from([0.5, 1.5, np.inf])) for _ in range(transfers)]),
+            transfer_route=np.array([draw(st.integers(NO_ROUTE, len(routes) - 1)) for _ in range(transfers)], np.int32),
             links=links,
         )
-        unlimited = (costs.meeting_route == NO_ROUTE) & np.isinf(costs.meeting_bytes_per_s)
-        costs.meeting_bytes_per_s[unlimited] = 3.0
+        unlimited = (costs.transfer_route == NO_ROUTE) & np.isinf(costs.transfer_bytes_per_s)
+        costs.transfer_bytes_per_s[unlimited] = 3.0
     return Case(graph, costs)
 
 

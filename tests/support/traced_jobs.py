@@ -14,7 +14,7 @@ from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrac
 from emulator.traces.joined import GAP, Joined
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import Costs
-from emulator.workload.graph import NO_MEETING, Collective, Graph, Kind
+from emulator.workload.graph import NO_TRANSFER, Collective, Graph, Kind
 
 WHAT_OF_KIND = {
     Kind.COMPUTE: What.COMPUTE,
@@ -84,7 +84,7 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
     for _ in range(job.ranks):
         builder.add_rank()
     world = builder.add_group(range(job.ranks), name="world")
-    works, meetings, sizes = [], [], []
+    works, transfers, sizes = [], [], []
     for number, layers in enumerate(job.buckets):
         sizes.append(layers * job.gradient_bytes / job.ratio)
         seconds = job.latency_s + sizes[-1] / job.bytes_per_s
@@ -92,11 +92,11 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
             f"all-reduce {number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=sizes[-1], seconds=seconds
         )
         works.append(work)
-        meetings.append(builder.add_meetings(work, world))
+        transfers.append(builder.add_transfers(work, world))
     metric = builder.add_work(
         "metric", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=1000.0, seconds=job.metric_s
     )
-    metrics = [builder.add_meetings(metric, world) for _ in range(job.metrics)]
+    metrics = [builder.add_transfers(metric, world) for _ in range(job.metrics)]
     sends = {}
     if job.pipeline_bytes:
         for rank in range(job.ranks - 1):
@@ -104,7 +104,7 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
             about = {"bytes": job.pipeline_bytes, "seconds": job.pipeline_bytes / job.links(rank, rank + 1)}
             work = builder.add_work(f"send {rank}", Kind.SEND, collective=Collective.P2P, **about)
             receive = builder.add_work(f"receive {rank}", Kind.RECV, collective=Collective.P2P, **about)
-            sends[rank] = work, receive, builder.add_meetings(work, pair)
+            sends[rank] = work, receive, builder.add_transfers(work, pair)
     gradients = []
     for rank in range(job.ranks):
         host, device, comm = (builder.add_stream(rank, name) for name, _ in LANES)
@@ -128,26 +128,26 @@ def build(job: Job, iteration: int = 0) -> tuple[Graph, Costs, list[tuple[int, i
         for number in range(job.layers):
             last = layer(f"forward {number}", job.forward_s)
         if rank in sends:
-            builder.add_op(comm, sends[rank][0], meeting=sends[rank][2], after=[last])
+            builder.add_op(comm, sends[rank][0], transfer=sends[rank][2], after=[last])
         if rank - 1 in sends:
-            builder.add_op(comm, sends[rank - 1][1], meeting=sends[rank - 1][2], after=[last])
+            builder.add_op(comm, sends[rank - 1][1], transfer=sends[rank - 1][2], after=[last])
         if job.waits:
             builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
         finals = [layer(f"backward {number}", job.backward_s) for number in reversed(range(job.layers))]
         reduced, at = [], 0
         for number, layers in enumerate(job.buckets):
             ready = finals[-1] if job.serialized else finals[at + layers - 1]
-            gradients += [(final, meetings[number], job.gradient_bytes) for final in finals[at : at + layers]]
+            gradients += [(final, transfers[number], job.gradient_bytes) for final in finals[at : at + layers]]
             at += layers
             if job.codec_s:
                 ready = builder.add_op(comm, work(f"quantize {number}", job.codec_s, Kind.CODEC), after=[ready])
-            reduced.append(builder.add_op(comm, works[number], meeting=meetings[number], after=[ready]))
+            reduced.append(builder.add_op(comm, works[number], transfer=transfers[number], after=[ready]))
         stream = device if job.launch_s else host
         last = builder.add_op(stream, work("optimizer", job.optimizer_s), after=reduced)
         if job.waits:
             builder.add_op(host, work("cudaStreamSynchronize", 0.0), after=[last])
-        for meeting in metrics:
-            builder.add_op(comm, metric, meeting=meeting, after=[last])
+        for transfer in metrics:
+            builder.add_op(comm, metric, transfer=transfer, after=[last])
     graph = builder.build()
     return graph, Costs.of(graph, graph.works.seconds), gradients
 
@@ -188,7 +188,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
         sequence = 0
         for op in np.flatnonzero(graph.op_rank() == rank).tolist():
             work = graph.ops.work[op]
-            kind, meeting = Kind(graph.works.kind[work]), graph.ops.meeting[op]
+            kind, transfer = Kind(graph.works.kind[work]), graph.ops.transfer[op]
             if kind == Kind.DELAY:
                 continue
             name = graph.works.name[work]
@@ -203,7 +203,7 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
                     "start_s": at_s + run.start_s[op],
                     "duration_s": run.end_s[op] - run.start_s[op],
                     "collective": graph.works.collective[work],
-                    "group": 0 if meeting != NO_MEETING else NONE,
+                    "group": 0 if transfer != NO_TRANSFER else NONE,
                     "sequence": number * (len(job.buckets) + job.metrics) + sequence if is_reduce else NONE,
                     "peer": NONE,
                     "bytes": graph.works.bytes[work],

@@ -111,8 +111,8 @@ def _workload(layers: list[Layer], settings: dict[str, int], loop: str) -> Workl
             priority=1 if blocks else 0,
             is_source=not last,
         )
-        meeting = builder.add_meetings(work, groups[phase.group], 1)
-        op = builder.add_op(communicator, work, after=last, meeting=meeting)
+        transfer = builder.add_transfers(work, groups[phase.group], 1)
+        op = builder.add_op(communicator, work, after=last, transfer=transfer)
         if blocks:
             last = [op]
         else:

@@ -17,7 +17,7 @@ from emulator.peers.settings import Settings
 from emulator.traces.join import join
 from emulator.whatif import changes
 from emulator.whatif.network import Network
-from emulator.whatif.transfers import all_reduces, meeting_s
+from emulator.whatif.transfers import all_reduces, transfer_s
 from emulator.workload import models
 from emulator.workload.job import Job
 from switchml.errors import ConfigError
@@ -64,13 +64,13 @@ def test_emulated_peers(algorithm, hierarchy):
 @pytest.mark.parametrize(("algorithm", "hierarchy"), EVERY)
 def test_imported_and_replayed_traces(joined, algorithm, hierarchy):
     costs = imported.costs(joined.graph, DGX, {}, allreduce=algorithm, hierarchy=hierarchy)
-    assert meeting_s(costs)[all_reduces(joined)] == pytest.approx([seconds(algorithm, hierarchy)])
+    assert transfer_s(costs)[all_reduces(joined)] == pytest.approx([seconds(algorithm, hierarchy)])
     moved = changes.allreduce(changes.cluster(joined, NAME), algorithm, hierarchy)
     own_s = moved.network.seconds(SIZE, RANKS)
     assert own_s == pytest.approx(seconds(algorithm, hierarchy), rel=1e-12)
     # A trace adds the rounds whose exponents would be guessed wrong.
-    repeated_s = moved.network.transfer(RANKS).again_s(SIZE)
-    assert meeting_s(moved.costs)[all_reduces(moved)] == pytest.approx([own_s + repeated_s], rel=1e-6)
+    repeated_s = moved.network.transfer(RANKS).repeats_s(SIZE)
+    assert transfer_s(moved.costs)[all_reduces(moved)] == pytest.approx([own_s + repeated_s], rel=1e-6)
     assert repeated_s < 0.01 * own_s
 
 

@@ -44,5 +44,5 @@ def test_iterations_hold_what_starts_in_them():
 
 def test_replaying_with_the_same_changes_nothing():
     seen = Situation.of(traced(Job(gap_s=0.001, load_s=0.003)))
-    assert seen.replayed_s(own_s=seen.own_s, meeting_s=seen.meeting_s) == pytest.approx(seen.iteration_s)
-    assert seen.replayed_s(own_s=seen.own_s * 2, meeting_s=seen.meeting_s * 2) == pytest.approx(2 * seen.iteration_s)
+    assert seen.replayed_s(own_s=seen.own_s, transfer_s=seen.transfer_s) == pytest.approx(seen.iteration_s)
+    assert seen.replayed_s(own_s=seen.own_s * 2, transfer_s=seen.transfer_s * 2) == pytest.approx(2 * seen.iteration_s)

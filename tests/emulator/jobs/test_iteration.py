@@ -138,7 +138,7 @@ def test_a_codec_sends_less_and_takes_time():
     kinds = graph.op_kind()
     assert (kinds == Kind.CODEC).sum() > 0
     plain, _ = iteration.build(plan(GPT, job, DGX))
-    sent = [g.works.bytes[g.meetings.work].sum() for g in (graph, plain)]
+    sent = [g.works.bytes[g.transfers.work].sum() for g in (graph, plain)]
     assert sent[0] == pytest.approx(sent[1] * 0.64 / 16, rel=0.01)
 
 

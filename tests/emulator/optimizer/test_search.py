@@ -158,14 +158,14 @@ def test_gradients_without_bytes_are_in_nobodys_way(waits_for_own):
 
 def test_gradients_of_two_buckets_may_come_in_turns():
     job = ddp_jobs.ddp([MIB] * 4, [0.01] * 4, caps=[2 * MIB])
-    first, second = gradients(job).meetings.tolist()
+    first, second = gradients(job).transfers.tolist()
     turns = [(op, (first, second)[i % 2], size) for i, (op, _, size) in enumerate(job.gradients)]
     machine, setting = Machine.of(job), Setting(placement="switchml")
     there = apply(COMMUNICATION, dataclasses.replace(job, gradients=turns), setting, machine)
     transfer, (ready_s, _) = machine.transfer("switchml"), cuts.ready(job)
     lost_s = transfers.repeated_s(transfer, ready_s[2:], np.full(2, 2.0 * MIB))
     assert lost_s[0] > 0
-    took_s = transfers.meeting_s(there.costs)[[first, second]]
+    took_s = transfers.transfer_s(there.costs)[[first, second]]
     assert took_s == pytest.approx(transfer.seconds(2.0 * MIB) + lost_s)
 
 

@@ -61,7 +61,7 @@ def test_equals_the_replay(program):
         assert progress.at_s[rank] == pytest.approx(played.end_s[mine & (names == "compute")].max())
         ends = sorted(played.end_s[mine & (names != "compute")])
         assert ends == pytest.approx(sorted(each.end_s[rank] for each in times))
-    assert sorted(played.meeting_start_s) == pytest.approx(sorted(each.start_s for each in times))
+    assert sorted(played.transfer_start_s) == pytest.approx(sorted(each.start_s for each in times))
 
 
 def times_of(came_s: float, start_s: float, end_s: float) -> CollectiveTimes:

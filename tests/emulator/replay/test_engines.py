@@ -31,7 +31,7 @@ def agree(case, conditions=None, *, engine="auto", exactly=True):
     )
     same(played.start_s, reference.start_s)
     same(played.end_s, reference.end_s)
-    same(played.meeting_start_s, reference.meeting_start_s)
+    same(played.transfer_start_s, reference.transfer_start_s)
     same(played.makespan_s, span_s)
     return played
 
@@ -86,19 +86,19 @@ def one_rank_each(*works_of_ranks, order=Order.PROGRAM):
     return builder
 
 
-def play(builder, conditions=None, meeting_s=None, **options):
+def play(builder, conditions=None, transfer_s=None, **options):
     graph = builder.build()
     check(graph)
-    return replay(graph, Costs.of(graph, graph.works.seconds, meeting_s), conditions, **options)
+    return replay(graph, Costs.of(graph, graph.works.seconds, transfer_s), conditions, **options)
 
 
 def all_reduce(builder, after, seconds=2.0):
     """All ranks, each after one op of its own, on a stream of their own; returns the ops."""
     work = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=seconds)
-    meeting = builder.add_meetings(work, builder.add_group(range(len(after))))
+    transfer = builder.add_transfers(work, builder.add_group(range(len(after))))
     streams = [builder.add_stream(rank, "nccl") for rank in range(len(after))]
     return [
-        builder.add_op(stream, work, after=[op], meeting=meeting) for stream, op in zip(streams, after, strict=True)
+        builder.add_op(stream, work, after=[op], transfer=transfer) for stream, op in zip(streams, after, strict=True)
     ]
 
 
@@ -109,8 +109,8 @@ def test_collective_waits_for_the_last_and_tells_waiting_from_transfer(engine):
     played = play(builder, engine=engine)
     assert played.start_s.tolist() == [0, 0, 3, 5]
     assert played.end_s.tolist() == [3, 5, 7, 7]
-    assert played.meeting_start_s.tolist() == [5]
-    assert played.meeting_last.tolist() == [3]
+    assert played.transfer_start_s.tolist() == [5]
+    assert played.transfer_last.tolist() == [3]
     assert played.wait_s().tolist() == [0, 0, 2, 0]
     assert (played.makespan_s, played.engine) == (7, engine)
 
@@ -149,22 +149,22 @@ def test_equal_stages_take_what_the_pipeline_formula_says(stages, micro_batches)
     ranks = [builder.add_rank(stage=stage) for stage in range(stages)]
     streams = [[builder.add_stream(rank, f"stream {i}") for i in range(5)] for rank in ranks]
     groups = [builder.add_group(pair) for pair in zip(ranks, ranks[1:], strict=False)]
-    up, down = ([builder.add_meetings(works["send"], group, micro_batches) for group in groups] for _ in range(2))
+    up, down = ([builder.add_transfers(works["send"], group, micro_batches) for group in groups] for _ in range(2))
     for stage, (compute, from_below, to_above, from_above, to_below) in enumerate(streams):
         for name, number in one_f_one_b(stages, stage, micro_batches):
             is_forward = name == "forward"
             first, last = (0, stages - 1) if is_forward else (stages - 1, 0)
-            meetings, step = (up, 1) if is_forward else (down, -1)
+            transfers, step = (up, 1) if is_forward else (down, -1)
             after = []
             if stage != first:
                 boundary = stage - 1 if is_forward else stage
                 stream = from_below if is_forward else from_above
-                after = [builder.add_op(stream, works["receive"], meeting=meetings[boundary] + number)]
+                after = [builder.add_op(stream, works["receive"], transfer=transfers[boundary] + number)]
             done = builder.add_op(compute, forward if is_forward else backward, after=after)
             if stage != last:
                 boundary = stage if is_forward else stage - 1
                 stream = to_above if is_forward else to_below
-                builder.add_op(stream, works["send"], after=[done], meeting=meetings[boundary] + number)
+                builder.add_op(stream, works["send"], after=[done], transfer=transfers[boundary] + number)
     assert play(builder).makespan_s == (micro_batches + stages - 1) * 3.0
 
 
@@ -190,11 +190,11 @@ def test_gradients_by_priority_overtake_each_other_on_all_ranks_alike():
         work = builder.add_work(
             f"layer {2 - number}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=5.0, priority=number
         )
-        meeting = builder.add_meetings(work, group)
+        transfer = builder.add_transfers(work, group)
         for rank in range(2):
-            reduced.append(builder.add_op(streams[rank], work, after=[3 * rank + number], meeting=meeting))
+            reduced.append(builder.add_op(streams[rank], work, after=[3 * rank + number], transfer=transfer))
     played = play(builder)
-    assert played.meeting_start_s.tolist() == [1, 11, 6]
+    assert played.transfer_start_s.tolist() == [1, 11, 6]
     assert played.start_s[reduced].tolist() == [1, 1, 11, 11, 6, 6]
 
 
@@ -204,15 +204,15 @@ def reads(routes, bytes_each, links):
     work = builder.add_work("read", Kind.LOAD, collective=Collective.READ)
     for rank in range(len(routes)):
         stream = builder.add_stream(builder.add_rank(), "loader")
-        builder.add_op(stream, work, meeting=builder.add_meetings(work, builder.add_group([rank])))
+        builder.add_op(stream, work, transfer=builder.add_transfers(work, builder.add_group([rank])))
     graph = builder.build()
     check(graph)
     costs = Costs(
         work_s=np.zeros(1),
-        meeting_fixed_s=np.zeros(len(routes)),
-        meeting_bytes=np.array(bytes_each, float),
-        meeting_bytes_per_s=np.full(len(routes), np.inf),
-        meeting_route=np.arange(len(routes), dtype=np.int32),
+        transfer_fixed_s=np.zeros(len(routes)),
+        transfer_bytes=np.array(bytes_each, float),
+        transfer_bytes_per_s=np.full(len(routes), np.inf),
+        transfer_route=np.arange(len(routes), dtype=np.int32),
         links=Links(
             link_name=[f"link {i}" for i in range(len(links))],
             link_bytes_per_s=np.array(links, float),
@@ -279,10 +279,10 @@ def test_ranks_that_call_collectives_in_different_order(engine):
     streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
     group = builder.add_group(range(2), name="world")
     works = [builder.add_work(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
-    meetings = [builder.add_meetings(work, group) for work in works]
+    transfers = [builder.add_transfers(work, group) for work in works]
     for rank, order in ((0, (0, 1)), (1, (1, 0))):
         for which in order:
-            builder.add_op(streams[rank], works[which], after=[rank], meeting=meetings[which])
+            builder.add_op(streams[rank], works[which], after=[rank], transfer=transfers[which])
     with pytest.raises(Deadlock) as caught:
         play(builder, engine=engine)
     assert caught.value.waiting == (
@@ -325,7 +325,7 @@ def test_empty_job():
     assert play(GraphBuilder()).makespan_s == 0
 
 
-def test_deadlock_without_any_meeting_names_ops():
+def test_deadlock_without_any_transfer_names_ops():
     """A circle that nobody checked for."""
     builder = GraphBuilder()
     work = builder.add_work("layer", seconds=1.0)
@@ -342,12 +342,12 @@ def test_rank_that_never_comes_is_followed_back():
     streams = [builder.add_stream(rank, "nccl") for rank in range(2)]
     group = builder.add_group(range(2), name="world")
     works = [builder.add_work(name, Kind.COLLECTIVE, collective=1, seconds=1.0) for name in ("weights", "biases")]
-    first, second = (builder.add_meetings(work, group) for work in works)
-    builder.add_op(streams[0], works[0], after=[0], meeting=first)
-    stuck = builder.add_op(streams[1], works[1], after=[1], meeting=second)
+    first, second = (builder.add_transfers(work, group) for work in works)
+    builder.add_op(streams[0], works[0], after=[0], transfer=first)
+    stuck = builder.add_op(streams[1], works[1], after=[1], transfer=second)
     later = builder.add_op(1, builder.add_work("norm", seconds=1.0), after=[stuck])
-    builder.add_op(streams[1], works[0], after=[later], meeting=first)
-    builder.add_op(streams[0], works[1], after=[0], meeting=second)
+    builder.add_op(streams[1], works[0], after=[later], transfer=first)
+    builder.add_op(streams[0], works[1], after=[0], transfer=second)
     with pytest.raises(Deadlock) as caught:
         play(builder)
     assert caught.value.waiting[0] == (

@@ -43,12 +43,12 @@ def test_times_stay_what_they_are(case, count, data):
     # Copies of one work have numbers of their own in a merged graph; make them one again.
     of = len(case.graph.works)
     ops = dataclasses.replace(graph.ops, work=graph.ops.work % of)
-    meetings = dataclasses.replace(graph.meetings, work=graph.meetings.work % of)
-    graph = dataclasses.replace(graph, ops=ops, meetings=meetings)
+    transfers = dataclasses.replace(graph.transfers, work=graph.transfers.work % of)
+    graph = dataclasses.replace(graph, ops=ops, transfers=transfers)
     ranks = len(graph.ranks)
     slow = data.draw(st.dictionaries(st.integers(0, ranks - 1), st.sampled_from([0.5, 2.0]), max_size=2))
     small = same_times(graph, costs, Conditions(slowness=slow, overlap_slowdown=data.draw(st.sampled_from([0.0, 0.5]))))
-    meets_when_chosen = (graph.streams.order[graph.ops.stream] == Order.READY) & (graph.ops.meeting >= 0)
+    meets_when_chosen = (graph.streams.order[graph.ops.stream] == Order.READY) & (graph.ops.transfer >= 0)
     if not slow and not meets_when_chosen.any():
         assert len(small.graph.ranks) <= len(case.graph.ranks)
 
@@ -85,14 +85,14 @@ def test_a_ring_folds_to_one_rank_that_meets_itself():
     send = builder.add_work("send", Kind.SEND, collective=Collective.P2P)
     ranks = [builder.add_rank() for _ in range(5)]
     streams = [[builder.add_stream(rank, name) for name in ("compute", "out", "in")] for rank in ranks]
-    meetings = [builder.add_meetings(send, builder.add_group([rank, (rank + 1) % 5])) for rank in ranks]
+    transfers = [builder.add_transfers(send, builder.add_group([rank, (rank + 1) % 5])) for rank in ranks]
     for rank in ranks:
         done = builder.add_op(streams[rank][0], compute)
-        builder.add_op(streams[rank][1], send, after=[done], meeting=meetings[rank])
-        builder.add_op(streams[rank][2], send, after=[done], meeting=meetings[rank - 1])
+        builder.add_op(streams[rank][1], send, after=[done], transfer=transfers[rank])
+        builder.add_op(streams[rank][2], send, after=[done], transfer=transfers[rank - 1])
     graph = builder.build()
     small = same_times(graph, Costs.of(graph, graph.works.seconds, np.full(5, 0.5)))
-    assert len(small.graph.ranks) == 1 and len(small.graph.meetings) == 1
+    assert len(small.graph.ranks) == 1 and len(small.graph.transfers) == 1
 
 
 def test_nothing_is_folded_where_ranks_may_come_to_differ():

@@ -24,19 +24,21 @@ def test_jobs_that_share_nothing_do_not_notice_each_other(one, other):
     played = replay(graph, costs)
     alone = [replay(case.graph, case.costs) for case in (one, other)]
     np.testing.assert_array_equal(played.end_s, np.concatenate([single.end_s for single in alone]))
-    np.testing.assert_array_equal(played.meeting_start_s, np.concatenate([single.meeting_start_s for single in alone]))
+    np.testing.assert_array_equal(
+        played.transfer_start_s, np.concatenate([single.transfer_start_s for single in alone])
+    )
 
 
 def on_one_link(name):
     """A data-parallel job whose gradients take 2 s of a link of 1 GB/s."""
     graph, costs = job(Shape(tensor=1, stages=1, replicas=2, layers=2, micro_batches=2))
     graph.job_names[0] = name
-    is_gradients = np.array([graph.works.name[work] == "gradients" for work in graph.meetings.work])
+    is_gradients = np.array([graph.works.name[work] == "gradients" for work in graph.transfers.work])
     return graph, dataclasses.replace(
         costs,
-        meeting_fixed_s=np.where(is_gradients, 0.0, costs.meeting_fixed_s),
-        meeting_bytes=np.where(is_gradients, 2e9, 0.0),
-        meeting_route=np.where(is_gradients, 0, -1).astype(np.int32),
+        transfer_fixed_s=np.where(is_gradients, 0.0, costs.transfer_fixed_s),
+        transfer_bytes=np.where(is_gradients, 2e9, 0.0),
+        transfer_route=np.where(is_gradients, 0, -1).astype(np.int32),
         links=Links(["spine"], np.array([1e9]), np.array([0, 1]), np.array([0], np.int32), np.ones(1)),
     )
 

@@ -22,7 +22,7 @@ def looked_at(played):
     graph = played.graph
     active = {Kind.COMPUTE: COMPUTE, Kind.COLLECTIVE: COMMUNICATION, Kind.LOAD: LOADING}
     charged = np.zeros((len(graph.ranks), len(PARTS)))
-    moves_s = np.where(graph.ops.meeting < 0, played.start_s, played.start_s + played.wait_s())
+    moves_s = np.where(graph.ops.transfer < 0, played.start_s, played.start_s + played.wait_s())
     kinds = [Kind(kind) for kind in graph.op_kind()]
     what_ops_do = list(zip(graph.op_rank().tolist(), kinds, played.start_s, moves_s, played.end_s, strict=True))
     for moment in np.arange(0.125, played.makespan_s, 0.25):
@@ -63,11 +63,11 @@ def straggling():
     builder = GraphBuilder()
     reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=2.0)
     ranks = [builder.add_rank() for _ in range(2)]
-    meeting = builder.add_meetings(reduce, builder.add_group(ranks))
+    transfer = builder.add_transfers(reduce, builder.add_group(ranks))
     for rank, seconds in zip(ranks, (3.0, 5.0), strict=True):
         compute, nccl = builder.add_stream(rank), builder.add_stream(rank, "nccl")
         done = builder.add_op(compute, builder.add_work(f"backward of rank {rank}", seconds=seconds))
-        builder.add_op(nccl, reduce, after=[done], meeting=meeting)
+        builder.add_op(nccl, reduce, after=[done], transfer=transfer)
         if rank == 0:
             # Begins at 6 s: behind a delay of the host that ends then.
             gap = builder.add_op(

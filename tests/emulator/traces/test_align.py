@@ -175,7 +175,7 @@ def test_the_joined_graph_does_not_depend_on_clocks():
     moved = join(traces.ddp(iterations=10, hosts=True, slowness=[1.0, 1.2], clocks=[0.0, 0.05]))
     played, still = replay(moved.graph, moved.costs), replay(straight.graph, straight.costs)
     assert played.makespan_s == pytest.approx(still.makespan_s, abs=1e-5)
-    assert moved.costs.meeting_fixed_s == pytest.approx(straight.costs.meeting_fixed_s, abs=1e-5)
+    assert moved.costs.transfer_fixed_s == pytest.approx(straight.costs.transfer_fixed_s, abs=1e-5)
 
 
 def test_nothing_tells():

@@ -12,7 +12,7 @@ from emulator.traces.join import MEAN, join
 from emulator.traces.joined import GAP
 from emulator.whatif.predict import as_replayed, predicted, traced
 from emulator.workload.checks import check
-from emulator.workload.graph import NO_MEETING, Kind
+from emulator.workload.graph import NO_TRANSFER, Kind
 from switchml.errors import TraceError
 from tests.support import ddp_traces as traces
 
@@ -42,23 +42,23 @@ def test_ops_know_their_events_and_gaps():
 
 def test_all_reduces_meet_and_cost_what_was_left_after_the_last_had_come():
     joined = join(traces.ddp(slowness=[1.0, 1.5]))
-    assert len(joined.graph.meetings) == 2
-    assert joined.costs.meeting_fixed_s == pytest.approx([12e-3, 20e-3], rel=1e-6)
-    assert joined.graph.works.bytes[joined.graph.meetings.work].tolist() == [2e6, 2e6]
+    assert len(joined.graph.transfers) == 2
+    assert joined.costs.transfer_fixed_s == pytest.approx([12e-3, 20e-3], rel=1e-6)
+    assert joined.graph.works.bytes[joined.graph.transfers.work].tolist() == [2e6, 2e6]
 
 
 def test_gradients_stand_in_their_buckets():
     joined = join(traces.ddp())
     rank = joined.graph.op_rank()
     for number in range(2):
-        mine = [(meeting, size) for op, meeting, size in joined.gradients if rank[op] == number]
+        mine = [(transfer, size) for op, transfer, size in joined.gradients if rank[op] == number]
         assert mine == [(0, 1e6), (0, 1e6), (1, 1e6), (1, 1e6)]
 
 
 def test_each_copy_back_waits_for_its_own_bucket():
     """DDP waits for the buckets one by one; only a gap shows it."""
     joined = join(traces.ddp(dataclasses.replace(traces.Job(), reduce=(12.0, 200.0))))
-    slower = dataclasses.replace(joined.costs, meeting_fixed_s=np.array([12e-3, 0.5]))
+    slower = dataclasses.replace(joined.costs, transfer_fixed_s=np.array([12e-3, 0.5]))
     played = replay(joined.graph, slower)
     copies = [op for op in range(len(joined.graph.ops)) if _name(joined, op) == traces.COPY_BACK]
     first, second = copies[:2], copies[2:4]
@@ -70,14 +70,14 @@ def test_without_copies_the_optimizer_waits_for_all_buckets():
     job = dataclasses.replace(traces.Job(), reduce=(12.0, 20.0))
     given = [_without(trace, traces.COPY_BACK) for trace in traces.ddp(job)]
     joined = join(given)
-    played = replay(joined.graph, dataclasses.replace(joined.costs, meeting_fixed_s=np.array([12e-3, 0.5])))
+    played = replay(joined.graph, dataclasses.replace(joined.costs, transfer_fixed_s=np.array([12e-3, 0.5])))
     steps = [op for op in range(len(joined.graph.ops)) if _name(joined, op) == "aten::add_"]
     assert min(played.start_s[op] for op in steps) > 0.5
 
 
 def test_backward_does_not_wait_for_communication():
     joined = join(traces.ddp())
-    played = replay(joined.graph, dataclasses.replace(joined.costs, meeting_fixed_s=np.array([9.0, 9.0])))
+    played = replay(joined.graph, dataclasses.replace(joined.costs, transfer_fixed_s=np.array([9.0, 9.0])))
     layers = [op for op in range(len(joined.graph.ops)) if _name(joined, op) == "aten::mm"]
     assert max(played.end_s[op] for op in layers) < 0.1
 
@@ -88,8 +88,8 @@ def test_means_of_iterations_are_means():
     joined = join(both)
     assert joined.iteration == MEAN
     alone = [join(both, iteration=i) for i in range(2)]
-    total_s = [np.nansum(one.costs.work_s[one.graph.ops.work[one.graph.ops.meeting == NO_MEETING]]) for one in alone]
-    mean_s = np.nansum(joined.costs.work_s[joined.graph.ops.work[joined.graph.ops.meeting == NO_MEETING]])
+    total_s = [np.nansum(one.costs.work_s[one.graph.ops.work[one.graph.ops.transfer == NO_TRANSFER]]) for one in alone]
+    mean_s = np.nansum(joined.costs.work_s[joined.graph.ops.work[joined.graph.ops.transfer == NO_TRANSFER]])
     assert mean_s == pytest.approx(np.mean(total_s), rel=1e-6)
     assert joined.iteration_s == pytest.approx(np.mean([one.iteration_s for one in alone]))
 

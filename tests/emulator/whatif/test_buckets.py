@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from emulator.replay.engine import replay
 from emulator.whatif.buckets import DDP_CAPS, MIB, assign, caps_of, rebucket, regroup
 from emulator.whatif.gradients import gradients
-from emulator.whatif.transfers import Transfer, fit
+from emulator.whatif.transfers import TransferCost, fit
 from emulator.workload.checks import check
 from switchml.errors import ConfigError, GraphError
 from tests.support import ddp_jobs
@@ -62,7 +62,7 @@ def jobs(draw):
 @given(jobs())
 def test_a_rebucketed_job_is_the_job_built_with_those_buckets(job):
     given, before, after = job
-    cost = Transfer(given["fixed_s"], given["bytes_per_s"])
+    cost = TransferCost(given["fixed_s"], given["bytes_per_s"])
     changed = rebucket(ddp_jobs.ddp(**given, caps=before), after, cost)
     built = ddp_jobs.ddp(**given, caps=after)
     check(changed.graph)
@@ -73,7 +73,7 @@ def test_a_rebucketed_job_is_the_job_built_with_those_buckets(job):
         assert played.makespan_s >= built.iteration_s * (1 - 1e-12)
     else:
         assert played.makespan_s == pytest.approx(built.iteration_s, rel=1e-12)
-    assert len(changed.graph.meetings) == len(built.graph.meetings)
+    assert len(changed.graph.transfers) == len(built.graph.transfers)
     assert gradients(changed).bucket.tolist() == gradients(built).bucket.tolist()
 
 
@@ -96,7 +96,7 @@ def test_traces_that_name_no_gradients_allow_fusing_whole_buckets():
     job = ddp_jobs.ddp([2 * MIB] * 6, [0.002] * 6, caps=[2 * MIB])
     bare = dataclasses.replace(job, gradients=[])
     fused = rebucket(bare, [6 * MIB])
-    assert len(fused.graph.meetings) == 2
+    assert len(fused.graph.transfers) == 2
     known = rebucket(job, [6 * MIB])
     assert replay(fused.graph, fused.costs).makespan_s == pytest.approx(replay(known.graph, known.costs).makespan_s)
 
@@ -105,7 +105,7 @@ def test_what_has_no_bytes_is_no_gradient():
     job = ddp_jobs.ddp([MIB, 0, MIB, 0, 2 * MIB], [0.01] * 5, caps=[MIB])
     assert gradients(job).bytes.tolist() == [MIB, MIB, 2 * MIB]
     assert gradients(rebucket(job, [4 * MIB])).bucket.tolist() == [0, 0, 0]
-    unknown = dataclasses.replace(job, gradients=[(op, meeting, 0.0) for op, meeting, _ in job.gradients])
+    unknown = dataclasses.replace(job, gradients=[(op, transfer, 0.0) for op, transfer, _ in job.gradients])
     assert gradients(unknown).bytes.tolist() == [MIB, MIB, 2 * MIB]  # whole buckets
 
 
@@ -122,7 +122,7 @@ def test_nonsense_is_refused_in_words():
 def test_no_fit_is_faster_than_the_network():
     job = ddp_jobs.ddp([MIB, 3 * MIB], [0.3, 0.3], fixed_s=0.0, bytes_per_s=1e7, caps=[1])
     noisy = np.array([0.05, 0.0])  # the first met something else on its way
-    costs = dataclasses.replace(job.costs, meeting_fixed_s=job.costs.meeting_fixed_s + noisy)
+    costs = dataclasses.replace(job.costs, transfer_fixed_s=job.costs.transfer_fixed_s + noisy)
     job = dataclasses.replace(job, costs=costs)
     assert fit(job).bytes_per_s > 1.1e7
     bounded = fit(job, most_bytes_per_s=1e7)

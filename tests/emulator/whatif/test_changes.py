@@ -15,7 +15,7 @@ from emulator.whatif import changes, network, repeated_rounds
 from emulator.whatif.codec_costs import CodecCost
 from emulator.whatif.predict import predicted
 from emulator.whatif.serial import one_at_a_time
-from emulator.whatif.transfers import all_reduces, meeting_s
+from emulator.whatif.transfers import all_reduces, transfer_s
 from emulator.workload.checks import check
 from emulator.workload.graph import Kind
 from switchml.errors import ConfigError
@@ -57,7 +57,7 @@ def test_nothing_changed(joined, name):
 def test_half_the_bandwidth(joined):
     """10 ms for 2 MB and 26 ms for 6 MB are 2 ms and 4 ms for each MB."""
     slower = changes.bandwidth(joined, factor=0.5)
-    assert meeting_s(slower.costs) == pytest.approx([18e-3, 50e-3], rel=1e-3)
+    assert transfer_s(slower.costs) == pytest.approx([18e-3, 50e-3], rel=1e-3)
 
 
 def test_a_known_link_leaves_the_hosts_part(joined):
@@ -65,7 +65,7 @@ def test_a_known_link_leaves_the_hosts_part(joined):
     known = changes.with_network(joined, link_bps=4e9)
     slower = changes.bandwidth(known, bps=2e9)
     wire_s = 1.5 / sizes.TCP_SHARE / 500
-    assert meeting_s(slower.costs) == pytest.approx([10e-3 + 2 * wire_s, 26e-3 + 6 * wire_s], rel=1e-6)
+    assert transfer_s(slower.costs) == pytest.approx([10e-3 + 2 * wire_s, 26e-3 + 6 * wire_s], rel=1e-6)
     with pytest.raises(ConfigError, match="was it traced on that network"):
         changes.with_network(joined, link_bps=1e9)
 
@@ -76,14 +76,14 @@ def test_algorithms(joined):
     switched = changes.allreduce(joined, "switchml")
     per_mb_s = 4e-3 * (1 / 1.5) * sizes.TCP_SHARE / sizes.SWITCHML_SHARE
     guessed_mb = min(repeated_rounds.guessed_bytes(4) / 1e6, 2.0)  # of the first; the second waits in line
-    assert meeting_s(switched.costs) == pytest.approx(
+    assert transfer_s(switched.costs) == pytest.approx(
         [
             (2 + repeated_rounds.REPEAT_SHARE["int32"] * guessed_mb) * per_mb_s + 2 * ring.latency_s,
             6 * per_mb_s + 2 * ring.latency_s,
         ],
         rel=1e-3,
     )
-    assert meeting_s(changes.allreduce(joined, "ps").costs)[0] == pytest.approx(
+    assert transfer_s(changes.allreduce(joined, "ps").costs)[0] == pytest.approx(
         2 * 4e-3 * 4 / 1.5 + 2 * ring.latency_s, rel=1e-3
     )
     back = changes.allreduce(switched, "ring")
@@ -112,13 +112,13 @@ def test_hierarchical_crosses_links_less():
 def test_one_bucket(joined):
     """All gradients in one: as one all-reduce of 8 MB that starts after the last of them."""
     one = changes.buckets(joined, [25 << 20])
-    assert len(one.graph.meetings) == 1
-    assert meeting_s(one.costs) == pytest.approx([2e-3 + 8 * 4e-3], rel=1e-3)
+    assert len(one.graph.transfers) == 1
+    assert transfer_s(one.costs) == pytest.approx([2e-3 + 8 * 4e-3], rel=1e-3)
     played = replay(one.graph, one.costs)
     ready_s = max(played.end_s[op] for op, _, _ in one.gradients)
-    assert played.meeting_start_s[0] == pytest.approx(ready_s, abs=1e-3)
+    assert played.transfer_start_s[0] == pytest.approx(ready_s, abs=1e-3)
     four = changes.buckets(joined, [1])
-    assert len(four.graph.meetings) == 4
+    assert len(four.graph.transfers) == 4
     assert takes_s(changes.buckets(four, [25 << 20])) == pytest.approx(takes_s(one), rel=1e-6)
 
 
@@ -128,7 +128,7 @@ def test_the_same_buckets_cost_the_same(joined):
 
 def test_a_codec(joined):
     smaller = changes.codec(joined, CodecCost(wire_share=0.25, bytes_per_s=1e9))
-    assert meeting_s(smaller.costs) == pytest.approx([2e-3 + 0.5 * 4e-3, 2e-3 + 1.5 * 4e-3], rel=1e-3)
+    assert transfer_s(smaller.costs) == pytest.approx([2e-3 + 0.5 * 4e-3, 2e-3 + 1.5 * 4e-3], rel=1e-3)
     spent = smaller.graph.op_kind() == Kind.CODEC
     assert spent.sum() == 16  # each rank, each bucket, before and after
     assert smaller.costs.work_s[smaller.graph.ops.work[spent]].sum() == pytest.approx(4 * 8e-3)
@@ -159,7 +159,7 @@ def test_overlapping_all_reduces_are_served_in_turn():
     turned = one_at_a_time(joined)
     assert takes_s(turned) == pytest.approx(takes_s(joined), rel=1e-3)
     reduces = all_reduces(turned)
-    assert meeting_s(turned.costs)[reduces].sum() == pytest.approx(40e-3, rel=1e-2)
+    assert transfer_s(turned.costs)[reduces].sum() == pytest.approx(40e-3, rel=1e-2)
     halved = changes.bandwidth(joined, factor=0.5)
     assert takes_s(halved) - takes_s(joined) == pytest.approx(40e-3, rel=0.05)
 

@@ -20,7 +20,7 @@ def overlapped():
     first = builder.add_op(compute, builder.add_work("one", seconds=2.0), after=[loaded])
     builder.add_op(compute, builder.add_work("two", seconds=4.0))
     reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, seconds=5.0)
-    builder.add_op(nccl, reduce, after=[first], meeting=builder.add_meetings(reduce, builder.add_group([rank])))
+    builder.add_op(nccl, reduce, after=[first], transfer=builder.add_transfers(reduce, builder.add_group([rank])))
     graph = builder.build()
     return replay(graph, Costs.of(graph, graph.works.seconds))
 

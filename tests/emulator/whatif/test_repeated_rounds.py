@@ -67,7 +67,7 @@ def test_each_codec_has_the_price_of_its_lanes_and_the_trace_s_own_all_reduces_n
 
 
 def test_what_waits_in_line_has_its_exponents_announced():
-    transfer = transfers.Transfer(0.0, 1e6, repeat_share=0.5, guessed_bytes=2e6)
+    transfer = transfers.TransferCost(0.0, 1e6, repeat_share=0.5, guessed_bytes=2e6)
     size = np.full(3, 3e6)
     # 1 s for 2 MB that are guessed, and 3 s for all; the second is ready 1 s before the first ends, so 1 MB is left to
     # guess; the third waits for longer than 2 MB take
@@ -79,8 +79,8 @@ def test_what_waits_in_line_has_its_exponents_announced():
 def test_in_another_place_the_first_all_reduce_is_guessed():
     joined = ddp_jobs.ddp([MIB] * 4, [0.001] * 4, ranks=4, caps=[1], bytes_per_s=1e7)
     there = changes.allreduce(joined, "switchml")
-    first, *others = transfers.meeting_s(there.costs)
+    first, *others = transfers.transfer_s(there.costs)
     assert others == pytest.approx([others[0]] * 3)
     assert first - others[-1] == pytest.approx(network_of(there).transfer(4).repeats_s(MIB)) and first > others[0]
     back = changes.allreduce(there, "ring")
-    np.testing.assert_allclose(transfers.meeting_s(back.costs), transfers.meeting_s(joined.costs))
+    np.testing.assert_allclose(transfers.transfer_s(back.costs), transfers.transfer_s(joined.costs))

@@ -18,12 +18,12 @@ def two_ranks(members=(0, 1), after_backward=True):
     backward = builder.add_work("backward", flops=1e9)
     reduce = builder.add_work("all-reduce", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=4096)
     ranks = [builder.add_rank() for _ in range(2)]
-    meeting = builder.add_meetings(reduce, builder.add_group(ranks, name="data parallel"))
+    transfer = builder.add_transfers(reduce, builder.add_group(ranks, name="data parallel"))
     for rank in ranks:
         done = builder.add_op(builder.add_stream(rank), backward, micro_batch=3)
         stream = builder.add_stream(rank, "nccl")
         if rank in members:
-            builder.add_op(stream, reduce, after=[done] if after_backward else [], meeting=meeting)
+            builder.add_op(stream, reduce, after=[done] if after_backward else [], transfer=transfer)
     return builder
 
 
@@ -69,7 +69,7 @@ def test_blocks_are_the_same_as_ops_one_by_one():
             np.array([0, 0, 1, 3]),
             np.array([0, 0, 1]),
         )
-    for name in ("work", "stream", "meeting", "micro_batch", "dep_start", "deps"):
+    for name in ("work", "stream", "transfer", "micro_batch", "dep_start", "deps"):
         np.testing.assert_array_equal(getattr(one_by_one.build().ops, name), getattr(in_blocks.build().ops, name))
 
 
@@ -81,22 +81,22 @@ def test_builder_refuses_nonsense(amounts):
 
 def test_missing_member_is_named():
     with pytest.raises(
-        GraphError, match=r"'all-reduce' \(meeting 0, data parallel\) has 1 members, expected 2; .*rank 1"
+        GraphError, match=r"'all-reduce' \(transfer 0, data parallel\) has 1 members, expected 2; .*rank 1"
     ):
         check(two_ranks(members=(0,)).build())
 
 
 def test_member_that_comes_twice():
     builder = two_ranks(members=(0,))
-    builder.add_op(1, 1, after=[0], meeting=0)
+    builder.add_op(1, 1, after=[0], transfer=0)
     with pytest.raises(GraphError, match="rank 0 takes part twice"):
         check(builder.build())
 
 
-def test_stranger_in_a_meeting():
+def test_stranger_in_a_transfer():
     builder = two_ranks(members=(0,))
-    builder.add_op(builder.add_stream(builder.add_rank()), 1, after=[0], meeting=0)
-    with pytest.raises(GraphError, match="rank 2, compute.* takes part in a meeting of data parallel"):
+    builder.add_op(builder.add_stream(builder.add_rank()), 1, after=[0], transfer=0)
+    with pytest.raises(GraphError, match="rank 2, compute.* takes part in a transfer of data parallel"):
         check(builder.build())
 
 
@@ -109,14 +109,14 @@ def test_communication_that_may_start_by_itself():
     builder = GraphBuilder()
     gather = builder.add_work("gather", Kind.COLLECTIVE, collective=Collective.ALL_GATHER, bytes=1.0, is_source=True)
     stream = builder.add_stream(builder.add_rank())
-    builder.add_op(stream, gather, meeting=builder.add_meetings(gather, builder.add_group([0])))
+    builder.add_op(stream, gather, transfer=builder.add_transfers(gather, builder.add_group([0])))
     check(builder.build())
 
 
-def test_communication_without_meeting():
+def test_communication_without_transfer():
     builder = two_ranks()
     builder.add_op(0, builder.add_work("receive", Kind.RECV))
-    with pytest.raises(GraphError, match="receive .* takes part in no meeting"):
+    with pytest.raises(GraphError, match="receive .* takes part in no transfer"):
         check(builder.build())
 
 
@@ -156,7 +156,7 @@ def test_later_op_may_be_waited_for():
     [
         ({"work": [0, 1, 0, 7]}, "op 3 names a work 7, but there are 2"),
         ({"stream": [0, 1, -1, 3]}, "op 2 names a stream -1, but there are 4"),
-        ({"meeting": [-1, 5, -1, 0]}, "op 1 names a meeting 5, but there are 1"),
+        ({"transfer": [-1, 5, -1, 0]}, "op 1 names a transfer 5, but there are 1"),
         ({"deps": [0, 9]}, "dependency 1 names an op to wait for 9, but there are 4"),
         ({"micro_batch": [0]}, "different lengths"),
         ({"dep_start": [0, 0, 1, 1, 1]}, "dep_start must rise from 0 to the 2"),
@@ -171,10 +171,10 @@ def test_numbers_out_of_range(arrays, message):
 def test_costs_must_cover_what_is_done():
     graph = two_ranks().build()
     Costs.of(graph, [1.0, 2.0]).check(graph)
-    Costs.of(graph, [1.0, np.nan], meeting_s=[2.0]).check(graph)
+    Costs.of(graph, [1.0, np.nan], transfer_s=[2.0]).check(graph)
     with pytest.raises(GraphError, match="work 'backward' has no price"):
         Costs.of(graph, [np.nan, 2.0]).check(graph)
-    with pytest.raises(GraphError, match="'all-reduce' .meeting 0. has no price"):
+    with pytest.raises(GraphError, match="'all-reduce' .transfer 0. has no price"):
         Costs.of(graph, [1.0, np.nan]).check(graph)
     with pytest.raises(GraphError, match="for 1 works"):
-        Costs.of(graph, [1.0], meeting_s=[2.0]).check(graph)
+        Costs.of(graph, [1.0], transfer_s=[2.0]).check(graph)

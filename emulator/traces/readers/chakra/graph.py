@@ -43,7 +43,7 @@ class _Building:
         self._place = {trace.rank: self._builder.add_rank(device=trace.rank) for trace in traces}
         self._groups: dict[tuple[int, ...], int] = {}
         self._members: dict[int, tuple[int, ...]] = {}
-        self._meetings: dict[tuple, int] = {}
+        self._transfers: dict[tuple, int] = {}
         self._sources = 0
         self._streams: dict[tuple[str, object], int] = {}
         self._lost = 0
@@ -61,9 +61,9 @@ class _Building:
                 after = [number[dep] for dep in sorted(_through_sends(node, by_id)) if dep in number]
                 self._lost += sum(dep not in number for dep in node.deps)
                 if node.type in COMMUNICATION and "comm_size" in node.attr:
-                    work, meeting = self._exchange(trace, node, counts, source=not after)
+                    work, transfer = self._exchange(trace, node, counts, source=not after)
                     stream = self._stream(trace, _STREAM_OF[node.type], node.attr.get("stream"))
-                    op = self._builder.add_op(stream, work, after=after, meeting=meeting)
+                    op = self._builder.add_op(stream, work, after=after, transfer=transfer)
                 else:
                     self._sizeless += node.type in COMMUNICATION
                     on_host = bool(node.attr.get("is_cpu_op", node.type == pb.METADATA_NODE))
@@ -89,7 +89,7 @@ class _Building:
         return self._builder.add_work(node.name, flops=flops, bytes=size, seconds=seconds)
 
     def _exchange(self, trace: ChakraTrace, node: Node, counts: Counter, source: bool) -> tuple[int, int]:
-        """The work and the meeting of a communication node."""
+        """The work and the transfer of a communication node."""
         self._sources += source
         if node.type == pb.COMM_COLL_NODE:
             members = trace.groups.get(str(node.attr.get("pg_name", "")))
@@ -113,9 +113,9 @@ class _Building:
             node.name, _KINDS[node.type], collective=kind, bytes=0.0 if kind == Collective.BARRIER else size,
             is_source=source,
         )  # fmt: skip
-        if key not in self._meetings:
-            self._meetings[key] = self._builder.add_meetings(work, self._group(ranks), 1)
-        return work, self._meetings[key]
+        if key not in self._transfers:
+            self._transfers[key] = self._builder.add_transfers(work, self._group(ranks), 1)
+        return work, self._transfers[key]
 
     def _group(self, ranks: tuple[int, ...]) -> int:
         if ranks not in self._groups:

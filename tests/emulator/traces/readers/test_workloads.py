@@ -183,8 +183,8 @@ def test_a_trace_that_we_wrote_is_played_again_with_communication_priced(tmp_pat
     (tmp_path / "et").mkdir()
     chakra_write.write(read(tmp_path), tmp_path / "et")
     workload = read_workload(tmp_path / "et")
-    assert (workload.graph.ops.meeting >= 0).sum() == 8
-    assert len(workload.graph.meetings) == 4
+    assert (workload.graph.ops.transfer >= 0).sum() == 8
+    assert len(workload.graph.transfers) == 4
     step = cost(clusters.load(CLUSTER), "all_reduce", 4 << 20, place(2, 1, 8)).seconds
     assert 1e-3 <= played_s(workload) <= 1e-3 + 4 * step
 
