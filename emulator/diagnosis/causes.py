@@ -1,6 +1,6 @@
-"""Where the time of each rank went, and for whom it waited. The causes are the parts of an iteration (`replay.parts`);
-here waiting is besides divided among the ranks that were waited for: whoever came last to the transfer that held a rank
-up, and at the end whoever ended last.
+"""Where the time of each rank went, and for which rank it waited. The causes are the parts of an iteration
+(`replay.parts`); waiting is divided among the ranks that were waited for: those that arrived last at a collective, and
+at the end the one that ended last.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Causes:
 
     parts: Parts
     waiting_s: np.ndarray
-    """float64 (ranks, ranks): how long one rank did nothing but wait for another; on the diagonal what it can blame
-    nobody for. A row sums to the rank's waiting for peers and bubble."""
+    """float64 (ranks, ranks): how long one rank did nothing but wait for another; on the diagonal, for no other. A row
+    sums to the rank's waiting for peers and bubble."""
 
     def by_rank(self) -> list[dict[str, float]]:
         """Of each rank: part → seconds, those that are nowhere left out."""

@@ -1,4 +1,4 @@
-"""What a check reports: what is wrong, how one can see it, what mending it would gain, and which setting mends it."""
+"""What a check reports: a fault, its evidence, the gain of mending it, and the settings that mend it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HIGH, MEDIUM = 0.10, 0.03
 
 @dataclass(frozen=True)
 class Sighting:
-    """An op in which the trouble shows: when it ran, on the common clock of the joined trace."""
+    """An op that shows the fault: when it ran, on the common clock of the joined trace."""
 
     rank: int
     op: str

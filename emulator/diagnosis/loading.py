@@ -15,7 +15,7 @@ UNEVEN = 1.5
 
 
 def find(seen: Situation) -> list[Finding]:
-    """One finding, whoever loads."""
+    """One finding for all ranks."""
     loads = seen.kind == Kind.LOAD
     if not loads.any():
         return []

@@ -1,4 +1,4 @@
-"""Collectives that are so small that latency is all they cost, one after another where one would do."""
+"""Small collectives that are all latency, one after another where one would do."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _serialized(seen: Situation) -> list[Finding]:
 
 
 def _buckets(seen: Situation) -> list[Finding]:
-    """The buckets that replay fastest, the present ones made and priced as they are: only sizes differ."""
+    """The buckets that replay fastest, with the present costs: only sizes differ."""
     ratio = ratios(seen)
     sent = [
         (op, transfer, size / ratio[transfer] if transfer >= 0 else size)
@@ -115,7 +115,7 @@ def _buckets(seen: Situation) -> list[Finding]:
     late = (first_s - start_s) / (end_s - start_s) if end_s > start_s else 0.0
     mib = ", ".join(f"{size / MIB:.3g}" for size in sizes[:12]) + (", …" if len(sizes) > 12 else "")
     evidence = [
-        f"{len(sizes)} bucket{'s' * (len(sizes) > 1)} of {mib} MiB; an all-reduce takes {_price(transfer)}",
+        f"{len(sizes)} bucket{'s' * (len(sizes) > 1)} of {mib} MiB; an all-reduce takes {_cost_text(transfer)}",
         f"after the last gradient, {time_text(max(reduced_s - end_s, 0.0))} until all are reduced",
     ]
     if late > LATE:
@@ -139,7 +139,7 @@ def _buckets(seen: Situation) -> list[Finding]:
         gain_s=gain_s,
         evidence=evidence,
         settings=_settings(caps),
-        replayed=f"{_caps_text(caps)}, against the present ones at the same prices ({time_text(present_s)})",
+        replayed=f"{_caps_text(caps)}, against the present ones at the same costs ({time_text(present_s)})",
         sightings=seen.sightings(np.flatnonzero(np.isin(seen.graph.ops.transfer, present.transfers))),
     )
 
@@ -166,7 +166,7 @@ def _caps_text(caps: tuple[int, ...]) -> str:
     return f"a first bucket of {caps[0] // MIB} MiB, then {caps[1] // MIB} MiB"
 
 
-def _price(transfer: TransferCost) -> str:
+def _cost_text(transfer: TransferCost) -> str:
     if transfer.bytes_per_s > FREE_BYTES_PER_S:
         return f"{time_text(transfer.fixed_s)}, whatever its size"
     return f"{time_text(transfer.fixed_s)} and its bytes at {bytes_text(transfer.bytes_per_s)}/s"

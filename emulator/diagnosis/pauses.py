@@ -1,7 +1,6 @@
 """Gaps between the events of a host thread that are much longer than what the same place usually has. A gap's place is
-told by the events before and after it, and the how-many-eth of its name the second is in its iteration. A gap that ends
-when communication does is a wait and no pause.
-"""
+given by the events before and after it, and the number of the second among those of its name in its iteration. A gap
+that ends when communication does is a wait and no pause."""
 
 from __future__ import annotations
 
@@ -125,7 +124,7 @@ def _of_rank(seen: Situation, rank: int, own: Iterations) -> list[tuple]:
 
 
 def _ordinals(number: np.ndarray, name: np.ndarray) -> np.ndarray:
-    """int64: the how-many-eth of its name in its iteration each event is, from 0."""
+    """int64: the number of each event among those of its name in its iteration, from 0."""
     order = np.lexsort((np.arange(len(name)), name, number))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (np.diff(number[order]) != 0) | (np.diff(name[order]) != 0)
@@ -152,7 +151,8 @@ def _last_gap(seen: Situation, rank: int, own: Iterations, event: int) -> int:
 
 
 def _op_at(seen: Situation, rank: int, own: Iterations, event: int) -> int:
-    """The op of the joined iteration at the place of `event` in its own: the how-many-eth of its name there."""
+    """The op of the joined iteration at the place of `event` in its own: with the same number among those of its
+    name."""
     events = own.trace.events
     alike = np.flatnonzero((events.name == events.name[event]) & (events.lane == events.lane[event]))
     ordinal = int((alike[own.number[alike] == own.number[event]] < event).sum())

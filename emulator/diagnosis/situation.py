@@ -43,7 +43,7 @@ class Situation:
     played: Replayed
     least_share: float = LEAST_SHARE
     codecs: Callable[[], Codecs] = dict
-    """Says what could compress gradients; asked only where communication is worth it."""
+    """Measures what could compress gradients; called only where communication is worth it."""
 
     @classmethod
     def of(cls, joined: Joined, **rest: Any) -> Situation:

@@ -1,5 +1,5 @@
-"""What packets tell, and which machine's network is slow: packets sent again, all-reduces that stand still until then,
-transfers that move their bytes slower whenever one machine takes part.
+"""What packets show, and which machine's network is slow: retransmissions, all-reduces that stall until then, and
+collectives that move their bytes slower whenever one machine takes part.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LEAST_STILL_S = 5e-4
 SLOWER = 1.5
 """How many times longer a slow machine's transfers take for their bytes."""
 LEAST_BYTES = 64 * 1024
-"""Smaller transfers tell latency, not bandwidth."""
+"""Smaller collectives show latency, not bandwidth."""
 
 
 def find(seen: Situation) -> list[Finding]:
@@ -29,7 +29,7 @@ def find(seen: Situation) -> list[Finding]:
 
 
 def _resent(seen: Situation) -> list[Finding]:
-    """All-reduces without the time in which they stood still until something was sent again."""
+    """All-reduces without their stalls before retransmissions."""
     counts, still_s = {}, np.zeros(len(seen.graph.transfers))
     lost = _lost(seen)
     for rank, trace in enumerate(seen.joined.traces):

@@ -1,5 +1,5 @@
-"""The settings file: what was found, in words that DistributedDataParallel and `init_process_group` understand
-(host_agent/pytorch/settings.py reads it), what it promises, and what it can't do.
+"""The settings file: the result as arguments of DistributedDataParallel and `init_process_group`
+(host_agent/pytorch/settings.py reads it), the predicted times, and advice for what a file can't do.
 """
 
 from __future__ import annotations

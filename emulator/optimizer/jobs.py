@@ -25,7 +25,7 @@ MIB = 1 << 20
 POWERS = tuple(2**power for power in range(11))
 CAPS = tuple(float(cap * MIB) for cap in (1, 5, 25, 100))
 ONES = ("split", "schedule", "micro-batch", "recompute", "zero", "allreduce", "bucket")
-"""What is searched unless told otherwise; `codec` besides, which changes what is computed."""
+"""What is searched by default; not `codec`, which changes what is computed."""
 
 SAME = 1e-9
 """A share of the time; what differs by less is the same."""
@@ -58,7 +58,7 @@ class JobSearchResult:
 
     @property
     def gain(self) -> float:
-        """Share of a sample's time that is saved; 0 where the job as asked for does not run."""
+        """Share of a sample's time that is saved; 0 where the requested job does not run."""
         return 1 - self.best.sample_s / self.requested.sample_s if self.requested and self.best else 0.0
 
 

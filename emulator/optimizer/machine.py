@@ -1,5 +1,5 @@
 """What passes must know that a trace of one run does not say: what all-reduces would cost elsewhere, what codecs take,
-how much memory there is. Where nobody says, it is derived from the trace, and `assumptions` says how.
+how much memory there is. The default is derived from the trace, and `assumptions` says how.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Memory:
     """What decides how much fits. Bytes of one rank."""
 
     limit: float = 0.0
-    """0: nobody asks."""
+    """0: none."""
     activations: float = 0.0
     """Of the traced batch, at the end of its forward pass."""
     optimizer: float = 4.0
@@ -92,7 +92,7 @@ class Machine:
         return self.traced if network is self.network else network.transfer(self.ranks)
 
     def codec(self, spec: str) -> CodecCost:
-        """What a codec takes. Raises ConfigError for one that nobody has measured."""
+        """What a codec takes. Raises ConfigError for one without a measurement."""
         if spec not in self.codecs:
             raise ConfigError(f"nothing says what codec {spec!r} takes; known: {', '.join(self.codecs) or 'none'}")
         return self.codecs[spec]
@@ -116,7 +116,7 @@ class Machine:
         ]
 
     def repeated_rounds(self, placement: str, specs: Iterable[str]) -> list[str]:
-        """What is assumed of rounds that go again, for reports."""
+        """What is assumed of repeated rounds, for reports."""
         shares = {self.codec(spec).lanes if spec else "int32" for spec in specs or [""]}
         placed = self.network_of(placement)
         basis = "as in the trace" if self.network.repeat_factor is not None else "as in other jobs"

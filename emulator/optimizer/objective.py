@@ -25,7 +25,7 @@ from emulator.whatif.recompute import activations
 class Worth:
     """`iteration_s`: of the whole iteration. `sample_s`: for as many samples as one traced iteration takes. `worst_s`:
     the same if each all-reduce that was never traced costs `Machine.uncertainty_s` more, hidden or not; what is
-    minimized. `memory_bytes`: of a rank, 0 where nobody asks."""
+    minimized. `memory_bytes`: of a rank, 0 without a limit."""
 
     setting: Setting
     iteration_s: float
@@ -69,7 +69,7 @@ class Objective:
 
     @property
     def error(self) -> float:
-        """By what share the replay of the job as it is is off: what differs by less, nobody can tell."""
+        """Relative error of the replay of the unchanged job: smaller differences mean nothing."""
         return abs(self(TRACED).iteration_s / self.joined.iteration_s - 1)
 
     def coarse(self, setting: Setting) -> Joined:

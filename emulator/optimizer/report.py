@@ -1,4 +1,4 @@
-"""What a search found, as a table for people and as an object for programs."""
+"""The result of a search, as a table for people and as an object for programs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def words(name: str, value: Any) -> str:
 
 
 def print_table(result: SearchResult, objective: Objective, allowed: Allowed, console: Console) -> None:
-    """Passes alone and in the setting; promises; assumptions."""
+    """Passes alone and in the setting; predictions; assumptions."""
     chosen = result.best.setting.changed()
     table = Table(title="What each pass gains, in time for a sample", title_justify="left")
     for column in ("pass", "best alone", "gain alone", "at worst", "in the setting", "gain there"):

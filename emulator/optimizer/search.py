@@ -1,7 +1,7 @@
 """Searches for the setting with which a job takes least time for its samples.
 
 1. Each pass alone, also those that may not be used: what they would gain. 2. Along the critical path: of the passes
-that act on a part of it, the one that gains most, again until none gains; buckets come from `cuts.py` each time.
+that act on a part of it, the one that gains most, repeatedly until none gains; buckets come from `cuts.py` each time.
 3. Where few combinations are left, all of them; else Optuna (TPE) proposes, and buckets are improved around what it
 proposes. What is found is exact where everything was tried or the space is a path, and the best of so many trials
 elsewhere.

@@ -1,16 +1,16 @@
-"""Clocks of machines, aligned from the traces themselves: what to add to each host's clock so that no effect comes
-before its cause. Three things tell:
+"""Clocks of machines, aligned by the traces themselves: what to add to each host's clock so that no effect comes before
+its cause. It follows from:
 
-- messages that were noted at both ends: between two hosts there is, both ways, a least difference between coming and
-  leaving; the truth lies in the middle, as in NTP (RFC 5905). A capture's ranks ask rank 0 what time it is
-  (host_agent/profile/clocks.py). And packets: a result that a rank received holds what every other had sent before,
+- messages that were recorded at both ends: the least difference between arriving and leaving, both ways; the truth lies
+  in the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py). Packets, too: a
+  result that a rank received contains what every other had sent before,
 - sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
-- collectives: nobody ends before the last one began, again a middle between both ways, for each message size; and all
-  end at nearly the same time, so the median difference of ends is the difference of clocks. Each has an error that can
-  be told from its own samples; they are averaged accordingly.
+- collectives: no rank ends before the last one began, a middle between both ways for each message size; and all end at
+  nearly the same time, so the median difference of ends is the difference of clocks. The scatter of the samples weighs
+  the two.
 
-All of it is one linear program: causality as constraints, the differences told as a sum of absolute values, each over
-its error. Clocks that drift get a rate of their own where the trace is long enough to tell.
+All of it is one linear program: causality as constraints, the differences as a sum of absolute values, each over its
+error. Clocks that drift get a rate of their own where the trace is long enough.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from emulator.traces.segments import COMMUNICATION
 from switchml.errors import TraceError
 
 LEAST_DRIFT_S = 20.0
-"""Traces shorter than this don't tell how fast clocks drift: at 50 ppm that is a millisecond."""
+"""Shorter traces do not show how fast clocks drift: at 50 ppm that is a millisecond."""
 WORTH_SAYING_S = 1e-3
 SLACK_COST = 1e3
 """Of a second by which causality is broken, over one by which ends differ."""
@@ -95,14 +95,14 @@ def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
 
 
 class _Observations:
-    """What the traces say about clocks a and b at a time: `differences`, rows (a, b, at, value, error), want θ_a − θ_b
-    to be value; `bounds`, rows (a, b, at, most), allow at most that."""
+    """Of clocks a and b at a time: `differences`, rows (a, b, at, value, error), estimate θ_a − θ_b; `bounds`, rows
+    (a, b, at, most), limit it."""
 
     def __init__(self, traces: Sequence[RankTrace], hosts: np.ndarray) -> None:
         self.differences: list[tuple[int, int, float, float, float]] = []
         self.bounds: list[tuple[int, int, float, float]] = []
         self.errors_s: list[float] = []
-        """Of each pair of hosts that something was told about."""
+        """Of each pair of hosts with observations."""
         base_s = epochs_s(traces)
         self._messages(traces, hosts, base_s)
         self._transfers(traces, hosts, base_s)
@@ -155,7 +155,7 @@ class _Observations:
                 self.errors_s.append(error_s)
 
     def _pair(self, a: int, b: int, rows: np.ndarray) -> float:
-        """Differences that the common transfers of two hosts tell, and their error; rows of (size, begun at a, done at
+        """Differences from the common collectives of two hosts, and their error; rows of (size, begun at a, done at
         a, begun at b, done at b)."""
         size, begun_a, done_a, begun_b, done_b = rows.T
         if np.ptp(done_a) >= LEAST_DRIFT_S:

@@ -1,6 +1,5 @@
-"""What had to end before what on one rank, beyond the order on each lane: the causes that the trace tells, and those
-that no event shows but frameworks are known to impose. A host thread that waits for a collective leaves nothing but a
-gap.
+"""What had to end before what on one rank, beyond the order on each lane: the causes in the trace, and those that
+frameworks are known to impose without an event. A host thread that waits for a collective leaves only a gap.
 
 DistributedDataParallel launches a bucket's all-reduce from the hook of its last gradient, and once backward is over
 waits for the buckets one by one, copying each back where gradients are no views of it
@@ -55,7 +54,7 @@ class Causality:
         """int64 (edges, 2): segments, the first before the second."""
         return np.array(sorted(self._edges), np.int64).reshape(-1, 2)
 
-    # What the trace tells
+    # Causes in the trace
 
     def _recorded(self) -> None:
         segments = self.segments

@@ -53,8 +53,9 @@ def key_of(trace: RankTrace, event: int, strangers: frozenset[tuple] = frozenset
 
 
 def strange_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
-    """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: the traces do not
-    tell groups apart, as those of old versions, and what looks like one is several."""
+    """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: several groups
+    that
+    traces of old versions do not distinguish."""
     sizes: dict[tuple, dict[int, tuple[int, float]]] = {}
     ambiguous = set()
     for trace in traces:

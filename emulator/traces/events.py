@@ -86,7 +86,7 @@ class Events:
     group: np.ndarray
     """int32, into `RankTrace.groups`, NONE for what is no communication."""
     sequence: np.ndarray
-    """int64: the how-many-eth communication of its group it is on this rank, from 0; of SEND and RECV, between this
+    """int64: its number among the communications of its group on this rank, from 0; of SEND and RECV, between this
     rank and `peer` in that direction. NONE for what is no communication. The same number on all members is the same
     transfer."""
     peer: np.ndarray
@@ -130,7 +130,7 @@ class Wire:
     job: np.ndarray
     """int32."""
     tensor: np.ndarray
-    """int64: the how-many-eth all-reduce of this agent, from 0."""
+    """int64: the number of the all-reduce on this agent, from 0."""
     chunk: np.ndarray
     """int64: the packet's place in the tensor."""
     version: np.ndarray

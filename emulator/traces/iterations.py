@@ -1,6 +1,6 @@
-"""Several iterations one after the other: what their replay takes is what a job takes that goes on, with ranks that are
-late in one iteration and early in the next. A mean iteration can't tell: the slowest of several ranks takes longer on
-average than the slowest of their averages.
+"""Several iterations one after the other, as in a running job, whose ranks are late in one iteration and early in the
+next. A mean iteration hides that: the slowest of several ranks takes longer on average than the slowest of their
+averages.
 """
 
 from __future__ import annotations

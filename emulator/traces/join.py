@@ -35,7 +35,7 @@ MEAN = -1
 WARM_UP = 1.3
 """Iterations at the start that take so many times the median one are left out."""
 LEAST_GAP_S = 1e-7
-"""What profilers can't tell from nothing."""
+"""Below the resolution of profilers."""
 
 
 def join(

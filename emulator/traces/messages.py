@@ -1,5 +1,6 @@
-"""Messages between ranks of which both ends were noted, each by the clock of its own rank: pings, and packets of our
-own transport, whose results a rank can't have received before the others had sent their part.
+"""Messages between ranks with both ends recorded, each by its own rank's clock: pings, and packets of our own
+transport,
+whose results arrive after the other ranks have sent their parts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def ends(traces: Sequence[RankTrace], base_s: np.ndarray) -> dict[int, Ends]:
 
 
 def pairs(ranks: list[int]) -> Iterator[tuple[int, int]]:
-    """Each rank with the first, whom all ask; and with the one before it."""
+    """Each rank with the first, which all ping; and with the one before it."""
     for place, rank in enumerate(ranks[1:], start=1):
         yield ranks[0], rank
         if place > 1:

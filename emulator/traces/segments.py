@@ -151,7 +151,7 @@ def _spans(trace: RankTrace, chosen, opened, lane_kind, inside: list[tuple[int, 
     events = trace.events
     end_s = events.end_s
     part_of = np.full(len(events), NONE, np.int64)  # the event whose segment covers this one
-    at_s: dict[int, float] = {}  # opened operator → up to where its own time has been told
+    at_s: dict[int, float] = {}  # opened operator → up to where its own time has been yielded
     stack: list[int] = []
     numbers = np.flatnonzero(chosen)
     what, parent, lane = events.what.tolist(), events.parent.tolist(), events.lane.tolist()

@@ -1,6 +1,6 @@
 """A trace cut into slices that follow each other on their lanes, none inside another: what a graph of dependencies is
 made of. Of nested host events each keeps the time in which no inner one runs; where a host thread runs none, the slice
-belongs to nobody: a gap.
+belongs to no event: a gap.
 """
 
 from __future__ import annotations

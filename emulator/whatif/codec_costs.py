@@ -16,7 +16,7 @@ from switchml.codecs import allreduce as exchange_of
 from switchml.errors import ConfigError
 
 CHOICES = ("fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01")
-"""What is tried where nobody says."""
+"""Candidates by default."""
 ELEMENTS = 1 << 18
 ROUNDS = 3
 LANES = {"float32": "int32", **dict.fromkeys(HALVES, "int16")}

@@ -1,10 +1,9 @@
 """What computing loses to communication under way at the same time: transports take cores and memory, too. Where a
 change moves all-reduces to another time, what they cost the operators of hosts moves with them.
 
-A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed is
-told by its quickest iteration, and how much longer a typical one is than the quickest by operators at which no
-communication is ever under way.
-"""
+A job does the same operators in each iteration, now more and now less disturbed: what an operator takes undisturbed
+follows from its quickest iteration; how much longer a typical iteration is than the quickest, from operators beside
+which no communication is ever under way."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from emulator.whatif.edits import durations, with_durations
 from emulator.workload.graph import NO_TRANSFER
 
 LEAST_ITERATIONS = 4
-"""Fewer don't tell what is usual."""
+"""Fewer do not show what is usual."""
 BESIDE, ALONE = 0.5, 0.05
 """An op of whose time at least, and at most, that share saw communication counts as disturbed, and as undisturbed."""
 LEAST_SHARE = 0.02
@@ -34,7 +33,7 @@ PASSES = 2
 
 Identity = tuple[int, int, int]
 """Of an op, whatever else has been done to the graph: its rank, its event or, of a gap, that of the next op on its
-stream, and the how-many-eth of these it is."""
+stream, and its number among these."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Contention:
 
 
 def measure(iterations: Sequence[Joined]) -> Contention | None:
-    """Of iterations as they were traced; None where they are too few to tell."""
+    """From iterations as traced; None for fewer than LEAST_ITERATIONS."""
     if len(iterations) < LEAST_ITERATIONS:
         return None
     samples: dict[tuple, list[_Sample]] = defaultdict(list)

@@ -1,5 +1,5 @@
-"""What would help: the same job with one thing faster, played again. That is exact where a critical path only tells
-what is on it now: what it hides behind other work, and what would come to the fore, show in the answer.
+"""What would help: the same job replayed with one thing faster. A critical path only shows what is on it now; a replay
+also shows what is hidden behind other work and what would become critical instead.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Gradients:
 
 def gradients(joined: Joined) -> Gradients:
     """The gradients that the traces name with their bytes; where they name none, each all-reduce that all ranks take
-    part in counts as one: then buckets can be fused, but not cut. What has no bytes is in nobody's way, and left out.
+    part in counts as one: then buckets can be fused, but not cut. What has no bytes is left out.
     Raises GraphError where there is nothing to put into buckets."""
     graph = joined.graph
     listed = [row for row in joined.gradients if row[1] != NO_TRANSFER and row[2] > 0]

@@ -26,8 +26,8 @@ from switchml.errors import ConfigError
 OF_BACKEND = {"switchml": "switchml"}
 """What a backend's all-reduce is; "ring" for the others."""
 TOO_MUCH = 2.0
-"""More than so many times what links are said to carry can't be noise. (Some is usual: ranks that come early have begun
-before the last one comes, from when an all-reduce counts.)"""
+"""More than so many times what links carry can't be noise. (Some is usual: ranks that arrive early have begun before
+the last one arrives, from when an all-reduce counts.)"""
 
 LARGE_BYTES = float(1 << 30)
 """From this size on, costs grow in proportion to bytes."""
@@ -42,7 +42,7 @@ class Network:
     link_bytes_per_s: float
     """Of each host's link, each way."""
     latency_s: float
-    """Of one step of a collective: a message, and whoever must wake up for it."""
+    """Of one step of a collective: a message, and waking up its receiver."""
     host_s_per_byte: float = 0.0
     """What a byte of the buffer takes besides its way over links: copies, sums."""
     per_host: int = 1
@@ -156,7 +156,7 @@ def fit(joined: Joined | Sequence[Joined], link_bps: float | None = None, per_ho
     used_bps = 8 * volume * float(np.median([transfers.used_bytes_per_s(one) for one in several]))
     if used_bps > link_bps * TOO_MUCH:
         raise ConfigError(
-            f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which is said to carry "
+            f"the trace's all-reduces moved {used_bps / 1e6:.0f} Mbit/s over each link, which should carry "
             f"{link_bps / 1e6:g} Mbit/s: was it traced on that network?"
         )
     return dataclasses.replace(

@@ -1,6 +1,6 @@
-"""Rounds of our own protocol that go again. Floats travel with an agreed exponent; where nobody has announced a
-chunk's, ranks guess what the same place needed the last time, and where gradients have grown or shrunk too much the
-round goes again (docs/protocol.md, section 4). A trace of our own backend tells how often; else it is a constant.
+"""Repeated rounds of our own protocol. Floats travel with an agreed exponent; where a chunk's has not been announced,
+ranks guess what the same place needed the last time, and where gradients have grown or shrunk too much the round is
+repeated (docs/protocol.md, section 4). Traces of our own backend show how often; else it is a constant.
 
 Announced are the chunks that follow others through the same slot. So the first chunks of an all-reduce, one for each
 slot, are guessed, unless it waited in line behind another.
@@ -18,7 +18,8 @@ from switchml.control.allocation import default_slots
 from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 
 REPEAT_SHARE = {"int32": 0.26, "int16": 0.08, "int8": 0.18}
-"""Lanes → share of guessed chunks that go again, as measured training the digits: `switchml train --aggregator software
+"""Lanes → share of guessed chunks that are repeated, as measured training the digits: `switchml train --aggregator
+software
 --transport udp --workers 4 --steps 200 --wire int32|int16|int8 --json`, packets sent and not retransmitted over chunks,
 less 1. Gradients that change less from step to step make less: those of scripts/examples/ddp_mlp.py 0.01 to 0.02."""
 ELEMENTS = {lanes: PAYLOAD_BYTES // size for lanes, size in LANE_BYTES.items()}
@@ -31,7 +32,7 @@ def guessed_bytes(ranks: int) -> int:
 
 
 def times_usual(traces: Sequence[RankTrace]) -> float | None:
-    """How many times as many rounds as in `REPEAT_SHARE` went again in these traces; None where they don't tell."""
+    """How many times as many rounds as in `REPEAT_SHARE` were repeated in these traces; None without packet records."""
     factors = [one for trace in traces if (one := _of_rank(trace)) is not None]
     return float(np.mean(factors)) if factors else None
 

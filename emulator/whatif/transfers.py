@@ -30,8 +30,8 @@ class TransferCost:
     bytes_per_s: float
     assumed: str = ""
     repeat_share: float = 0.0
-    """Of the first `guessed_bytes` of an all-reduce whose exponents nobody could announce, the share that is sent
-    again (network.REPEAT_SHARE)."""
+    """Of the first `guessed_bytes` of an all-reduce whose exponents were not announced, the share that is repeated
+    (network.REPEAT_SHARE)."""
     guessed_bytes: float = 0.0
 
     def seconds(self, size_bytes: float | np.ndarray) -> float | np.ndarray:
@@ -90,7 +90,7 @@ def fit(joined: Joined, transfers: np.ndarray | None = None, most_bytes_per_s: f
         fixed_s = least_s
         per_byte_s = max((busy_s.sum() - fixed_s * count.sum()) / moved.sum(), 1 / most_bytes_per_s, 1e-15)
         assumed = (
-            f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are taken for "
+            f"sizes of all-reduces do not tell latency from rate, so {fixed_s * 1e6:.0f} µs of each are assumed to be "
             "its fixed cost"
         )
     if per_byte_s <= 0:

@@ -14,8 +14,8 @@ from switchml.errors import ConfigError
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--to", "target", type=click.Choice(["switchml", "chakra", "chrome"]), required=True, help="Format.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Directory to write to.")
-@click.option("--rank", type=click.IntRange(min=0), help="Whose trace it is, for a file that does not say.")
-@click.option("--salvage", is_flag=True, help="Take what is there of files that break off.")
+@click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it.")
+@click.option("--salvage", is_flag=True, help="Read truncated files as far as they go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def convert(path: Path, target: str, out: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
     """Write a trace as switchml's own files (one a rank, fast to load), Chakra execution traces (one a rank), or one

@@ -13,13 +13,13 @@ from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--cluster", "cluster_name", required=True, help="Built-in cluster or .toml file.")
-@click.option("--precision", default="fp16", show_default=True, help="Of what is priced by its FLOPs.")
+@click.option("--precision", default="fp16", show_default=True, help="Of what is costed by its FLOPs.")
 @click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
 @click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
 @click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Write a timeline for Perfetto (.json or .json.gz).")  # fmt: skip
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Give up after so long.")  # fmt: skip
+              help="Time limit of the replay.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def emulate(
     path: Path,
@@ -32,7 +32,7 @@ def emulate(
     as_json: bool,
 ) -> None:
     """Play what there is to do on machines that one does not have: Chakra execution traces (a file, or a directory
-    with one a rank) or SimAI's workload text. Compute that has no duration is priced by FLOPs and bytes, communication
+    with one a rank) or SimAI's workload text. Compute without a duration is costed by FLOPs and bytes, communication
     always by its bytes on the cluster's links."""
     from emulator.cluster import cluster as clusters
     from emulator.cluster.kernels import ELEMENT_BYTES

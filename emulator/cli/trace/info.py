@@ -10,8 +10,8 @@ import click
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--rank", type=click.IntRange(min=0), help="Whose trace it is, for a file that does not say.")
-@click.option("--salvage", is_flag=True, help="Take what is there of files that break off.")
+@click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it.")
+@click.option("--salvage", is_flag=True, help="Read truncated files as far as they go.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(path: Path, rank: int | None, salvage: bool, as_json: bool) -> None:
     """Show ranks, lanes, events, collectives and iterations of a trace: a file, or a directory with one a rank."""

@@ -33,38 +33,38 @@ BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="Where the settings go.")
+@click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="File for the settings.")
 @click.option("--trials", type=click.IntRange(1), default=1000, show_default=True, help="Settings to try at most.")
-@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Search no longer than that.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the search.")
+@click.option("--seconds", type=click.FloatRange(0, min_open=True), help="Time limit of the search.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the search.")
 @click.option(
     "--allow",
     type=Names(),
-    help="What may be changed: buckets, placement, codec, and what a settings file can only advise: precision, batch, "
+    help="Passes to use: buckets, placement, codec; and those that a settings file can only advise: precision, batch, "
     "fuse, recompute, accumulate, priority. Of a job: split, schedule, micro-batch, recompute, zero, allreduce, "
     "bucket, codec. [default: buckets,placement; of a job all but codec]",
 )
-@click.option("--uniform", is_flag=True, help="One cap for all buckets: for torch before 2.13.")
+@click.option("--uniform", is_flag=True, help="Use one cap for all buckets, for torch before 2.13.")
 @click.option("--link", type=RATE, help="Rate of each host's link, such as 200mbit; default: as the trace uses it.")
 @click.option(
-    "--placements", type=Names(), default="switchml", show_default=True, help="Of switchml, ring, ps: those to try."
+    "--placements", type=Names(), default="switchml", show_default=True, help="Placements to try: switchml, ring, ps."
 )
 @click.option(
     "--hierarchy", type=click.Choice(list(HIERARCHIES)), default="auto", show_default=True, help=HIERARCHY_HELP
 )
 @click.option(
-    "--codec", "codecs", multiple=True, help="A codec to try; several times. [default: fp16, thc, topk 10 % and 1 %]"
+    "--codec", "codecs", multiple=True, help="Codec to try; may be repeated.  [default: fp16, thc, topk 10 % and 1 %]"
 )
 @click.option(
     "--codec-costs",
     type=FILE,
-    help="What `switchml bench codecs --json` wrote elsewhere, in place of a measurement here.",
+    help="Output of `switchml bench codecs --json`, instead of a measurement here.",
 )
-@click.option("--memory", type=BYTES, help="What one rank may use; then the batch may grow, and recomputation pays.")
-@click.option("--activations", type=BYTES, help="What one rank's activations take with the traced batch.")
+@click.option("--memory", type=BYTES, help="Memory limit of a rank; then the batch may grow and recomputation pays.")
+@click.option("--activations", type=BYTES, help="Memory of a rank's activations with the traced batch.")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Of --check.")
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
 def optimize(
     path: Path,

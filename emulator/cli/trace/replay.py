@@ -47,21 +47,34 @@ class Slow(click.ParamType):
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--iteration", type=click.IntRange(0), help="Replay this one only; default: all, one after the other.")
-@click.option("--link", type=RATE, help="What each host's link carried in the traced run, where known.")
+@click.option(
+    "--iteration", type=click.IntRange(0), help="Replay only this iteration.  [default: all, one after the other]"
+)
+@click.option("--link", type=RATE, help="Rate of each host's link in the traced run, if known.")
 @click.option("--ranks-per-host", type=click.IntRange(1), help="Ranks that share a link.  [default: as traced]")
-@click.option("--bandwidth", type=Change("rate", RATE_UNITS, "50mbit"), help="Links of another rate.")
-@click.option("--latency", type=Change("time", TIME_UNITS, "100us"), help="Of each step of a collective.")
+@click.option("--bandwidth", type=Change("rate", RATE_UNITS, "50mbit"), help="Change the rate of links.")
+@click.option(
+    "--latency", type=Change("time", TIME_UNITS, "100us"), help="Change the latency of each step of a collective."
+)
 @click.option("--allreduce", help=ALGORITHMS_HELP)
 @click.option("--hierarchy", type=click.Choice(list(HIERARCHIES)), help=HIERARCHY_HELP)
 @click.option("--cluster", help="The network of a built-in cluster or .toml file, whose nodes the ranks fill.")
-@click.option("--ranks", type=click.IntRange(1), help="As many in data parallel.")
-@click.option("--bucket-cap", type=SIZE, multiple=True, help="DDP's buckets; twice: first bucket's, then the others'.")
-@click.option("--codec", help="Compress gradients: a codec as in docs/codecs.md, its speed measured here.")
-@click.option("--accelerator", help="x2, or a built-in accelerator such as h100.")
-@click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="This rank as fast as the others.")
-@click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="This rank F times as slow.")
-@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), help="Of a mean iteration, for Perfetto.")
+@click.option("--ranks", type=click.IntRange(1), help="Change the number of data-parallel ranks.")
+@click.option(
+    "--bucket-cap",
+    type=SIZE,
+    multiple=True,
+    help="Change the cap of DDP's buckets; twice: of the first, of the others.",
+)
+@click.option("--codec", help="Compress gradients with a codec of docs/codecs.md, measured here.")
+@click.option("--accelerator", help="Change the accelerator: x2 for twice as fast, or a built-in one such as h100.")
+@click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="Make a rank as fast as the others.")
+@click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="Make a rank F times as slow.")
+@click.option(
+    "--timeline",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a timeline of a mean iteration for Perfetto.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | None, **options: Any) -> None:
     """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for

@@ -22,7 +22,7 @@ def trace() -> None:
 
 
 def _say(path: Path, read_bytes: int, all_bytes: int) -> None:
-    """On one line that is gone when the file is read; short files have none."""
+    """On one line, cleared when the file is read; not for short files."""
     if all_bytes > _LONG_BYTES:
         line = f"\r{path.name}: {read_bytes / all_bytes:.0%}\033[K" if read_bytes < all_bytes else "\r\033[K"
         click.echo(line, nl=False, err=True)

@@ -3,9 +3,9 @@ agents are joined. Their all-reduces become COLLECTIVE events on lanes of their 
 them; where a thread waits for communication there are SYNC events; packets become `wire`.
 
 Files of a rank: rank-N.about.json, rank-N.json.gz, rank-N.sizes.json, and with our agents rank-N.wire.npz. There may be
-a rank-N.et.json too, torch's execution trace, for other programs. Nothing here gains by it: it is of one iteration,
-after those that count; the order that it adds is that of collectives before what waited for them, which our spans tell
-of all iterations; and the groups stand in the profile.
+a rank-N.et.json too, torch's execution trace, for other programs. It is not read: it covers one iteration,
+after those that count; our spans give the order of collectives and their waiters in all iterations; and the profile has
+the groups.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class _Growing:
     # All-reduces of ours
 
     def add_calls(self, job: str, ranks: list[int], calls: np.ndarray, clock: _Clock) -> None:
-        """Each of an agent's all-reduces from its submission to its end. Those that failed tell no duration."""
+        """Each of an agent's all-reduces from its submission to its end, without those that failed."""
         self._lanes.append(Lane(job, LaneKind.TRANSPORT))
         self._groups.append(Group(job, tuple(ranks)))
         name = self._number_of_name(ALL_REDUCE)
@@ -345,8 +345,8 @@ def _gradients(trace: RankTrace, known: sizes.Sizes | None) -> dict[int, sizes.P
 
 
 def _gradient_names(trace: RankTrace, about: dict[str, Any]) -> dict[int, str]:
-    """Where nobody has noted them: in each iteration gradients become final in the order that DDP has told, if there is
-    one DDP module and the sizes agree."""
+    """For captures without a list of them: gradients become final in the order that DDP reported, if there is one DDP
+    module and the sizes agree."""
     if len(about["ddp"]) != 1:
         return {}
     ddp = about["ddp"][0]

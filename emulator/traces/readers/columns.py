@@ -25,7 +25,7 @@ class Columns:
 
 
 class Numbers(dict):
-    """Numbers for names: `numbers[key]` is how many others were asked for before it."""
+    """Numbers for names: `numbers[key]` counts the keys before it, from 0."""
 
     def __missing__(self, key: Hashable) -> int:
         self[key] = number = len(self)

@@ -24,7 +24,7 @@ _KINETO = re.compile(
     rb'"(deviceProperties|distributedInfo|schemaVersion)"\s*:'
     rb'|"cat"\s*:\s*"(cpu_op|user_annotation|python_function|kernel|gpu_\w+|\w+_runtime|\w+_driver|Operator|Runtime)"'
 )
-"""What tells PyTorch's from other programs' Chrome traces."""
+"""What only PyTorch's Chrome traces have."""
 _DPRO_PLACE = re.compile(rb'"pid"\s*:\s*"[^"]*host\d+\.rank\d+"')
 _TORCH_ET = re.compile(rb'"schema"\s*:\s*"[^"]*chakra[^"]*"')
 

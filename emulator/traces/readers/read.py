@@ -1,4 +1,5 @@
-"""Traces from files, whichever program wrote them. The format is told by the content (`formats.py`), not the name."""
+"""Traces from files, whichever program wrote them. The format is recognized by the content (`formats.py`), not the
+name."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Chakra execution traces read. One that we have written is a RankTrace again, as it was; one with start times becomes
-a RankTrace as far as it goes; one without is a workload (`emulator/traces/workload.py`), which has to be priced first.
+a RankTrace as far as it goes; one without is a workload (`emulator/traces/workload.py`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Chakra execution traces as a graph to be priced: a rank does one node at a time on each of its host threads (`tid`)
-and streams (`stream`), where computing, collectives, sends and receives are apart, in the order in which nodes become
-ready. A
-compute node lasts as long as it says, or is priced by `num_ops` and `tensor_size`; communication is always priced by
-its bytes: what a trace says it took has waiting for others in it. A send does not block: what the trace puts after it
-comes after what the send itself waits for.
+"""Chakra execution traces as a workload: a rank does one node at a time on each of its host threads (`tid`) and streams
+(`stream`), where computing, collectives, sends and receives are apart, in the order in which nodes become ready. A
+compute node has its duration, or costs what `num_ops` and `tensor_size` do; communication always costs what its bytes
+do, because its traced duration includes waiting. A send does not block: what the trace puts after it comes after what
+the send itself waits for.
 """
 
 from __future__ import annotations
@@ -147,7 +146,7 @@ class _Building:
 
 
 def _sequence(node: Node, counted: int) -> int:
-    """The how-many-eth communication of its group a node is: ours say it, of others the file's order counts."""
+    """A node's number among the communications of its group: in our files an attribute, in others the order."""
     ours = node.attr.get("switchml.event")
     return int(ours[INTEGERS.index("sequence")]) if ours else counted
 

@@ -1,5 +1,5 @@
 """The communication in a Kineto trace: which events are a rank's part of a collective or of a send, of how many bytes,
-in which group, and the how-many-eth it is there.
+in which group, and with which sequence number.
 
 NCCL's and RCCL's kernels are on a device stream; what they do stands in their own arguments (since torch 2.3), or
 on the host around their launch: in `record_param_comms`, in an annotation such as `nccl:all_reduce`, or in
@@ -80,7 +80,7 @@ def find(reading: Reading) -> Communication:
 
 
 class _Description:
-    """What one event says about a communication: a kernel about itself, an annotation or operator around its launch."""
+    """How one event describes a communication: a kernel itself, an annotation or operator around its launch."""
 
     def __init__(self, name: str, args: Args | None) -> None:
         self.args = args or Args()
@@ -103,7 +103,7 @@ class _Description:
         if not args.dims or not args.types:
             return 0.0, 0.0
         if self.name.startswith("c10d::"):
-            # Lists of tensors do not tell their type; what is not float is not there in training, so far.
+            # Lists of tensors have no type in the profile; in training they are floats.
             return float(max((4 * count(shape) for shape in args.dims), default=0)), 0.0
         pairs = zip(args.dims, args.types, strict=False)
         return float(sum(count(shape) * item_bytes(str(kind)) for shape, kind in pairs)), 0.0
@@ -114,7 +114,7 @@ class _Description:
 
 
 def _on_devices(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
-    """Communication kernels, each with what is said about it: by what knows best first."""
+    """Communication kernels with their descriptions, the most reliable first."""
     kernels = [kind for kind, (category, name) in enumerate(reading.kinds) if category == "kernel" and "ccl" in name]
     kernels = [kind for kind in kernels if re.search(r"[nr]ccl", reading.kinds[kind][1])]
     launches = reading.launch_of()
@@ -262,7 +262,7 @@ def _peer(sends: bool, descriptions: list[_Description], ranks: tuple[int, ...])
 
 
 def _number(result: Communication, reading: Reading) -> None:
-    """`sequence`: in the order in which the host asked for them."""
+    """`sequence`: in the order in which the host launched them."""
     events = np.flatnonzero(result.collective)
     asked_s = [reading.start_s[result.launch.get(event, event)] for event in events.tolist()]
     counts: Counter[tuple[int, int, int]] = Counter()

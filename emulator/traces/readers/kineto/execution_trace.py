@@ -3,8 +3,8 @@ of the same run. It has no times, but says which tensors each operator reads and
 records (`rf_id`) join the two. So what runs on a host thread after a collective on Gloo's, on the same storage, is
 known to have waited for it.
 
-A transport's thread records its end after it has woken whoever waits; on a busy machine some 100 µs later. So where a
-waiter is known to have gone on before that, the collective ended when the waiter began.
+A transport's thread records its end after it has woken its waiters, on a busy machine some 100 µs later. So where a
+waiter resumed before that, the collective ended when the waiter began.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _about(reading: Reading, inferred: int, unnamed: int) -> dict[str, str]:
     if reading.table.skipped:
         about["left out"] = ", ".join(f"{many} {category}" for category, many in sorted(reading.table.skipped.items()))
     if inferred:
-        about["inferred"] = f"{inferred} waits between streams: the profiler was not told to record CUDA's"
+        about["inferred"] = f"{inferred} waits between streams: the profiler was not set to record CUDA's"
     if unnamed:
         about["groups"] = f"{unnamed} collectives do not say in which group they are: taken as of the widest"
     if reading.file.broken:

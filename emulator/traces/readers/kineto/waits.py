@@ -1,6 +1,6 @@
-"""What streams and host threads of an accelerator wait for. CUDA's profiler records it when it is told to
-(`cuda_sync` events: which stream, which recorded event); else it is inferred from how c10d and the streams behave, and
-only where the times of the trace agree.
+"""What streams and host threads of an accelerator wait for. CUDA's profiler can record it
+(`cuda_sync` events: which stream, which recorded event); else it is inferred from what c10d and streams do, where the
+times of the trace agree.
 """
 
 from __future__ import annotations
