@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 IGNORED = ("--nanolog", "--debugger-addr", "--max-port-count", "--load-modules", "--max-l2-entries")
-"""BMv2's options with a value that mean nothing here."""
+"""Options of BMv2 that take a value and have no effect here."""
 
 LEVELS = ["trace", "debug", "info", "warn", "error", "off"]
 
@@ -17,19 +17,19 @@ EPILOG = """INTERFACE is a network interface (needs root), or udp:ADDRESS:PORT f
 
 
 class SwitchCommand(click.Command):
-    """Takes what BMv2 takes: `--` before target options, and --pcap with or without a directory."""
+    """Accepts BMv2's command lines: `--` before target options, and --pcap with or without a directory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        taken = []
+        accepted = []
         for number, arg in enumerate(args):
             following = args[number + 1] if number + 1 < len(args) else ""
             if arg == "--pcap":
                 arg = "--pcap=" if os.path.isdir(following) else "--pcap=."
-            if taken and taken[-1] == "--pcap=":
-                taken[-1] += arg
+            if accepted and accepted[-1] == "--pcap=":
+                accepted[-1] += arg
             elif arg != "--":
-                taken.append(arg)
-        return super().parse_args(ctx, taken)
+                accepted.append(arg)
+        return super().parse_args(ctx, accepted)
 
 
 @click.command(
@@ -39,42 +39,42 @@ class SwitchCommand(click.Command):
 )
 @click.argument("rest", metavar="[PROGRAM.json]", nargs=-1, type=click.UNPROCESSED)
 @click.option("-i", "--interface", "interfaces", metavar="PORT@INTERFACE", multiple=True, help="Attach an interface.")
-@click.option("--use-files", metavar="SECONDS", type=float, help="Interfaces are pcap files; wait before reading.")
+@click.option("--use-files", metavar="SECONDS", type=float, help="Interfaces are pcap files, read after this time.")
 @click.option("--pcap", metavar="[=DIR]", help="Write the frames of each port to pcap files.")
 @click.option("--thrift-port", type=int, default=9090, show_default=True, help="For simple_switch_CLI; 0: none.")
 @click.option("--thrift-ip", metavar="ADDRESS", help="Listen for Thrift on this address only.")
-@click.option("--device-id", type=int, default=0, show_default=True)
+@click.option("--device-id", type=int, default=0, show_default=True, help="Reported to control planes.")
 @click.option("--notifications-addr", metavar="ADDRESS", help="Where digests are published.")
 @click.option("--log-console", is_flag=True, help="Log to stdout.")
 @click.option("--log-file", metavar="FILE", help="Log to FILE.txt.")
-@click.option("--log-flush", is_flag=True, expose_value=False, help="For BMv2's sake: the log is always flushed.")
-@click.option("-L", "--log-level", type=click.Choice(LEVELS), default="trace")
-@click.option("--log-file-max-size", type=click.IntRange(min=1), default=5 << 20, help="Bytes.")
-@click.option("--log-file-max-files", type=click.IntRange(min=0), default=3)
+@click.option("--log-flush", is_flag=True, expose_value=False, help="Accepted as BMv2 does; the log is always flushed.")
+@click.option("-L", "--log-level", type=click.Choice(LEVELS), default="trace", show_default=True)
+@click.option("--log-file-max-size", type=click.IntRange(min=1), default=5 << 20, help="Largest log file, in bytes.")
+@click.option("--log-file-max-files", type=click.IntRange(min=0), default=3, help="Older log files to keep.")
 @click.option("--dump-packet-data", type=click.IntRange(min=0), default=0, help="Bytes of each frame to log.")
 @click.option("--restore-state", metavar="FILE", help="Start with the state that serialize_state wrote.")
 @click.option("--no-p4", is_flag=True, help="Start without a program; one is loaded through the control interface.")
 @click.option("--enable-swap", is_flag=True, help="Another program may be loaded while running.")
-@click.option("--disable-swap", is_flag=True, help="None may.")
-@click.option("--drop-port", type=int, default=511, show_default=True)
-@click.option("--priority-queues", type=click.IntRange(min=1), default=1, show_default=True, help="Queues a port.")
+@click.option("--disable-swap", is_flag=True, help="No other program may be loaded.")
+@click.option("--drop-port", type=int, default=511, show_default=True, help="Packets to this port are dropped.")
+@click.option("--priority-queues", type=click.IntRange(min=1), default=1, show_default=True, help="Queues per port.")
 @click.option("--grpc-server-addr", metavar="ADDRESS:PORT", help="Serve P4Runtime there.")
-@click.option("--grpc-server-ssl", is_flag=True, help="P4Runtime over TLS; needs the next two.")
+@click.option("--grpc-server-ssl", is_flag=True, help="P4Runtime over TLS; needs a certificate and its key.")
 @click.option("--grpc-server-cert", metavar="PEM", help="The server's certificate.")
-@click.option("--grpc-server-key", metavar="PEM", help="Its key.")
-@click.option("--grpc-server-cacert", metavar="PEM", help="Whose certificates of clients are believed.")
+@click.option("--grpc-server-key", metavar="PEM", help="The certificate's key.")
+@click.option("--grpc-server-cacert", metavar="PEM", help="The authority that signs clients' certificates.")
 @click.option("--grpc-server-with-client-auth", is_flag=True, help="Clients must have a certificate.")
-@click.option("--cpu-port", type=int, help="The port by which P4Runtime's controller meets the program.")
-@click.option("--max-mc-groups", type=click.IntRange(min=1), default=4096, show_default=True)
-@click.option("--max-l1-entries", type=click.IntRange(min=1), default=4096, show_default=True)
+@click.option("--cpu-port", type=int, help="The port for packets between the program and P4Runtime's controller.")
+@click.option("--max-mc-groups", type=click.IntRange(min=1), default=4096, show_default=True, help="Multicast groups.")
+@click.option("--max-l1-entries", type=click.IntRange(min=1), default=4096, show_default=True, help="Multicast nodes.")
 @click.option(
     "--engine",
     type=click.Choice(["auto", "compiled", "reference"]),
     default="auto",
     help="auto: compiled where the program allows it.",
 )
-@click.option("-v", "--version", "show_version", is_flag=True, help="Show the version of BMv2 that this is like.")
-@click.option("--json-version", "show_json_version", is_flag=True, help="Show the newest BMv2 JSON that is understood.")
+@click.option("-v", "--version", "show_version", is_flag=True, help="Show the version of BMv2 that it follows.")
+@click.option("--json-version", "show_json_version", is_flag=True, help="Show the newest BMv2 JSON it supports.")
 @click.pass_context
 def switch(ctx: click.Context, rest: tuple[str, ...], **options) -> None:
     """Run PROGRAM.json (p4c's BMv2 JSON) as simple_switch does, until a signal ends it."""
@@ -96,7 +96,7 @@ def switch(ctx: click.Context, rest: tuple[str, ...], **options) -> None:
 
 
 def split(rest: tuple[str, ...]) -> tuple[Path | None, list[str]]:
-    """(the program, options that are not ours) of what click did not take."""
+    """(the program, options that are not ours) of what click did not parse."""
     words, unknown = list(rest), []
     program = None
     while words:

@@ -1,6 +1,6 @@
 """The calculations that simple_switch knows: hashes for `hash()`, for checksums and for action selectors.
 
-`make(algo)` returns a `Hash`: called with bytes, it returns an unsigned integer. Each calculation of a program has a
+A `Hash` of a name, called with bytes, returns an unsigned integer. Each calculation of a program has a
 Hash of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz).
 CRCs of all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor,
 and whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp."""
@@ -239,13 +239,14 @@ STATEFUL = ("toeplitz", "round_robin", "round_robin_consistent")
 
 
 def is_known(algo: str) -> bool:
-    """Whether `make` knows this name."""
+    """Whether there is a calculation of this name."""
     return algo in STATELESS or algo in STATEFUL or algo in NAMED_CRCS or spelled_crc(algo) is not None
 
 
 class Hash:
     """One calculation's function. `crc` holds the parameters of a CRC (None for others) and may be replaced by another
-    of the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` grows with each such change."""
+    of the same width; `key` is Toeplitz's, a multiple of 4 bytes. `version` grows with each such change. Raises
+    ValueError for an unknown name."""
 
     def __init__(self, algo: str) -> None:
         if not is_known(algo):
@@ -285,8 +286,3 @@ class Hash:
             raise ValueError(f"a Toeplitz key has a multiple of 4 bytes, not {len(key)}")
         self.key = bytes(key)
         self.version += 1
-
-
-def make(algo: str) -> Hash:
-    """A new Hash of this name. Raises ValueError for an unknown one."""
-    return Hash(algo)

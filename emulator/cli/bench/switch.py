@@ -18,16 +18,16 @@ import click
     multiple=True,
     help="BMv2 JSON to measure, in place of L3 forwarding and aggregation of 64 and 256 lanes; may be repeated.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=1.0, help="Time for each figure.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=1.0, help="Seconds for each figure.")
 @click.option("--wire", is_flag=True, help="Also measure a switch process between veth pairs (root).")
 @click.option("--against", metavar="SIMPLE_SWITCH", help="Also measure this simple_switch between veth pairs (root).")
 @click.option("--start", is_flag=True, help="Measure instead how long a switch takes to start.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def switch(
     programs: tuple[Path, ...], seconds: float, wire: bool, against: str | None, start: bool, as_json: bool
 ) -> None:
     """Measure the P4 switch: packets a second on one core; or, with --start, seconds from the start of a process to its
-    first packet (of the largest program, unless told otherwise)."""
+    first packet (by default of the largest program)."""
     if start:
         from emulator.bench.switch.start import largest, measure
 
@@ -43,7 +43,7 @@ def switch(
 
 
 def _print(results: Iterable, columns: Sequence[str], form: str, as_json: bool) -> None:
-    """A line for each result, as soon as it is there."""
+    """A line for each result, as soon as it is measured."""
     if not as_json:
         click.echo(f"{'program':<20}" + "".join(f"{name:>21}" for name in columns))
     for result in results:

@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 
 from emulator.p4switch.p4runtime.bytestrings import encode_data
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, check_presence, refuse
 from emulator.p4switch.state.digests import Digest, DigestList
 from switchml.control.p4runtime_protos import info, new_entity, v1
-
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 NS_PER_MS = 1_000_000
 NO_LIMIT = 1 << 16
@@ -42,10 +40,7 @@ class Digests:
         """Do one update."""
         item, digests = self.pipeline.one(self.pipeline.digests, entry.digest_id, "digest")
         name, number = digests.list.name, entry.digest_id
-        if kind == INSERT and number in self.enabled:
-            raise refuse("ALREADY_EXISTS", f"digest {name} is enabled already")
-        if kind != INSERT and number not in self.enabled:
-            raise refuse("NOT_FOUND", f"digest {name} is not enabled")
+        check_presence(kind, number in self.enabled, f"enabled digest {name}")
         if kind == DELETE:
             digests.listeners.remove(self.enabled.pop(number).listener)
             return

@@ -13,14 +13,12 @@ from emulator.p4switch.p4runtime.digests import Digests
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import Profiles
 from emulator.p4switch.p4runtime.rates import Counters, Meters
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.p4runtime.registers import Registers, ValueSets
 from emulator.p4switch.p4runtime.replication import ReplicationEngine
 from emulator.p4switch.p4runtime.tables import Tables
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ControlError, SwitchMLError
-
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 
 class Sort(NamedTuple):

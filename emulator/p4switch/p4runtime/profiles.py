@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from emulator.p4switch.p4runtime.actions import Actions
 from emulator.p4switch.p4runtime.bytestrings import decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, check_presence, refuse
 from emulator.p4switch.state.action_profiles import ActionProfile
 from switchml.control.p4runtime_protos import info, new_entity, v1
-
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 
 @dataclass(eq=False)
@@ -200,6 +198,7 @@ class Profiles:
         number = entry.member_id
         if not number:
             raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
+        check_presence(kind, number in profile.members, f"member {number} of action profile {profile.profile.name}")
         if kind == DELETE:
             profile.profile.delete_member(profile.member(number))
             del profile.members[number]
@@ -209,8 +208,6 @@ class Profiles:
         if kind == MODIFY:
             profile.profile.modify_member(profile.member(number), profile.actions.decode(entry.action))
             return
-        if number in profile.members:
-            raise refuse("ALREADY_EXISTS", f"action profile {profile.profile.name} already has a member {number}")
         profile.members[number] = profile.profile.add_member(profile.actions.decode(entry.action))
 
     def read_members(self, pattern: v1.ActionProfileMember) -> Iterator[v1.Entity]:
@@ -227,33 +224,31 @@ class Profiles:
 
     def write_group(self, kind: int, entry: v1.ActionProfileGroup) -> None:
         """Do one update."""
-        found = self._one(entry.action_profile_id)
-        profile, number = found.profile, entry.group_id
+        numbered = self._one(entry.action_profile_id)
+        profile, number = numbered.profile, entry.group_id
         if not profile.has_selector:
             raise refuse("INVALID_ARGUMENT", f"action profile {profile.name} has no selector, so it has no groups")
         if not number:
             raise refuse("INVALID_ARGUMENT", "a group's id can't be 0")
+        check_presence(kind, number in numbered.groups, f"group {number} of action profile {profile.name}")
         if kind == DELETE:
-            profile.delete_group(found.group(number).handle)
-            del found.groups[number]
+            profile.delete_group(numbered.group(number).handle)
+            del numbered.groups[number]
             return
-        if kind == INSERT and number in found.groups:
-            raise refuse("ALREADY_EXISTS", f"action profile {profile.name} already has a group {number}")
-        weights, watched = self._members(found, entry)
+        weights, watched = self._members(numbered, entry)
         if kind == INSERT:
             handle = profile.create_group()
         else:
-            handle = found.group(number).handle
-            if entry.max_size != found.group(number).message.max_size:
+            handle = numbered.group(number).handle
+            if entry.max_size != numbered.group(number).message.max_size:
                 raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
             for member in list(profile.group(handle).members):
                 profile.remove_from_group(member, handle)
         for member, weight in weights.items():
             profile.add_to_group(member, handle, weight)
-        kept = v1.ActionProfileGroup.FromString(entry.SerializeToString())
         profile.set_inactive(handle, frozenset())
-        found.groups[number] = Group(handle, kept, watched)
-        found.follow_ports()
+        numbered.groups[number] = Group(handle, v1.ActionProfileGroup.FromString(entry.SerializeToString()), watched)
+        numbered.follow_ports()
 
     @staticmethod
     def _members(profile: Profile, entry: v1.ActionProfileGroup) -> tuple[dict[int, int], dict[int, int]]:

@@ -11,6 +11,7 @@ from switchml.errors import ControlError, SwitchMLError
 
 OPERATION = "P4Runtime"
 OK = 0
+INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 _CODES = {
     "TABLE_FULL": "RESOURCE_EXHAUSTED",
@@ -35,6 +36,14 @@ _CODES = {
 def refuse(code: str, message: str) -> ControlError:
     """An error with the canonical code `code`."""
     return ControlError(OPERATION, code, message)
+
+
+def check_presence(kind: int, is_there: bool, what: str) -> None:
+    """Refuse to insert what exists, and to modify or delete what doesn't."""
+    if kind == INSERT and is_there:
+        raise refuse("ALREADY_EXISTS", f"{what} exists already")
+    if kind != INSERT and not is_there:
+        raise refuse("NOT_FOUND", f"there is no {what}")
 
 
 def status_code(error: SwitchMLError) -> grpc.StatusCode:

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Sequence, Set
 
 from emulator.p4switch.p4runtime.bytestrings import decode
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import DELETE, check_presence, refuse
 from emulator.p4switch.state.replication import MAX_PORTS, MAX_SESSION
 from switchml.control.p4runtime_protos import new_entity, v1
-
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 FIRST_RESERVED = 1 << 15
 """Multicast groups from here on belong to clone sessions."""
@@ -79,7 +77,7 @@ class ReplicationEngine:
         number = entry.multicast_group_id
         if not 0 < number < FIRST_RESERVED:
             raise refuse("INVALID_ARGUMENT", f"a multicast group's id is 1 to {FIRST_RESERVED - 1}, not {number}")
-        _check_there(kind, number in self.groups, f"multicast group {number}")
+        check_presence(kind, number in self.groups, f"multicast group {number}")
         if kind == DELETE:
             self._remove(number)
             del self.groups[number]
@@ -91,7 +89,7 @@ class ReplicationEngine:
         number = entry.session_id
         if not 0 < number <= MAX_SESSION:
             raise refuse("INVALID_ARGUMENT", f"a clone session's id is 1 to {MAX_SESSION}, not {number}")
-        _check_there(kind, number in self.sessions, f"clone session {number}")
+        check_presence(kind, number in self.sessions, f"clone session {number}")
         group = FIRST_RESERVED + number
         if kind == DELETE:
             if number in self.mirroring.sessions:  # else it was removed through Thrift
@@ -128,13 +126,6 @@ class ReplicationEngine:
             if handle in engine.nodes:
                 engine.destroy_node(handle)
         engine.destroy_group(group)
-
-
-def _check_there(kind: int, is_there: bool, what: str) -> None:
-    if kind == INSERT and is_there:
-        raise refuse("ALREADY_EXISTS", f"{what} exists already")
-    if kind != INSERT and not is_there:
-        raise refuse("NOT_FOUND", f"there is no {what}")
 
 
 def _ports_by_instance(replicas: Sequence[v1.Replica], up: Set[int]) -> dict[int, list[int]]:

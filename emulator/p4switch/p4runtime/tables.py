@@ -11,13 +11,11 @@ from emulator.p4switch.p4runtime.actions import Actions
 from emulator.p4switch.p4runtime.matches import Key
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import OneShot, Profile, Profiles
-from emulator.p4switch.p4runtime.refusals import refuse
+from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
 from emulator.p4switch.state.tables import Entry, MatchTable
 from switchml.control.p4runtime_protos import info, new_entity, v1
 from switchml.errors import ControlError
-
-INSERT, MODIFY, DELETE = v1.Update.INSERT, v1.Update.MODIFY, v1.Update.DELETE
 
 NS_PER_MS = 1_000_000
 

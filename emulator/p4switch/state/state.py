@@ -142,7 +142,7 @@ class State:
         self.counters = [_array(CounterArray, array, lock) for array in program.counters]
         self.meters = [_array(MeterArray, array, lock) for array in program.meters]
         self.parse_vsets = [ParseVSet(vset, lock) for vset in program.parse_vsets]
-        self.hashes = [hashes.make(calculation.algo) for calculation in program.calculations]
+        self.hashes = [hashes.Hash(calculation.algo) for calculation in program.calculations]
         self.action_profiles = [ActionProfile(profile, program, lock) for profile in program.action_profiles]
         self.digests = [
             DigestList(item, tuple(program.field_width(ref) for ref in item.elements), lock, clock)

@@ -31,7 +31,6 @@ from emulator.p4switch.state.handles import Handles, entry_handle, index_of, loc
 from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.values import mask, n_bytes
 
-EXACT_KINDS = ("exact", "valid")
 KEYLESS_SIZE = 0
 """Entries that a table without a key can hold."""
 
