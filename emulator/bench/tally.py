@@ -59,6 +59,11 @@ class Tally:
         for name in repeat.samples[0].agent.keys() & set(GAUGES):
             self.agents[name] = max(sample.agent[name] for sample in repeat.samples)
 
+    def packets_as_json(self) -> dict[str, int]:
+        """Packets that the agents sent, and how many of them were retransmissions."""
+        counts = self.packets("sent", "retransmitted")
+        return {"packets": counts["sent"], "retransmitted": counts["retransmitted"]}
+
     def packets(self, *names: str) -> dict[str, int]:
         """Those counters of the agents, 0 where there were none."""
         return {name: int(self.agents.get(name, 0)) for name in names}

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from emulator.cli.options import (
-    RATE,
     SIZE,
-    TIME,
     json_option,
+    link_options,
     output,
     payload_option,
     plot_option,
@@ -44,7 +43,7 @@ class Capture(click.ParamType):
     "two-racks: switches below a switch; train: a small model, as `switchml train` does.",
 )
 @click.option("--hosts", default=4, help="Workers, each in a host of its own; at most 32.")
-@click.option("--rate", type=RATE, default="100mbit", help="Rate of each link, both ways.")
+@link_options("100mbit")
 @click.option(
     "--aggregator",
     type=click.Choice(["p4", "software", "bmv2", "none"]),
@@ -52,13 +51,6 @@ class Capture(click.ParamType):
     help="p4 (our switch), software (`switchml aggregate` at a bridge), bmv2 (simple_switch from PATH), or none: "
     "Gloo's ring alone.",
 )
-@click.option(
-    "--loss",
-    type=click.FloatRange(0.0, 1.0, max_open=True),
-    show_default="0",
-    help="Share of frames that each link loses, each way.",
-)
-@click.option("--delay", type=TIME, default="0us", help="Delay of each link, each way.")
 @click.option("--size", type=SIZE, default="4M", help="Bytes of the tensor (float32).")
 @payload_option
 @wire_option
@@ -72,7 +64,6 @@ class Capture(click.ParamType):
 @click.option("--racks", default=2, help="Racks, with --experiment two-racks.")
 @click.option("--steps", type=click.IntRange(1), default=100, help="Steps of each training, with --experiment train.")
 @repeats_options(text="Measured repeats of each all-reduce.")
-@click.option("--seed", type=click.IntRange(0), default=1, help="Decides which frames are lost.")
 @click.option(
     "--pcap",
     "captures",

@@ -153,6 +153,21 @@ sparsity_options = together(
 """Tensors with blocks of zeros."""
 
 
+def link_options(rate: str) -> Callable:
+    """--rate, --delay, --loss and --seed of a testbed's links."""
+    return together(
+        click.option("--rate", type=RATE, default=rate, help="Rate of each link, both ways."),
+        click.option("--delay", type=TIME, default="0us", help="Delay of each link, each way."),
+        click.option(
+            "--loss",
+            type=click.FloatRange(0.0, 1.0, max_open=True),
+            show_default="0",
+            help="Share of frames that each link loses, each way.",
+        ),
+        click.option("--seed", type=click.IntRange(0), default=1, help="Decides which frames are lost."),
+    )
+
+
 def output(as_json: bool, to_json: Callable[[], Any], print_table: Callable[[], None]) -> None:
     """One JSON object on stdout, or what `print_table` prints."""
     if as_json:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any, Protocol, TypeVar
 
 
 @dataclass(frozen=True)
@@ -22,31 +23,37 @@ class Row:
         return self.predicted / self.measured - 1.0
 
 
-def mape(rows: Sequence[Row]) -> float:
+class HasError(Protocol):
+    """A prediction beside a measurement, with a relative error."""
+
+    @property
+    def error(self) -> float: ...
+
+
+Compared = TypeVar("Compared", bound=HasError)
+
+
+def mape(rows: Sequence[HasError]) -> float:
     """Mean absolute percentage error, as a share (0.05: 5 %)."""
-    return sum(abs(row.error) for row in rows) / len(rows)
+    return mean(abs(row.error) for row in rows)
 
 
-def worst(rows: Sequence[Row]) -> Row:
-    """The row that is off most."""
+def worst(rows: Sequence[Compared]) -> Compared:
+    """The row with the largest error."""
     return max(rows, key=lambda row: abs(row.error))
+
+
+def within_5_percent(rows: Sequence[HasError]) -> float:
+    """Share of the rows."""
+    return mean(abs(row.error) <= 0.05 for row in rows)
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
     """For --json."""
     far = worst(rows)
     return {
-        "rows": [
-            {
-                "name": row.name,
-                "measured": row.measured,
-                "predicted": row.predicted,
-                "unit": row.unit,
-                "error": row.error,
-            }
-            for row in rows
-        ],
+        "rows": [asdict(row) | {"error": row.error} for row in rows],
         "mape": mape(rows),
         "worst": {"name": far.name, "error": far.error},
-        "within_5_percent": sum(abs(row.error) <= 0.05 for row in rows) / len(rows),
+        "within_5_percent": within_5_percent(rows),
     }

@@ -40,12 +40,8 @@ def as_json(plan: MininetPlan, rows: Sequence[Row]) -> dict[str, Any]:
                 "goodput_bps": row.goodput_bps,
                 "error": row.tally.error,
                 "checksum": f"{row.tally.checksum:016x}",
-                "packets": int(row.tally.agents.get("sent", 0)),
-                "retransmitted": int(row.tally.agents.get("retransmitted", 0)),
-                "sent_bytes": row.tally.sent_bytes,
-                "dropped": row.tally.dropped,
-                "lost": row.tally.lost,
-                "cpu_seconds": row.tally.cpu_seconds,
+                **row.tally.packets_as_json(),
+                **{name: getattr(row.tally, name) for name in ("sent_bytes", "dropped", "lost", "cpu_seconds")},
             }
             for row in rows
         ],

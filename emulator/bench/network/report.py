@@ -13,7 +13,7 @@ from emulator.bench.ranks.reducing import GLOO, SWITCHML
 
 def as_json(result: Result) -> dict[str, Any]:
     """One object of plain values; times in seconds, rates in bits a second."""
-    e, agents = result.experiment, result.tallies[SWITCHML].agents
+    e = result.experiment
     ring = e.ring_bound_bps
     sparse = {}
     if e.sparsity is not None:
@@ -46,10 +46,9 @@ def as_json(result: Result) -> dict[str, Any]:
         "ratio": result.ratio,
         "ratio_to_node": result.node_ratio,
         "error": {name: tally.error for name, tally in result.tallies.items()},
-        "packets": int(agents.get("sent", 0)),
-        "retransmitted": int(agents.get("retransmitted", 0)),
+        **result.tallies[SWITCHML].packets_as_json(),
         **sparse,
-        "agents": agents,
+        "agents": result.tallies[SWITCHML].agents,
         **{
             name: {backend: asdict(tally)[name] for backend, tally in result.tallies.items()}
             for name in ("dropped", "lost", "sent_bytes", "cpu_seconds")

@@ -10,11 +10,10 @@ import click
 
 from emulator.cli.options import (
     COUNTS,
-    RATE,
     SIZE,
-    TIME,
     against_option,
     json_option,
+    link_options,
     output,
     payload_option,
     progress,
@@ -32,14 +31,7 @@ from emulator.cli.options import (
     default="1",
     help="Ranks in each host; with 2 or more also with the ranks of a host first (docs/hierarchy.md).",
 )
-@click.option("--rate", type=RATE, default="200mbit", help="Rate of each host's link, both ways.")
-@click.option("--delay", type=TIME, default="0us", help="Delay of each link, each way.")
-@click.option(
-    "--loss",
-    type=click.FloatRange(0.0, 1.0, max_open=True),
-    default=0.0,
-    help="Share of frames that each link loses, each way.",
-)
+@link_options("200mbit")
 @click.option("--queue", type=SIZE, show_default="25 ms at the rate", help="Most bytes that wait in front of a link.")
 @click.option("--size", type=SIZE, default="16M", help="Bytes of the tensor (float32).")
 @wire_option
@@ -55,14 +47,13 @@ from emulator.cli.options import (
 @sparsity_options
 @repeats_options()
 @click.option("--tcp", metavar="NAME", show_default="the machine's", help="Gloo's congestion control (cubic, bbr, …).")
-@click.option("--seed", type=click.IntRange(0), default=1, help="Decides which frames are lost.")
 @json_option
 def network(
     workers: tuple[int, ...],
     ranks_per_host: tuple[int, ...],
     rate: float,
     delay: float,
-    loss: float,
+    loss: float | None,
     queue: float | None,
     size: float,
     wire: str,
@@ -96,7 +87,7 @@ def network(
     bench.check_rights()
     if size < 4 or size % 4:
         raise ConfigError(f"size of {size:g} bytes: expected a multiple of 4 (float32)")
-    link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss, queue_bytes=int(queue or 0), seed=seed)
+    link = bench.LinkOptions(rate_bps=rate, delay_s=delay, loss=loss or 0.0, queue_bytes=int(queue or 0), seed=seed)
     results = []
     for count, ranks, share in itertools.product(workers, ranks_per_host, density or (None,)):
         sparsity = None if share is None else Sparsity(share, block, overlap, sparse)

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 
@@ -28,6 +28,7 @@ from emulator.bench.ranks.training import WARMUP_STEPS, DigitsModel, Steps, Time
 from emulator.netsim import experiment
 from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
 from emulator.testbed.star import LinkOptions
+from emulator.validation.rows import mape, within_5_percent, worst
 from host_agent.training import data
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
@@ -110,109 +111,94 @@ class RealValidation:
     @property
     def mape(self) -> float:
         """Mean absolute error as a share, over all rows but the calibration's."""
-        return mean(abs(row.error) for row in self.counted)
+        return mape(self.counted)
 
     @property
     def worst(self) -> Row:
-        return max(self.counted, key=lambda row: abs(row.error))
+        return worst(self.counted)
 
     @property
     def within_5_percent(self) -> float:
         """Share of the counted rows."""
-        return mean(abs(row.error) <= 0.05 for row in self.counted)
+        return within_5_percent(self.counted)
 
 
-Measured = dict[tuple[str, int, float], float]
+Run = tuple[str, int, float]
+"""Backend, workers, rate in bits a second."""
+
+
+@dataclass
+class _Measured:
+    """What was measured so far: by run, seconds of the median step, and packets that a rank sent in a step; CPU seconds
+    of a step without all-reduces, of the calibration's workers."""
+
+    step_s: dict[Run, float] = field(default_factory=dict)
+    sent: dict[Run, float] = field(default_factory=dict)
+    compute_s: float = 0.0
+    gradient_bytes: int = 0
 
 
 def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None) -> RealValidation:
-    """Measure, then predict. `progress` gets a line now and then. Raises ConfigError without
-    root, iproute2 or torch, PeerLost or JobError if a process dies."""
-    measured: Measured = {}
-    sent: dict[tuple[str, int, float], float] = {}
-    compute_s, gradient_bytes = 0.0, 0
-    counts = sorted({CALIBRATION_WORKERS, *plan.workers})
+    """Measure, then predict. `progress` gets a line now and then. Raises ConfigError without root, iproute2 or torch,
+    PeerLost or JobError if a process dies."""
+    measured = _Measured()
     with tempfile.TemporaryDirectory(prefix="switchml-validate-") as folder:
         digits = Path(folder) / "digits.npz"
         data.load().save(digits)
-        for workers in counts:
-            rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
-            alone_s, gradient_bytes = _measure(plan, workers, rates, digits, measured, sent, progress)
-            if workers == CALIBRATION_WORKERS:
-                compute_s = alone_s
-    progress("playing the same packet by packet")
-    return _predict(plan, measured, sent, compute_s, gradient_bytes)
+        for workers in sorted({CALIBRATION_WORKERS, *plan.workers}):
+            _measure(plan, workers, DigitsModel(str(digits), plan.batch_size), measured, progress)
+    progress("simulating the same packet by packet")
+    return _predict(plan, measured)
 
 
 def _measure(
-    plan: RealPlan,
-    workers: int,
-    rates: Sequence[float],
-    digits: Path,
-    measured: Measured,
-    sent: Measured,
-    progress: Callable[[str], None],
-) -> tuple[float, int]:
-    """Fill `measured` and `sent` (packets a rank and step) for so many workers.
-
-    Returns (CPU seconds of a step without all-reduces, bytes of gradient).
-    """
-    data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # refuses sizes that can't work
+    plan: RealPlan, workers: int, model: DigitsModel, measured: _Measured, progress: Callable[[str], None]
+) -> None:
+    """Add to `measured` the runs of so many workers."""
+    rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
+    data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # raises for sizes that cannot work
     progress(f"{workers} workers: building the network")
     with training_on_star(workers, LinkOptions(rate_bps=max(rates))) as (star, team):
         alone: list[Times] = []
         for backend in BACKENDS:
             progress(f"{workers} workers: {backend}: starting")
-            team.join(backend, DigitsModel(str(digits), plan.batch_size))
+            team.join(backend, model)
             for rate_bps in rates:
                 star.set_rate(rate_bps)
                 team.run(Steps(WARMUP_STEPS, is_first=True))
                 times = team.run(Steps(plan.steps))
-                measured[backend, workers, rate_bps] = median(step_seconds(times))
-                sent[backend, workers, rate_bps] = mean(one.packets_sent / plan.steps for one in times)
-                progress(
-                    f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: "
-                    f"{measured[backend, workers, rate_bps] * 1e3:.1f} ms a step"
-                )
+                step_s = measured.step_s[backend, workers, rate_bps] = median(step_seconds(times))
+                measured.sent[backend, workers, rate_bps] = mean(one.packets_sent / plan.steps for one in times)
+                progress(f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: {step_s * 1e3:.1f} ms a step")
             alone += team.run(Steps(plan.steps, is_alone=True))
-        return median(one.process_cpu_s / plan.steps for one in alone), alone[0].gradient_bytes
+    if workers == CALIBRATION_WORKERS:
+        measured.compute_s = median(one.process_cpu_s / plan.steps for one in alone)
+        measured.gradient_bytes = alone[0].gradient_bytes
 
 
-def _predict(
-    plan: RealPlan, measured: Measured, sent: Measured, compute_s: float, gradient_bytes: int
-) -> RealValidation:
-    cores = len(os.sched_getaffinity(0))
-    rate_bps = plan.calibration_rate_bps
-    chunks = math.ceil(gradient_bytes / JobConfig.payload_bytes)
-    per_chunk = {run: packets / chunks or 1.0 for run, packets in sent.items()}
-    packets_per_chunk = {backend: per_chunk[backend, CALIBRATION_WORKERS, rate_bps] for backend in BACKENDS}
-    overhead_s = {}
-    calibration = Calibration(compute_s, overhead_s, packets_per_chunk, cores)
+def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
+    chunks = math.ceil(measured.gradient_bytes / JobConfig.payload_bytes)
+    per_chunk = {run: packets / chunks or 1.0 for run, packets in measured.sent.items()}
+    calibrated = {backend: (backend, CALIBRATION_WORKERS, plan.calibration_rate_bps) for backend in BACKENDS}
+    calibration = Calibration(
+        compute_s=measured.compute_s,
+        overhead_s=dict.fromkeys(BACKENDS, 0.0),
+        packets_per_chunk={backend: per_chunk[run] for backend, run in calibrated.items()},
+        cores=len(os.sched_getaffinity(0)),
+    )
 
-    def step_s(backend: str, workers: int, rate_bps: float, pause_s: float) -> float:
-        size_bytes = 4 * round(gradient_bytes * packets_per_chunk[backend] / 4)
+    def predicted_s(backend: str, workers: int, rate_bps: float) -> float:
+        size_bytes = 4 * round(measured.gradient_bytes * calibration.packets_per_chunk[backend] / 4)
+        pause_s = calibration.compute_s * calibration.turns(workers) + calibration.overhead_s[backend]
         return play(backend, workers, rate_bps, size_bytes, pause_s)
 
-    for backend in BACKENDS:
-        pause_s = compute_s * calibration.turns(CALIBRATION_WORKERS)
-        played_s = step_s(backend, CALIBRATION_WORKERS, rate_bps, pause_s)
-        overhead_s[backend] = max(measured[backend, CALIBRATION_WORKERS, rate_bps] - played_s, 0.0)
-    rows = []
-    for (backend, workers, rate), seconds in measured.items():
-        turns = calibration.turns(workers)
-        pause_s = compute_s * turns + overhead_s[backend]
-        rows.append(
-            Row(
-                backend,
-                workers,
-                rate,
-                seconds,
-                step_s(backend, workers, rate, pause_s),
-                (workers, rate) == (CALIBRATION_WORKERS, rate_bps),
-                per_chunk[backend, workers, rate],
-            )
-        )
-    return RealValidation(rows, calibration, gradient_bytes)
+    overheads = {backend: max(measured.step_s[run] - predicted_s(*run), 0.0) for backend, run in calibrated.items()}
+    calibration.overhead_s.update(overheads)
+    rows = [
+        Row(*run, seconds, predicted_s(*run), run in calibrated.values(), per_chunk[run])
+        for run, seconds in measured.step_s.items()
+    ]
+    return RealValidation(rows, calibration, measured.gradient_bytes)
 
 
 def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: float) -> float:

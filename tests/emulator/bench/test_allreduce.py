@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 
 import psutil
@@ -15,28 +14,16 @@ from hypothesis import strategies as st
 from emulator.bench import limits, report, sizes
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
+from tests.support import commands
 from tests.support.html_pages import read_page
-from tests.support.ranks import environment
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "switchml", "bench", "allreduce", *arguments],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return commands.start("bench", "allreduce", *arguments)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    process = start(*arguments)
-    try:
-        out, err = process.communicate(timeout=100)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return commands.run("bench", "allreduce", *arguments)
 
 
 # Sizes

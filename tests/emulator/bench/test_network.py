@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import psutil
@@ -14,23 +13,17 @@ from click.testing import CliRunner
 from emulator.bench.network import measure as bench
 from emulator.cli.bench.network import network
 from emulator.testbed import namespaces
-from tests.support.ranks import environment
+from tests.support import commands
 
 SMALL = ("--size", "256K", "--repeats", "1", "--warmup", "0", "--rate", "100mbit")
 
 
 def start(*arguments: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "switchml", "bench", "network", *arguments],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return commands.start("bench", "network", *arguments)
 
 
 def run_json(*arguments: str) -> dict:
+    """What it prints; none of its namespaces is left."""
     process = start(*arguments, "--json")
     try:
         out, err = process.communicate(timeout=110)

@@ -11,8 +11,7 @@ from emulator.bench.network.measure import Experiment, LinkOptions
 from emulator.bench.ranks.inputs import shared_tensors
 from emulator.bench.sparsity import Sparsity
 from switchml.errors import ConfigError
-from tests.emulator.bench.test_allreduce import run
-from tests.emulator.bench.test_network import SMALL, ready, run_json  # noqa: F401
+from tests.support import commands
 
 
 @pytest.mark.parametrize("overlap", ["random", "full", "none"])
@@ -55,8 +54,21 @@ def test_nonsense_is_refused(density, block):
 
 
 def test_bench_allreduce():
-    done = run(
-        *("--workers", "2", "--size", "1M", "--density", "0,0.1", "--block", "64", "--against", "none"),
+    done = commands.run(
+        *(
+            "bench",
+            "allreduce",
+            "--workers",
+            "2",
+            "--size",
+            "1M",
+            "--density",
+            "0,0.1",
+            "--block",
+            "64",
+            "--against",
+            "none",
+        ),
         *("--repeats", "2", "--warmup", "1", "--json"),
     )
     assert done.returncode == 0, done.stderr
@@ -70,8 +82,11 @@ def test_bench_allreduce():
 
 
 @pytest.mark.root
-def test_bench_network(ready):  # noqa: F811
-    report = run_json("--workers", "2", "--against", "none", "--density", "0.1", *SMALL)
+def test_bench_network(require_program):
+    require_program("ip")
+    require_program("tc")
+    options = ("--workers", "2", "--against", "none", "--density", "0.1", "--size", "256K", "--rate", "100mbit")
+    report = commands.run_json("bench", "network", *options, "--repeats", "1", "--warmup", "0")
     assert (report["density"], report["overlap"], report["ratio"]) == (0.1, "random", None)
     share = report["goodput_bps"]["switchml"] / report["union_bound_bps"]
     assert report["fraction_of_union_bound"] == pytest.approx(share)
@@ -81,5 +96,5 @@ def test_bench_network(ready):  # noqa: F811
 
 
 def test_several_densities_have_no_plot():
-    done = run("--density", "1,0.5", "--sizes", "4K,8K")
+    done = commands.run("bench", "allreduce", "--density", "1,0.5", "--sizes", "4K,8K")
     assert done.returncode == 2 and "--sizes" in done.stderr

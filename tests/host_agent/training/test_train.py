@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import psutil
@@ -12,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from switchml.cli.main import cli
-from tests.support.ranks import environment
+from tests.support import commands
 
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
@@ -22,30 +21,15 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def start(*arguments: str, start_new_session: bool = False) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "switchml", "train", *arguments],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=start_new_session,
-    )
+    return commands.start("train", *arguments, start_new_session=start_new_session)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess:
-    process = start(*arguments)
-    try:
-        out, err = process.communicate(timeout=100)
-    finally:
-        process.kill()
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+    return commands.run("train", *arguments)
 
 
 def run_json(*arguments: str) -> dict:
-    done = run(*arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return commands.run_json("train", *arguments)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,37 @@
+"""`switchml` as a user calls it, in a process of its own."""
+
+import json
+import subprocess
+import sys
+
+from tests.support.ranks import environment
+
+
+def start(*arguments: str, **options) -> subprocess.Popen:
+    """`switchml ARGUMENTS`; its output is text in pipes. `options`: of Popen."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "switchml", *arguments],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(*arguments: str, timeout_s: float = 110) -> subprocess.CompletedProcess:
+    """The same, waited for."""
+    process = start(*arguments)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_json(*arguments: str) -> dict:
+    """What the command prints with --json."""
+    done = run(*arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
