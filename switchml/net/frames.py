@@ -19,11 +19,11 @@ from switchml.net.checksum import put_ipv4
 from switchml.net.messages import bytes_of, receive_messages
 from switchml.net.packet_io import JOIN_FLOW, MESSAGES, PacketIO, new_packet_io, send_frames
 from switchml.net.sockets import ETH_P_IP
-from switchml.net.trains import HEADER_BYTES, MAX_JOINED, VIRTIO_BYTES
+from switchml.net.trains import GRO_PACKETS, HEADER_BYTES, VIRTIO_BYTES
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import be16, be32, put_be16, u8_at
 
-RECEIVE_PACKETS = MESSAGES * MAX_JOINED
+RECEIVE_PACKETS = MESSAGES * GRO_PACKETS
 
 
 class Ends(NamedTuple):

@@ -24,8 +24,10 @@ HEADER_BYTES = 14 + 20 + 8
 """Ethernet, IPv4 without options, UDP: what packets that can be joined begin with."""
 MAX_HEADER_BYTES = 256
 """Ethernet, VLAN tags, IP with options or extensions, and TCP with options."""
-MAX_JOINED = 64
-"""Packets that one train is made of: what every Linux takes in one piece (UDP_MAX_SEGMENTS before 6.9)."""
+MAX_JOINED = 60
+"""Packets that one train is made of; every Linux takes 64 (UDP_MAX_SEGMENTS before 6.9)."""
+GRO_PACKETS = 64
+"""Packets that Linux itself joins to one train of UDP when it receives (UDP_GRO_CNT_MAX)."""
 MAX_JOINED_BYTES = 65000
 MAX_PACKETS = 4096
 """Packets that one train is cut into; one that has more is not understood."""

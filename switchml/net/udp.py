@@ -26,18 +26,17 @@ from switchml.net.messages import (
     receive_messages,
     send_messages,
 )
-from switchml.net.trains import MAX_JOINED
+from switchml.net.trains import GRO_PACKETS, MAX_JOINED
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import be16, be32, put_be16, put_be32, u8_at
 
 RECEIVE_MESSAGES = 16
 """Messages that one recvmmsg takes (each up to 64 kB with GRO)."""
 _BUFFER_BYTES = 65536
-_PER_BUFFER = 64
 _MESSAGE_BYTES = 65507
 """What one message can carry over IPv4."""
 _SEND_MESSAGES = 64
-RECEIVE_PACKETS = RECEIVE_MESSAGES * _PER_BUFFER
+RECEIVE_PACKETS = RECEIVE_MESSAGES * GRO_PACKETS
 
 
 class Packets(NamedTuple):

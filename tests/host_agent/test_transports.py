@@ -70,7 +70,7 @@ def reduce_all(agents, arrays, **options) -> list:
 
 
 def gradients(seed: int, rank: int, numel: int, dtype: str) -> np.ndarray:
-    """Numbers of many magnitudes, so that exponents have to be agreed again and again."""
+    """Numbers of many magnitudes, so that exponents have to be agreed for every block."""
     generator = np.random.default_rng((seed, rank))
     if dtype.startswith("int"):
         return generator.integers(-(2**28), 2**28, numel, dtype)
@@ -134,7 +134,7 @@ def test_nobody_oversleeps(join, transports, monkeypatch):
 
 @pytest.mark.parametrize("transports", TRANSPORTS.values(), ids=TRANSPORTS)
 def test_who_is_missing_is_named(join, aggregator, transports):
-    """Through shared memory a rank asks; it has nothing to send again."""
+    """Through shared memory a rank sends queries; it has nothing to retransmit."""
     agents = join(*transports)
     reduce_all(agents, [np.ones(1000, "float32")] * 3)
     started = [agents[rank].allreduce(np.ones(1000, "float32"), async_op=True, timeout_s=1.2) for rank in (0, 2)]

@@ -26,13 +26,13 @@ def address_of(group: int, rank: int) -> str:
 
 def drain(sock: socket.socket) -> list[tuple[bytes, tuple[str, int]]]:
     """Every datagram that is there, with its sender."""
-    found = []
+    datagrams = []
     sock.setblocking(False)
     try:
         while True:
-            found.append(sock.recvfrom(2048))
+            datagrams.append(sock.recvfrom(2048))
     except BlockingIOError:
-        return found
+        return datagrams
     finally:
         sock.settimeout(DEADLINE_S)
 

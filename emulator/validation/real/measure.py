@@ -31,12 +31,11 @@ from emulator.testbed.star import LinkOptions
 from emulator.validation.rows import mape, within_5_percent, worst
 from host_agent.training import data
 from switchml.errors import ConfigError
+from switchml.net.trains import MAX_JOINED
 from switchml.protocol import sizes
 
 BACKENDS = ("gloo", "switchml")
 CALIBRATION_WORKERS = 2
-_TRAIN_PACKETS = 60
-"""What io/udp.py sends as one where the kernel can."""
 _PLAYED_STEPS = 15
 """Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and
 timers that know nothing."""
@@ -212,7 +211,7 @@ def play(backend: str, workers: int, rate_bps: float, size_bytes: int, pause_s: 
                 backend="ring" if backend == "gloo" else backend,
                 repeats=_PLAYED_STEPS,
                 pause_s=pause_s,
-                train_packets=_TRAIN_PACKETS,
+                train_packets=MAX_JOINED,
             ),
         ),
         link=LinkConfig(

@@ -131,11 +131,11 @@ def test_full_link_takes_no_more_until_there_is_room(wires):
     while len(arrived) < len(frames):
         move(links, now)
         assert links.ends[0, 1] - links.ends[0, 0] <= 4
-        got = wire.arrived()
-        for i in range(len(got)):
+        batch = wire.arrived()
+        for i in range(len(batch)):
             if len(arrived) + 3 + i < len(frames):
                 wire.source.send(frames[len(arrived) + 3 + i])
-        arrived += got
+        arrived += batch
         now += 300_000
         assert now < 1e9
     assert arrived == frames
@@ -151,7 +151,7 @@ def test_refused_frames_are_counted(wires):
         move(links, 0)
     assert links.counts[0, RECEIVED] == 10
     assert links.counts[0, SENT] + links.counts[0, FAILED] == 10
-    assert links.counts[0, FAILED] > 0  # "connection refused", told by the send after
+    assert links.counts[0, FAILED] > 0  # "connection refused", reported by the next send
 
 
 @pytest.mark.parametrize(

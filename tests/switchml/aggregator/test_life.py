@@ -43,15 +43,15 @@ def test_no_request_is_lost_when_the_data_plane_stops():
     for _ in range(20):
         dataplane = SoftwareDataplane(port=0).start()
         with ThreadPoolExecutor(2) as pool:
-            asked = [
+            requests = [
                 pool.submit(dataplane.start_job, JobSpec(n, 2, 1, 1, 256, (("127.0.0.1", 1 + n),))) for n in range(20)
             ]
             pool.submit(dataplane.stop).result(DEADLINE_S)
-            for future in asked:
+            for future in requests:
                 error = future.exception(DEADLINE_S)  # answered in any case, and refused from some point on
                 assert error is None or isinstance(error, ConfigError) and "is stopping" in str(error)
         dataplane.stop_job(0)
-    del dataplane, asked, future, error  # a mapping holds a descriptor, and an exception's traceback a mapping
+    del dataplane, requests, future, error  # a mapping holds a descriptor, and an exception's traceback a mapping
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before
 

@@ -27,7 +27,7 @@ VERDICTS = ("accepted", "answered", "duplicates", "stale", "refused_window", "re
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_scenario(scenario: Scenario, start, bind):
     """Every scenario of tests/vectors: who shall get bytes gets them from the data port, and nobody else gets any."""
-    # An empty datagram is a packet like any other only where none may be a knock (io/shm.py).
+    # An empty datagram is a packet like any other only where none may be meant to wake the aggregator (net/shm.py).
     dataplane = start(shared_memory=False)
     marker = Marker(dataplane, bind)
     sockets = [bind(address_of(1, 0))]
@@ -70,10 +70,10 @@ def test_scenario(scenario: Scenario, start, bind):
         for rank in receivers:
             expected[rank]["sent_packets"] += 1
             expected[rank]["sent_bytes"] += len(step.reply)
-    found = dataplane.counters(7).ranks
+    counters = dataplane.counters(7).ranks
     for rank, counts in expected.items():
         names = counts if scenario.protocol == 2 else [name for name in counts if name not in VERDICTS]
-        assert {name: found[rank][name] for name in names} == {name: counts[name] for name in names}, f"rank {rank}"
+        assert {name: counters[rank][name] for name in names} == {name: counts[name] for name in names}, f"rank {rank}"
     assert dataplane.refused() == {"refused_address": 0}
 
 
@@ -154,9 +154,9 @@ def test_addresses_belong_to_one_worker(dataplane):
     dataplane.start_job(v1(3, ("127.0.2.1", 0), None))
     with pytest.raises(ConfigError, match="belongs to rank 0 of job 3"):
         dataplane.start_job(v2(4, ("127.0.2.1", 7777)))
-    for taken in ("127.0.2.1", "127.0.1.2"):
+    for ip in ("127.0.2.1", "127.0.1.2"):
         with pytest.raises(ConfigError, match="belongs to"):
-            dataplane.set_address(3, 1, (taken, 0))
+            dataplane.set_address(3, 1, (ip, 0))
     with pytest.raises(ConfigError, match="job 1 is running already"):
         dataplane.start_job(v2(1, ("127.0.3.1", 1)))
     with pytest.raises(KeyError):
@@ -165,7 +165,7 @@ def test_addresses_belong_to_one_worker(dataplane):
         dataplane.counters(77)
     dataplane.stop_job(77)  # unknown ones are ignored
     dataplane.stop_job(1)
-    dataplane.start_job(v1(4, ("127.0.1.1", 0)))  # free again
+    dataplane.start_job(v1(4, ("127.0.1.1", 0)))  # free now
 
 
 # v1
@@ -180,7 +180,7 @@ def test_v1_addresses_become_known_one_by_one(dataplane, marker, bind):
     sockets[0].sendto(packets[0], dataplane.address)
     sockets[1].sendto(packets[1], dataplane.address)
     marker.pass_through()
-    assert dataplane.refused() == {"refused_address": 1}  # rank 1 has not said where it is
+    assert dataplane.refused() == {"refused_address": 1}  # rank 1 has not registered its address
     dataplane.set_address(1, 1, (address_of(1, 1), 0))
     sockets[1].sendto(packets[1], dataplane.address)
     marker.pass_through()
@@ -189,7 +189,7 @@ def test_v1_addresses_become_known_one_by_one(dataplane, marker, bind):
 
 
 def test_v1_answers_go_to_the_port_of_the_completing_packet(dataplane, marker, bind):
-    """Worker threads of the reference client are told apart by that port."""
+    """Worker threads of the reference client are distinguished by that port."""
     first = [bind(address_of(1, 0))]
     first.append(bind(address_of(1, 1), first[0].getsockname()[1]))
     second = [bind(address_of(1, 0))]
@@ -205,7 +205,7 @@ def test_v1_answers_go_to_the_port_of_the_completing_packet(dataplane, marker, b
     assert slots == [[0], [0], [1, 0], [1]] or slots == [[0], [0], [0, 1], [1]]
 
 
-# What the control plane is told
+# What the control plane learns
 
 
 @pytest.mark.parametrize("protocol", [1, 2])
@@ -229,20 +229,20 @@ def test_counters_name_the_ranks_that_open_rounds_wait_for(dataplane, marker, bi
     for rank in range(3):
         send(rank, 5)
     marker.pass_through()
-    found = dataplane.counters(1)
-    assert (found.slots_in_use, found.missing) == (2, ())  # waited for, but not for long
-    assert [rank["accepted"] for rank in found.ranks] == [3, 1, 2]
-    assert [rank["sent_packets"] for rank in found.ranks] == [1, 1, 1]
-    found = until(lambda: (now := dataplane.counters(1)).missing and now, DEADLINE_S)
-    assert (found.slots_in_use, found.missing) == (2, (1, 2))
+    counters = dataplane.counters(1)
+    assert (counters.slots_in_use, counters.missing) == (2, ())  # waited for, but not for long
+    assert [rank["accepted"] for rank in counters.ranks] == [3, 1, 2]
+    assert [rank["sent_packets"] for rank in counters.ranks] == [1, 1, 1]
+    counters = until(lambda: (now := dataplane.counters(1)).missing and now, DEADLINE_S)
+    assert (counters.slots_in_use, counters.missing) == (2, (1, 2))
     send(2, 3)
     marker.pass_through()
     until(lambda: dataplane.counters(1).missing == (1,), DEADLINE_S)
     send(1, 3)
     send(1, 4)
     marker.pass_through()
-    found = dataplane.counters(1)
-    assert (found.slots_in_use, found.missing) == (0, ())
+    counters = dataplane.counters(1)
+    assert (counters.slots_in_use, counters.missing) == (0, ())
 
 
 def test_a_wait_packet_names_the_missing(dataplane, marker, bind):
@@ -254,8 +254,8 @@ def test_a_wait_packet_names_the_missing(dataplane, marker, bind):
     assert dataplane.counters(1).ranks[1]["waits"] == 1
 
 
-def test_a_knock_is_no_packet(dataplane, marker, bind):
-    """A worker that shares memory with the aggregator wakes it with an empty datagram (io/shm.py)."""
+def test_an_empty_datagram_that_wakes_is_no_packet(dataplane, marker, bind):
+    """A worker that shares memory with the aggregator wakes it with an empty datagram (switchml/net/shm.py)."""
     job = Workers(dataplane, bind, 1, 2)
     job.send(0, b"")
     marker.pass_through()

@@ -49,7 +49,7 @@ class Link:
 
     @property
     def counts(self) -> list[int]:
-        """Packets lost, held back, doubled."""
+        """Packets lost, delayed, doubled."""
         return self.impairment.counts.tolist()
 
 
@@ -77,18 +77,18 @@ def test_a_good_network_changes_nothing():
 )
 @pytest.mark.parametrize("seed", [0, 1, 12345])
 def test_rates_are_met(rates, seed):
-    """Of those that are not lost, the given shares are held back and doubled, as long as there is room to hold them."""
+    """Of those that are not lost, the given shares are delayed and doubled, as long as there is room to hold them."""
     link, trials = Link(*rates, seed=seed), 20_000
     assert active(link.impairment)
     out = []
     for batch in range(trials // 100):
         out += link.pass_on(100, batch * MILLISECOND // 10)
     loss, reorder, duplicate = rates
-    lost, held, doubled = link.counts
-    kept = trials - lost
-    assert near(lost, loss, trials) and near(held, reorder, kept) and near(doubled, duplicate, kept)
+    lost, late, doubled = link.counts
+    arrived = trials - lost
+    assert near(lost, loss, trials) and near(late, reorder, arrived) and near(doubled, duplicate, arrived)
     out += link.pass_on(0, NEVER)
-    assert len(out) == kept + doubled
+    assert len(out) == arrived + doubled
 
 
 def test_fates_are_independent():
@@ -139,15 +139,15 @@ def test_a_held_packet_comes_out_after_two_milliseconds():
 
 
 def test_a_held_packet_is_passed_by_32_others_at_most():
-    """Reordering is real, and bounded; packets that are not held keep their order."""
+    """Reordering is real, and bounded; packets that are not delayed keep their order."""
     link = Link(0, 0.1, 0, seed=2)
     out = []
     for _ in range(100):
         out += link.pass_on(20, 0)
     place = {number: i for i, number in enumerate(out)}
     late = [place[number] - number for number in sorted(place)]
-    held = link.counts[1]
-    assert held > 100 and sum(by > 0 for by in late) > held / 2
+    delayed = link.counts[1]
+    assert delayed > 100 and sum(by > 0 for by in late) > delayed / 2
     assert max(late) <= 32 + MAX_DELAYED
     passed = [sum(1 for other in out[: place[number]] if other > number) for number in sorted(place)]
     assert max(passed) <= 32 and sorted(set(p for p in passed if p))[-1] > 16
@@ -163,7 +163,7 @@ def test_the_copy_of_a_held_packet_goes_at_once():
 
 
 def test_what_finds_no_room_is_not_held():
-    """More held packets than there is room for, and packets too large to copy, pass at once."""
+    """More delayed packets than there is room for, and packets too large to copy, pass at once."""
     link = Link(0, 0.999, 0, seed=5)
     out = link.pass_on(1, 0, size=2049)
     assert out == [0] and link.counts[1] == 0

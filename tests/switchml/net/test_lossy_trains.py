@@ -1,4 +1,4 @@
-"""Packets taken out of trains: what is left must be what the kernel would have made of the train, without them."""
+"""Packets removed from trains: what is left must be what the kernel would have made of the train, without them."""
 
 import struct
 
@@ -73,13 +73,13 @@ def packets_of(frame: bytes) -> list[tuple]:
     ]
 
 
-def cut_out(frame: bytes, kept: list[bool]) -> list[bytes]:
+def cut_out(frame: bytes, surviving: list[bool]) -> list[bytes]:
     array = np.frombuffer(bytes(frame), np.uint8)
     packets, header, _ = count_packets(array.ctypes.data, len(array))
-    assert packets == len(kept)
+    assert packets == len(surviving)
     out = np.zeros(len(array) + packets * header, np.uint8)
     lengths = np.zeros(packets, np.int64)
-    count = without(array.ctypes.data, len(array), np.array(kept), out.ctypes.data, lengths)
+    count = without(array.ctypes.data, len(array), np.array(surviving), out.ctypes.data, lengths)
     edges = np.cumsum((0, *lengths[:count]))
     return [out[a:b].tobytes() for a, b in zip(edges[:-1], edges[1:], strict=True)]
 
@@ -88,18 +88,18 @@ def cut_out(frame: bytes, kept: list[bool]) -> list[bytes]:
     protocol=st.sampled_from([TCP, UDP]),
     size=st.integers(1, 300),
     last=st.integers(1, 300),
-    kept=st.lists(st.booleans(), min_size=2, max_size=60),
+    surviving=st.lists(st.booleans(), min_size=2, max_size=60),
     seq=st.sampled_from([0, 1000, 2**32 - 300]),
     data=st.randoms(use_true_random=False),
 )
-def test_what_is_left_is_the_train_without_the_lost_packets(protocol, size, last, kept, seq, data):
-    payload = data.randbytes(size * (len(kept) - 1) + min(last, size))
+def test_what_is_left_is_the_train_without_the_lost_packets(protocol, size, last, surviving, seq, data):
+    payload = data.randbytes(size * (len(surviving) - 1) + min(last, size))
     frame = train(protocol, payload, size, seq)
-    expected = [packet for packet, stays in zip(packets_of(frame), kept, strict=True) if stays]
-    left = cut_out(frame, kept)
+    expected = [packet for packet, stays in zip(packets_of(frame), surviving, strict=True) if stays]
+    left = cut_out(frame, surviving)
     assert [packet for part in left for packet in packets_of(part)] == expected
     if protocol == UDP:
-        assert len(left) == (1 if any(kept) else 0)
+        assert len(left) == (1 if any(surviving) else 0)
 
 
 @pytest.mark.parametrize("protocol", [TCP, UDP])

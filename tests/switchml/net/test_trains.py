@@ -53,9 +53,9 @@ def cut(frame: np.ndarray, length: int, size: int, start: int, offset: int, kern
 @given(st.binary(max_size=300), st.integers(0, 0xFFFF))
 def test_checksum(data, start):
     memory = raw(data)
-    found = checksum.ones_sum(memory.ctypes.data, len(data), start)
-    assert found % 0xFFFF == (one_s_sum(data) + start) % 0xFFFF
-    assert (found == 0) == (not any(data) and start == 0)
+    total = checksum.ones_sum(memory.ctypes.data, len(data), start)
+    assert total % 0xFFFF == (one_s_sum(data) + start) % 0xFFFF
+    assert (total == 0) == (not any(data) and start == 0)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

@@ -43,12 +43,12 @@ class Plain:
 
     def send(self, datagrams: list[bytes], to: tuple[str, int]) -> None:
         """All in as few system calls as it takes."""
-        kept = [np.frombuffer(data or b"-", np.uint8) for data in datagrams]
-        packets = udp.new_packets(max(len(kept), 1))
-        for i, (array, data) in enumerate(zip(kept, datagrams, strict=True)):
+        arrays = [np.frombuffer(data or b"-", np.uint8) for data in datagrams]
+        packets = udp.new_packets(max(len(arrays), 1))
+        for i, (array, data) in enumerate(zip(arrays, datagrams, strict=True)):
             packets.address[i], packets.length[i] = array.ctypes.data, len(data)
             packets.endpoint[i] = udp.endpoint(*to)
-        assert udp.send_batch(self.io, packets, len(kept)) == 0
+        assert udp.send_batch(self.io, packets, len(arrays)) == 0
 
     def take(self, count: int) -> list[tuple[tuple[str, int], bytes]]:
         return [self.socket.recvfrom(65536)[::-1] for _ in range(count)]
@@ -84,17 +84,17 @@ class Pair:
 
 @pytest.fixture
 def pair():
-    made = Pair(grace_s=0.4)
-    yield made
-    made.close()
+    new_pair = Pair(grace_s=0.4)
+    yield new_pair
+    new_pair.close()
 
 
 @pytest.fixture(scope="module")
 def steady():
     """A pair that many tests share, with one client by tcp and one by ipc."""
-    made = Pair()
-    yield made, {kind: made.connect(kind) for kind in ("tcp", "ipc")}
-    made.close()
+    new_pair = Pair()
+    yield new_pair, {kind: new_pair.connect(kind) for kind in ("tcp", "ipc")}
+    new_pair.close()
 
 
 def numbered(count: int, size: int) -> list[bytes]:
@@ -107,24 +107,24 @@ def numbered(count: int, size: int) -> list[bytes]:
 @pytest.mark.parametrize("kind", ["tcp", "ipc"])
 @pytest.mark.parametrize(("count", "size"), [(1, 10), (60, 1034), (61, 266), (150, 1034), (3, 9000), (1, 65_507)])
 def test_trains_both_ways(steady, kind, count, size):
-    made, ends = steady
+    new_pair, ends = steady
     client, agent = ends[kind]
     datagrams = numbered(count, size)
     agent.send(datagrams, client.address)
-    assert made.aggregator.take(count) == [(client.data_address, data) for data in datagrams]
-    made.aggregator.send(datagrams, client.data_address)
+    assert new_pair.aggregator.take(count) == [(client.data_address, data) for data in datagrams]
+    new_pair.aggregator.send(datagrams, client.data_address)
     assert agent.take(count) == [(client.address, data) for data in datagrams]
 
 
 @given(st.lists(st.sampled_from([0, 1, 42, 266, 266, 1034, 1034, 1034, 1400]), min_size=1, max_size=120))
 @settings(max_examples=30, deadline=None)
 def test_mixed_lengths_arrive_in_order(steady, sizes):
-    made, ends = steady
+    new_pair, ends = steady
     client, agent = ends["tcp"]
     datagrams = [bytes([i]) * size for i, size in enumerate(sizes)]
     agent.send(datagrams, client.address)
-    assert [data for _, data in made.aggregator.take(len(sizes))] == datagrams
-    made.aggregator.send(datagrams, client.data_address)
+    assert [data for _, data in new_pair.aggregator.take(len(sizes))] == datagrams
+    new_pair.aggregator.send(datagrams, client.data_address)
     assert [data for _, data in agent.take(len(sizes))] == datagrams
 
 
@@ -243,7 +243,7 @@ def test_a_server_that_was_started_again_is_said(caplog):
         with caplog.at_level(logging.WARNING):
             until(lambda: agent.send([b"hello?"], client.address) or lost, DEADLINE_S)
         assert "does not know this rank any more" in lost[0] and lost[0] in caplog.text
-        client.on_lost(lost.append)  # too late for the first call: told at once
+        client.on_lost(lost.append)  # too late for the first call: called at once
         assert len(lost) == 2 and lost[0] == lost[1]
     finally:
         second.close()
@@ -352,26 +352,26 @@ def test_idle_tunnels_sleep(pair):
 
 
 def test_nothing_is_left_behind(pair):
-    def held() -> tuple[int, int, int]:
+    def resources() -> tuple[int, int, int]:
         gc.collect()
         threads = len(os.listdir("/proc/self/task"))
         return len(os.listdir("/proc/self/fd")), threads, threading.active_count()
 
-    made = Pair()  # what libraries open at first use
-    made.connect()
-    made.close()
-    before = held()
+    new_pair = Pair()  # what libraries open at first use
+    new_pair.connect()
+    new_pair.close()
+    before = resources()
     for _ in range(3):
-        made = Pair()
+        new_pair = Pair()
         for kind in ("tcp", "ipc"):
-            client, agent = made.connect(kind)
+            client, agent = new_pair.connect(kind)
             agent.send([b"x"], client.address)
-        made.aggregator.take(2)
-        path = Path(made.server.addresses[1].removeprefix("ipc://"))
+        new_pair.aggregator.take(2)
+        path = Path(new_pair.server.addresses[1].removeprefix("ipc://"))
         assert path.is_socket() and path.parent.stat().st_mode & 0o077 == 0
-        made.close()
+        new_pair.close()
         assert not path.parent.exists()
-    until(lambda: held() == before, DEADLINE_S)
+    until(lambda: resources() == before, DEADLINE_S)
 
 
 def test_what_a_killed_server_left_is_removed_by_the_next(tmp_path, monkeypatch):

@@ -106,9 +106,9 @@ def test_ports_of_the_controller(aggregator):
     """By default the tunnel is two ports above the control port."""
     port = next(port for port in range(20_000, 30_000, 3) if all(_is_free(port + i) for i in range(3)))
     controller = Controller(aggregator.dataplane, control_port=port)
-    found = controller.start()
+    addresses = controller.start()
     controller.stop()
-    assert found.tunnel == ("127.0.0.1", port + 2)
+    assert addresses.tunnel == ("127.0.0.1", port + 2)
 
 
 def _is_free(port: int) -> bool:

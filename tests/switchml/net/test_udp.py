@@ -48,13 +48,13 @@ class End:
 
     def take_all(self, count: int) -> list[tuple[int, bytes]]:
         """Batches until `count` datagrams are here; loopback delivers while the sender sends, so no waiting."""
-        got = []
-        while len(got) < count:
+        received = []
+        while len(received) < count:
             batch = self.take()
-            assert batch, f"{len(got)} of {count} datagrams arrived"
-            got += batch
+            assert batch, f"{len(received)} of {count} datagrams arrived"
+            received += batch
         assert self.take() == []
-        return got
+        return received
 
     def needs_room(self, count: int) -> None:
         """Skip if the receive buffer can't hold `count` small datagrams: the kernel counts 2,304 bytes for each."""
@@ -68,14 +68,14 @@ class End:
 @pytest.fixture
 def ends():
     """Makes ends, and closes them after the test."""
-    made = []
+    opened = []
 
     def make(**options) -> End:
-        made.append(End(**options))
-        return made[-1]
+        opened.append(End(**options))
+        return opened[-1]
 
     yield make
-    for end in made:
+    for end in opened:
         end.close()
 
 
@@ -273,5 +273,5 @@ def test_now_is_the_monotonic_clock():
 
 def test_grow_buffers_says_what_the_kernel_gave(ends):
     end = ends()
-    got = sockets.grow_buffers(end.socket, 1 << 16)
-    assert got == end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 1 << 16
+    size_bytes = sockets.grow_buffers(end.socket, 1 << 16)
+    assert size_bytes == end.socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) >= 1 << 16

@@ -54,16 +54,16 @@ def test_damaged_captures(tmp_path, data, message):
 
 def run(ports: FilePorts, n: int) -> list[tuple[int, bytes]]:
     """The first n frames that ports give."""
-    found, enough = [], threading.Event()
+    received, enough = [], threading.Event()
 
     def take(frames) -> None:
-        found.extend(frames)
-        if len(found) >= n:
+        received.extend(frames)
+        if len(received) >= n:
             enough.set()
 
     ports.start(take)
     assert enough.wait(20)
-    return found
+    return received
 
 
 def test_frames_come_in_the_order_of_their_times(tmp_path, monkeypatch):
@@ -101,11 +101,11 @@ def test_a_named_pipe(tmp_path, monkeypatch):
 def test_an_error_in_a_file_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a_in.pcap").write_bytes(capture([(1, b"abc")])[:-1])
-    told, errors = threading.Event(), []
-    ports = FilePorts(0, lambda error: (errors.append(str(error)), told.set()))
+    reported, errors = threading.Event(), []
+    ports = FilePorts(0, lambda error: (errors.append(str(error)), reported.set()))
     ports.add(0, "a")
     ports.start(lambda frames: None)
-    assert told.wait(20)
+    assert reported.wait(20)
     assert "ends within a frame" in errors[0]
     with pytest.raises(ConfigError, match="can't read x_in.pcap"):
         ports.add(1, "x")

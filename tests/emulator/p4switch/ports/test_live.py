@@ -72,11 +72,11 @@ def add_udp(ports: LivePorts, number: int, peer: socket.socket | None = None, pc
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [("1@veth0", (1, "veth0")), (" 0@pcap0", (0, "pcap0")), ("3@udp:127.0.0.1:5", (3, "udp:127.0.0.1:5"))],
 )
-def test_interfaces_on_the_command_line(text, found):
-    assert parse_interface(text) == found
+def test_interfaces_on_the_command_line(text, expected):
+    assert parse_interface(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "veth0", "x@veth0", "@veth0", "1@", "-1@veth0"])
@@ -130,14 +130,14 @@ def test_an_interface_that_is_not_there(ports):
 # Interfaces
 
 
-def receive(sock: socket.socket, wanted: bytes) -> bytes:
-    """The next frame that holds `wanted`: others are the kernel's own."""
+def receive(sock: socket.socket, expected: bytes) -> bytes:
+    """The next frame that holds `expected`: others are the kernel's own."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         frame = sock.recv(1 << 17)
-        if wanted in frame:
+        if expected in frame:
             return frame
-    raise TimeoutError(wanted)
+    raise TimeoutError(expected)
 
 
 @pytest.fixture
@@ -215,13 +215,13 @@ def test_a_stream_of_tcp(wire):
         right, _ = listener.accept()
         right.settimeout(WAIT_S)
         left.settimeout(WAIT_S)
-        got = bytearray()
+        arrived = bytearray()
         with right:
             for at in range(0, len(data), 1 << 16):
                 left.sendall(data[at : at + (1 << 16)])
-                while len(got) < at + (1 << 16):
-                    got += right.recv(1 << 16)
-        assert bytes(got) == data
+                while len(arrived) < at + (1 << 16):
+                    arrived += right.recv(1 << 16)
+        assert bytes(arrived) == data
 
 
 # Before kernels are there
@@ -239,27 +239,27 @@ def cold(monkeypatch):
 
 def changes_over(ports: LivePorts, cold: threading.Event, send, receive) -> None:
     """Frames sent before, while and after the kernels come: all arrive, in order."""
-    wanted, got = [], []
+    expected, arrived = [], []
 
     def exchange(n: int) -> None:
         for _ in range(n):
-            wanted.append(b"frame %04d" % len(wanted))
-            send(wanted[-1])
+            expected.append(b"frame %04d" % len(expected))
+            send(expected[-1])
 
     exchange(50)
-    while len(got) < 50:
-        got.append(receive())
+    while len(arrived) < 50:
+        arrived.append(receive())
     assert not any(port.is_warm for port in ports._ports.values())
     cold.set()
     deadline = time.monotonic() + WAIT_S
     while not all(port.is_warm for port in ports._ports.values()) and time.monotonic() < deadline:
         exchange(5)
-        while len(got) < len(wanted):
-            got.append(receive())
+        while len(arrived) < len(expected):
+            arrived.append(receive())
     exchange(50)
-    while len(got) < len(wanted):
-        got.append(receive())
-    assert got == wanted
+    while len(arrived) < len(expected):
+        arrived.append(receive())
+    assert arrived == expected
 
 
 def test_udp_ports_change_over_to_their_kernels(cold, ports):
