@@ -120,7 +120,7 @@ def test_nobody_oversleeps(join, transports, monkeypatch):
     monkeypatch.setattr(core, "INTERVAL_S", 10 * DEADLINE_S)
     agents = join(*transports)
     for agent in agents:
-        agent.core.worker.me["least_patience"] = 10 * DEADLINE_S * 1e9
+        agent.core.worker.identity["least_timeout"] = int(10 * DEADLINE_S * 1e9)
     one = np.ones(10, "float32")
     reduce_all(agents, [one] * 3)
     for i in range(24):
