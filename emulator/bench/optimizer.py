@@ -11,7 +11,7 @@ import numpy as np
 
 from emulator.optimizer.machine import Machine
 from emulator.optimizer.objective import Objective
-from emulator.optimizer.search import Hunt, SearchResult
+from emulator.optimizer.search import Search, SearchResult
 from emulator.optimizer.setting import TRACED, Setting
 from emulator.optimizer.space import Allowed
 from emulator.replay.engine import replay
@@ -79,11 +79,11 @@ def measure(joined: Joined, trials: int) -> Measured:
     objective = Objective(joined, machine)
     allowed = Allowed(passes=("buckets", "placement", "accumulate", "priority", "fuse"))
     traced = objective(TRACED)
-    hunt = Hunt(
+    running = Search(
         objective, allowed, SearchResult(traced, traced, traced), trials, np.inf, lambda evaluated, best_s: None
     )
     began_s = time.perf_counter()
-    hunt.until_spent(lambda: hunt.by_optuna(allowed.values(machine), True, trials, 0))
+    running.until_spent(lambda: running.by_optuna(allowed.values(machine), True, trials, 0))
     took_s = time.perf_counter() - began_s
     return Measured(
         ops=len(joined.graph.ops),

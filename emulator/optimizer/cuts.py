@@ -45,15 +45,9 @@ def choices(machine: Machine, placement: str, codecs: Sequence[str]) -> list[Cho
     for spec in codecs:
         transfer = machine.compressed(placement, spec)
         codec_s = 1 / machine.codec(spec).bytes_per_s if spec else 0.0
-        options.append(
-            Choice(
-                spec,
-                transfer.fixed_s,
-                1 / transfer.bytes_per_s + codec_s,
-                transfer.repeat_share / transfer.bytes_per_s,
-                transfer.guessed_bytes,
-            )
-        )
+        byte_s = 1 / transfer.bytes_per_s
+        repeat_s = transfer.repeat_share * byte_s
+        options.append(Choice(spec, transfer.fixed_s, byte_s + codec_s, repeat_s, transfer.guessed_bytes))
     return options
 
 

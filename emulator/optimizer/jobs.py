@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -142,7 +143,7 @@ def search(
             worths = [one for change in changes if (one := judge(change))]
             if worths:
                 result.alone[name] = min(worths, key=lambda one: one.sample_s)
-        if _count(space) <= trials:
+        if math.prod(map(len, space.values())) <= trials:
             result.how = "exact: every combination"
             for change in _combinations(space):
                 if time.perf_counter() - began_s > time_budget_s:
@@ -182,13 +183,6 @@ def _trimmed(best: Candidate, judge: Callable[[Change], Candidate | None]) -> Ca
         if one and one.sample_s <= best.sample_s * (1 + SAME):
             best = one
     return best
-
-
-def _count(space: dict[str, list[Change]]) -> int:
-    total = 1
-    for changes in space.values():
-        total *= len(changes)
-    return total
 
 
 def _combinations(space: dict[str, list[Change]]) -> Iterator[Change]:

@@ -99,14 +99,14 @@ def search(
     far. What is found in the end gains with each of its parts more than the replay is off by, even at worst."""
     began_s = time.perf_counter()
     traced = objective(TRACED)
-    hunt = Hunt(objective, allowed, SearchResult(traced, traced, traced), trials, began_s + time_budget_s, progress)
-    result = hunt.result
+    result = SearchResult(traced, traced, traced)
+    running = Search(objective, allowed, result, trials, began_s + time_budget_s, progress)
     try:
-        hunt.until_spent(hunt.alone, hunt.along_the_path, lambda: hunt.everywhere(seed))
+        running.until_spent(running.alone, running.along_the_path, lambda: running.everywhere(seed))
     except KeyboardInterrupt:
         result.interrupted, result.how = True, "interrupted: the best until then"
-    result.evaluated = hunt.evaluated
-    hunt.trim(max(objective.error, GAIN))
+    result.evaluated = running.evaluated
+    running.trim(max(objective.error, GAIN))
     result.in_file = objective(in_file(result.best.setting))
     result.wall_s = time.perf_counter() - began_s
     return result
@@ -117,7 +117,7 @@ class _Spent(Exception):
 
 
 @dataclass
-class Hunt:
+class Search:
     """A search under way; what it finds is in `found`."""
 
     objective: Objective

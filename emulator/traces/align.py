@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from emulator.traces import messages
-from emulator.traces.collectives import Key, key_of, strange_groups
+from emulator.traces.collectives import Key, ambiguous_groups, key_of
 from emulator.traces.events import RankTrace
 from emulator.traces.segments import COMMUNICATION
 from switchml.errors import TraceError
@@ -125,11 +125,11 @@ class _Observations:
 
     def _transfers(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
         met: dict[Key, list[tuple[int, float, float, float]]] = {}
-        strangers = strange_groups(traces)
+        ambiguous = ambiguous_groups(traces)
         for i, trace in enumerate(traces):
             events = trace.events
             for event in np.flatnonzero(np.isin(events.what, COMMUNICATION)).tolist():
-                key = key_of(trace, event, strangers)
+                key = key_of(trace, event, ambiguous)
                 start_s = float(events.start_s[event] + base_s[i])
                 end_s = start_s + float(events.duration_s[event])
                 met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))

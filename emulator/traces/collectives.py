@@ -39,12 +39,12 @@ class Key(NamedTuple):
         return name if self.only == NONE else f"{name} (rank {self.only})"
 
 
-def key_of(trace: RankTrace, event: int, strangers: frozenset[tuple] = frozenset()) -> Key:
-    """Of an event that is a communication. `strangers`: as `strange_groups` finds them."""
+def key_of(trace: RankTrace, event: int, ambiguous: frozenset[tuple] = frozenset()) -> Key:
+    """Of an event that is a communication. `ambiguous`: as `ambiguous_groups` finds them."""
     events = trace.events
     group = trace.groups[events.group[event]]
     sequence = int(events.sequence[event])
-    only = trace.rank if (tuple(group.ranks), group.name) in strangers else NONE
+    only = trace.rank if (tuple(group.ranks), group.name) in ambiguous else NONE
     if events.what[event] == What.COLLECTIVE:
         return Key(tuple(group.ranks), group.name, sequence, only=only)
     peer = int(events.peer[event])
@@ -52,7 +52,7 @@ def key_of(trace: RankTrace, event: int, strangers: frozenset[tuple] = frozenset
     return Key(tuple(sorted(pair)), group.name, sequence, *pair, only)
 
 
-def strange_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
+def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
     """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: several groups
     that
     traces of old versions do not distinguish."""
@@ -72,7 +72,7 @@ def strange_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
     return frozenset(ambiguous)
 
 
-class Met:
+class Communications:
     """The communications of one iteration. Raises TraceError where a rank has no part in one, or members disagree."""
 
     def __init__(self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int) -> None:
@@ -81,12 +81,12 @@ class Met:
         self.transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
         """Of each segment, by rank: into `keys`."""
         self.assumptions: list[str] = []
-        strangers = strange_groups(traces)
+        ambiguous = ambiguous_groups(traces)
         number: dict[Key, int] = {}
         members: list[list[tuple[int, int]]] = []
         for place, (trace, segments) in enumerate(zip(traces, cuts, strict=True)):
             for one in np.flatnonzero(np.isin(trace.events.what[segments.event], COMMUNICATION)).tolist():
-                key = key_of(trace, int(segments.event[one]), strangers)
+                key = key_of(trace, int(segments.event[one]), ambiguous)
                 if key not in number:
                     number[key] = len(self.keys)
                     self.keys.append(key)
@@ -96,16 +96,16 @@ class Met:
         present = {trace.rank for trace in traces}
         for key, met in zip(self.keys, members, strict=True):
             self._check(key, met, present)
-        self._assume(members, len(present), bool(strangers))
+        self._assume(members, len(present), bool(ambiguous))
         self._look_for_the_invisible()
 
-    def _assume(self, members: list[list[tuple[int, int]]], traced: int, has_strangers: bool) -> None:
+    def _assume(self, members: list[list[tuple[int, int]]], traced: int, has_ambiguous: bool) -> None:
         missing = max((len(key.ranks) for key in self.keys), default=traced) - traced
         if missing > 0:
             self.assumptions.append(
                 f"{missing} ranks were not traced: they are taken to do what the {traced} traced ones did"
             )
-        if has_strangers:
+        if has_ambiguous:
             self.assumptions.append(
                 "the traces do not name groups, and ranks disagree about their collectives: each rank has its own"
             )

@@ -20,7 +20,7 @@ import numpy as np
 
 from emulator.traces.align import Clocks, align
 from emulator.traces.causality import Causality
-from emulator.traces.collectives import Met
+from emulator.traces.collectives import Communications
 from emulator.traces.events import RankTrace, What
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
@@ -132,10 +132,10 @@ class _Plan:
     def __init__(self, traces: Sequence[RankTrace], step: int, clocks: Clocks) -> None:
         self.traces, self.step, self.clocks = traces, step, clocks
         self.cuts = [cut(trace, step) for trace in traces]
-        self.looks = [segments.looks(trace) for trace, segments in zip(traces, self.cuts, strict=True)]
+        self.signatures = [segments.signature(trace) for trace, segments in zip(traces, self.cuts, strict=True)]
         self.causality = [Causality(trace, segments) for trace, segments in zip(traces, self.cuts, strict=True)]
-        met = Met(traces, self.cuts, step)
-        self.keys, self.transfer, self.assumptions = met.keys, met.transfer, met.assumptions
+        matched = Communications(traces, self.cuts, step)
+        self.keys, self.transfer, self.assumptions = matched.keys, matched.transfer, matched.assumptions
         self.orders, self.predecessors = [], []
         for segments, causality in zip(self.cuts, self.causality, strict=True):
             pairs = causality.pairs()
@@ -149,8 +149,8 @@ class _Plan:
     def fits(self, cuts: list[Segments]) -> bool:
         """Whether these segments are those of the typical iteration, one by one."""
         return all(
-            len(segments) == len(looks) and np.array_equal(segments.looks(trace), looks)
-            for trace, segments, looks in zip(self.traces, cuts, self.looks, strict=True)
+            len(segments) == len(signature) and np.array_equal(segments.signature(trace), signature)
+            for trace, segments, signature in zip(self.traces, cuts, self.signatures, strict=True)
         )
 
     def timing(self, cuts: list[Segments], step: int) -> _Timing:

@@ -54,7 +54,7 @@ class Segments:
     def __len__(self) -> int:
         return len(self.event)
 
-    def looks(self, trace: RankTrace) -> np.ndarray:
+    def signature(self, trace: RankTrace) -> np.ndarray:
         """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
         lanes = np.array([lane.kind for lane in trace.lanes])[self.lane]
         place = np.where(lanes == LaneKind.TRANSPORT, NONE, self.lane)

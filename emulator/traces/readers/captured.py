@@ -59,17 +59,17 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     known = sizes.read(path.with_name(f"{stem}.sizes.json"))
     trace = kineto.read(profile, rank=about["rank"], salvage=salvage, sizes=known)
     clock = _Clock(about["clock"], trace.epoch_s)
-    growing = _Growing(trace)
+    builder = _TraceBuilder(trace)
     wire = None
     if about["agents"]:
         notes = path.with_name(f"{stem}.wire.npz")
         calls, packets = _read_notes(notes, len(about["agents"]))
         for k, (agent, own) in enumerate(zip(about["agents"], calls, strict=True)):
-            growing.add_calls(f"switchml {agent['tag']}" + (f" ({k})" if k else ""), agent["ranks"], own, clock)
+            builder.add_calls(f"switchml {agent['tag']}" + (f" ({k})" if k else ""), agent["ranks"], own, clock)
         wire = _wire(about["agents"], packets, clock)
     ddp = about["ddp"]
-    growing.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
-    trace = growing.trace()
+    builder.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
+    trace = builder.trace()
     gradients = _gradients(trace, known)
     trace.events.bytes[list(gradients)] = [one.bytes for one in gradients.values()]
     names = {event: one.name for event, one in gradients.items() if one.name}
@@ -135,7 +135,7 @@ class _Launched:
     """Whether autograd launched it, as it does for DDP."""
 
 
-class _Growing:
+class _TraceBuilder:
     """A trace that events are added to. New ones are numbered after the old ones; `trace` puts all in order."""
 
     def __init__(self, trace: RankTrace) -> None:
