@@ -17,7 +17,7 @@ OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--model", ("model",), str, "Built-in model, .toml or .csv file, or torch module (package.module:callable)."),
     ("--input-shape", ("input_shape",), str, "Of a torch module's input, without the batch: 3x224x224."),
     ("--cluster", ("cluster",), str, "Built-in cluster or .toml file."),
-    ("--nccl-tables", ("nccl_tables",), str, "Folder of nccl-tests tables to price all-reduces inside a node with."),
+    ("--nccl-tables", ("nccl_tables",), str, "Folder of nccl-tests tables: costs of all-reduces inside a node."),
     ("--gpus", ("job", "gpus"), int, "Accelerators."),
     ("--tp", ("job", "tp"), int, "Tensor-parallel ranks."),
     ("--pp", ("job", "pp"), int, "Pipeline stages."),

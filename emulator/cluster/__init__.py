@@ -1,4 +1,4 @@
-"""Machines: accelerators, nodes, fabrics, storage, prices, and what kernels and collectives cost on them. The numbers
+"""Machines: accelerators, nodes, fabrics, storage, and what kernels and collectives cost on them. The numbers
 are data files (`data/`), each with its source; a user's file can stand in for any of them."""
 
 from switchml import lazy

@@ -1,6 +1,6 @@
-"""A job on a cluster, priced: what each step of each stage takes on the device and on the host, what the ranks
-exchange, and where their groups sit. `plan()` is where workload and cluster meet; graphs, memory and reports start
-from its result.
+"""The cost model of a job on a cluster: what each step of each stage takes on the device and on the host, what the
+ranks exchange, and where their groups sit. `plan()` joins workload and cluster; graphs, memory and reports start from
+its result.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """A priced job."""
+    """A job with its costs."""
 
     job: Job
     model: Model

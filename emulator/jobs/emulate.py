@@ -1,5 +1,5 @@
-"""Emulates a job: a description (tables as in a TOML job file) becomes a priced plan, its graph is replayed, and what
-comes out is an iteration's time, where it went, and what the whole training costs.
+"""Emulates a job: a description (tables as in a TOML job file) becomes a costed plan, its graph is
+replayed, and the result is an iteration's time, its parts, and what the whole training costs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Request:
     switch: dict[str, float] = field(default_factory=dict)
     """Fields of `emulator.cluster.cluster.Switch` in place of the cluster's own."""
     nccl_tables: str = ""
-    """A folder of nccl-tests tables that price all-reduces inside a node, in place of the cluster's formula."""
+    """A folder of nccl-tests tables with the costs of all-reduces inside a node, in place of the cluster's formula."""
     input_shape: str = ""
     """Of a torch module: 3x224x224; several inputs with semicolons."""
     fold: str = ""

@@ -44,12 +44,12 @@ def costs(
 def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
     works, constants, device = graph.works, cluster.software, cluster.device
     seconds = works.seconds.copy()
-    priced = np.isnan(seconds) & (works.collective == Collective.NONE)
-    if priced.any():  # else the precision is nobody's business
-        rows = np.array([kernels.memory(float(size)) for size in works.bytes[priced]])
+    uncosted = np.isnan(seconds) & (works.collective == Collective.NONE)
+    if uncosted.any():  # else the precision is nobody's business
+        rows = np.array([kernels.memory(float(size)) for size in works.bytes[uncosted]])
         moving_s = kernels.seconds(rows, device, constants, precision)
-        computing_s = works.flops[priced] / device.sustained(precision, constants.gemm_efficiency)
-        seconds[priced] = np.maximum(moving_s, computing_s)
+        computing_s = works.flops[uncosted] / device.sustained(precision, constants.gemm_efficiency)
+        seconds[uncosted] = np.maximum(moving_s, computing_s)
     return seconds
 
 

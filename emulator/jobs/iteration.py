@@ -1,4 +1,4 @@
-"""The graph of one iteration of a priced job. Each rank has a stream for compute, on which tensor- and expert-parallel
+"""The graph of one iteration of a costed job. Each rank has a stream for compute, on which tensor- and expert-parallel
 exchanges stand too because compute waits for them; streams to and from neighbouring stages; and one for gradients.
 
 Ranks that do the same at the same time are folded into one that stands for all of them: of tensor-parallel ranks
@@ -13,7 +13,18 @@ import numpy as np
 from emulator.cluster.cost import Cost
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
-from emulator.jobs.rank_program import BACKWARDS, DATA, EXPERT, FORWARDS, STREAMS, TENSOR, TIED, TRANSFERS, Rank, Works
+from emulator.jobs.rank_program import (
+    BACKWARDS,
+    DATA,
+    EXPERT,
+    FORWARDS,
+    STREAMS,
+    TENSOR,
+    TIED,
+    TRANSFERS,
+    OpTable,
+    Rank,
+)
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.costs import NO_ROUTE, Costs
 from emulator.workload.graph import NO_TRANSFER, Graph, Order
@@ -30,8 +41,8 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
     data = 1 if fold == "all" else job.dp
     tensor = 1 if fold != "none" else job.tp
     builder = GraphBuilder(job.name)
-    works = Works(builder)
-    blocks = [Rank(plan, number, works).block.whole() for number in range(job.pp)]
+    op_table = OpTable(builder)
+    blocks = [Rank(plan, number, op_table).block.whole() for number in range(job.pp)]
     ranks = _add_ranks(builder, plan, data, tensor)
     bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
     for stage, block in enumerate(blocks):
@@ -40,15 +51,15 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
             for t in range(tensor):
                 builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
     graph = builder.build()
-    return graph, _costs(graph, works)
+    return graph, _costs(graph, op_table)
 
 
 def costs(plan: Plan) -> dict[int, Cost]:
     """Work → what a transfer about it costs, numbered as in the graph of `build`."""
-    works = Works(GraphBuilder())
+    op_table = OpTable(GraphBuilder())
     for number in range(plan.job.pp):
-        Rank(plan, number, works)
-    return works.costs
+        Rank(plan, number, op_table)
+    return op_table.costs
 
 
 # Ranks, groups and transfers
@@ -143,9 +154,9 @@ def _placed(
     )
 
 
-def _costs(graph: Graph, works: Works) -> Costs:
+def _costs(graph: Graph, op_table: OpTable) -> Costs:
     fixed, moved, rate = np.zeros(len(graph.works)), np.zeros(len(graph.works)), np.full(len(graph.works), np.inf)
-    for work, one in works.costs.items():
+    for work, one in op_table.costs.items():
         fixed[work], moved[work], rate[work] = one.fixed_s, one.bytes, one.bytes_per_s
     of = graph.transfers.work
     return Costs(

@@ -27,7 +27,7 @@ UNDIVIDED = 2
 """Priority of what ends a pass: above those of passes, so that nothing comes between."""
 
 
-class Works:
+class OpTable:
     """The builder's op table, and the cost of each entry that is a collective."""
 
     def __init__(self, builder: GraphBuilder) -> None:
@@ -47,7 +47,7 @@ class Works:
     ) -> int:
         return self.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
 
-    def meet(
+    def transfer(
         self,
         name: str,
         collective: Collective,
@@ -67,8 +67,8 @@ class Works:
 class Rank:
     """Collects the ops of one rank in the order in which it launches them."""
 
-    def __init__(self, plan: Plan, number: int, works: Works) -> None:
-        self.plan, self.job, self.works = plan, plan.job, works
+    def __init__(self, plan: Plan, number: int, op_table: OpTable) -> None:
+        self.plan, self.job, self.table = plan, plan.job, op_table
         self.number = number
         self.stage = plan.stages[number]
         self.block = Block()
@@ -80,7 +80,7 @@ class Rank:
         self.pieces = _pieces(self.stage, number, self.job)
         self.message_driven = self.job.schedule == "axonn" and self.job.pp > 1
         self.last_backward = None
-        start = self.block.add(works.compute("start of iteration", plan.iteration_s, kind=Kind.DELAY), COMPUTE)
+        start = self.block.add(op_table.compute("start of iteration", plan.iteration_s, kind=Kind.DELAY), COMPUTE)
         self.returned: dict[int, int] = {}
         """Micro-batch → the op of the first stage that ends its backward pass."""
         self.templates: dict[tuple[int, int], tuple[Ops, dict[int, int]]] = {}
@@ -167,7 +167,7 @@ class Rank:
         """Compress or restore what the pass keeps."""
         seconds = self.plan.packing_s[self.number] / self.job.virtual_stages
         return self.block.add(
-            self.works.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
+            self.table.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
         )
 
     def _whole(
@@ -177,7 +177,7 @@ class Rank:
         compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
         stretch, is_forward = self.stage.stretch, direction == "forward"
         seconds = sum(s.forward_s if is_forward else s.backward_s + s.recompute_s for s in steps) * stretch
-        compute = self.works.compute(f"{direction} of stage {self.number}", seconds, priority=priority)
+        compute = self.table.compute(f"{direction} of stage {self.number}", seconds, priority=priority)
         last = self.block.add(compute, COMPUTE, micro_batch=micro_batch, after=after)
         times = [1 if is_forward or not s.recomputes_all else 2 for s in steps]
         exchanges = (
@@ -190,7 +190,7 @@ class Rank:
             if not size:
                 continue
             whole = Cost(sum(n * each.seconds for n, each in costs))
-            work = self.works.meet(f"{name} of a {direction} pass", what, size, whole, priority=UNDIVIDED)
+            work = self.table.transfer(f"{name} of a {direction} pass", what, size, whole, priority=UNDIVIDED)
             last = self.block.add(work, COMPUTE, kind, self._number(kind), micro_batch, (last,))
         return last
 
@@ -203,12 +203,12 @@ class Rank:
             after = self._gather(step, micro_batch, after) if self.job.zero == 3 else after
             last = self._exchange(step, micro_batch, after)
             after = () if last >= 0 else after
-            work = self.works.compute(
+            work = self.table.compute(
                 f"{step.name} {'recomputed' if is_recomputed else 'forward'}", seconds, step.forward_flops
             )
             last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
             self.recent = [*self.recent[-1:], last]
-            last = self._meet_after(step, micro_batch, last)
+            last = self._communicate_after(step, micro_batch, last)
             after = ()
         return last
 
@@ -222,7 +222,7 @@ class Rank:
                 after = ()
             for step in reversed(group):
                 is_recomputed = 0.0 if step.recomputes_all else step.recompute_s
-                work = self.works.compute(
+                work = self.table.compute(
                     f"{step.name} backward", (step.backward_s + is_recomputed) * stretch, step.backward_flops
                 )
                 if self.job.zero == 3 and not step.recomputes_all:
@@ -230,7 +230,7 @@ class Rank:
                 last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
                 self.recent = [*self.recent[-1:], last]
                 own = last
-                last = self._exchange_after(step, micro_batch, self._meet_after(step, micro_batch, last))
+                last = self._exchange_after(step, micro_batch, self._communicate_after(step, micro_batch, last))
                 after = ()
                 if is_last:
                     self._ready(step, own)
@@ -242,11 +242,13 @@ class Rank:
         self.counts[kind] += 1
         return self.counts[kind] - 1
 
-    def _meet_after(self, step: Step, micro_batch: int, last: int) -> int:
+    def _communicate_after(self, step: Step, micro_batch: int, last: int) -> int:
         if step.exchange_bytes:
             last = self._all_to_all(step, micro_batch, (last,))
         if step.reduce_bytes:
-            work = self.works.meet("tensor-parallel all-reduce", Collective.ALL_REDUCE, step.reduce_bytes, step.reduce)
+            work = self.table.transfer(
+                "tensor-parallel all-reduce", Collective.ALL_REDUCE, step.reduce_bytes, step.reduce
+            )
             last = self.block.add(work, COMPUTE, TENSOR, self._number(TENSOR), micro_batch, (last,))
         return last
 
@@ -257,14 +259,14 @@ class Rank:
         return self._all_to_all(step, micro_batch, (last,)) if step.exchange_bytes else last
 
     def _all_to_all(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> int:
-        work = self.works.meet("expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange)
+        work = self.table.transfer("expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange)
         return self.block.add(work, COMPUTE, EXPERT, self._number(EXPERT), micro_batch, after)
 
     def _hand(
         self, stream: int, kind: int, boundary: int, micro_batch: int, what: Kind, after: tuple[int, ...] = ()
     ) -> int:
         name = "activations" if kind == FORWARDS else "their gradients"
-        work = self.works.meet(
+        work = self.table.transfer(
             f"{what.name.lower()} {name}", Collective.P2P, self.plan.hand_over_bytes, self.plan.hand_over, what
         )
         return self.block.add(work, stream, kind, boundary * self.job.micro_batches + micro_batch, micro_batch, after)
@@ -275,7 +277,7 @@ class Rank:
             return after
         size = 2.0 * step.parameters
         one = cost(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
-        work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
+        work = self.table.transfer("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
         before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
         return (*after, self.block.add(work, GRADIENTS, DATA, self._number(DATA), micro_batch, before))
 
@@ -295,14 +297,16 @@ class Rank:
                 else [self._reduce("gradients", self.stage.parameters, waits, COMPUTE, self._density)]
             )
         if job.pp > 1 and plan.tied is not FREE and self.number in (0, job.pp - 1):
-            work = self.works.meet("gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied)
+            work = self.table.transfer(
+                "gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied
+            )
             waits = [self.block.add(work, COMPUTE, TIED, 0, after=tuple(waits))]
-        optimizer = self.works.compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number])
+        optimizer = self.table.compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number])
         last = self.block.add(optimizer, COMPUTE, after=tuple(waits))
         if job.zero in (1, 2) and job.dp > 1:
             size = 2.0 * self.stage.parameters
             one = cost(plan.cluster, "all_gather", size, plan.data_parallel)
-            work = self.works.meet("gather weights", Collective.ALL_GATHER, size, one)
+            work = self.table.transfer("gather weights", Collective.ALL_GATHER, size, one)
             self.block.add(work, COMPUTE, DATA, self._number(DATA), after=(last,))
 
     @property
@@ -321,17 +325,17 @@ class Rank:
         waits = tuple(after)
         if plan.codec is not None:
             compress_s = plan.codec.seconds(plan.cluster, elements)
-            compress = self.works.compute(f"compress {name}", compress_s, kind=Kind.CODEC)
+            compress = self.table.compute(f"compress {name}", compress_s, kind=Kind.CODEC)
             waits = (self.block.add(compress, stream, after=waits),)
         gathers = plan.codec is not None and plan.codec.gathers
         what = (
             Collective.ALL_GATHER if gathers else Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
         )
         size = elements * self.job.gradient_bytes if plan.codec is None else plan.codec.wire_bytes(elements)
-        work = self.works.meet(name, what, size, self.works.reduce_cost(plan, elements, density))
+        work = self.table.transfer(name, what, size, self.table.reduce_cost(plan, elements, density))
         last = self.block.add(work, stream, DATA, self._number(DATA), after=waits)
         if plan.codec is not None:
-            back = self.works.compute(f"decompress {name}", plan.coding_s(elements) - compress_s, kind=Kind.CODEC)
+            back = self.table.compute(f"decompress {name}", plan.coding_s(elements) - compress_s, kind=Kind.CODEC)
             last = self.block.add(back, stream, after=(last,))
         return last
 

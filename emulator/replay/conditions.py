@@ -1,4 +1,4 @@
-"""What a replay assumes besides prices: slow ranks, noise, pauses, and what overlapping costs. All of it is seeded and
+"""What a replay assumes besides costs: slow ranks, noise, pauses, and what overlapping costs. All of it is seeded and
 counted per op, so that the same seed gives the same run in every engine, whatever order it takes ops in.
 """
 

@@ -1,6 +1,6 @@
 """Equal ranks of any graph folded into one that stands for all of them: imported traces, graphs made by hand.
 
-Colour refinement: ranks begin with one colour if they do the same ops in the same order at the same price; then two
+Colour refinement: ranks begin with one colour if they do the same ops in the same order at the same cost; then two
 keep one colour only as long as, op by op, they meet ops of the same colours. What is left at the end is an equitable
 partition, and the time of an op follows from the times of those it waits for alone: so ops of one colour start and end
 together, and one rank of each colour tells all. What could tell equal ranks apart is not folded: their own slowness is
@@ -74,12 +74,12 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
     own = _mixed(place, stream, ops.work, graph.streams.order[ops.stream])
     colour = _mixed(slowness, graph.ranks.job, graph.ranks.stage)
     colour = _mixed(colour, _summed(own, rank, len(colour)))
-    price = _mixed(graph.transfers.work, costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s)
+    cost = _mixed(graph.transfers.work, costs.transfer_fixed_s, costs.transfer_bytes, costs.transfer_bytes_per_s)
     count = 0
     while count < len(colours := np.unique(colour)):
         count = len(colours)
         op = _mixed(colour[rank], place)
-        together = _mixed(price, _summed(op[meets], transfer, len(price)))
+        together = _mixed(cost, _summed(op[meets], transfer, len(cost)))
         seen = np.zeros(len(ops), np.uint64)
         seen[meets] = together[transfer]
         seen = _mixed(place, seen, _summed(op[ops.deps], waiting, len(ops)))
@@ -161,9 +161,9 @@ def _quotient(
         job_names=graph.job_names,
     )
     each = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
-    prices = replace(costs, **{name: getattr(costs, name)[transfer] for name in each})
+    small_costs = replace(costs, **{name: getattr(costs, name)[transfer] for name in each})
     slow = {int(number[one]): factor for one, factor in conditions.slowness.items() if is_representative[one]}
-    return Folded(small, prices, replace(conditions, slowness=slow), number, op)
+    return Folded(small, small_costs, replace(conditions, slowness=slow), number, op)
 
 
 def _transfers(ops: Ops, op: np.ndarray, chosen: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:

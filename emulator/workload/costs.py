@@ -34,7 +34,7 @@ NO_ROUTE = -1
 
 @dataclass(frozen=True)
 class Costs:
-    """Prices of one graph."""
+    """Costs of one graph."""
 
     work_s: np.ndarray
     """float64 (works,): duration of an op without a transfer, in seconds; NaN where no such op exists."""
@@ -65,20 +65,20 @@ class Costs:
         )
 
     def check(self, graph: Graph) -> None:
-        """Raise GraphError unless everything that `graph` does has a price."""
+        """Raise GraphError unless everything that `graph` does has a cost."""
         if len(self.work_s) != len(graph.works):
             raise GraphError(f"costs are for {len(self.work_s)} works, the graph has {len(graph.works)}")
         alone = np.unique(graph.ops.work[graph.ops.transfer == NO_TRANSFER])
         for work in alone[~(self.work_s[alone] >= 0) | np.isinf(self.work_s[alone])][:1]:
-            raise GraphError(f"work {graph.works.name[work]!r} has no price ({self.work_s[work]} s)")
+            raise GraphError(f"work {graph.works.name[work]!r} has no cost ({self.work_s[work]} s)")
         for name in ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route"):
             if len(getattr(self, name)) != len(graph.transfers):
                 raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.transfers)} transfers")
-        priced = (self.transfer_fixed_s >= 0) & (self.transfer_bytes >= 0) & (self.transfer_bytes_per_s > 0)
-        priced &= np.isfinite(self.transfer_fixed_s) & np.isfinite(self.transfer_bytes)
-        priced &= (self.transfer_route >= NO_ROUTE) & (self.transfer_route < len(self.links.start) - 1)
-        for transfer in np.flatnonzero(~priced)[:1]:
+        is_costed = (self.transfer_fixed_s >= 0) & (self.transfer_bytes >= 0) & (self.transfer_bytes_per_s > 0)
+        is_costed &= np.isfinite(self.transfer_fixed_s) & np.isfinite(self.transfer_bytes)
+        is_costed &= (self.transfer_route >= NO_ROUTE) & (self.transfer_route < len(self.links.start) - 1)
+        for transfer in np.flatnonzero(~is_costed)[:1]:
             name = graph.works.name[graph.transfers.work[transfer]]
-            raise GraphError(f"{name!r} (transfer {transfer}) has no price: fixed {self.transfer_fixed_s[transfer]} s")
+            raise GraphError(f"{name!r} (transfer {transfer}) has no cost: fixed {self.transfer_fixed_s[transfer]} s")
         if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
             raise GraphError("a link has no rate, or a route loads one by less than nothing")

@@ -3,9 +3,9 @@ send, a read. Ops of one rank wait for each other through dependencies and throu
 other only in *transfers*, one for each occurrence of a collective, a send with its receive, or a read from shared
 storage.
 
-What many ops have in common (name, kind, FLOPs, bytes) stands once, in the table of *works*; so pricing a job of
-millions of ops prices a few hundred works. `builder.py` makes graphs, `checks.py` validates them, `costs.py` holds
-what pricing adds.
+What many ops have in common (name, kind, FLOPs, bytes) stands once, in the op table (`works`), so that the costs of a
+job of millions of ops are those of a few hundred entries. `builder.py` makes graphs, `checks.py` validates them,
+`costs.py` holds the costs.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Works:
     bytes: np.ndarray
     """float64: memory traffic of a COMPUTE, CODEC or COPY op; message size of a transfer (see `Collective`)."""
     seconds: np.ndarray
-    """float64: its duration where that is known beforehand (traces, tables); NaN: to be priced."""
+    """float64: its duration where that is known beforehand (traces, tables); NaN: left to the cost model."""
     priority: np.ndarray
     """int32: larger goes first on a stream of order READY."""
     is_source: np.ndarray

@@ -172,9 +172,9 @@ def test_costs_must_cover_what_is_done():
     graph = two_ranks().build()
     Costs.of(graph, [1.0, 2.0]).check(graph)
     Costs.of(graph, [1.0, np.nan], transfer_s=[2.0]).check(graph)
-    with pytest.raises(GraphError, match="work 'backward' has no price"):
+    with pytest.raises(GraphError, match="work 'backward' has no cost"):
         Costs.of(graph, [np.nan, 2.0]).check(graph)
-    with pytest.raises(GraphError, match="'all-reduce' .transfer 0. has no price"):
+    with pytest.raises(GraphError, match="'all-reduce' .transfer 0. has no cost"):
         Costs.of(graph, [1.0, np.nan]).check(graph)
     with pytest.raises(GraphError, match="for 1 works"):
         Costs.of(graph, [1.0], transfer_s=[2.0]).check(graph)
