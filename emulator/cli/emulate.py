@@ -15,71 +15,81 @@ from switchml.errors import ConfigError
 # option, (section, key) in a job file, type, help
 OPTIONS: list[tuple[str, tuple[str, ...], Any, str]] = [
     ("--model", ("model",), str, "Built-in model, .toml or .csv file, or torch module (package.module:callable)."),
-    ("--input-shape", ("input_shape",), str, "Of a torch module's input, without the batch: 3x224x224."),
+    ("--input-shape", ("input_shape",), str, "Shape of a torch module's input without the batch, such as 3x224x224."),
     ("--cluster", ("cluster",), str, "Built-in cluster or .toml file."),
     ("--nccl-tables", ("nccl_tables",), str, "Folder of nccl-tests tables: costs of all-reduces inside a node."),
-    ("--gpus", ("job", "gpus"), int, "Accelerators."),
-    ("--tp", ("job", "tp"), int, "Tensor-parallel ranks."),
-    ("--pp", ("job", "pp"), int, "Pipeline stages."),
-    ("--ep", ("job", "ep"), int, "Expert-parallel ranks."),
+    ("--gpus", ("job", "gpus"), int, "Number of accelerators."),
+    ("--tp", ("job", "tp"), int, "Number of tensor-parallel ranks."),
+    ("--pp", ("job", "pp"), int, "Number of pipeline stages."),
+    ("--ep", ("job", "ep"), int, "Number of expert-parallel ranks."),
     ("--zero", ("job", "zero"), int, "ZeRO stage, 0 to 3 (3: FSDP)."),
     (
         "--sequence-parallel/--no-sequence-parallel",
         ("job", "sequence_parallel"),
         bool,
-        "Split norms and dropout over tp.",
+        "Split norms and dropout over the tensor-parallel ranks.",
     ),
-    ("--batch", ("job", "batch"), int, "Samples of all ranks in an iteration."),
-    ("--micro-batch", ("job", "micro_batch"), int, "Samples that a rank takes at once."),
-    ("--sequence", ("job", "sequence"), int, "Tokens of a sample."),
-    ("--schedule", ("job", "schedule"), str, "1f1b, gpipe, interleaved or axonn."),
-    ("--virtual-stages", ("job", "virtual_stages"), int, "Pieces of the model on each stage (interleaved)."),
-    ("--recompute", ("job", "recompute"), str, "none, selective or full."),
-    ("--precision", ("job", "precision"), str, "fp16, bf16, fp32, tf32 or fp8."),
-    ("--optimizer", ("job", "optimizer"), str, "adam or sgd."),
-    ("--attention", ("job", "attention"), str, "unfused or flash."),
-    ("--gradient-bytes", ("job", "gradient_bytes"), int, "Of a gradient on the wire."),
+    ("--batch", ("job", "batch"), int, "Global batch: samples of all ranks in an iteration."),
+    ("--micro-batch", ("job", "micro_batch"), int, "Samples in a micro-batch."),
+    ("--sequence", ("job", "sequence"), int, "Tokens in a sample."),
+    ("--schedule", ("job", "schedule"), str, "Pipeline schedule: 1f1b, gpipe, interleaved or axonn."),
+    ("--virtual-stages", ("job", "virtual_stages"), int, "Model chunks on each stage (interleaved)."),
+    ("--recompute", ("job", "recompute"), str, "Activation recomputation: none, selective or full."),
+    ("--precision", ("job", "precision"), str, "Precision of compute: fp16, bf16, fp32, tf32 or fp8."),
+    ("--optimizer", ("job", "optimizer"), str, "Optimizer: adam or sgd."),
+    ("--attention", ("job", "attention"), str, "Attention kernels: unfused or flash."),
+    ("--gradient-bytes", ("job", "gradient_bytes"), int, "Bytes of a gradient on the wire."),
     ("--allreduce", ("job", "allreduce"), str, ALGORITHMS_HELP),
     ("--hierarchy", ("job", "hierarchy"), str, HIERARCHY_HELP),
-    ("--bucket-bytes", ("job", "bucket_bytes"), float, "Of gradients reduced together."),
+    ("--bucket-bytes", ("job", "bucket_bytes"), float, "Bytes of gradients in a bucket."),
     ("--overlap/--no-overlap", ("job", "overlap"), bool, "Reduce gradients during the backward pass."),
-    ("--codec", ("codec",), str, "Compress gradients (switchml emulate list codecs)."),
+    ("--codec", ("codec",), str, "Gradient compression (see switchml emulate list codecs)."),
     ("--loss", ("network", "loss"), float, "Share of packets lost on each link (switchml)."),
     ("--switch-jobs", ("network", "jobs"), int, "Jobs that share the switch's slots."),
-    ("--sparse/--dense", ("network", "sparse"), bool, "Leave out zero blocks on the way to the switch."),
+    ("--sparse/--dense", ("network", "sparse"), bool, "Send only blocks that are not zero to the switch."),
     ("--density", ("network", "density"), float, "Share of blocks that are not zero."),
-    ("--wire-bytes", ("network", "wire_bytes"), float, "Of an element on the way to the switch: 4, 2 or 1."),
-    ("--slots", ("switch", "slots"), float, "Of the switch."),
-    ("--payload-bytes", ("switch", "payload_bytes"), float, "Of an aggregation packet."),
-    ("--timeout-s", ("switch", "timeout_s"), float, "Until a lost packet is sent again."),
+    ("--wire-bytes", ("network", "wire_bytes"), float, "Bytes of an element on the way to the switch: 4, 2 or 1."),
+    ("--slots", ("switch", "slots"), float, "Slots of the switch."),
+    ("--payload-bytes", ("switch", "payload_bytes"), float, "Payload of an aggregation packet."),
+    ("--timeout-s", ("switch", "timeout_s"), float, "Retransmission timeout."),
     ("--stragglers", ("noise", "stragglers"), float, "Share of ranks that are slow."),
-    ("--slowness", ("noise", "slowness"), float, "How many times longer they take."),
-    ("--jitter", ("noise", "jitter"), float, "Spread of kernel durations, as a share."),
-    ("--seed", ("noise", "seed"), int, "Which ranks are slow, and the jitter."),
-    ("--loader", ("data", "loader"), str, "pytorch, lru, nopfs or solar; default: data is always there."),
-    ("--samples", ("data", "samples"), int, "Of the data set."),
-    ("--sample-bytes", ("data", "sample_bytes"), float, "Of one sample."),
-    ("--epochs", ("data", "epochs"), int, "Played, to see what caches give."),
-    ("--buffer-bytes", ("data", "buffer_bytes"), float, "Of host memory for each data-parallel rank's cache."),
-    ("--workers", ("data", "workers"), int, "Reads that a rank has in flight."),
-    ("--prefetch", ("data", "prefetch"), int, "Batches that a rank loads ahead."),
+    ("--slowness", ("noise", "slowness"), float, "How many times longer slow ranks compute."),
+    ("--jitter", ("noise", "jitter"), float, "Standard deviation of kernel durations over their mean."),
+    ("--seed", ("noise", "seed"), int, "Seed of the choice of slow ranks and of the jitter."),
+    (
+        "--loader",
+        ("data", "loader"),
+        str,
+        "Data loader: pytorch, lru, nopfs or solar; default: data is always in memory.",
+    ),
+    ("--samples", ("data", "samples"), int, "Samples in the data set."),
+    ("--sample-bytes", ("data", "sample_bytes"), float, "Bytes of a sample."),
+    ("--epochs", ("data", "epochs"), int, "Epochs to play, which shows what caches save."),
+    ("--buffer-bytes", ("data", "buffer_bytes"), float, "Host memory for the cache of each data-parallel rank."),
+    ("--workers", ("data", "workers"), int, "Reads that a rank has in flight (DataLoader's workers)."),
+    ("--prefetch", ("data", "prefetch"), int, "Batches that a rank prefetches."),
     (
         "--offload-bucket",
         ("memory", "offload_bucket"),
         float,
-        "Optimizer states on the host, so many parameters at once.",
+        "Keep optimizer states on the host; update so many parameters at a time.",
     ),
-    ("--pruned", ("memory", "pruned"), float, "Share of weights that is pruned."),
-    ("--activation-ratio", ("memory", "activation_ratio"), float, "How many times activations are compressed."),
-    ("--activation-bytes-per-s", ("memory", "activation_bytes_per_s"), float, "At which they are."),
-    ("--steps", ("run", "steps"), float, "Iterations of the whole training."),
-    ("--tokens", ("run", "tokens"), float, "Tokens of the whole training, instead."),
+    ("--pruned", ("memory", "pruned"), float, "Share of weights that are pruned."),
+    ("--activation-ratio", ("memory", "activation_ratio"), float, "Compression ratio of saved activations."),
+    (
+        "--activation-bytes-per-s",
+        ("memory", "activation_bytes_per_s"),
+        float,
+        "Rate at which activations are compressed.",
+    ),
+    ("--steps", ("run", "steps"), float, "Iterations of the whole training run."),
+    ("--tokens", ("run", "tokens"), float, "Tokens of the whole training run, in place of --steps."),
     ("--mtbf-hours", ("run", "mtbf_hours"), float, "Mean time between failures of one accelerator."),
-    ("--checkpoint-s", ("run", "checkpoint_s"), float, "What a checkpoint takes."),
-    ("--checkpoint-steps", ("run", "checkpoint_steps"), int, "Iterations from one to the next."),
-    ("--restart-s", ("run", "restart_s"), float, "From a failure to training again."),
-    ("--fold", ("fold",), str, "Which equal ranks stand for each other: all, tensor or none."),
-    ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate even what does not fit."),
+    ("--checkpoint-s", ("run", "checkpoint_s"), float, "Time that a checkpoint takes."),
+    ("--checkpoint-steps", ("run", "checkpoint_steps"), int, "Iterations between checkpoints."),
+    ("--restart-s", ("run", "restart_s"), float, "Time from a failure until training resumes."),
+    ("--fold", ("fold",), str, "Equal ranks to fold into one: all, tensor or none."),
+    ("--ignore-memory/--check-memory", ("ignore_memory",), bool, "Emulate jobs that do not fit into memory, too."),
 ]
 MOST_REPLAYED_OPS = 2_000_000
 """Jobs up to this size are replayed with one thing faster, for the report."""
@@ -124,12 +134,18 @@ def _options(command: Any) -> Any:
     metavar="FILE",
     help="Write the sweep's rows (.csv or .parquet); an interrupted sweep goes on there.",
 )
-@click.option("--share", type=click.Choice(["all", "fabric", "slots"]), help="What several jobs share; default: all.")
-@click.option("--placement", type=click.Choice(["spread", "packed"]), help="Of several jobs' nodes; default: spread.")
+@click.option(
+    "--share", type=click.Choice(["all", "fabric", "slots"]), help="Resources that several jobs share; default: all."
+)
+@click.option(
+    "--placement", type=click.Choice(["spread", "packed"]), help="Placement of several jobs on nodes; default: spread."
+)
 @click.option("--engine", metavar="tcp://HOST:PORT", help="Run the sweep on this Dask scheduler.")
-@click.option("--processes", type=click.IntRange(min=1), help="Of this machine, for the sweep; default: all cores.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Processes of the sweep on this machine; default: one per core."
+)
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
-              help="Give up after so long.")  # fmt: skip
+              help="Give up after so many seconds.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def emulate(
     what: tuple[str, ...],

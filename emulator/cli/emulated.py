@@ -30,7 +30,7 @@ def options(
             default="1",
             show_default=True,
             metavar="N|R,R…",
-            help=help_of("How many are real, or which."),
+            help=help_of("Number of real ranks, or a list of them."),
         ),
         click.option(
             "--cluster", default="cpu-10g", show_default=True, help=help_of("Built-in cluster or .toml file.")
@@ -54,8 +54,8 @@ def options(
             default="wall",
             show_default=True,
             help=help_of(
-                "wall: collectives take as long as on the cluster. virtual: no longer than they must; a clock says how "
-                "long."
+                "wall: collectives take as long as on the cluster. virtual: they return at once, and a virtual clock "
+                "counts their time."
             ),
         ),
         click.option(
@@ -64,7 +64,7 @@ def options(
             default="own",
             show_default=True,
             help=help_of(
-                "What emulated ranks contribute: the real rank's own, that with noise, zeros"
+                "Values that emulated ranks contribute: the real rank's own, these with noise, zeros"
                 + (", or a recorded run." if "recorded" in values else ".")
             ),
         ),
@@ -73,7 +73,7 @@ def options(
             metavar="RANK=X,…",
             default="",
             show_default=False,
-            help=help_of("Ranks that compute X times as long."),
+            help=help_of("Ranks that take X times as long to compute."),
         ),
     )
 

@@ -14,32 +14,45 @@ from emulator.cli import emulated
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option("--world-size", type=click.IntRange(1), required=True, help="Ranks, real and emulated.")
+@click.option("--world-size", type=click.IntRange(1), required=True, help="Number of ranks, real and emulated.")
 @emulated.options()
 @click.option(
-    "--noise", type=click.FloatRange(0.0), default=0.1, show_default=True, help="Of --values noise, as a share."
+    "--noise",
+    type=click.FloatRange(0.0),
+    default=0.1,
+    show_default=True,
+    help="Standard deviation of --values noise over the root mean square.",
 )
-@click.option("--recording", type=click.Path(exists=True, file_okay=False), help="Folder of --values recorded.")
+@click.option(
+    "--recording",
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder of the recorded run for --values recorded.",
+)
 @click.option("--record", type=click.Path(file_okay=False), help="Record this run (all ranks real) into a folder.")
-@click.option("--jitter", type=click.FloatRange(0.0), default=0.0, help="Spread of emulated ranks' compute time.")
+@click.option(
+    "--jitter",
+    type=click.FloatRange(0.0),
+    default=0.0,
+    help="Standard deviation of emulated ranks' compute time over its mean.",
+)
 @click.option(
     "--loss", type=click.FloatRange(0.0, 0.5), default=0.0, help="Share of packets lost on each link (switchml)."
 )
-@click.option("--slots", type=click.IntRange(0), default=0, help="Of the switch; 0: as the cluster's file says.")
-@click.option("--switch-jobs", type=click.IntRange(1), default=1, help="Jobs that share them.")
+@click.option("--slots", type=click.IntRange(0), default=0, help="Slots of the switch; 0: as in the cluster's file.")
+@click.option("--switch-jobs", type=click.IntRange(1), default=1, help="Jobs that share the slots.")
 @click.option(
-    "--compute-scale", type=float, default=1.0, show_default=True, help="How much longer than here all compute."
+    "--compute-scale", type=float, default=1.0, show_default=True, help="Factor on the compute time of all ranks."
 )
 @click.option(
     "--measure",
     type=click.Choice(["wall", "cpu"]),
     default="wall",
     show_default=True,
-    help="What a virtual clock counts as computing.",
+    help="Time that a virtual clock counts as computing.",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of noise and jitter.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of noise and jitter.")
 @click.option(
-    "--timeline", type=click.Path(dir_okay=False), help="The last iteration for ui.perfetto.dev: FILE.json[.gz]."
+    "--timeline", type=click.Path(dir_okay=False), help="Write the last iteration for ui.perfetto.dev (FILE.json[.gz])."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object; what the script prints goes to stderr.")
 @click.argument("script", nargs=-1, required=True, type=click.UNPROCESSED, metavar="SCRIPT|-m MODULE [ARGUMENTS]…")
