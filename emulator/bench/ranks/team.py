@@ -269,12 +269,12 @@ class TrainingTeam(Team):
 
 
 @contextlib.contextmanager
-def training_on_star(hosts: int, link: LinkOptions) -> Iterator[tuple[Star, TrainingTeam]]:
-    """A rank that trains in each host of a star, whose agents reach the aggregator over the links."""
+def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> Iterator[tuple[Star, TrainingTeam]]:
+    """Ranks that train in the hosts of a star, whose agents reach the aggregator over the links."""
     ranks = training_context()  # imports while the network is built
     with star_with_aggregator(hosts, link) as (star, aggregator):
         environment = {"SWITCHML_AGGREGATOR": aggregator.address, "SWITCHML_TRANSPORT": "udp"}
-        with TrainingTeam(ranks, places(star.hosts), star.address(0), environment) as team:
+        with TrainingTeam(ranks, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
             yield star, team
 
 

@@ -14,6 +14,12 @@ from emulator.cli.options import COUNTS, RATES, json_option, output, plot_option
 @click.option("--rates", type=RATES, default="10mbit,20mbit,40mbit", help="Rates of each host's link.")
 @click.option("--steps", type=click.IntRange(3), default=15, help="Steps of each run; the median counts.")
 @click.option("--batch-size", type=click.IntRange(1), default=16, help="Images of each worker in a step.")
+@click.option(
+    "--ranks-per-host",
+    type=click.IntRange(1),
+    default=2,
+    help="Also measure so many workers in each host, with and without hierarchy; 1 leaves that out.",
+)
 @plot_option
 @json_option
 def real(
@@ -21,6 +27,7 @@ def real(
     rates: tuple[float, ...],
     steps: int,
     batch_size: int,
+    ranks_per_host: int,
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
@@ -33,7 +40,9 @@ def real(
     from emulator.validation.real import measure, report
 
     check_rights()
-    plan = measure.RealPlan(workers=workers, rates_bps=rates, steps=steps, batch_size=batch_size)
+    plan = measure.RealPlan(
+        workers=workers, rates_bps=rates, steps=steps, batch_size=batch_size, ranks_per_host=ranks_per_host
+    )
     validation = measure.validate(plan, progress)
     if plot_file is not None:
         report.plot(validation, plot_file)

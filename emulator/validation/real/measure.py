@@ -11,17 +11,22 @@ rounds repeat with another exponent, which the model, whose tensors stay the sam
 backend what a step takes besides (`overhead_s`: copies, system calls, waking up). Ranks that share cores compute in
 turns: with W ranks on C cores `compute_s` counts max(1, W/C) times. Nothing else is fitted, and the calibration run's
 rows count in no average.
+
+Besides one rank in each host, the aggregator is measured with several, with both hierarchies: with "none" they share
+their host's link, of which the model gives each an equal part; with "node" one of them sends for all.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
+from typing import NamedTuple
 
 from emulator.bench.ranks.team import step_seconds, training_on_star
 from emulator.bench.ranks.training import WARMUP_STEPS, DigitsModel, Steps, Times
@@ -35,20 +40,44 @@ from switchml.net.trains import MAX_JOINED
 from switchml.protocol import sizes
 
 BACKENDS = ("gloo", "switchml")
+HIERARCHIES = ("none", "node")
 CALIBRATION_WORKERS = 2
 _PLAYED_STEPS = 15
 """Steps that the model plays, as many of them not counted as of the real ones: the first finds full token buckets and
 timers that know nothing."""
 
 
+class Layout(NamedTuple):
+    """A job of `workers` ranks, so many in each host. `hierarchy`: "node" if the ranks of a host sum first."""
+
+    backend: str
+    workers: int
+    ranks_per_host: int = 1
+    hierarchy: str = "none"
+
+    @property
+    def hosts(self) -> int:
+        return self.workers // self.ranks_per_host
+
+    @property
+    def senders(self) -> int:
+        """Ranks that send to the network."""
+        return self.hosts if self.hierarchy == "node" else self.workers
+
+    def __str__(self) -> str:
+        return self.backend if self.ranks_per_host == 1 else f"{self.backend}/{self.hierarchy}"
+
+
 @dataclass(frozen=True)
 class RealPlan:
-    """What is measured. `batch_size` for each rank."""
+    """What is measured. `batch_size` for each rank. `ranks_per_host`: measure so many ranks in each host, too; 1: do
+    not."""
 
     workers: tuple[int, ...] = (2, 4, 8)
     rates_bps: tuple[float, ...] = (10e6, 20e6, 40e6)
     steps: int = 15
     batch_size: int = 16
+    ranks_per_host: int = 2
 
     def __post_init__(self) -> None:
         if len(set(self.rates_bps)) != len(self.rates_bps) or len(set(self.workers)) != len(self.workers):
@@ -61,6 +90,14 @@ class RealPlan:
     @property
     def calibration_rate_bps(self) -> float:
         return sorted(self.rates_bps)[len(self.rates_bps) // 2]
+
+    def layouts(self) -> Iterator[Layout]:
+        """Everything that is measured, those of equal hosts together."""
+        for workers in sorted({CALIBRATION_WORKERS, *self.workers}):
+            yield from (Layout(backend, workers) for backend in BACKENDS)
+        for workers in sorted(self.workers):
+            if self.ranks_per_host > 1 and workers % self.ranks_per_host == 0 and workers > self.ranks_per_host:
+                yield from (Layout("switchml", workers, self.ranks_per_host, name) for name in HIERARCHIES)
 
 
 @dataclass(frozen=True)
@@ -82,8 +119,7 @@ class Calibration:
 class Row:
     """One run. Seconds of the median step."""
 
-    backend: str
-    workers: int
+    layout: Layout
     rate_bps: float
     measured_s: float
     predicted_s: float
@@ -122,13 +158,13 @@ class RealValidation:
         return within_5_percent(self.counted)
 
 
-Run = tuple[str, int, float]
-"""Backend, workers, rate in bits a second."""
+Run = tuple[Layout, float]
+"""A layout, and the links' rate in bits a second."""
 
 
 @dataclass
 class _Measured:
-    """What was measured so far: by run, seconds of the median step, and packets that a rank sent in a step; CPU seconds
+    """What was measured so far: by run, seconds of the median step, and packets that a sending rank sent in a step; CPU seconds
     of a step without all-reduces, of the calibration's workers."""
 
     step_s: dict[Run, float] = field(default_factory=dict)
@@ -144,31 +180,38 @@ def validate(plan: RealPlan, progress: Callable[[str], None] = lambda line: None
     with tempfile.TemporaryDirectory(prefix="switchml-validate-") as folder:
         digits = Path(folder) / "digits.npz"
         data.load().save(digits)
-        for workers in sorted({CALIBRATION_WORKERS, *plan.workers}):
-            _measure(plan, workers, DigitsModel(str(digits), plan.batch_size), measured, progress)
+        model = DigitsModel(str(digits), plan.batch_size)
+        for _, layouts in itertools.groupby(plan.layouts(), lambda one: (one.hosts, one.ranks_per_host)):
+            _measure(plan, list(layouts), model, measured, progress)
     progress("simulating the same packet by packet")
     return _predict(plan, measured)
 
 
 def _measure(
-    plan: RealPlan, workers: int, model: DigitsModel, measured: _Measured, progress: Callable[[str], None]
+    plan: RealPlan,
+    layouts: Sequence[Layout],
+    model: DigitsModel,
+    measured: _Measured,
+    progress: Callable[[str], None],
 ) -> None:
-    """Add to `measured` the runs of so many workers."""
+    """Add to `measured` the runs of layouts that have the same hosts and ranks."""
+    workers, hosts, ranks_per_host = layouts[0].workers, layouts[0].hosts, layouts[0].ranks_per_host
     rates = plan.rates_bps if workers in plan.workers else (plan.calibration_rate_bps,)
     data.BatchOrder(rank=0, workers=workers, batch_size=plan.batch_size, seed=1)  # raises for sizes that cannot work
-    progress(f"{workers} workers: building the network")
-    with training_on_star(workers, LinkOptions(rate_bps=max(rates))) as (star, team):
+    progress(f"{workers} workers on {hosts} hosts: building the network")
+    with training_on_star(hosts, LinkOptions(rate_bps=max(rates)), ranks_per_host) as (star, team):
         alone: list[Times] = []
-        for backend in BACKENDS:
-            progress(f"{workers} workers: {backend}: starting")
-            team.join(backend, model)
+        for layout in layouts:
+            progress(f"{workers} workers: {layout}: starting")
+            team.join(layout.backend, model, SWITCHML_HIERARCHY=layout.hierarchy)
             for rate_bps in rates:
                 star.set_rate(rate_bps)
                 team.run(Steps(WARMUP_STEPS, is_first=True))
                 times = team.run(Steps(plan.steps))
-                step_s = measured.step_s[backend, workers, rate_bps] = median(step_seconds(times))
-                measured.sent[backend, workers, rate_bps] = mean(one.packets_sent / plan.steps for one in times)
-                progress(f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {backend}: {step_s * 1e3:.1f} ms a step")
+                step_s = measured.step_s[layout, rate_bps] = median(step_seconds(times))
+                packets = sum(one.packets_sent for one in times) / plan.steps
+                measured.sent[layout, rate_bps] = packets / layout.senders
+                progress(f"{workers} workers, {rate_bps / 1e6:g} Mbit/s, {layout}: {step_s * 1e3:.1f} ms a step")
             alone += team.run(Steps(plan.steps, is_alone=True))
     if workers == CALIBRATION_WORKERS:
         measured.compute_s = median(one.process_cpu_s / plan.steps for one in alone)
@@ -178,7 +221,7 @@ def _measure(
 def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
     chunks = math.ceil(measured.gradient_bytes / JobConfig.payload_bytes)
     per_chunk = {run: packets / chunks or 1.0 for run, packets in measured.sent.items()}
-    calibrated = {backend: (backend, CALIBRATION_WORKERS, plan.calibration_rate_bps) for backend in BACKENDS}
+    calibrated = {backend: (Layout(backend, CALIBRATION_WORKERS), plan.calibration_rate_bps) for backend in BACKENDS}
     calibration = Calibration(
         compute_s=measured.compute_s,
         overhead_s=dict.fromkeys(BACKENDS, 0.0),
@@ -186,10 +229,10 @@ def _predict(plan: RealPlan, measured: _Measured) -> RealValidation:
         cores=len(os.sched_getaffinity(0)),
     )
 
-    def predicted_s(backend: str, workers: int, rate_bps: float) -> float:
-        size_bytes = 4 * round(measured.gradient_bytes * calibration.packets_per_chunk[backend] / 4)
-        pause_s = calibration.compute_s * calibration.turns(workers) + calibration.overhead_s[backend]
-        return play(backend, workers, rate_bps, size_bytes, pause_s)
+    def predicted_s(layout: Layout, rate_bps: float) -> float:
+        size_bytes = 4 * round(measured.gradient_bytes * calibration.packets_per_chunk[layout.backend] / 4)
+        pause_s = calibration.compute_s * calibration.turns(layout.workers) + calibration.overhead_s[layout.backend]
+        return play(layout.backend, layout.senders, rate_bps * layout.hosts / layout.senders, size_bytes, pause_s)
 
     overheads = {backend: max(measured.step_s[run] - predicted_s(*run), 0.0) for backend, run in calibrated.items()}
     calibration.overhead_s.update(overheads)

@@ -16,7 +16,7 @@ def as_json(validation: RealValidation) -> dict[str, Any]:
     """Times in seconds, errors as shares."""
 
     def row(one: Row) -> dict[str, Any]:
-        return asdict(one) | {"error": one.error}
+        return one.layout._asdict() | asdict(one) | {"layout": str(one.layout), "error": one.error}
 
     return {
         "rows": [row(one) for one in validation.rows],
@@ -32,23 +32,24 @@ def print_table(validation: RealValidation) -> None:
     worst, constants = validation.worst, validation.calibration
     overheads = ", ".join(f"{constants.overhead_s[name] * 1e3:.1f} ms more with {name}" for name in BACKENDS)
     tables.print_table(
-        ("workers", "Mbit/s", "", "measured ms", "predicted ms", "error", "packets a chunk", ""),
+        ("workers", "hosts", "Mbit/s", "", "measured ms", "predicted ms", "error", "packets a chunk", ""),
         [
             (
-                str(row.workers),
+                str(row.layout.workers),
+                str(row.layout.hosts),
                 f"{row.rate_bps / 1e6:g}",
-                row.backend,
+                str(row.layout),
                 f"{row.measured_s * 1e3:.1f}",
                 f"{row.predicted_s * 1e3:.1f}",
                 f"{row.error:+.1%}",
-                f"{row.packets_per_chunk:.2f}" if row.backend != "gloo" else "",
+                f"{row.packets_per_chunk:.2f}" if row.layout.backend != "gloo" else "",
                 "calibration" if row.is_calibration else "",
             )
             for row in validation.rows
         ],
         left=0,
         notes=[
-            f"MAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.backend}, {worst.workers} workers, "
+            f"MAPE {validation.mape:.1%}, worst {worst.error:+.1%} ({worst.layout}, {worst.layout.workers} workers, "
             f"{worst.rate_bps / 1e6:g} Mbit/s), {validation.within_5_percent:.0%} of {len(validation.counted)} rows "
             "within 5 %",
             f"Steps of DDP on {validation.gradient_bytes / 1024:.0f} KiB of gradients. Calibrated by one run of "
@@ -62,6 +63,6 @@ def plot(validation: RealValidation, path: Path) -> None:
     """Predicted against measured. Raises ConfigError if the picture cannot be written."""
     groups: dict[str, list[ScatterRow]] = {}
     for row in validation.rows:
-        point = ScatterRow(row.backend, row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
-        groups.setdefault(f"{row.backend}, {row.workers} workers", []).append(point)
+        point = ScatterRow(str(row.layout), row.measured_s * 1e3, row.predicted_s * 1e3, "ms a step")
+        groups.setdefault(f"{row.layout}, {row.layout.workers} workers", []).append(point)
     scatter.draw(list(groups.items()), path, f"all but the calibration: MAPE {validation.mape:.1%}")

@@ -7,13 +7,13 @@ from click.testing import CliRunner
 
 from emulator.validation.real import measure as real
 from emulator.validation.real import report as real_report
-from emulator.validation.real.measure import Calibration, RealPlan, RealValidation, Row
+from emulator.validation.real.measure import Calibration, Layout, RealPlan, RealValidation, Row
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 
 
 def row(measured_s, predicted_s, is_calibration=False, backend="gloo", workers=4, rate_bps=1e7):
-    return Row(backend, workers, rate_bps, measured_s, predicted_s, is_calibration)
+    return Row(Layout(backend, workers), rate_bps, measured_s, predicted_s, is_calibration)
 
 
 def test_the_calibration_run_counts_in_no_average():
@@ -50,6 +50,18 @@ def test_predictions_follow_the_rate_and_the_pause(backend):
 def test_plans_that_make_no_sense(options, message):
     with pytest.raises(ConfigError, match=message):
         RealPlan(**options)
+
+
+def test_several_ranks_in_a_host_are_measured_with_both_hierarchies():
+    layouts = list(RealPlan(workers=(2, 4), ranks_per_host=2).layouts())
+    assert [(one.backend, one.workers, one.hosts) for one in layouts[:4]] == [
+        (backend, workers, workers) for workers in (2, 4) for backend in real.BACKENDS
+    ]
+    assert [(one.workers, one.hosts, one.hierarchy, one.senders) for one in layouts[4:]] == [
+        (4, 2, "none", 4),
+        (4, 2, "node", 2),
+    ]
+    assert len(list(RealPlan(workers=(2, 4), ranks_per_host=1).layouts())) == 4
 
 
 @pytest.mark.root
