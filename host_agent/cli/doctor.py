@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from host_agent.checkup import Finding
 
 
 @click.command()
@@ -43,7 +48,7 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def trial(ranks: int, seconds: float):
+def trial(ranks: int, seconds: float) -> Finding:
     """All-reduce 1 MiB tensors for `seconds` among `ranks` threads of this process, through an aggregator of its
     own."""
     import threading

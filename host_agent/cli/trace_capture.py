@@ -30,12 +30,12 @@ INTERRUPT_S = 60.0
 """How long ranks may take to write their traces after Ctrl-C."""
 
 
-class Steps(click.ParamType):
+class Steps(click.ParamType[tuple[int, int]]):
     """SKIP:STOP."""
 
     name = "SKIP:STOP"
 
-    def convert(self, value, param, ctx) -> tuple[int, int]:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
         found = re.fullmatch(r"(\d+):(\d+)", value)

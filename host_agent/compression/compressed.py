@@ -9,7 +9,7 @@ is done.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,14 +27,19 @@ Array = np.ndarray
 WARM_UP_ELEMENTS = 1 << 12
 
 
-class Reducer(Protocol):
-    """What can answer an exchange's requests (switchml/codecs/base.py). `bytes` counts what this rank sent so far."""
+class Answerer(Protocol):
+    """What can answer an exchange's requests (switchml/codecs/base.py)."""
 
     rank: int
     world: int
-    bytes: int
 
     def reduce(self, request: Request, turn: Turn) -> Any: ...
+
+
+class Reducer(Answerer, Protocol):
+    """What asks the other ranks for the answers. `bytes` counts what this rank sent so far."""
+
+    bytes: int
 
     def wire_bytes(self, request: Request) -> int:
         """What a request puts on the busier direction of this rank's link, headers of packets left out."""
@@ -99,10 +104,11 @@ class Compressor:
             shape=shape,
         )
         exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, turn)
-        return drive(exchange, self.reducer, turn)
+        mean: Array = drive(exchange, self.reducer, turn)
+        return mean
 
 
-def drive(exchange, reducer: Reducer, turn: Turn):
+def drive(exchange: Generator[Request, Any, Any], reducer: Answerer, turn: Turn) -> Any:
     """Answer an exchange until it returns, and return that."""
     answer = None
     while True:
@@ -234,13 +240,24 @@ def sum_of_payloads(payloads: list[Payload]) -> Array:
     return total
 
 
+class SummingAgent(Protocol):
+    """What `AgentReducer` needs of an agent (host_agent/base.py)."""
+
+    rank: int
+    world_size: int
+    wire: str
+    takes_sparse: bool
+
+    def allreduce(self, x: Any, *, async_op: bool = ..., sparse: Any = ..., wire: str | None = ...) -> Any: ...
+
+
 class AgentReducer:
-    """A Reducer over a HostAgent (or what has its `allreduce`, `rank`, `world_size`, `takes_sparse`); needs no torch.
+    """A Reducer over an agent; needs no torch.
 
     `bytes` of a sparse stream are those of the packets that this rank has something for, and words for each that
     anybody has something for."""
 
-    def __init__(self, agent):
+    def __init__(self, agent: SummingAgent):
         self._agent = agent
         self._takes_sparse = agent.takes_sparse
         self._ways: dict[tuple[str, int], tuple[int, str, int]] = {}
@@ -319,8 +336,9 @@ class AgentReducer:
         """`block`: as a sparse stream of such blocks; 0: dense."""
         if not block:
             self.bytes += values.size * (2 if wire == "int16" else values.itemsize)
-            return self._agent.allreduce(values, wire=wire)
-        total = self._agent.allreduce(values, wire=wire, sparse=Sparse(block))
+            dense: Array = self._agent.allreduce(values, wire=wire)
+            return dense
+        total: Array = self._agent.allreduce(values, wire=wire, sparse=Sparse(block))
         own, union = _used_blocks(values, PACKET_ELEMENTS), _used_blocks(total, PACKET_ELEMENTS)
         words = WORDS_BYTES if block == STREAM_BLOCK else 4
         self.bytes += own * PACKET_ELEMENTS * values.itemsize + union * words

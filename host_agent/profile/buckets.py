@@ -29,7 +29,7 @@ def describe() -> list[dict[str, Any]]:
     return [_describe(module) for module in living(DistributedDataParallel)]
 
 
-def _describe(module) -> dict[str, Any]:
+def _describe(module: Any) -> dict[str, Any]:
     told = module._get_ddp_logging_data()
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
     parameters = list(module._module_parameters)

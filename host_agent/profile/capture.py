@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -91,7 +92,7 @@ class _Spans:
     """While a capture runs: a span around `Work.wait`, and one around DDP's wait for all buckets at the end of a
     backward pass, which happens in C++ where nobody sees it."""
 
-    def __init__(self, modules: list) -> None:
+    def __init__(self, modules: list[Any]) -> None:
         """`modules`: all DistributedDataParallel."""
         self._undo = contextlib.ExitStack()
         if not dist.is_available():
@@ -100,11 +101,11 @@ class _Spans:
 
         plain = Work.wait
 
-        def wait(work, *args, **kwargs):
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
             with record_function(WAIT):
                 return plain(work, *args, **kwargs)
 
-        Work.wait = wait
+        setattr(Work, "wait", wait)  # noqa: B010 - as its type is another
         self._undo.callback(setattr, Work, "wait", plain)
         for module in modules:
             wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -128,7 +129,7 @@ def _expect_the_wait(_parameter: torch.Tensor) -> None:
     engine.queue_callback(before)
 
 
-def _modules_and_parameters() -> tuple[list, list[torch.nn.Parameter]]:
+def _modules_and_parameters() -> tuple[list[Any], list[torch.nn.Parameter]]:
     """DDP's modules and all parameters, in one search, which takes some 50 ms."""
     if not dist.is_available():
         return [], living(torch.nn.Parameter)
@@ -150,7 +151,7 @@ def _activities() -> list[ProfilerActivity]:
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
 
 
-def _lean() -> dict:
+def _lean() -> dict[str, Any]:
     """Options of a torch that need not make Python objects of all events at the end."""
     from torch._C._profiler import _ExperimentalConfig
 

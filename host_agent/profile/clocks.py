@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import time
 from datetime import timedelta
+from typing import Any
 
 ROUNDS = 12
 """Questions of each rank: the quickest of them tells."""
@@ -46,12 +47,12 @@ class Pings:
         except RuntimeError:  # torch.distributed's own errors are: somebody did not come, or the store is gone
             self._is_alone = True
 
-    def columns(self) -> dict[str, list]:
+    def columns(self) -> dict[str, list[int] | list[bool]]:
         """`rows` by name, for JSON."""
         message, at_ns, is_sent = zip(*self.rows, strict=True) if self.rows else ((), (), ())
         return {"message": list(message), "at_ns": list(at_ns), "sent": list(is_sent)}
 
-    def _ask(self, store, questions: int) -> None:
+    def _ask(self, store: Any, questions: int) -> None:
         first = self._first - questions
         for _ in range(ROUNDS):
             number = first + (store.add(self._key("count", first), 1) - 1)
@@ -63,7 +64,7 @@ class Pings:
             for key in (question, answer):
                 store.delete_key(key)
 
-    def _answer(self, store, questions: range) -> None:
+    def _answer(self, store: Any, questions: range) -> None:
         for number in questions:
             store.wait([self._key("question", number)], PATIENCE)
             self._note(2 * number, False)
@@ -77,7 +78,7 @@ class Pings:
         return f"switchml/clocks/{self._window}/{what}/{number}"
 
 
-def _store():
+def _store() -> Any:
     """That of the default process group; None where there is none, or ranks that are not processes."""
     import torch.distributed as dist
 

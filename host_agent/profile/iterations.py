@@ -9,12 +9,13 @@ import gc
 import types
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 
-def living(*kinds: type) -> list:
+def living(*kinds: type) -> list[Any]:
     """All objects of these types that there are, the oldest first."""
     wanted: set[type] = set()
     left = list(kinds)
@@ -56,7 +57,7 @@ class Iterations:
                     del optimizer.step
         self._wrapped.clear()
 
-    def _stepped(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+    def _stepped(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = weakref.ref(optimizer)
             if not any(reference() is optimizer for reference, _ in self._wrapped):
@@ -67,7 +68,7 @@ class Iterations:
         step, reference = optimizer.step, weakref.ref(optimizer)
 
         @functools.wraps(step)
-        def stepped(_, *args, **kwargs):
+        def stepped(_: Any, *args: Any, **kwargs: Any) -> Any:
             result = step(*args, **kwargs)
             if self._optimizer is not None and self._optimizer() is reference():
                 self._boundary()

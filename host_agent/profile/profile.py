@@ -69,7 +69,7 @@ class switchml_profile:
 
     def __init__(
         self,
-        folder: str | os.PathLike,
+        folder: str | os.PathLike[str],
         *,
         skip: int = SKIP,
         steps: int = STEPS,
@@ -111,7 +111,7 @@ class switchml_profile:
         self.begin()
         return self
 
-    def __exit__(self, kind, error, traceback) -> None:
+    def __exit__(self, *_: object) -> None:
         self.finish()
 
     def begin(self) -> None:
@@ -196,7 +196,7 @@ class switchml_profile:
         self._overheads_s.append((capture.start_s, capture.stop_s))
 
     def _about(self, capture: Capture) -> dict[str, Any]:
-        ddp: list[dict] = []
+        ddp: list[dict[str, Any]] = []
         with contextlib.suppress(RuntimeError):  # its process group is gone
             ddp = buckets.describe()
         return {
@@ -258,7 +258,7 @@ class _OnTermination:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._pid = 0
 
-    def _terminate(self, _number: int, _frame) -> None:
+    def _terminate(self, _number: int, _frame: object) -> None:
         if os.getpid() != self._pid:  # a forked child has nothing of its own to write
             self._die()
         elif self._is_held:

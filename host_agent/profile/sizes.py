@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,8 +54,8 @@ class Sizes:
             return
         from torch.distributed import ProcessGroup
 
-        def watched(what: str, plain):
-            def method(group, tensors, peer, *args, **kwargs):
+        def watched(what: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+            def method(group: Any, tensors: Any, peer: int, *args: Any, **kwargs: Any) -> Any:
                 if tensors[0].device.type == "cpu":
                     shapes = [list(tensor.shape) for tensor in tensors]
                     types = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]

@@ -124,7 +124,7 @@ class ChildAggregator:
                     f"the aggregator that this process started (pid {self.pid}) {ended}: {self.last_line()}"
                 )
             line += piece
-        return json.loads(line)["control"]
+        return str(json.loads(line)["control"])
 
 
 def _end_with_parent(parent: int) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,7 +112,7 @@ class EmbeddingExchange:
                 f"looked up: {looked_up.dtype} of shape {tuple(looked_up.shape)}; expected float32 "
                 f"[{expected[0]} ranks, {expected[1]} tables, batch, width]"
             )
-        rows = _AllToAll.apply(looked_up, self)
+        rows: torch.Tensor = _AllToAll.apply(looked_up, self)
         self.iteration += 1
         return rows
 
@@ -204,10 +205,10 @@ class _AllToAll(torch.autograd.Function):
     """`EmbeddingExchange.forward` and `.backward` for autograd: the error of compression is taken for a constant."""
 
     @staticmethod
-    def forward(ctx, looked_up, exchange):
+    def forward(ctx: Any, looked_up: torch.Tensor, exchange: EmbeddingExchange) -> torch.Tensor:
         ctx.exchange = exchange
         return exchange.forward(looked_up)
 
     @staticmethod
-    def backward(ctx, gradient):
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return ctx.exchange.backward(gradient.contiguous()), None

@@ -15,6 +15,7 @@ others, and what else `HostAgent.join` takes from the environment.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch.distributed as dist
 
@@ -36,7 +37,7 @@ def autoload() -> None:
             arm()
 
 
-def _create(options, pg_options) -> dist.ProcessGroup:
+def _create(options: Any, pg_options: object) -> dist.ProcessGroup:
     """What torch calls for each group, with its _DistributedBackendOptions. There are no `pg_options` of ours."""
     from host_agent.pytorch.process_group import SwitchMLProcessGroup
 

@@ -57,7 +57,7 @@ class CodecState:
             self.compressor = Compressor(self.reducer, codec, memory, seed=seed)
         self.bytes_dense = 0
         self.busy_s = 0.0
-        self._tasks: queue.SimpleQueue = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @property
@@ -87,7 +87,7 @@ class CodecState:
         names = ("bytes_sent", "bytes_dense", "compress_s", "exchange_s")
         return {name: getattr(self, name) for name in names}
 
-    def submit(self, task) -> None:
+    def submit(self, task: Callable[[], None]) -> None:
         """Run `task()` on this state's thread, after those before: the one order that all ranks share."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="switchml-codec", daemon=True)
@@ -124,7 +124,7 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
     devices = [buffer.device] if buffer.is_cuda else []
-    trigger: torch.futures.Future = torch.futures.Future(devices=devices)
+    trigger: torch.futures.Future[None] = torch.futures.Future(devices=devices)
     outcome: list[Any] = []
 
     def finish(_done: torch.futures.Future) -> torch.Tensor:

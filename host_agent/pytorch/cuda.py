@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import torch
 
@@ -86,7 +87,7 @@ class CudaStaging:
         stream, callers = self._stream(tensor.device), torch.cuda.current_stream(tensor.device)
 
         @contextlib.contextmanager
-        def inside():
+        def inside() -> Iterator[None]:
             with torch.cuda.stream(stream):
                 yield
             for part in (tensor._indices(), tensor._values()):
@@ -113,7 +114,7 @@ class CudaStaging:
 class CudaAllReduceWork(AllReduceWork):
     """An AllReduceWork whose end is an event on each side stream."""
 
-    def __init__(self, streams: list[torch.cuda.Stream], *args):
+    def __init__(self, streams: list[torch.cuda.Stream], *args: Any):
         self._streams = streams
         self._copied_up: list[torch.cuda.Event] = []
         super().__init__(*args)
@@ -135,7 +136,7 @@ class CudaAllReduceWork(AllReduceWork):
             self._copied_up.append(event)
         super()._finish()
 
-    def _make_trigger(self) -> torch.futures.Future:
+    def _make_trigger(self) -> torch.futures.Future[None]:
         return torch.futures.Future(devices=[stream.device for stream in self._streams])
 
     def _complete_future(self) -> None:

@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Work
 
 from host_agent import recording
 from host_agent.agent import HostAgent
+from host_agent.base import Agent
 from host_agent.pytorch.rendezvous import Rendezvous
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
 from host_agent.warmup import warm_up
@@ -87,7 +88,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._name = group_name
         self._description = "undefined"
         self._gloo: dist.ProcessGroup | None = None
-        self._agent: HostAgent | None = None
+        self._agent: Agent | None = None
         self._cuda: Any = None
         self._failed = False
         self._shutdown_lock = threading.Lock()
@@ -151,7 +152,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._require_gloo()._set_group_desc(description)
 
     @property
-    def agent(self) -> HostAgent | None:
+    def agent(self) -> Agent | None:
         """The agent, for its statistics; None after shutdown and in a sub-group of one rank."""
         return self._agent
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import Store
+from torch._C._distributed_c10d import Store
 
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator
@@ -171,7 +171,7 @@ def _address_for_others(main_address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((main_address, 9))  # sends nothing: it only looks up the route
-            address = probe.getsockname()[0]
+            address: str = probe.getsockname()[0]
         except OSError as error:
             raise JoinError(
                 f"no route to MASTER_ADDR {main_address!r} ({error}), so no address to start the aggregator on; "

@@ -129,7 +129,7 @@ def set_environment(settings: Settings | str | Path) -> None:
         os.environ.setdefault(name, value)
 
 
-def apply(ddp, settings: Settings | str | Path):
+def apply(ddp: Any, settings: Settings | str | Path) -> Any:
     """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), None where the
     file names no codec."""
     settings = settings if isinstance(settings, Settings) else load(settings)
@@ -151,7 +151,7 @@ class _ByBucket:
 
     by_matrix = False
 
-    def __init__(self, reducer, settings: Settings) -> None:
+    def __init__(self, reducer: Any, settings: Settings) -> None:
         from host_agent.compression.compressed import Compressor
 
         self._of = {spec: Compressor(reducer, spec, settings.memory) for spec in dict.fromkeys(settings.codec)}
@@ -159,6 +159,6 @@ class _ByBucket:
         if any(one.by_matrix for one in self._of.values()):
             raise ConfigError(f"{settings.path}: codecs that go by matrices can't take turns with others")
 
-    def allreduce(self, name: str, x, shape=None):
+    def allreduce(self, name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
         bucket = int(name.removeprefix("bucket ").partition(".")[0])
         return self._of[self._codec[min(bucket, len(self._codec) - 1)]].allreduce(name, x, shape)

@@ -13,6 +13,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from host_agent.pytorch.settings import Settings, apply, ddp_arguments, load, set_environment
 
@@ -35,11 +36,11 @@ def _obey(settings: Settings) -> None:
     init_process_group, init_ddp = dist.init_process_group, DistributedDataParallel.__init__
 
     @functools.wraps(init_process_group)
-    def init_group(backend=None, *args, **kwargs):
+    def init_group(backend: str | None = None, *args: Any, **kwargs: Any) -> Any:
         return init_process_group(settings.backend or backend, *args, **kwargs)
 
     @functools.wraps(init_ddp)
-    def init(self, *args, **kwargs):
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         init_ddp(self, *args, **kwargs | ddp_arguments(settings))
         apply(self, settings)
 
@@ -54,7 +55,7 @@ def _note_steps(folder: Path) -> None:
     first: list[int] = []
     rank: list[int] = []
 
-    def note(optimizer, args, kwargs) -> None:
+    def note(optimizer: Any, args: Any, kwargs: Any) -> None:
         now_s = time.perf_counter()
         if not first:
             first.append(id(optimizer))

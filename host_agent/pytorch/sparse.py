@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from host_agent.agent import HostAgent
+from host_agent.base import Agent
 from switchml.protocol.sparse import Sparse
 
 ROW_BLOCK = 128
@@ -38,7 +38,7 @@ class Rows:
             tensor.copy_(result.to(tensor.device))
 
 
-def union_of_rows(agent: HostAgent, numbers: np.ndarray, count: int, timeout_s: float | None) -> np.ndarray:
+def union_of_rows(agent: Agent, numbers: np.ndarray, count: int, timeout_s: float | None) -> np.ndarray:
     """The rows, of `count`, that some rank names in `numbers` (ascending, without doubles); waits for all ranks.
 
     A row is a counter of just as many bits as the number of ranks needs, several of them in an int32.

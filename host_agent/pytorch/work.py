@@ -93,7 +93,7 @@ class AllReduceWork(Work):
         """`parts`: how many times `part_done` will be called."""
         super().__init__()
         self.tensors = tensors
-        self.before_finish: list[Callable[[], None]] = []
+        self.before_finish: list[Callable[[], object]] = []
         """Steps between the last part and the end (copies out of staging buffers), run on a callback thread if there
         are any.
         """
@@ -102,8 +102,8 @@ class AllReduceWork(Work):
         self._lock = threading.Lock()
         self._finished = threading.Event()
         self._error: BaseException | None = None
-        self._trigger: torch.futures.Future | None = None
-        self._future: torch.futures.Future | None = None
+        self._trigger: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
         if parts == 0:
             self._finish()
 
@@ -148,7 +148,7 @@ class AllReduceWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def get_future(self) -> torch.futures.Future:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """A future of the list of tensors. Always the same one."""
         with self._lock:
             if self._future is None:
@@ -164,10 +164,10 @@ class AllReduceWork(Work):
             self._complete_future()
         return future
 
-    def _make_trigger(self) -> torch.futures.Future:
+    def _make_trigger(self) -> torch.futures.Future[None]:
         return torch.futures.Future()
 
-    def _outcome(self, _trigger: torch.futures.Future) -> list[torch.Tensor]:
+    def _outcome(self, _trigger: torch.futures.Future[None]) -> list[torch.Tensor]:
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self.tensors

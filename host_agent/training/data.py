@@ -60,7 +60,8 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     if not file.is_file():
         from sklearn.datasets import load_digits
 
-        return load_digits(return_X_y=True)
+        images, labels = load_digits(return_X_y=True)
+        return images, labels
     table = np.loadtxt(file, delimiter=",")
     return table[:, :-1], table[:, -1]
 

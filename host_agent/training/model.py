@@ -24,4 +24,5 @@ class DigitsNet(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images)
+        digits: torch.Tensor = self.layers(images)
+        return digits

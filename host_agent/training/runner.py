@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class Outcome:
     parameters: np.ndarray = field(repr=False)
     agents: list[dict[str, float]] = field(repr=False)
     codecs: list[dict[str, float]] = field(default_factory=list, repr=False)
-    decisions: list[dict] = field(default_factory=list, repr=False)
+    decisions: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Comparison:
     @property
     def transport(self) -> str:
         """How the ranks reached the aggregator: shm, udp, or both."""
-        return " and ".join(sorted({agent["transport"] for agent in self.outcomes["switchml"].agents}))
+        return " and ".join(sorted({str(agent["transport"]) for agent in self.outcomes["switchml"].agents}))
 
     @property
     def goodput_bps(self) -> float:

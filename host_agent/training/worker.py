@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class PhaseResult:
     """`HostAgent.stats()`, if there was one."""
     codec: dict[str, float] = field(default_factory=dict)
     """Bytes and seconds of the codec, if there was one."""
-    decisions: list[dict] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
     """With the codec `auto`: its changes, the same on all ranks."""
 
 
@@ -227,7 +228,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     )
 
 
-def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager:
+def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager[object]:
     """Around the training loop: a profile of some of its steps, if one is wanted."""
     if settings.trace is None:
         return contextlib.nullcontext()
@@ -237,7 +238,7 @@ def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextMan
     return switchml_profile(settings.trace / backend, skip=skip, steps=min(10, settings.steps - skip))
 
 
-def _accuracy(model, digits: Digits) -> float:
+def _accuracy(model: Any, digits: Digits) -> float:
     """The share of test images that the model gets right."""
     import torch
 

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 KEPT = 8
 """Samples that an estimate is made from."""
@@ -114,7 +115,7 @@ class Network:
     def learn(self, step: int, samples: Iterable[Sample]) -> None:
         """Learn before `step` from steps that followed each other. They count as one for each way and choices: what
         delays one step delays the next as well."""
-        alike: dict[tuple, list[Sample]] = {}
+        alike: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in samples:
             if sample.wire_bytes > 0:
                 alike.setdefault((sample.way, sample.choices), []).append(sample)

@@ -91,7 +91,7 @@ class Costs:
 class _Trial:
     """What a choice really took, in networks of about this rate: medians of some steps each."""
 
-    medians: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    medians: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT))
     steps: int = 0
     last_step: int = 0
     times: int = 1

@@ -63,12 +63,12 @@ class Watch:
     """Sees by the next step that the network has changed; fed with agreed seconds of the exchanges of each step."""
 
     def __init__(self) -> None:
-        self._choices: tuple = ()
+        self._choices: tuple[str, ...] = ()
         self._times: deque[float] = deque(maxlen=KEPT)
         self._is_wary = False
         """The last step that was told was odd: if the next one is too, that is an alarm."""
 
-    def sees_change(self, choices: tuple, seconds: float, latency_s: float) -> bool:
+    def sees_change(self, choices: tuple[str, ...], seconds: float, latency_s: float) -> bool:
         """Whether steps are out of all proportion to those before them that took the same `choices`."""
         if choices != self._choices:
             self._choices, self._is_wary = choices, False
