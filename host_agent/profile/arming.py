@@ -50,7 +50,7 @@ def arm() -> None:
     Armed(
         os.environ[DIR],
         skip=int(skip),
-        **({"steps": int(stop) - int(skip)} if stop else {}),
+        **({"steps": int(stop) - int(skip)} if stop else {}),  # type: ignore[arg-type]
         packets=int(os.environ.get(PACKETS, MOST_PACKETS)),
         pairs=int(os.environ.get(PAIRS, 0)),
         execution_trace=os.environ.get(GRAPH, "1") != "0",

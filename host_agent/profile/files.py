@@ -58,7 +58,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
         arrays |= {f"packets_{k}": each.packets for k, each in enumerate(logs)}
         with _whole(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
-            np.savez_compressed(file, **arrays)
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     agents = [
         {
             "job": each.job,

@@ -52,7 +52,7 @@ class Iterations:
             optimizer = reference()
             if optimizer is not None and optimizer.__dict__.get("step") is ours:
                 if "step" in ours.__func__.replaced:
-                    optimizer.step = ours.__func__.replaced["step"]
+                    optimizer.step = ours.__func__.replaced["step"]  # type: ignore[method-assign]
                 else:
                     del optimizer.step
         self._wrapped.clear()
@@ -74,8 +74,10 @@ class Iterations:
                 self._boundary()
             return result
 
-        stepped.replaced = {name: value for name, value in optimizer.__dict__.items() if name == "step"}
+        stepped.replaced = {  # type: ignore[attr-defined]
+            name: value for name, value in optimizer.__dict__.items() if name == "step"
+        }
         # A method, and not a function: learning rate schedulers look into it.
         ours = types.MethodType(stepped, optimizer)
-        optimizer.step = ours
+        optimizer.step = ours  # type: ignore[method-assign]
         self._wrapped.append((reference, ours))

@@ -180,9 +180,9 @@ class switchml_profile:
         if kind is not Kind.PLAIN and self._capture is None:
             self._term.install()
             self._capture = Capture(self._packets, self._graph_file, self._shapes, self._is_settled())
-        if kind is Kind.CAPTURED:
+        if self._capture is not None and kind is Kind.CAPTURED:
             self._capture.begin_iteration(number)
-        if kind is Kind.GRAPH:
+        if self._capture is not None and kind is Kind.GRAPH:
             self._capture.observe_execution()
         self._started = _now()
 

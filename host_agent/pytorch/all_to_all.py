@@ -112,7 +112,7 @@ class EmbeddingExchange:
                 f"looked up: {looked_up.dtype} of shape {tuple(looked_up.shape)}; expected float32 "
                 f"[{expected[0]} ranks, {expected[1]} tables, batch, width]"
             )
-        rows: torch.Tensor = _AllToAll.apply(looked_up, self)
+        rows: torch.Tensor = _AllToAll.apply(looked_up, self)  # type: ignore[no-untyped-call]
         self.iteration += 1
         return rows
 

@@ -103,7 +103,10 @@ class CodecState:
             self.busy_s += time.perf_counter() - start
 
 
-def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def codec_hook(
+    state: CodecState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients, compressed.
 
     1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.
@@ -120,18 +123,18 @@ def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Futu
         pieces = [gradient.view(-1) for gradient in bucket.gradients()]
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients()]
     else:
-        pieces, shapes = [buffer], [None]
+        pieces, shapes = [buffer], [None]  # type: ignore[list-item]
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
     devices = [buffer.device] if buffer.is_cuda else []
     trigger: torch.futures.Future[None] = torch.futures.Future(devices=devices)
     outcome: list[Any] = []
 
-    def finish(_done: torch.futures.Future) -> torch.Tensor:
+    def finish(_done: torch.futures.Future[None]) -> torch.Tensor:
         # Only an exception inside a `then` becomes an error that C++ code sees.
         if outcome:
             raise outcome[0]
-        return buffer
+        return buffer  # type: ignore[no-any-return]
 
     # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
     vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]
@@ -168,7 +171,7 @@ class GroupReducer:
 
     def health(self) -> Health:
         """What the backend's agent has counted."""
-        stats = self._stats()
+        stats: dict[str, Any] = self._stats()
         return Health(**{name: stats[name] for name in ("rtt_s", "sent", "retransmitted")}) if stats else Health()
 
     def reduce(self, request: Request, turn: Turn) -> Any:
@@ -238,7 +241,7 @@ class GroupReducer:
             return values_of(lanes, values.dtype, values.size)
         return self._all_reduce(values, dist.ReduceOp.SUM, request.wire)
 
-    def _all_reduce(self, values: np.ndarray, op: dist.ReduceOp, wire: str = "") -> np.ndarray:
+    def _all_reduce(self, values: np.ndarray, op: Any, wire: str = "") -> np.ndarray:
         tensor = torch.from_numpy(values.copy()).to(self._device)
         tensor = tensor.to({"float16": torch.float16, "bfloat16": torch.bfloat16}.get(wire, tensor.dtype))
         self.bytes += tensor.numel() * tensor.element_size()

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Work
+from torch._C._distributed_c10d import PrefixStore, Store, Work
 
 from host_agent import recording
 from host_agent.agent import HostAgent
@@ -72,7 +72,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         timeout: timedelta,
@@ -81,7 +81,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         global_ranks: tuple[int, ...] = (),
     ):
         """`global_ranks`: the default group's rank of each rank; empty if this is the default group."""
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self._timeout = timeout
         self._global_ranks = global_ranks
         self._is_default = not global_ranks
@@ -97,14 +97,12 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._rendezvous: Rendezvous | None = None
         store = _unused_part(store, size)
         if size > 1 or self._is_default:
-            rendezvous = Rendezvous(
-                dist.PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address
-            )
+            rendezvous = Rendezvous(PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address)
             self._rendezvous = rendezvous
         try:
             if self._rendezvous is not None:
                 self._rendezvous.prepare()
-            self._gloo = _gloo_group(dist.PrefixStore("gloo/", store), rank, size, timeout)
+            self._gloo = _gloo_group(PrefixStore("gloo/", store), rank, size, timeout)
             if self._rendezvous is not None:
                 self._join(self._rendezvous)
         except BaseException:
@@ -142,7 +140,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
-        self._require_gloo()._set_group_name(name)
+        self._require_gloo()._set_group_name(name)  # type: ignore[arg-type]
 
     def getGroupDesc(self) -> str:
         return self._description
@@ -168,7 +166,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
     # The collectives that the aggregator knows.
 
-    def allreduce(self, tensors, *args, **kwargs) -> Work:
+    def allreduce(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:  # type: ignore[override]
         """`allreduce([tensor], options)`, or `allreduce(tensor_or_list, op=SUM, timeout=None)`."""
         gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
@@ -180,7 +178,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             return gloo.allreduce(tensors, *args, **kwargs)
         return self._submit(listed, op, timeout)
 
-    def allreduce_coalesced(self, tensors, *args, **kwargs) -> Work:
+    def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
         gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
@@ -188,7 +186,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             return gloo.allreduce_coalesced(tensors, *args, **kwargs)
         return self._submit(list(tensors), op, timeout)
 
-    def _carries(self, tensors: list[torch.Tensor], op: dist.ReduceOp) -> bool:
+    def _carries(self, tensors: list[torch.Tensor], op: Any) -> bool:
         """Whether the aggregator can do it. Depends on nothing but what all ranks agree on."""
         # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
         # always say no.
@@ -199,13 +197,13 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
             for tensor in tensors
         )
 
-    def _carries_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp) -> bool:
+    def _carries_sparse(self, tensor: torch.Tensor, op: Any) -> bool:
         fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES
         fits = fits and tensor.device.type in ("cpu", "cuda")
         is_taken = self._agent is not None and self._agent.takes_sparse
         return fits and is_taken and tensor.numel() > 0 and _is_sum_or_mean(op)
 
-    def _submit_sparse(self, tensor: torch.Tensor, op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+    def _submit_sparse(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None) -> Work:
         """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
         the group has seen a CUDA tensor, the queue of those does."""
         from host_agent.pytorch.sparse import Rows, spread, union_of_rows
@@ -222,6 +220,7 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
         def submit() -> None:
             try:
+                assert self._agent is not None
                 union = union_of_rows(self._agent, rows.numbers, rows.count, timeout_s)
                 values = spread(rows, union)
             except Exception as error:
@@ -245,10 +244,10 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
 
             self._cuda = CudaStaging(f"switchml-cuda-{self.rank()}")
 
-    def _work_type(self, tensors: list[torch.Tensor]):
+    def _work_type(self, tensors: list[torch.Tensor]) -> Callable[..., AllReduceWork]:
         return self._cuda.work_type(tensors) if any(tensor.is_cuda for tensor in tensors) else AllReduceWork
 
-    def _submit(self, tensors: list[torch.Tensor], op: dist.ReduceOp, timeout: timedelta | None) -> Work:
+    def _submit(self, tensors: list[torch.Tensor], op: Any, timeout: timedelta | None) -> Work:
         mean = op == dist.ReduceOp.AVG
         self._expect_cuda(tensors)
         summed = [tensor for tensor in tensors if tensor.numel() and self._agent is not None]
@@ -347,8 +346,8 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         return gloo
 
 
-def _gloo_method(name: str) -> Callable:
-    def method(self: SwitchMLProcessGroup, *args, **kwargs):
+def _gloo_method(name: str) -> Callable[..., Any]:
+    def method(self: SwitchMLProcessGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._require_gloo(), name)(*args, **kwargs)
 
     method.__name__ = name
@@ -361,7 +360,7 @@ for _name in GLOO_METHODS:
         setattr(SwitchMLProcessGroup, _name, _gloo_method(_name))
 
 
-def _gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+def _gloo_group(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
     """An ordinary process group over Gloo, as `init_process_group("gloo")` makes it."""
     group = dist.ProcessGroup(store, rank, size)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
@@ -373,17 +372,17 @@ def _gloo_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> 
     return group
 
 
-def _unused_part(store: dist.Store, size: int) -> dist.Store:
+def _unused_part(store: Store, size: int) -> Store:
     """A view of `store` in which no earlier group of the same name has left its keys (torchrun keeps one store for a
     script's whole life).
 
     Sound because making a group is a barrier: nobody asks for the next generation before all have asked for this one.
     """
     generation = (store.add("arrivals", 1) - 1) // size
-    return dist.PrefixStore(f"{generation}/", store)
+    return PrefixStore(f"{generation}/", store)
 
 
-def _op_and_timeout(args: tuple, kwargs: dict) -> tuple[dist.ReduceOp, timedelta | None]:
+def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:
     """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
     given = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
     if hasattr(given, "reduceOp"):
@@ -393,7 +392,7 @@ def _op_and_timeout(args: tuple, kwargs: dict) -> tuple[dist.ReduceOp, timedelta
     return op, timeout if timeout is not None and timeout > timedelta(0) else None
 
 
-def _is_sum_or_mean(op: dist.ReduceOp) -> bool:
+def _is_sum_or_mean(op: Any) -> bool:
     return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG)
 
 

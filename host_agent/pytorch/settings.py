@@ -141,7 +141,7 @@ def apply(ddp: Any, settings: Settings | str | Path) -> Any:
         state = CodecState(settings.codec[0], settings.memory, process_group=ddp.process_group)
     else:
         state = CodecState("none", process_group=ddp.process_group)
-        state.compressor = _ByBucket(state.reducer, settings)
+        state.compressor = _ByBucket(state.reducer, settings)  # type: ignore[assignment]
     ddp.register_comm_hook(state, codec_hook)
     return state
 

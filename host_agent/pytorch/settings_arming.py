@@ -45,7 +45,7 @@ def _obey(settings: Settings) -> None:
         apply(self, settings)
 
     dist.init_process_group = dist.distributed_c10d.init_process_group = init_group
-    DistributedDataParallel.__init__ = init
+    DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
 def _note_steps(folder: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -159,13 +159,13 @@ class Workers:
 
     def messages(self, watch: Callable[[], None]) -> Iterator[Step | PhaseResult]:
         """What the workers report, until all have ended. Raises as `compare` does; `watch` is called often."""
-        ranks = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        ranks: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         failures: list[Failure] = []
         give_up_at = float("inf")
         while ranks and time.monotonic() < give_up_at:
             for pipe in wait(list(ranks), WATCH_EVERY_S):
                 try:
-                    message = pipe.recv()
+                    message = cast(Any, pipe).recv()
                 except (EOFError, OSError):
                     rank = ranks.pop(pipe)
                     self._processes[rank].join(JOIN_S)

@@ -120,7 +120,7 @@ class SoftwareTraits:
 
     kind = "software"
     buffer_a_rank = False
-    transports = ("shm", "udp", "zmq")
+    transports: tuple[str, ...] = ("shm", "udp", "zmq")
     padded = dense_only = False
     mac = 0
 

@@ -24,6 +24,7 @@ from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar
 from host_agent.compression.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
 from switchml import codecs
 from switchml.codecs import Codec, Max, Request, Sum, Turn
+from switchml.codecs.base import Memory
 
 REHEARSAL_SHARE = 0.004
 """Of the time goes into measuring again what choices cost that are not in use."""
@@ -50,8 +51,8 @@ class _Measured:
 
     requests: int = 0
     wire_bytes: int = 0
-    compute_s: deque = field(default_factory=lambda: deque(maxlen=KEPT))
-    errors: deque = field(default_factory=lambda: deque(maxlen=KEPT))
+    compute_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+    errors: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
 
 @dataclass
@@ -119,7 +120,7 @@ class AutoCompressor:
         self,
         reducer: Reducer,
         settings: Auto,
-        memory: str | None = None,
+        memory: str | Memory | None = None,
         *,
         seed: int = 0,
         health: Callable[[], Health] = Health,
@@ -129,7 +130,7 @@ class AutoCompressor:
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
         self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
-        self._told: list[tuple[tuple, Callable[[], np.ndarray]]] = []
+        self._told: list[tuple[tuple[Any, ...], Callable[[], np.ndarray]]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
@@ -207,7 +208,8 @@ class AutoCompressor:
         is_complete = name in self._done_before <= self._done
         if is_complete and self._calendar.is_told(self.step):
             self._tell(turn)
-        return outcome.mean
+        mean: np.ndarray = outcome.mean
+        return mean
 
     # -- seeing changes --
 
@@ -312,7 +314,8 @@ class AutoCompressor:
         self._decision_s = time.perf_counter() - start
         self._health_before = health
         self._records = []
-        latency_s, elapsed_s, step_s, rtt_s, loss, probe_s = -float(worst[0]), *worst[1:5].tolist(), -float(worst[5])
+        latency_s, probe_s = -float(worst[0]), -float(worst[5])
+        elapsed_s, step_s, rtt_s, loss = worst[1:5].tolist()
         durations, rest = np.split(worst[6:], [len(buckets)])
         costs = rest[: 3 * len(buckets) * len(CHOICES)].reshape(len(buckets), len(CHOICES), 3)
         times = rest[costs.size :].reshape(-1, 2)

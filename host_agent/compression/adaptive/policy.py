@@ -63,9 +63,9 @@ def parse_auto(text: str) -> Auto:
     return parse_settings("codec", {Auto.name: Auto}, text)
 
 
-def check_memory(text: str | None) -> Memory:
-    """The memory that `text` names, by default residual. Raises ConfigError if it does not suit every choice."""
-    memory = parse_memory(text or "residual")
+def check_memory(choice: str | Memory | None) -> Memory:
+    """The chosen memory, by default residual. Raises ConfigError if it does not suit every choice."""
+    memory = choice if isinstance(choice, Memory) else parse_memory(choice or "residual")
     if memory.name not in MEMORIES:
         raise ConfigError(f"memory {memory.name} with codec auto: expected one of {', '.join(MEMORIES)}")
     return memory
