@@ -105,7 +105,7 @@ class CodecState:
 
 def codec_hook(
     state: CodecState,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]
+    bucket: dist.GradBucket,
 ) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients, compressed.
 
@@ -126,7 +126,7 @@ def codec_hook(
         pieces, shapes = [buffer], [None]  # type: ignore[list-item]
     index = bucket.index()
     state.bytes_dense += 4 * buffer.numel()
-    devices = [buffer.device] if buffer.is_cuda else []
+    devices: list[Any] = [buffer.device] if buffer.is_cuda else []
     trigger: torch.futures.Future[None] = torch.futures.Future(devices=devices)
     outcome: list[Any] = []
 
@@ -134,7 +134,7 @@ def codec_hook(
         # Only an exception inside a `then` becomes an error that C++ code sees.
         if outcome:
             raise outcome[0]
-        return buffer  # type: ignore[no-any-return]
+        return buffer
 
     # float32 on the host, taken now: on a GPU this waits for the stream that the hook runs on.
     vectors = [piece.detach().to("cpu", torch.float32).numpy() for piece in pieces]

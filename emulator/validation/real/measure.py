@@ -164,8 +164,8 @@ Run = tuple[Layout, float]
 
 @dataclass
 class _Measured:
-    """What was measured so far: by run, seconds of the median step, and packets that a sending rank sent in a step; CPU seconds
-    of a step without all-reduces, of the calibration's workers."""
+    """What was measured so far: by run, seconds of the median step, and packets that each sender sent in a step; CPU
+    seconds of a step without all-reduces, of the calibration's workers."""
 
     step_s: dict[Run, float] = field(default_factory=dict)
     sent: dict[Run, float] = field(default_factory=dict)
