@@ -12,6 +12,6 @@ from tests.support.p4_jobs import program, switch_itself
 @pytest.fixture(params=[Interpreter, Engine], ids=["interpreter", "compiled"])
 def switch(request):
     """A fresh switch with an address, on each engine."""
-    made = switch_on(request.param, program("switchml"))
-    p4_programming.apply(made.state, switch_itself())
-    return made
+    programmed = switch_on(request.param, program("switchml"))
+    p4_programming.apply(programmed.state, switch_itself())
+    return programmed

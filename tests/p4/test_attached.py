@@ -92,8 +92,8 @@ def test_kernel_udp_and_raw_frames(network):
             assert [rank.next() for rank in ranks] == [{}, {}]
             for rank in ranks:
                 rank.tell("reduce", seed=3, numel=20_000, count=2)
-            found = [rank.next() for rank in ranks]
-            assert found[0] == found[1] and "sha256" in found[0]
+            digests = [rank.next() for rank in ranks]
+            assert digests[0] == digests[1] and "sha256" in digests[0]
             for rank in ranks:
                 rank.tell("leave")
             assert [rank.next() for rank in ranks] == [{}, {}]

@@ -13,7 +13,7 @@ from switchml.control.p4 import tables as p4_tables
 
 ROOT = Path(__file__).parents[2]
 P4 = ROOT / "p4"
-AGAIN = "p4/*.p4 changed: run scripts/compile-p4"
+OUTDATED = "p4/*.p4 changed: run scripts/compile-p4"
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +26,12 @@ def compile_p4():
 
 
 def test_sources_have_not_moved_on(compile_p4):
-    assert compile_p4.HASH.read_text().strip() == compile_p4.sources_hash(), AGAIN
+    assert compile_p4.HASH.read_text().strip() == compile_p4.sources_hash(), OUTDATED
 
 
 def test_nothing_else_is_there(compile_p4):
-    wanted = {f"{name}{suffix}" for name in compile_p4.VARIANTS for suffix in (".json", ".p4info.txtpb")}
-    assert {path.name for path in compile_p4.COMPILED.iterdir()} == wanted | {compile_p4.HASH.name}
+    names = {f"{name}{suffix}" for name in compile_p4.VARIANTS for suffix in (".json", ".p4info.txtpb")}
+    assert {path.name for path in compile_p4.COMPILED.iterdir()} == names | {compile_p4.HASH.name}
 
 
 VARIANTS = ["switchml", "switchml_lanes", "switchml_lanes_1024"]
@@ -45,7 +45,7 @@ def test_compiled_is_what_p4c_writes(variant, compile_p4, tmp_path, require_prog
     if compile_p4.WANTED not in done.stdout + done.stderr:
         pytest.skip(f"another version of p4c-bm2-ss than {compile_p4.WANTED}")
     for path in compile_p4.compile_variant(compiler, variant, tmp_path):
-        assert path.read_text() == (compile_p4.COMPILED / path.name).read_text(), AGAIN
+        assert path.read_text() == (compile_p4.COMPILED / path.name).read_text(), OUTDATED
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -70,22 +70,22 @@ def test_sums(served, options):
         for dtype in ("float32", "int64", "float64") if not options else ("int32",):
             reduce_all(agents, 1, dtype=dtype)
         if options.get("wire"):
-            found = good(on_all(agents, lambda agent: agent.allreduce(np.full(5000, 0.5, np.float32))))
-            assert all(digest([other]) == digest([found[0]]) for other in found)
-            np.testing.assert_allclose(found[0], 1.5, rtol=0.05)
+            sums = good(on_all(agents, lambda agent: agent.allreduce(np.full(5000, 0.5, np.float32))))
+            assert all(digest([other]) == digest([sums[0]]) for other in sums)
+            np.testing.assert_allclose(sums[0], 1.5, rtol=0.05)
 
 
 @pytest.mark.parametrize("payload_bytes", [256, 1024])
 def test_sparse_sums(served, payload_bytes):
     """Streams of one block a packet, of four and of eight, with a dense call between them."""
     arrays = sparse_arrays(3, "float32", 0.1, NUMEL, block=32)
-    wanted = digest([sum(arrays)])
+    expected_digest = digest([sum(arrays)])
     with joined(served, 3, "sparse", payload_bytes=payload_bytes) as agents:
         for sparse in (Sparse(256), Sparse(64), False, Sparse(payload_bytes // 32)):
             results = good(
                 on_all(agents, lambda agent, sparse=sparse: agent.allreduce(arrays[agent.rank], sparse=sparse))
             )
-            assert all(digest([result]) == wanted for result in results)
+            assert all(digest([result]) == expected_digest for result in results)
         assert all(agent.stats()["streamed"] for agent in agents)
         assert sum(rank.counters["refused_format"] for rank in served.job("sparse").ranks) == 0
 
@@ -118,7 +118,7 @@ def test_two_jobs_at_once(served):
         assert places[0].group != places[1].group and places[0].generation != places[1].generation
 
 
-def test_rows_are_used_again(served):
+def test_rows_are_reused(served):
     """A job begins where another one ended, and finds nothing of it."""
     with joined(served, 2, "first", slots=16) as agents:
         first = served.dataplane._jobs[served.job("first").job_id].place
@@ -160,7 +160,7 @@ def test_too_many_ranks(served):
     assert served.inside() == served.empty
 
 
-def test_a_way_that_leads_nowhere(served):
+def test_an_unreachable_address(served):
     with pytest.raises(ConfigError, match="is reached by frames, not by shm"):
         HostAgent.join(served.address, job="x", rank=0, world_size=1, transport="shm")
 
@@ -212,7 +212,7 @@ def test_losses_and_delays_change_no_bit(monkeypatch, sparse):
 # Ends
 
 
-def test_a_switch_that_is_started_again():
+def test_a_restarted_switch():
     """Its jobs learn why they can't go on; it is programmed for the next ones."""
     served = Served()
     try:
@@ -248,8 +248,8 @@ def test_nothing_stays_when_the_control_plane_stops():
         agents = join_all(served.address, 2, job="stays")
         served.controller.stop()
         served.dataplane.stop()
-        found = served.inside()
-        assert found["workers"] == found["own_addresses"] == found["groups"] == 0 and not found["ports"]
+        inside = served.inside()
+        assert inside["workers"] == inside["own_addresses"] == inside["groups"] == 0 and not inside["ports"]
         leave_all(agents)
     finally:
         served.stop()
@@ -282,8 +282,8 @@ def test_jobs_by_p4runtime():
         for job in ("one", "two"):
             agents = join_all(address, 2, job=job)
             reduce_all(agents, 9)
-            found = next(each for each in client.status(address).jobs if each.name == job)
-            assert all(rank.counters["accepted"] == -(-NUMEL // 256) for rank in found.ranks)
+            status = next(each for each in client.status(address).jobs if each.name == job)
+            assert all(rank.counters["accepted"] == -(-NUMEL // 256) for rank in status.ranks)
             leave_all(agents)
             until(lambda: not dataplane._jobs)
             assert driver.has_state() and {entry.table for entry in driver._entries} == {"own_addresses"}

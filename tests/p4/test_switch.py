@@ -105,7 +105,7 @@ def test_stations_are_learned(switch):
     assert switch.receive(3, back) == [(2, back)]
 
 
-def test_a_station_whose_cell_was_taken_is_flooded(switch):
+def test_a_station_whose_cell_was_overwritten_is_flooded(switch):
     stations, owners = switch.state.register("stations"), {}
     for mac in range(0x02_00_00_01_00_00, 0x02_00_00_01_20_00):
         switch.receive(1, ethernet(BROADCAST, mac, 0x0800, b"x"))
@@ -176,7 +176,7 @@ def test_all_of_this_is_the_same_on_simple_switch(require_program):
 # Losses
 
 
-def test_certain_loss_on_the_way_in_changes_nothing(switch):
+def test_certain_loss_at_ingress_changes_nothing(switch):
     job = small_job()
     start(switch, job)
     p4_programming.apply(switch.state, loss_changes(job.port(0), 0.999999999999, 0))
@@ -186,7 +186,7 @@ def test_certain_loss_on_the_way_in_changes_nothing(switch):
     assert any(switch.state.register("rounds").read_all())
 
 
-def test_certain_loss_on_the_way_out_spares_the_others(switch):
+def test_certain_loss_at_egress_spares_the_others(switch):
     job = small_job()
     start(switch, job)
     p4_programming.apply(switch.state, loss_changes(job.port(1), 0, 1))
@@ -194,7 +194,7 @@ def test_certain_loss_on_the_way_out_spares_the_others(switch):
     assert [port for port, _ in give(switch, job, contribution(1, 800))] == [job.port(0)]
 
 
-def test_losses_come_as_often_as_told(switch):
+def test_losses_have_the_configured_rate(switch):
     p4_programming.apply(switch.state, loss_changes(0, 0.25, 0))
     frame = ethernet(BROADCAST, ALICE[0], 0x0806, arp(1, ALICE, (0, OURS)))
     answered = sum(len(switch.receive(0, frame)) for _ in range(800))

@@ -215,7 +215,7 @@ def test_a_wait_from_above_reaches_all_until_the_result_is_there(rack):
     assert rack.give(None, wait(0b1100)) == []
 
 
-def test_the_kept_result_answers_retransmissions(rack):
+def test_the_stored_result_answers_retransmissions(rack):
     rack.give(0, contribution(1))
     rack.give(1, contribution(2))
     answered_late = result(10, r=1, need=2, flags=0)
@@ -248,7 +248,7 @@ def test_only_the_root_sends_results(rack):
     assert rack.give(1, contribution(0, r=1)) == [(None, contribution(3, r=1, flags=0))]
 
 
-def test_flags_travel_both_ways(rack):
+def test_flags_travel_in_both_directions(rack):
     rack.give(0, contribution(0x7FFFFFFF, used=4))
     assert rack.give(1, contribution(1, used=5)) == [(None, contribution(-0x80000000, used=4, flags=3))]
     down = result(0, flags=3)
@@ -269,14 +269,14 @@ def test_slots_go_on(rack):
 
 @pytest.fixture
 def root(engine):
-    made = OneSwitch(engine)
-    made.node = made.tree.nodes[0]
+    simulated = OneSwitch(engine)
+    simulated.node = simulated.tree.nodes[0]
 
     def give(rack: int, data: bytes):
-        child = made.node.below[rack]
-        ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (child, made.node)]
-        left = made.tree.pass_on(made.node, 1 + rack, udp(Datagram(*ends, data)))
-        return [(made.node.below.index(there), read_udp(frame).payload) for there, _, frame in left]
+        child = simulated.node.below[rack]
+        ends = [(node.mac, address_number(node.address), UDP_PORT) for node in (child, simulated.node)]
+        left = simulated.tree.pass_on(simulated.node, 1 + rack, udp(Datagram(*ends, data)))
+        return [(simulated.node.below.index(there), read_udp(frame).payload) for there, _, frame in left]
 
     return give
 
@@ -311,27 +311,27 @@ def test_a_contribution_without_flags_is_no_partial_sum(root):
 
 
 def test_ranks_can_be_attached_to_the_root(engine):
-    made = OneSwitch(engine, Node(1, [Node(2, [0, 1, 2]), 3]))
-    made.node = made.tree.nodes[0]
-    assert made.give(3, contribution(4)) == []
-    child = made.tree.nodes[1]
+    simulated = OneSwitch(engine, Node(1, [Node(2, [0, 1, 2]), 3]))
+    simulated.node = simulated.tree.nodes[0]
+    assert simulated.give(3, contribution(4)) == []
+    child = simulated.tree.nodes[1]
     partial = Datagram(
         (child.mac, address_number(child.address), UDP_PORT),
-        (made.node.mac, address_number(made.node.address), UDP_PORT),
+        (simulated.node.mac, address_number(simulated.node.address), UDP_PORT),
         contribution(3, flags=0),
     )
-    left = made.tree.pass_on(made.node, 1, udp(partial))
+    left = simulated.tree.pass_on(simulated.node, 1, udp(partial))
     assert left[0] == (3, result(7))
     assert left[1][0] is child and read_udp(left[1][2]).payload == result(7)
 
 
 def test_counters(engine):
-    made = OneSwitch(engine)
-    made.give(0, contribution(1))
-    made.give(1, contribution(2))
-    made.give(1, contribution(2, r=1))
-    made.give(None, result(3))
-    state = made.tree.switches[made.node.name].state
+    simulated = OneSwitch(engine)
+    simulated.give(0, contribution(1))
+    simulated.give(1, contribution(2))
+    simulated.give(1, contribution(2, r=1))
+    simulated.give(None, result(3))
+    state = simulated.tree.switches[simulated.node.name].state
     n_numbers = 4 + 1
     cells = [state.counter("outcomes").read(OUTCOMES * PLACE.worker + i) for i in range(OUTCOMES * n_numbers)]
     counted = job_counters(spec_of(n_numbers), cells)
@@ -434,12 +434,12 @@ def test_each_switch_of_a_storm_on_simple_switch(require_program):
     """What each of three switches was given in a lossy run, given to simple_switch: the same frames leave."""
     programs = require_program("simple_switch"), require_program("simple_switch_CLI")
     root = two_racks()
-    given = {node.name: [] for node in root.all()}
+    received = {node.name: [] for node in root.all()}
 
     class Recorded(TreeNetwork):
         def reach_aggregator(self, rank, data):
             node, port, frame = self.tree.from_rank(rank, data) if isinstance(data, bytes) else data
-            given[node.name].append((port, frame))
+            received[node.name].append((port, frame))
             super().reach_aggregator(rank, data)
 
     Recorded(Engine, root, tensors(4, 300, 1), slots=4, isn=0, weather=STORM, seed=2).run(200 * SECOND)
@@ -448,8 +448,8 @@ def test_each_switch_of_a_storm_on_simple_switch(require_program):
         ports = len(node.below) + 1
         itself = switch_changes(node.address, node.mac, range(ports))
         lines = p4_programming.commands([itself, node.changes(spec_of(4, 4, 0, TAG), PLACE)])
-        sent, _, _ = simple_switch.run(*programs, path, lines, given[node.name], ports)
-        ours = replay(program("switchml"), lines, given[node.name], ports=ports)
+        sent, _, _ = simple_switch.run(*programs, path, lines, received[node.name], ports)
+        ours = replay(program("switchml"), lines, received[node.name], ports=ports)
         assert all(ours.accepted)
         assert sent == ours.sent
         assert sum(map(len, sent.values())) > 20
@@ -458,11 +458,11 @@ def test_each_switch_of_a_storm_on_simple_switch(require_program):
 def test_random_frames_change_no_sum(engine):
     """Frames of the job with one byte turned over: what comes of them is never a wrong partial sum."""
     source = random.Random(4)
-    made = OneSwitch(engine)
+    simulated = OneSwitch(engine)
     for _ in range(150):
         data = bytearray(source.choice([contribution(1), result(5), wait(2), contribution(1, flags=0)]))
         data[source.randrange(10)] ^= 1 << source.randrange(8)
         if data[2:8] != contribution()[2:8]:  # else it is a packet that a rank could have sent
-            made.give(source.choice([0, 1, None]), bytes(data))
-    made.give(0, contribution(1))
-    assert made.give(1, contribution(2)) == [(None, contribution(3, flags=0))]
+            simulated.give(source.choice([0, 1, None]), bytes(data))
+    simulated.give(0, contribution(1))
+    assert simulated.give(1, contribution(2)) == [(None, contribution(3, flags=0))]

@@ -133,10 +133,10 @@ def test_scenarios_on_simple_switch(variant, require_program):
             for port, datagram in job.replies(step):
                 expected[port].append((step.label, datagram))
         for port, frames in sent.items():
-            found = [read_udp(frame) for frame in frames]
-            for (label, datagram), reply in zip(expected[port], found, strict=False):
+            answers = [read_udp(frame) for frame in frames]
+            for (label, datagram), reply in zip(expected[port], answers, strict=False):
                 assert reply == datagram, label
-            assert len(found) == len(expected[port])
+            assert len(answers) == len(expected[port])
         cells = [simple_switch.counted(line) for line in counted.splitlines() if "outcomes[" in line]
         for number, job in enumerate(jobs):
             rank_0 = job_counters(job.spec, cells[OUTCOMES * number :][:OUTCOMES] + [(0, 0)] * OUTCOMES * 31)[0]

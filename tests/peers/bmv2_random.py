@@ -289,10 +289,10 @@ def _text(value: int, width: int) -> str:
 def _constants(node) -> list[int]:
     """Every number that the program's expressions, transitions and constant entries mention."""
     if isinstance(node, dict):
-        found = []
+        constants = []
         if node.get("type") == "hexstr" and isinstance(node.get("value"), str):
-            found.append(int(node["value"], 16))
-        return found + [n for v in node.values() for n in _constants(v)]
+            constants.append(int(node["value"], 16))
+        return constants + [n for v in node.values() for n in _constants(v)]
     if isinstance(node, list):
         return [n for v in node for n in _constants(v)]
     return []

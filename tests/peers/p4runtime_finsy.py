@@ -19,7 +19,7 @@ def entry(action=None):
 
 async def control(switch, saw):
     async def actions():
-        return [str(found.action) async for found in switch.read(fy.P4TableEntry("stations"))]
+        return [str(item.action) async for item in switch.read(fy.P4TableEntry("stations"))]
 
     await switch.write([+entry(fy.Action("send", port=3))])
     saw["inserted"] = await actions()
@@ -30,9 +30,9 @@ async def control(switch, saw):
     await switch.write([~entry(fy.Action("punt", reason=9))])
     saw["modified"] = await actions()
     await switch.write([+fy.P4MulticastGroupEntry(7, replicas=(1, 2, (3, 1)))])
-    saw["groups"] = [found.multicast_group_id async for found in switch.read(fy.P4MulticastGroupEntry())]
+    saw["groups"] = [item.multicast_group_id async for item in switch.read(fy.P4MulticastGroupEntry())]
     await switch.write([+fy.P4CloneSessionEntry(5, replicas=((510, 33),))])
-    saw["sessions"] = [found.session_id async for found in switch.read(fy.P4CloneSessionEntry())]
+    saw["sessions"] = [item.session_id async for item in switch.read(fy.P4CloneSessionEntry())]
     # Sent out of port 4, which is a socket that sends it back into port 4.
     frame = bytes.fromhex("000000000001 000000000002 0800") + bytes(46)
     await switch.write([fy.P4PacketOut(frame, egress_port=4, unused=0, mark=0x1234)])

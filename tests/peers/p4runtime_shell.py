@@ -12,15 +12,15 @@ import p4runtime_sh.shell as sh
 
 
 def entry(action, **args):
-    made = sh.TableEntry("MyIngress.stations")(action=f"MyIngress.{action}")
-    made.match["hdr.eth.dst"] = "00:00:00:00:00:01"
+    new_entry = sh.TableEntry("MyIngress.stations")(action=f"MyIngress.{action}")
+    new_entry.match["hdr.eth.dst"] = "00:00:00:00:00:01"
     for name, value in args.items():
-        made.action[name] = value
-    return made
+        new_entry.action[name] = value
+    return new_entry
 
 
 def actions():
-    return [found.action.action_name.rpartition(".")[2] for found in sh.TableEntry("MyIngress.stations").read()]
+    return [item.action.action_name.rpartition(".")[2] for item in sh.TableEntry("MyIngress.stations").read()]
 
 
 def control(saw):
@@ -44,8 +44,8 @@ def control(saw):
             values = {item.metadata_id: int.from_bytes(item.value, "big") for item in message.packet.metadata}
             packets.append([values[1], values[2], values[4], message.packet.payload.hex()])
     saw["packets"] = sorted(packets)
-    for found in sh.TableEntry("MyIngress.stations").read():
-        found.delete()
+    for item in sh.TableEntry("MyIngress.stations").read():
+        item.delete()
     saw["left"] = actions()
 
 

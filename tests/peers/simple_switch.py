@@ -81,8 +81,8 @@ def command(cli: str, thrift_port: int, commands) -> str:
 
 def counted(reply: str) -> tuple[int, int]:
     """(packets, bytes) of what counter_read printed: `7 packets`, or `packets=7` before BMv2 1.15."""
-    found = [re.search(rf"(\d+) {unit}|{unit}=(\d+)", reply) for unit in ("packets", "bytes")]
-    return tuple(int(match[1] or match[2]) for match in found)
+    matches = [re.search(rf"(\d+) {unit}|{unit}=(\d+)", reply) for unit in ("packets", "bytes")]
+    return tuple(int(match[1] or match[2]) for match in matches)
 
 
 def _open(pipe: Path, process: subprocess.Popen) -> int:

@@ -77,7 +77,7 @@ def test_a_network_of_p4_utils(tmp_path_factory, require_program):
             env={**os.environ, "PATH": f"{binaries}:{os.environ['PATH']}", "PYTHONPATH": f"{folder}:{DEBIAN}"},
         )  # fmt: skip
         log = folder / "log" / "p4s.s1.log"
-        told = done.stdout + done.stderr + (log.read_text() if log.exists() else "")
-        assert "3 received" in done.stdout + done.stderr, told
+        output = done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+        assert "3 received" in done.stdout + done.stderr, output
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -66,9 +66,9 @@ def tshark(require_program, tmp_path):
                     src="10.0.0.1", dst="10.0.0.254"
                 )
                 frame = bytes(addresses / UDP(sport=sport, dport=dport) / Raw(data))
-                kept = Raw(frame[: cut[0]] if cut else frame)
-                kept.wirelen = len(frame)
-                writer.write(kept)
+                record = Raw(frame[: cut[0]] if cut else frame)
+                record.wirelen = len(frame)
+                writer.write(record)
         command = [program, "-X", f"lua_script:{SCRIPT}", "-r", str(capture), *arguments]
         # A home of its own: the user's preferences and plugins are not under test.
         done = subprocess.run(
@@ -225,13 +225,13 @@ def test_slots_preference(tshark):
     ]
 
 
-@pytest.mark.parametrize("wanted, count", [
+@pytest.mark.parametrize("display_filter, count", [
     ("switchml", 5), ("switchml.version == 1", 1), ("switchml.flags.overflow == 1", 1), ("switchml.missing == 9", 1),
     ("switchml.values == -42", 2), ("switchml.type >= 12", 2), ("switchml.retransmission == 1", 1),
     ("switchml.need > 3", 1), ("switchml.again", 1), ("switchml.overflowed", 1), ("switchml.malformed", 0),
     ("switchml.tag == 0x5eed && switchml.used == 8", 2),
 ])  # fmt: skip
-def test_filters(tshark, wanted, count):
+def test_filters(tshark, display_filter, count):
     datagrams = [
         V1Packet(1, 0, 3, 0, 0, 0, [-42] * 64).pack(),
         V2Packet(CONTRIBUTION, 1, 0x5EED, 4, 8, 0, [0] * 64).pack(),
@@ -239,7 +239,7 @@ def test_filters(tshark, wanted, count):
         V2Packet(RESULT, 1, 0x5EED, 0, FLAG_OVERFLOW, 0, [0] * 64).pack(),
         WaitPacket(1, 0x5EED, (9, 11)).pack(),
     ]
-    assert len(tshark(datagrams, "-Y", wanted, *ask(["frame.number"])).splitlines()) == count
+    assert len(tshark(datagrams, "-Y", display_filter, *ask(["frame.number"])).splitlines()) == count
 
 
 def test_info_column(tshark):
@@ -297,8 +297,8 @@ def test_cut_captures_are_not_called_malformed(tshark):
     """A capture with a short snapshot length: the lanes that are there, and no complaint about the others."""
     packet = V2Packet(CONTRIBUTION, 1, 2, 3, 4, 5, list(range(64))).pack()
     wait = WaitPacket(1, 2, (0, 9, 255)).pack()
-    datagrams = [(packet, WORKER_PORT, UDP_PORT, 42 + kept) for kept in (5, 10, 13, 14, 21, 266)]
-    datagrams += [(wait, WORKER_PORT, UDP_PORT, 42 + kept) for kept in (10, 11, 12, 42)]
+    datagrams = [(packet, WORKER_PORT, UDP_PORT, 42 + n_bytes) for n_bytes in (5, 10, 13, 14, 21, 266)]
+    datagrams += [(wait, WORKER_PORT, UDP_PORT, 42 + n_bytes) for n_bytes in (10, 11, 12, 42)]
     names = ["switchml.values", "switchml.missing", "switchml.malformed"]
     rows = fields(tshark(datagrams, *ask(names)), names)
     assert [len(row["switchml.values"]) for row in rows] == [0, 0, 0, 1, 2, 64, 0, 0, 0, 0]

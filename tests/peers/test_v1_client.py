@@ -89,7 +89,7 @@ class V1Client:
         """Send the packets of one tensor through the window and take in their results."""
         job, total = self.jobs & 0xFF, tensor.packets
         first = tensor.window
-        under_way: dict[int, tuple[bytes, float]] = {}  # packet number: its bytes, when to send them again
+        outstanding: dict[int, tuple[bytes, float]] = {}  # packet number: its bytes, when to send them again
         done = np.zeros(total, bool)
 
         def send(number: int) -> None:
@@ -98,25 +98,25 @@ class V1Client:
             little_endian = int.from_bytes(number.to_bytes(4, "little"), "big")
             packet = V1Packet(job, little_endian, position % WINDOW, position // WINDOW, e0, 0, lanes).pack()
             self.sock.sendto(packet, self.to)
-            under_way[number] = packet, time.monotonic() + TIMEOUT_S
+            outstanding[number] = packet, time.monotonic() + TIMEOUT_S
 
         for number in range(first):
             send(number)
         deadline = time.monotonic() + DEADLINE_S
-        while under_way:
-            self.sock.settimeout(max(min(due for _, due in under_way.values()) - time.monotonic(), 0.001))
+        while outstanding:
+            self.sock.settimeout(max(min(due for _, due in outstanding.values()) - time.monotonic(), 0.001))
             try:
                 result = V1Packet.unpack(self.sock.recv(2048))
             except TimeoutError:
                 now = time.monotonic()
                 assert now < deadline, (
-                    f"rank {self.rank}: packets {sorted(under_way)} of job {job} stay without a result"
+                    f"rank {self.rank}: packets {sorted(outstanding)} of job {job} stay without a result"
                 )
-                for number, (packet, due) in under_way.items():
+                for number, (packet, due) in outstanding.items():
                     if due <= now:
                         self.retransmitted += 1
                         self.sock.sendto(packet, self.to)
-                        under_way[number] = packet, now + TIMEOUT_S
+                        outstanding[number] = packet, now + TIMEOUT_S
                 continue
             number = int.from_bytes(result.tsi.to_bytes(4, "big"), "little")
             if result.job_number != job or number >= total or done[number]:
@@ -125,7 +125,7 @@ class V1Client:
             done[number] = True
             position = (number + self.shift) % (2 * WINDOW)
             assert (result.slot, result.set) == (position % WINDOW, position // WINDOW)
-            del under_way[number]
+            del outstanding[number]
             tensor.incoming(number, result)
             if number + first < total:
                 send(number + first)
@@ -189,15 +189,15 @@ def aggregator(request):
 def clients(aggregator):
     """Three connected clients on 127.0.77.x, all with the same port."""
     sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(WORKERS)]
-    made = []
+    connected = []
     try:
         for rank, sock in enumerate(sockets):
             sock.bind((f"127.0.77.{rank + 1}", sockets[0].getsockname()[1]))
-            made.append(V1Client(rank, f"127.0.77.{rank + 1}", sock, aggregator.address, aggregator.data_address))
-        good(on_all(made, lambda client: client.connect()))
-        yield made
+            connected.append(V1Client(rank, f"127.0.77.{rank + 1}", sock, aggregator.address, aggregator.data_address))
+        good(on_all(connected, lambda client: client.connect()))
+        yield connected
     finally:
-        for client in made:
+        for client in connected:
             client.close()
         for sock in sockets:
             sock.close()

@@ -72,15 +72,15 @@ def visible(switch: Switch) -> dict:
 
 def outcome(switch: Switch, packets: list[tuple[int, bytes]]) -> tuple[list, list[str], dict]:
     """(what each packet gave, what was logged, the state afterwards)."""
-    given: list = []
+    outputs: list = []
     with Messages() as messages:
         for port, data in packets:
             switch.now += GAP_US
             try:
-                given.append(switch.receive(port, data))
+                outputs.append(switch.receive(port, data))
             except ProgramAbort as error:
-                given.append(str(error))
-    return given, messages.texts, visible(switch)
+                outputs.append(str(error))
+    return outputs, messages.texts, visible(switch)
 
 
 def compare(program: ir.Program, seed: int, n_packets: int, cut: bool = True, hints=None, **options) -> int:
@@ -94,8 +94,8 @@ def compare(program: ir.Program, seed: int, n_packets: int, cut: bool = True, hi
             with contextlib.suppress(ControlError):
                 command(switch, text)
     reference, compiled = (outcome(switch, packets) for switch in switches)
-    for number, (expected, found) in enumerate(zip(reference[0], compiled[0], strict=True)):
-        assert found == expected, f"packet {number} of seed {seed}: {packets[number]}"
+    for number, (expected, actual) in enumerate(zip(reference[0], compiled[0], strict=True)):
+        assert actual == expected, f"packet {number} of seed {seed}: {packets[number]}"
     assert compiled[1] == reference[1]
     for part, expected in reference[2].items():
         assert compiled[2][part] == expected, part

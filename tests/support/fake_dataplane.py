@@ -37,7 +37,7 @@ class FakeDataplane:
         self._lock = threading.Lock()
 
     @property
-    def slots_held(self) -> int:
+    def slots_in_use(self) -> int:
         return sum(job.slots for job in self.jobs.values() if job.protocol == 2)
 
     def address_for(self, sender: tuple[str, int]) -> tuple[str, int]:
@@ -45,10 +45,10 @@ class FakeDataplane:
 
     def start_job(self, spec: JobSpec) -> None:
         with self._lock:
-            taken = {address for addresses in self.addresses.values() for address in addresses if address is not None}
-            if taken & set(spec.addresses):
+            used = {address for addresses in self.addresses.values() for address in addresses if address is not None}
+            if used & set(spec.addresses):
                 raise ConfigError(f"an address of {spec.addresses} belongs to another job")
-            if spec.protocol == 2 and self.slots_held + spec.slots > self.slot_capacity:
+            if spec.protocol == 2 and self.slots_in_use + spec.slots > self.slot_capacity:
                 raise ConfigError("no memory left")
             self.jobs[spec.job_id] = spec
             self.addresses[spec.job_id] = list(spec.addresses)

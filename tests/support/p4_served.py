@@ -42,9 +42,14 @@ class Served:
         """What is in the switch: entries of each table, multicast groups and their nodes, ports."""
         looker = ThriftSwitch(*self.process.thrift)
         try:
-            found = {table: looker._call("standard", "bm_mt_get_num_entries", cxt=0, table=table) for table in TABLES}
+            counts = {table: looker._call("standard", "bm_mt_get_num_entries", cxt=0, table=table) for table in TABLES}
             groups = looker._call("simple_pre_lag", "bm_mc_get_entries", cxt=0)
-            return {**found, "groups": groups.count('"id"'), "nodes": groups.count('"rid"'), "ports": looker.ports()}
+            return {
+                **counts,
+                "groups": groups.count('"id"'),
+                "nodes": groups.count('"rid"'),
+                "ports": looker.ports(),
+            }
         finally:
             looker.close()
 

@@ -23,7 +23,7 @@ from switchml.control.p4runtime_protos import info, v1
 from tests.support.p4_programs import PATHS, SOURCES
 
 CPU_PORT = 510
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 @functools.cache
@@ -33,15 +33,15 @@ def p4info(name: str) -> info.P4Info:
 
 
 def config(name: str, cookie: int = 0) -> v1.ForwardingPipelineConfig:
-    """What SetForwardingPipelineConfig takes for a program."""
-    found = v1.ForwardingPipelineConfig(p4info=p4info(name))
-    found.p4_device_config = PATHS[name].read_bytes()
-    found.cookie.cookie = cookie
-    return found
+    """The message for SetForwardingPipelineConfig of a program."""
+    message = v1.ForwardingPipelineConfig(p4info=p4info(name))
+    message.p4_device_config = PATHS[name].read_bytes()
+    message.cookie.cookie = cookie
+    return message
 
 
 class NoPorts(Ports):
-    """Ports that only remember what was sent; those in `up` are up."""
+    """Ports that only record the frames sent; those in `up` are up."""
 
     def __init__(self) -> None:
         self.up: set[int] = set()
@@ -68,7 +68,7 @@ class NoPorts(Ports):
 
 def eventually(condition) -> None:
     """Wait until something is so."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -121,7 +121,7 @@ class Stream:
     def send(self, **message) -> None:
         self._out.put(v1.StreamMessageRequest(**message))
 
-    def next(self, kind: str | None = None, timeout: float = PATIENCE_S):
+    def next(self, kind: str | None = None, timeout: float = TIMEOUT_S):
         """The next message (its field `kind`), or None at the end."""
         message = self._in.get(timeout=timeout)
         if kind is None or message is None:
@@ -138,11 +138,11 @@ class Stream:
 
     def close(self) -> None:
         self._out.put(None)
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
 
     def code(self) -> grpc.StatusCode:
         """How the stream ended."""
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         return self.error.code() if self.error else grpc.StatusCode.OK
 
 
@@ -229,10 +229,10 @@ class Controller(Stub):
         self.Write(self._sign(request))
 
     def read(self, **entity) -> list:
-        """The entities that the keyword asks for."""
+        """The entities that match the keyword."""
         (name,) = entity
         responses = self.Read(v1.ReadRequest(entities=[v1.Entity(**entity)]))
-        return [getattr(found, name) for response in responses for found in response.entities]
+        return [getattr(item, name) for response in responses for item in response.entities]
 
     def close(self) -> None:
         self.stream.close()
@@ -254,12 +254,12 @@ def refused(code: str, *words: str):
     try:
         yield
     except grpc.RpcError as error:
-        found, text = error.code(), error.details()
-        if found == grpc.StatusCode.UNKNOWN:
+        status, text = error.code(), error.details()
+        if status == grpc.StatusCode.UNKNOWN:
             (detail,) = update_errors(error)
-            found = next(item for item in grpc.StatusCode if item.value[0] == detail.canonical_code)
+            status = next(item for item in grpc.StatusCode if item.value[0] == detail.canonical_code)
             text = detail.message
-        assert found.name == code, (found, text)
+        assert status.name == code, (status, text)
         for word in words:
             assert word in text, text
     else:

@@ -23,12 +23,12 @@ class Clocked(Switch):
 
     def add(self, table: str, keys: list, action: str, args: tuple = (), priority: int = 0) -> int:
         """Add an entry. A key is an int (exact), or a pair (value, prefix length, mask or upper end)."""
-        found = self.state.table(table)
+        match_table = self.state.table(table)
         match = [
             ir.MatchParam(field.kind, *(key if isinstance(key, tuple) else (key,)))
-            for field, key in zip(found.table.key, keys, strict=True)
+            for field, key in zip(match_table.table.key, keys, strict=True)
         ]
-        return found.add(match, RunAction(found.action(action), args), priority)
+        return match_table.add(match, RunAction(match_table.action(action), args), priority)
 
 
 @pytest.fixture

@@ -132,14 +132,14 @@ def test_a_failed_assert_ends_it_as_it_ends_bmv2(start, tmp_path):
         process.kill()
 
 
-def test_options_that_mean_nothing_are_told_once(start):
+def test_options_without_effect_are_reported_once(start):
     odd = ["--nanolog", "ipc:///tmp/x", "--debugger", "--what"]
     process, client = start(*odd, str(PATHS["l3"]), "--use-files", "0")
     with client:
         assert client.call("standard", "bm_get_config") == PATHS["l3"].read_text()
     process.terminate()
-    said = process.communicate(timeout=10)[0]
-    assert said.splitlines() == ["switchml: warning: ignored: --nanolog ipc:///tmp/x --debugger --what"]
+    output = process.communicate(timeout=10)[0]
+    assert output.splitlines() == ["switchml: warning: ignored: --nanolog ipc:///tmp/x --debugger --what"]
 
 
 def test_a_program_later(start):

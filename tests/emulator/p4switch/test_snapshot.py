@@ -11,7 +11,7 @@ from emulator.p4switch.state.state import State
 from switchml.errors import ConfigError
 
 
-def again(state):
+def restored(state):
     """A fresh state that was brought to this one."""
     other = State(state.program)
     restore(other, save(state))
@@ -21,7 +21,7 @@ def again(state):
 
 def test_every_program_at_start(program, names):
     for name in names:
-        again(State(program(name)))
+        restored(State(program(name)))
 
 
 def test_entries_keep_their_handles(switch):
@@ -34,11 +34,11 @@ def test_entries_keep_their_handles(switch):
     running.add("MyIngress.flows", [9], "MyIngress.send", (1,))
     table.set_default(RunAction(table.action("MyIngress.send"), (7,)))
     table.write_counter(0, 5, 6)
-    found = again(running.state).table("MyIngress.flows")
-    assert [entry.handle for entry in found.all_entries()] == [0, 1 << 24 | 1, 3]
-    assert found.read_counter(0) == (5, 6)
-    assert found.default == table.default
-    assert found.add([ir.MatchParam("exact", 50)], found.default) & 0xFFFFFF == 2
+    restored_table = restored(running.state).table("MyIngress.flows")
+    assert [entry.handle for entry in restored_table.all_entries()] == [0, 1 << 24 | 1, 3]
+    assert restored_table.read_counter(0) == (5, 6)
+    assert restored_table.default == table.default
+    assert restored_table.add([ir.MatchParam("exact", 50)], restored_table.default) & 0xFFFFFF == 2
 
 
 def test_profiles_keep_members_groups_and_uses(program):
@@ -51,7 +51,7 @@ def test_profiles_keep_members_groups_and_uses(program):
     table.profile.delete_member(members[0])
     table.add([ir.MatchParam("lpm", 0, 0)], UseGroup(group))
     table.add([ir.MatchParam("lpm", 0, 8)], UseMember(members[1]))
-    profile = next(iter(again(state).action_profiles))
+    profile = next(iter(restored(state).action_profiles))
     assert {handle: member.uses for handle, member in profile.members.items()} == {1: 1, 2: 1}
     assert profile.group(group).choices() == [2, 2, 2]
     assert profile.add_member(RunAction(send, (1, 1))) == 0
@@ -66,32 +66,32 @@ def test_wide_registers_meters_groups_and_sessions(program):
         state.replication.associate_node(2, state.replication.create_node(7, ports, [0]))
     state.replication.set_lag(0, [5])
     state.replication.destroy_node(0)
-    other = again(state)
+    other = restored(state)
     assert other.register("MyIngress.wides").read(3) == (1 << 136) - 1
     assert other.replication.copies(2) == [(2, 7), (3, 7), (5, 7)]
     assert other.replication.create_node(1, []) == 0
     meters = State(program("meters"))
     meters.meters[0].set_rates(1, [(0.5, 10), (1.0, 20)])
-    assert again(meters).meters[0].get_rates(1) == [(0.5, 10), (1.0, 20)]
+    assert restored(meters).meters[0].get_rates(1) == [(0.5, 10), (1.0, 20)]
 
 
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda found: found.update(program_md5="0"),
-        lambda found: found.pop("tables"),
-        lambda found: found["registers"].update(nothing={"0": 1}),
-        lambda found: found["registers"].update({"MyIngress.sums": {"99": 1}}),
-        lambda found: found["mirroring"].update(x=[1, 2]),
-        lambda found: found.update(tables={"nothing": []}),
+        lambda saved: saved.update(program_md5="0"),
+        lambda saved: saved.pop("tables"),
+        lambda saved: saved["registers"].update(nothing={"0": 1}),
+        lambda saved: saved["registers"].update({"MyIngress.sums": {"99": 1}}),
+        lambda saved: saved["mirroring"].update(x=[1, 2]),
+        lambda saved: saved.update(tables={"nothing": []}),
     ],
 )
 def test_a_damaged_text_leaves_a_fresh_state(program, damage):
     state = State(program("registers"))
-    found = json.loads(save(state))
-    damage(found)
+    saved = json.loads(save(state))
+    damage(saved)
     with pytest.raises(ConfigError):
-        restore(state, json.dumps(found))
+        restore(state, json.dumps(saved))
     assert save(state) == save(State(program("registers")))
 
 

@@ -179,6 +179,6 @@ def test_the_command(tmp_path):
     command = [sys.executable, "-m", "switchml", "stf", "--json", program, test]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
-    found = json.loads(done.stdout)
-    assert found["passed"] is False
-    assert found["sent"] == {"1": [FRAME.replace(" ", "")]}
+    outcome = json.loads(done.stdout)
+    assert outcome["passed"] is False
+    assert outcome["sent"] == {"1": [FRAME.replace(" ", "")]}

@@ -74,7 +74,7 @@ class Heard:
     def __init__(self, session: client.Session):
         self.events: list[client.SessionEvent] = []
         self.threads: set[str] = set()
-        self._taken = 0
+        self._n_returned = 0
         self._news = threading.Condition()
         session.events(self._add)
 
@@ -86,9 +86,9 @@ class Heard:
 
     def next(self, timeout_s: float = DEADLINE_S) -> client.SessionEvent:
         with self._news:
-            assert self._news.wait_for(lambda: len(self.events) > self._taken, timeout_s), "no event came"
-            self._taken += 1
-            return self.events[self._taken - 1]
+            assert self._news.wait_for(lambda: len(self.events) > self._n_returned, timeout_s), "no event came"
+            self._n_returned += 1
+            return self.events[self._n_returned - 1]
 
 
 def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S) -> None:

@@ -104,7 +104,7 @@ def test_a_mismatch_names_both_values(changes, words):
     assert refused.reason is Reason.CONFLICT and words in str(refused)
 
 
-def test_a_wrong_secret_is_told_nothing_about_the_job():
+def test_a_wrong_secret_learns_nothing_about_the_job():
     registry = JobRegistry(FakeDataplane())
     registry.join(request(0, world_size=7), now=0.0)
     for wish in (request(0, secret="t"), request(1, world_size=7, secret=""), request(3, world_size=4, secret="t")):
@@ -114,7 +114,7 @@ def test_a_wrong_secret_is_told_nothing_about_the_job():
     assert registry.live[0].secret != b"s" and "secret='s'" not in repr(registry.live[0])
 
 
-def test_taken_ranks_and_addresses_are_refused():
+def test_used_ranks_and_addresses_are_refused():
     registry = JobRegistry(FakeDataplane())
     registry.join(request(0), now=0.0)
     assert "rank 0 has joined already from 127.0.0.1:4000 (node0, pid 100)" in str(
@@ -133,10 +133,10 @@ def test_slots_are_halved_until_they_fit_and_refused_with_numbers():
     assert running(registry, 1, job="b", address=("127.0.0.1", 2))[1][0].slots == 128
     for number in range(3, 7):
         running(registry, 1, job=f"c{number}", address=("127.0.0.1", number))
-    assert plane.slots_held == 700 - 700 % 2
+    assert plane.slots_in_use == 700 - 700 % 2
     ticket, notices = registry.join(request(0, 1, job="d", address=("127.0.0.1", 99)), now=0.0)
-    ((told, refused),) = notices
-    assert told == ticket and refused.reason is Reason.CAPACITY
+    ((notified, refused),) = notices
+    assert notified == ticket and refused.reason is Reason.CAPACITY
     assert "requests 2048 slots and needs at least 2: 0 of the aggregator's 700 are free" in str(refused)
     assert not registry.knows(ticket) and all(job.name != "d" for job in registry.live)
 
@@ -185,17 +185,17 @@ def test_a_job_that_does_not_fill_tells_who_is_missing():
     assert registry.live == [] and registry.expire(now=99.0) == []
 
 
-def test_a_rank_that_goes_before_the_start_may_come_again():
+def test_a_rank_that_leaves_before_the_start_may_rejoin():
     registry = JobRegistry(FakeDataplane())
     ticket, _ = registry.join(request(0), now=0.0)
     assert registry.lost(ticket, "disconnected", now=1.0) == [] and registry.live == []
     first, _ = registry.join(request(0), now=2.0)
-    gone, _ = registry.join(request(1, world_size=3, job="y", address=("127.0.0.1", 7)), now=2.0)
+    leaving, _ = registry.join(request(1, world_size=3, job="y", address=("127.0.0.1", 7)), now=2.0)
     stays, _ = registry.join(request(0, world_size=3, job="y", address=("127.0.0.1", 8)), now=2.0)
-    assert registry.leave(gone, now=3.0) == [] and registry.knows(stays)
+    assert registry.leave(leaving, now=3.0) == [] and registry.knows(stays)
     registry.join(request(1, world_size=3, job="y", address=("127.0.0.1", 7)), now=4.0)
-    again, notices = registry.join(request(1), now=4.0)
-    assert [ticket for ticket, _ in notices] == [first, again]
+    rejoined, notices = registry.join(request(1), now=4.0)
+    assert [ticket for ticket, _ in notices] == [first, rejoined]
 
 
 def test_a_loss_fails_the_job_and_frees_everything_at_once():
@@ -206,9 +206,9 @@ def test_a_loss_fails_the_job_and_frees_everything_at_once():
     assert notices == [(ticket, PeerLost((2,), "rank 2 (node2, pid 102) disconnected")) for ticket in tickets[:2]]
     assert plane.jobs == {} and registry.slots_allocated == 0
     # The streams of the failed job close while a new job of that name is there, with the same addresses.
-    again, _ = running(registry, world_size=3)
+    rejoined, _ = running(registry, world_size=3)
     assert registry.lost(tickets[0], "disconnected", now=2.0) == [] and registry.leave(tickets[1], now=2.0) == []
-    assert all(registry.knows(ticket) for ticket in again) and len(plane.jobs) == 1
+    assert all(registry.knows(ticket) for ticket in rejoined) and len(plane.jobs) == 1
 
 
 def test_leaving_ends_the_job_when_the_last_one_left():
@@ -306,9 +306,9 @@ class Registry(RuleBasedStateMachine):
             notices = self.registry.lost(ticket, "disconnected", self.now)
         del self.inside[ticket]
         self.started.discard(ticket)
-        told = {other for other, _ in notices}
-        assert told <= mates and ticket not in told, "another job noticed"
-        assert was_started or not told
+        notified = {other for other, _ in notices}
+        assert notified <= mates and ticket not in notified, "another job noticed"
+        assert was_started or not notified
         self.hear(notices)
 
     @rule(seconds=st.floats(0.1, 11.0))
@@ -334,7 +334,7 @@ class Registry(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_leaks(self):
-        assert self.registry.slots_allocated == self.plane.slots_held <= self.plane.slot_capacity
+        assert self.registry.slots_allocated == self.plane.slots_in_use <= self.plane.slot_capacity
         assert set(self.plane.jobs) == {job.job_id for job in self.registry.live if job.job_id}
 
     @invariant()
@@ -370,7 +370,7 @@ def test_tags_and_sequence_numbers_are_drawn_as_the_protocol_says():
     assert len({draw_isn(512) for _ in range(50)}) > 40
 
 
-def test_slots_that_nobody_asked_for_shrink_with_the_number_of_ranks():
+def test_slots_without_a_request_shrink_with_the_number_of_ranks():
     assert [default_slots(n) for n in (1, 2, 3, 4, 8, 16, 256)] == [2048, 2048, 1024, 1024, 512, 512, 512]
 
 

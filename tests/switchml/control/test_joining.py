@@ -45,7 +45,7 @@ def test_ranks_learn_whether_the_switch_wants_padding(aggregator, padded):
     assert [session.info.padded for session in aggregator.fill(2)] == [padded] * 2
 
 
-def test_leaving_is_told_to_the_others_and_frees_the_job(aggregator):
+def test_leaving_is_reported_to_the_others_and_frees_the_job(aggregator):
     first, second, third = aggregator.fill(3)
     heard = Heard(third)
     first.leave()
@@ -59,8 +59,8 @@ def test_leaving_is_told_to_the_others_and_frees_the_job(aggregator):
     third.leave()
     until(lambda: not aggregator.plane.jobs)
     assert heard.threads == {"switchml-events"} and len(heard.events) == 2
-    with aggregator.join() as again:
-        assert again.info.job == "x"
+    with aggregator.join() as rejoined:
+        assert rejoined.info.job == "x"
 
 
 def test_events_that_came_early_are_not_lost(aggregator):
@@ -145,7 +145,7 @@ def test_nobody_there_is_an_error_that_says_where():
         client.status(f"127.0.0.1:{port}")
 
 
-def test_an_interrupted_join_takes_the_rank_out_again(aggregator):
+def test_an_interrupted_join_removes_the_rank(aggregator):
     def interrupt() -> None:
         until(lambda: client.status(aggregator.address).jobs)
         _thread.interrupt_main()
@@ -203,7 +203,7 @@ def test_garbage_at_the_control_port_harms_nobody(aggregator):
     heard = Heard(session)
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
     noise = random.Random(7).randbytes(4096)
-    held = []
+    connections = []
     for garbage in (
         b"",
         b"GET / HTTP/1.1\r\n\r\n",
@@ -216,7 +216,7 @@ def test_garbage_at_the_control_port_harms_nobody(aggregator):
         connection.settimeout(1.0)
         with suppress(OSError):
             connection.sendall(garbage)
-        held.append(connection)
+        connections.append(connection)
     # And a call that is well formed but for what it holds.
     with grpc.insecure_channel(aggregator.address) as channel:
         for method in (
@@ -228,19 +228,19 @@ def test_garbage_at_the_control_port_harms_nobody(aggregator):
             with pytest.raises(grpc.RpcError):
                 channel.unary_unary(method)(b"\xff" * 100, timeout=DEADLINE_S)
     assert client.status(aggregator.address).jobs[0].state == "running" and heard.events == []
-    for connection in held:
+    for connection in connections:
         connection.close()
     assert aggregator.join(job="y", data_address=("127.0.0.1", 9)).info.slots == 2048
 
 
-def test_a_token_is_needed_to_leave_for_somebody(aggregator):
+def test_leaving_for_another_rank_needs_its_token(aggregator):
     first, second = aggregator.fill(2)
     with grpc.insecure_channel(aggregator.address) as channel:
         rpc.client(channel, client.JOBS).Leave(v2_pb2.LeaveRequest(token="0" * 32), timeout=DEADLINE_S)
     assert client.status(aggregator.address).jobs[0].state == "running"
 
 
-def test_a_taken_port_is_one_clear_error(aggregator):
+def test_a_used_port_is_one_clear_error(aggregator):
     port = aggregator.addresses.control[1]
     with pytest.raises(ConfigError, match=f"control port 127.0.0.1:{port} can't be opened: Address already in use"):
         Controller(FakeDataplane(), control_port=port).start()

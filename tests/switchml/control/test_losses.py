@@ -92,20 +92,20 @@ def test_a_stopped_rank_is_noticed_within_the_peer_timeout(spawn, aggregator):
     assert aggregator.plane.jobs == {}
 
 
-def test_a_busy_rank_is_not_taken_for_dead(spawn, aggregator):
+def test_a_busy_rank_does_not_count_as_dead(spawn, aggregator):
     child, _, heard = rank_in_a_child(spawn, aggregator, "busy")
     assert child.line() == "awake"
     assert client.status(aggregator.address).jobs[0].state == "running" and heard.events == []
 
 
-def test_a_rank_killed_while_the_job_forms_may_start_again(spawn, aggregator):
+def test_a_rank_killed_while_the_job_forms_may_restart(spawn, aggregator):
     child = spawn("-c", RANK, aggregator.address, "1", "2")
     until(lambda: client.status(aggregator.address).jobs)
     child.process.kill()
     until(lambda: client.status(aggregator.address).jobs[0].state == "failed")
-    again = spawn("-c", RANK, aggregator.address, "1", "2")
+    restarted = spawn("-c", RANK, aggregator.address, "1", "2")
     aggregator.join(0, 2)
-    assert again.line() == "joined"
+    assert restarted.line() == "joined"
 
 
 @pytest.fixture

@@ -91,9 +91,9 @@ def switches():
 
 @pytest.fixture
 def plane(switches):
-    made = P4TreeDataplane(switches).start()
-    yield made
-    made.stop()
+    tree_plane = P4TreeDataplane(switches).start()
+    yield tree_plane
+    tree_plane.stop()
 
 
 def entries(switches):
@@ -115,7 +115,7 @@ def test_jobs_come_and_go(plane, switches):
     assert entries(switches) == [(0, 0)] * 3
 
 
-def test_ranks_are_told_of_their_own_switch(plane):
+def test_ranks_receive_their_own_switch(plane):
     plane.start_job(spec())
     own = [plane.address_for(address)[0] for address in spec().addresses]
     assert own == ["10.0.255.2", "10.0.255.2", "10.0.255.3", "10.0.255.3"]
@@ -146,7 +146,7 @@ def test_what_is_refused(plane, switches):
     assert entries(switches) == before
 
 
-def test_a_switch_that_was_started_again_costs_its_jobs(plane, switches):
+def test_a_restarted_switch_costs_its_jobs(plane, switches):
     plane.start_job(spec())
     assert plane.failed() == {}
     assert p4_tree.P4TreeDataplane._fault_of(plane, switches[1]) == ""
@@ -166,7 +166,7 @@ def test_counters(plane):
         plane.counters(9)
 
 
-def told(**changes):
+def tree_file(**changes):
     root = {"name": "s1", "switch": "thrift://127.0.0.1:1", "address": "10.0.255.1", "mac": "2:0:0:0:0:1",
             "ports": {"r1": 1}}  # fmt: skip
     rack = root | {"name": "r1", "above": "s1", "ports": {"s1": 1, "2:0:0:0:0:9": 2}} | changes
@@ -176,10 +176,10 @@ def told(**changes):
 @pytest.mark.parametrize(("what", "says"), [
     ("[", "expected switches"),
     (json.dumps({"switches": [{}]}), "expected switches"),
-    (json.dumps(told(above="s7")), "expected switches"),
-    (json.dumps(told(above=None)), "one switch with none above"),
-    (json.dumps(told(ports={})), "no port leads from r1 to s1"),
-    (json.dumps(told()), "no switch at thrift://127.0.0.1:1"),
+    (json.dumps(tree_file(above="s7")), "expected switches"),
+    (json.dumps(tree_file(above=None)), "one switch with none above"),
+    (json.dumps(tree_file(ports={})), "no port leads from r1 to s1"),
+    (json.dumps(tree_file()), "no switch at thrift://127.0.0.1:1"),
 ])  # fmt: skip
 def test_files(tmp_path, what, says):
     (tmp_path / "tree.json").write_text(what)

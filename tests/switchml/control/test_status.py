@@ -120,17 +120,17 @@ def test_prometheus(busy):
     with urllib.request.urlopen("http://{}:{}/metrics".format(*busy.addresses.metrics)) as page:
         by_page = samples(page.read().decode())
     rank = (("job", "resnet [50]"), ("job_id", str(busy.job_id)), ("rank", "1"))
-    for found in (by_command, by_page):
-        assert found[("switchml_rank_received_bytes_total", *rank)] == 13442
-        assert found["switchml_aggregator_accepted_total",] == 12
-        assert found["switchml_refused_packets_total", ("cause", "address")] == 3
+    for values_by_key in (by_command, by_page):
+        assert values_by_key[("switchml_rank_received_bytes_total", *rank)] == 13442
+        assert values_by_key["switchml_aggregator_accepted_total",] == 12
+        assert values_by_key["switchml_refused_packets_total", ("cause", "address")] == 3
         job = (("job", "forming"), ("job_id", "0"), ("protocol", "2"), ("state", "forming"))
-        assert found[("switchml_job_missing_ranks", *job)] == 2
-        assert not any(("job", "old") in key for key in found)
+        assert values_by_key[("switchml_job_missing_ranks", *job)] == 2
+        assert not any(("job", "old") in key for key in values_by_key)
     assert by_command.keys() == by_page.keys()
 
 
-def test_events_tell_a_jobs_whole_story(aggregator):
+def test_events_cover_a_jobs_whole_life(aggregator):
     heard: list[dict] = []
 
     def listen() -> None:

@@ -58,14 +58,14 @@ class Host:
 
 @pytest.fixture
 def hosts(aggregator) -> Iterator:
-    made: list[Host] = []
+    created: list[Host] = []
 
     def make(workers: int) -> list[Host]:
-        made.extend(Host(aggregator.address, rank, workers) for rank in range(workers))
-        return made[-workers:]
+        created.extend(Host(aggregator.address, rank, workers) for rank in range(workers))
+        return created[-workers:]
 
     yield make
-    for host in made:
+    for host in created:
         host.channel.close()
 
 
@@ -117,7 +117,7 @@ def test_a_broadcast_waits_for_its_root(hosts):
         )
 
 
-def test_a_host_that_gives_up_is_taken_out(hosts):
+def test_a_host_that_gives_up_is_removed(hosts):
     pair = hosts(2)
     for call in (
         pair[1].sync.Barrier.future(v1_pb2.BarrierRequest(num_workers=2)),

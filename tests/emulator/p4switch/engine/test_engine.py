@@ -207,12 +207,12 @@ def test_records_name_the_frames_that_came_in(program):
     frames = WORKLOADS["l3"](switch.state)[:3]
     data = np.frombuffer(b"".join(data for _, data in frames), dtype=np.uint8)
     lengths = np.array([len(data) for _, data in frames])
-    found = []
+    records_sent = []
     switch.engine.process(
         np.array([port for port, _ in frames]),
         data.ctypes.data + np.cumsum(lengths) - lengths,
         lengths,
-        lambda records: found.extend(records[:, [0, 2, 3]].tolist()),
+        lambda records: records_sent.extend(records[:, [0, 2, 3]].tolist()),
     )
-    assert [source for _, _, source in found] == [0, 1, 2]
-    assert [length for _, length, _ in found] == [60] * 3
+    assert [source for _, _, source in records_sent] == [0, 1, 2]
+    assert [length for _, length, _ in records_sent] == [60] * 3

@@ -16,15 +16,15 @@ COMPARE = ("==", "!=", "<", "<=", ">", ">=")
 
 def fields(signed: bool) -> tuple[ir.Field, ...]:
     """One of each width (signed ones of up to 48 bits: others are for the interpreter), padded to whole bytes."""
-    found, offset = [], 0
+    members, offset = [], 0
     for width in WIDTHS:
         is_signed = signed and 1 < width <= 48
-        found.append(ir.Field(f"f{width}", width, offset, is_signed))
+        members.append(ir.Field(f"f{width}", width, offset, is_signed))
         offset += width
     if offset % 8:
-        found.append(ir.Field("padding", -offset % 8, offset))
+        members.append(ir.Field("padding", -offset % 8, offset))
         offset += -offset % 8
-    return tuple(found)
+    return tuple(members)
 
 
 def with_fields(program: ir.Program, calls: tuple[ir.Primitive, ...]) -> ir.Program:
@@ -115,9 +115,9 @@ def test_random_expressions(program, seed):
     base = program("arithmetic")
     wire = next(header.index for header in base.headers if not header.is_metadata)
     scalars = next(header.index for header in base.headers if header.name == "scalars")
-    made = Expressions(seed, (wire, scalars))
-    calls = [ir.Primitive("assign", (made.field(), made.data(made.random.randrange(1, 5)))) for _ in range(12)]
-    shown = made.random.sample(range(len(WIDTHS)), 7)
+    maker = Expressions(seed, (wire, scalars))
+    calls = [ir.Primitive("assign", (maker.field(), maker.data(maker.random.randrange(1, 5)))) for _ in range(12)]
+    shown = maker.random.sample(range(len(WIDTHS)), 7)
     calls += [
         ir.Primitive(
             "assign",
@@ -131,7 +131,7 @@ def test_random_expressions(program, seed):
     random_program = with_fields(base, tuple(calls))
     n_bytes = random_program.headers[wire].type.width // 8
     packets = [
-        (1, made.random.choice((made.random.randbytes(n_bytes), bytes(n_bytes), b"\xff" * n_bytes)) + b"rest")
+        (1, maker.random.choice((maker.random.randbytes(n_bytes), bytes(n_bytes), b"\xff" * n_bytes)) + b"rest")
         for _ in range(12)
     ]
     reference, compiled = (outcome(switch, packets) for switch in both(random_program))

@@ -163,8 +163,8 @@ def test_many_limbs(machine, op):
     @given(wides, wides, shifts, counts)
     def check(a, b, by, n):
         other = by if op == "WSHL" else b
-        wanted = low(WIDE[op](low(a, n), other if op == "WSHL" else low(b, n), n), n)
-        assert machine(op, D, A, B, n, n=n, A=a, B=other) == wanted
+        expected = low(WIDE[op](low(a, n), other if op == "WSHL" else low(b, n), n), n)
+        assert machine(op, D, A, B, n, n=n, A=a, B=other) == expected
 
     check()
 
@@ -196,9 +196,9 @@ def test_choices_and_signs_of_many_limbs(a, b, n, data, same):
 def test_results_in_the_place_of_operands(machine):
     a, b = 0x123456789ABCDEF0 << 190 | 77, M << 64 | 5
     machine.cells[:] = 0
-    for op, wanted in {"WADD": a + b, "WSUB": a - b}.items():
-        assert machine(op, D, D, B, 4, n=4, D=a, B=b) == low(wanted, 4)
-        assert machine(op, D, A, D, 4, n=4, A=a, D=b) == low(wanted, 4)
+    for op, expected in {"WADD": a + b, "WSUB": a - b}.items():
+        assert machine(op, D, D, B, 4, n=4, D=a, B=b) == low(expected, 4)
+        assert machine(op, D, A, D, 4, n=4, A=a, D=b) == low(expected, 4)
     assert machine("WSHL", D, D, B, 4, n=4, D=a, B=70) == low(a << 70, 4)
     assert machine("WSHR", D, 4, D, 4, B, 1, n=4, D=a, B=70) == low(signed(a, 256) >> 70, 4)
 
@@ -239,6 +239,6 @@ def test_lanes_of_fields(a, size, n):
 
 def test_every_instruction_on_numbers_is_here():
     names, at = o.NAMES, o.NAMES.index
-    wanted = {*names[at("MOV") : at("LD8")], *names[at("WEXT") : at("VREG")]}
+    expected = {*names[at("MOV") : at("LD8")], *names[at("WEXT") : at("VREG")]}
     others = "SLICE SEXT WEXT WSHR WSEXT WCMP WNOT WMOV WSEL VANDC VFILL VLD VST"
-    assert wanted == {*SCALAR, *WIDE, *LANES, *others.split()}
+    assert expected == {*SCALAR, *WIDE, *LANES, *others.split()}

@@ -147,7 +147,7 @@ def test_a_clone_may_go_to_a_group(switch):
 # Resubmit and recirculate
 
 
-def test_resubmit_starts_again_with_the_packet_as_it_came(switch):
+def test_resubmit_restarts_with_the_packet_as_it_came(switch):
     """Three passes; `touched` is of the last one only, `kept` is in the field list. The metadata of the third pass has
     no ingress port, so the packet goes to port 0."""
     [(port, frame)] = switch("resubmit").receive(4, ETHERNET + b"\3" + bytes(7))
@@ -232,7 +232,7 @@ def test_the_higher_priority_leaves_first_and_one_too_high_is_dropped(switch):
     assert [frame[16] for _, frame in running.poll()] == [1, 0]
 
 
-def test_when_to_poll_again(switch):
+def test_time_of_the_next_poll(switch):
     running = switch("queues")
     assert running.next_us() is None
     running.state.queues.set_rate(1000)
@@ -245,7 +245,7 @@ def test_when_to_poll_again(switch):
     assert learning.next_us() == 1_000_005
 
 
-def test_a_packet_may_grow_more_than_in_bmv2_but_it_is_said(switch, monkeypatch, caplog):
+def test_a_packet_may_grow_more_than_in_bmv2_with_a_warning(switch, monkeypatch, caplog):
     monkeypatch.setattr(path, "MAX_GROWTH", 3)
     running = switch("metadata")
     for _ in range(2):

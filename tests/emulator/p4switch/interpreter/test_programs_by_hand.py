@@ -124,8 +124,8 @@ def test_a_length_beyond_a_c_int(program, length, error):
 def test_lookahead_and_advance(switch):
     running = switch("lookahead")
     head = ETHERNET[:12] + b"\0\0"
-    found = send(running, head + b"\1\1" + b"\5\2ab" + b"\0zzz")
-    assert found == head + b"\5\2ab" + b"\0\1\1\5"
+    output = send(running, head + b"\1\1" + b"\5\2ab" + b"\0zzz")
+    assert output == head + b"\5\2ab" + b"\0\1\1\5"
     assert send(running, head + b"\7\2xx" + b"\x80zzz") == head + b"\x80\7\2x"
     assert send(running, head + b"\7\xffxx")[12:14] == b"\xff\xff"
 

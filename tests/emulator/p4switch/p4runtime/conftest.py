@@ -25,14 +25,14 @@ def new_controller(target):
     """The function that makes controllers, closed at the end."""
     from tests.support.p4runtime_controller import Controller
 
-    made = []
+    connected = []
 
     def new(*args, **options):
-        made.append(Controller(target, *args, **options))
-        return made[-1]
+        connected.append(Controller(target, *args, **options))
+        return connected[-1]
 
     yield new
-    for controller in made:
+    for controller in connected:
         controller.close()
 
 

@@ -67,8 +67,8 @@ def test_meters(primary, target):
     one = {"meter_id": number, "index": {"index": 2}}
     assert not controller.read(meter_entry=one)[0].HasField("config")
     controller.write("MODIFY", meter_entry={**one, "config": CONFIG})
-    (found,) = controller.read(meter_entry=one)
-    assert found.config == v1.MeterConfig(**CONFIG)
+    (meter,) = controller.read(meter_entry=one)
+    assert meter.config == v1.MeterConfig(**CONFIG)
     (array,) = [meter for meter in target.state.meters if not meter.is_direct]
     assert array.get_rates(2) == [(0.001, 10), (0.002, 20)]
     assert len(controller.read(meter_entry={})) == array.size

@@ -22,8 +22,8 @@ def get(controller, kind=Get.ALL):
     return controller.GetForwardingPipelineConfig(Get(response_type=kind))
 
 
-def set_config(controller, action, found=None):
-    controller.SetForwardingPipelineConfig(controller._sign(Set(action=action, config=found)))
+def set_config(controller, action, pipeline_config=None):
+    controller.SetForwardingPipelineConfig(controller._sign(Set(action=action, config=pipeline_config)))
 
 
 def test_nothing_before_a_config(new_controller):
@@ -91,8 +91,8 @@ def test_reconcile_with_every_sort_of_entity(primary, name):
 
 
 def get_everything(controller):
-    wanted = {"table_entry": {"counter_data": {}}, "counter_entry": {}, "register_entry": {}, "meter_entry": {}}
-    return [controller.read(**{name: fields}) for name, fields in wanted.items()]
+    patterns = {"table_entry": {"counter_data": {}}, "counter_entry": {}, "register_entry": {}, "meter_entry": {}}
+    return [controller.read(**{name: fields}) for name, fields in patterns.items()]
 
 
 def test_reconcile_with_what_does_not_fit(primary, target):
@@ -106,11 +106,11 @@ def test_reconcile_with_what_does_not_fit(primary, target):
 def test_older_controllers_wrap_the_json(primary, target):
     """As p4.tmp.P4DeviceConfig: reassign (1), extras (2), device_data (3)."""
     controller = primary("exact")
-    found = config("timeouts")
-    data = found.p4_device_config
+    pipeline_config = config("timeouts")
+    data = pipeline_config.p4_device_config
     size = bytes([len(data) & 0x7F | 0x80, len(data) >> 7 & 0x7F | 0x80, len(data) >> 14])
-    found.p4_device_config = b"\x08\x01\x1a" + size + data
-    set_config(controller, Set.VERIFY_AND_COMMIT, found)
+    pipeline_config.p4_device_config = b"\x08\x01\x1a" + size + data
+    set_config(controller, Set.VERIFY_AND_COMMIT, pipeline_config)
     assert [table.name for table in target.state.tables if table.table.key] == ["MyIngress.stations"]
 
 

@@ -8,13 +8,13 @@ OK, NOT_FOUND, ALREADY_EXISTS = 0, 5, 6
 VERIFY = v1.SetForwardingPipelineConfigRequest.VERIFY
 
 
-def test_highest_id_is_primary_and_all_are_told(new_controller):
+def test_highest_id_is_primary_and_all_are_notified(new_controller):
     low, high = new_controller(1), new_controller(5)
     assert low.arbitrate().status.code == OK
     first = high.arbitrate()
     assert (first.status.code, first.election_id.low) == (OK, 5)
-    told = low.stream.next("arbitration")
-    assert (told.status.code, told.election_id.low) == (ALREADY_EXISTS, 5)
+    update = low.stream.next("arbitration")
+    assert (update.status.code, update.election_id.low) == (ALREADY_EXISTS, 5)
     with refused("PERMISSION_DENIED"):
         low.push("exact")
     high.push("exact")
@@ -25,8 +25,8 @@ def test_backup_takes_over_only_with_as_high_an_id(new_controller):
     primary.arbitrate()
     assert backup.arbitrate().status.code == ALREADY_EXISTS
     primary.stream.close()
-    told = backup.stream.next("arbitration")
-    assert (told.status.code, told.election_id.low) == (NOT_FOUND, 5)
+    update = backup.stream.next("arbitration")
+    assert (update.status.code, update.election_id.low) == (NOT_FOUND, 5)
     with refused("PERMISSION_DENIED", "no primary"):
         backup.push("exact")
     assert backup.arbitrate(4).status.code == NOT_FOUND
@@ -87,7 +87,7 @@ def test_what_ends_a_stream(new_controller):
     assert codes == ["NOT_FOUND", "INVALID_ARGUMENT", "FAILED_PRECONDITION"]
 
 
-def test_what_is_wrong_in_a_stream_is_told_there(new_controller, primary):
+def test_errors_of_a_stream_are_reported_there(new_controller, primary):
     backup = new_controller(0)
     backup.arbitrate()
     backup.stream.send(packet={"payload": b"x"})

@@ -36,13 +36,13 @@ def test_members_and_groups(selector, target):
     for number in (10, 20):
         selector.write("INSERT", action_profile_member=member(selector, number, 1, number))
     selector.write("INSERT", action_profile_group=group(selector, 10, {10: 1, 20: 2}))
-    assert [found.member_id for found in selector.read(action_profile_member={})] == [10, 20]
+    assert [item.member_id for item in selector.read(action_profile_member={})] == [10, 20]
     assert selector.read(action_profile_member={"member_id": 20}) == [
         v1.ActionProfileMember(**member(selector, 20, 1, 20))
     ]
     assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**group(selector, 10, {10: 1, 20: 2}))]
     profile = target.state.action_profiles[0]
-    assert [found.choices() for found in profile.groups.values()] == [[0, 1, 1]]
+    assert [item.choices() for item in profile.groups.values()] == [[0, 1, 1]]
     entry = to(selector, action_profile_group_id=10)
     selector.write("INSERT", table_entry=entry)
     assert selector.read(table_entry={}) == [entry]
@@ -134,15 +134,15 @@ def test_members_that_watch_a_port(selector, target, watch):
     watching = group(selector, 10, {10: 1, 20: 2})
     watching["members"][1].update(watch)
     selector.write("INSERT", action_profile_group=watching)
-    (found,) = target.state.action_profiles[0].groups.values()
-    assert found.choices() == [0]
+    (item,) = target.state.action_profiles[0].groups.values()
+    assert item.choices() == [0]
     target.ports.up = {7}
-    eventually(lambda: found.choices() == [0, 1, 1])
+    eventually(lambda: item.choices() == [0, 1, 1])
     target.ports.up = {6}
-    eventually(lambda: found.choices() == [0])
+    eventually(lambda: item.choices() == [0])
     assert selector.read(action_profile_group={}) == [v1.ActionProfileGroup(**watching)]
     selector.write("MODIFY", action_profile_group=group(selector, 10, {10: 1, 20: 2}))
-    assert found.choices() == [0, 1, 1]
+    assert item.choices() == [0, 1, 1]
 
 
 def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
@@ -152,10 +152,10 @@ def test_actions_of_a_one_shot_that_watch_a_port(selector, target):
     ]
     entry = to(selector, action_profile_action_set={"action_profile_actions": actions})
     selector.write("INSERT", table_entry=entry)
-    (found,) = target.state.action_profiles[0].groups.values()
-    assert found.choices() == [1]
+    (item,) = target.state.action_profiles[0].groups.values()
+    assert item.choices() == [1]
     target.ports.up = {7}
-    eventually(lambda: found.choices() == [0, 1])
+    eventually(lambda: item.choices() == [0, 1])
     assert selector.read(table_entry={}) == [entry]
 
 

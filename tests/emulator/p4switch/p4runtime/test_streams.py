@@ -93,8 +93,8 @@ def write_group(controller, kind, number, *replicas):
 
 
 def read_groups(controller, number=0):
-    wanted = {"multicast_group_entry": {"multicast_group_id": number}}
-    return [entry.multicast_group_entry for entry in controller.read(packet_replication_engine_entry=wanted)]
+    pattern = {"multicast_group_entry": {"multicast_group_id": number}}
+    return [entry.multicast_group_entry for entry in controller.read(packet_replication_engine_entry=pattern)]
 
 
 def test_multicast_groups(primary, target):
@@ -120,14 +120,14 @@ def test_backup_replicas(primary, target):
     first = {"port": b"\1", "instance": 5, "backup_replicas": [{"port": b"\2", "instance": 6}, {"port": b"\3"}]}
     write_group(controller, "INSERT", 1, first, {"port": b"\4"})
     assert copies(1) == [(1, 5), (4, 0)]
-    for up, wanted in [
+    for up, expected in [
         ({2, 3}, [(2, 6), (4, 0)]),
         ({3}, [(3, 0), (4, 0)]),
         ({1, 3}, [(1, 5), (4, 0)]),
         (set(), [(1, 5), (4, 0)]),
     ]:
         target.ports.up = up
-        eventually(lambda wanted=wanted: copies(1) == wanted)
+        eventually(lambda expected=expected: copies(1) == expected)
     target.ports.up = {2}
     session = {"session_id": 3, "replicas": [first]}
     controller.write("INSERT", packet_replication_engine_entry={"clone_session_entry": session})

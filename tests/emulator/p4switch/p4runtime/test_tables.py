@@ -30,7 +30,7 @@ def insert(controller, *args, **fields):
     return entry
 
 
-def found(controller, table, **fields):
+def entries_of(controller, table, **fields):
     return controller.read(table_entry={"table_id": controller.id("tables", table), **fields})
 
 
@@ -63,17 +63,17 @@ def found(controller, table, **fields):
 def test_what_was_written_is_read(primary, program, table, match, action, args, priority):
     controller = primary(program)
     entry = insert(controller, table, match, controller.action(action, *args), priority=priority)
-    assert found(controller, table) == [entry]
+    assert entries_of(controller, table) == [entry]
     assert entry in controller.read(table_entry={})
-    assert found(controller, table, match=entry.match, priority=priority) == [entry]
+    assert entries_of(controller, table, match=entry.match, priority=priority) == [entry]
     with refused("ALREADY_EXISTS"):
         insert(controller, table, match, controller.action(action, *args), priority=priority)
     entry.metadata, entry.controller_metadata = b"cookie", 12
     controller.write("MODIFY", table_entry=entry)
-    assert found(controller, table) == [entry]
+    assert entries_of(controller, table) == [entry]
     bare = controller.entry(table, match, priority=priority)
     controller.write("DELETE", table_entry=bare)
-    assert found(controller, table) == []
+    assert entries_of(controller, table) == []
     for kind in ("MODIFY", "DELETE"):
         with refused("NOT_FOUND"):
             controller.write(kind, table_entry=entry)
@@ -126,7 +126,7 @@ def test_bad_keys(primary, program, table, match, priority, code, word):
     action = {"exact": ("send", 1), "lpm": ("send", 1), "ternary": ("rule", 1), "range": ("send", 1)}[program]
     with refused(code, word):
         insert(controller, table, match, controller.action(*action), priority=priority)
-    assert found(controller, table) == []
+    assert entries_of(controller, table) == []
 
 
 def test_bad_actions(primary):
@@ -160,7 +160,7 @@ def test_bad_actions(primary):
         controller.write("INSERT")
     with refused("UNIMPLEMENTED"):
         controller.write("INSERT", extern_entry={})
-    assert found(controller, "forward") == []
+    assert entries_of(controller, "forward") == []
 
 
 def test_full_table(primary, target):
@@ -175,19 +175,19 @@ def test_full_table(primary, target):
     )
     with refused("RESOURCE_EXHAUSTED", str(size)):
         insert(controller, "stations", {1: exact(size)}, action)
-    assert len(found(controller, "stations")) == size
+    assert len(entries_of(controller, "stations")) == size
 
 
 def test_default_entry(primary):
     controller = primary("exact")
-    (before,) = found(controller, "forward", is_default_action=True)
+    (before,) = entries_of(controller, "forward", is_default_action=True)
     assert before.is_default_action and before.action.action.action_id
     entry = controller.entry("forward", None, controller.action("send", 4), is_default_action=True)
     controller.write("MODIFY", table_entry=entry)
-    assert found(controller, "forward", is_default_action=True) == [entry]
-    assert found(controller, "forward") == []
+    assert entries_of(controller, "forward", is_default_action=True) == [entry]
+    assert entries_of(controller, "forward") == []
     controller.write("MODIFY", table_entry=controller.entry("forward", is_default_action=True))
-    assert found(controller, "forward", is_default_action=True) == [before]
+    assert entries_of(controller, "forward", is_default_action=True) == [before]
     for kind in ("INSERT", "DELETE"):
         with refused("INVALID_ARGUMENT", "only be modified"):
             controller.write(kind, table_entry=entry)
@@ -200,7 +200,7 @@ def test_default_entry(primary):
 
 def test_const_entries(primary):
     controller = primary("ternary")
-    entries = found(controller, "colours")
+    entries = entries_of(controller, "colours")
     assert [entry.priority for entry in entries] == [4, 3, 2, 1]  # as p4c numbers them
     assert all(entry.is_const for entry in entries)
     for kind in ("INSERT", "MODIFY", "DELETE"):
@@ -208,7 +208,7 @@ def test_const_entries(primary):
         entry.is_const = False
         with refused("PERMISSION_DENIED"):
             controller.write(kind, table_entry=entry)
-    assert found(controller, "colours") == entries
+    assert entries_of(controller, "colours") == entries
 
 
 def test_reads_that_choose(primary):
@@ -216,13 +216,13 @@ def test_reads_that_choose(primary):
     one = insert(controller, "rules", {1: ternary(1, 1)}, controller.action("rule", 1), priority=7, metadata=b"a")
     two = insert(controller, "rules", {1: ternary(1, 1)}, controller.action("drop"), priority=8, controller_metadata=3)
     three = insert(controller, "rules", {}, controller.action("rule", 2), priority=8)
-    assert found(controller, "rules", priority=8) == [two, three]
-    assert found(controller, "rules", match=one.match) == [one, two]
-    assert found(controller, "rules", metadata=b"a") == [one]
-    assert found(controller, "rules", controller_metadata=3) == [two]
+    assert entries_of(controller, "rules", priority=8) == [two, three]
+    assert entries_of(controller, "rules", match=one.match) == [one, two]
+    assert entries_of(controller, "rules", metadata=b"a") == [one]
+    assert entries_of(controller, "rules", controller_metadata=3) == [two]
     drop = {"action": {"action_id": controller.id("actions", "drop")}}
-    assert found(controller, "rules", action=drop) == [two]
-    assert found(controller, "rules", match=controller.entry("rules", {2: ternary(1, 1)}).match, priority=1) == []
+    assert entries_of(controller, "rules", action=drop) == [two]
+    assert entries_of(controller, "rules", match=controller.entry("rules", {2: ternary(1, 1)}).match, priority=1) == []
     with refused("INVALID_ARGUMENT", "which entity"):
         list(controller.Read(v1.ReadRequest(entities=[v1.Entity()])))
     with refused("NOT_FOUND"):
@@ -238,19 +238,19 @@ def test_a_batch_goes_on_after_an_error(primary):
     assert failed.value.code() == grpc.StatusCode.UNKNOWN
     codes = [error.canonical_code for error in update_errors(failed.value)]
     assert codes == [0, grpc.StatusCode.ALREADY_EXISTS.value[0], 0]
-    assert found(controller, "forward") == [entries[0], entries[2]]
+    assert entries_of(controller, "forward") == [entries[0], entries[2]]
 
 
 @pytest.mark.parametrize("atomicity", ["ROLLBACK_ON_ERROR", "DATAPLANE_ATOMIC"])
 def test_a_batch_that_is_undone(primary, atomicity):
     controller = primary("exact")
-    kept = insert(controller, "forward", {1: exact(1), 2: exact(1)}, controller.action("send", 1), metadata=b"old")
-    gone = insert(controller, "forward", {1: exact(2), 2: exact(1)}, controller.action("send", 2))
-    default = found(controller, "forward", is_default_action=True)
+    unchanged = insert(controller, "forward", {1: exact(1), 2: exact(1)}, controller.action("send", 1), metadata=b"old")
+    deleted = insert(controller, "forward", {1: exact(2), 2: exact(1)}, controller.action("send", 2))
+    default = entries_of(controller, "forward", is_default_action=True)
     changed = controller.entry("forward", {1: exact(1), 2: exact(1)}, controller.action("drop"))
     updates = [
         controller.update("MODIFY", table_entry=changed),
-        controller.update("DELETE", table_entry=gone),
+        controller.update("DELETE", table_entry=deleted),
         controller.update(
             "MODIFY", table_entry=controller.entry("forward", None, controller.action("drop"), is_default_action=True)
         ),
@@ -264,18 +264,18 @@ def test_a_batch_that_is_undone(primary, atomicity):
     codes = [error.canonical_code for error in update_errors(failed.value)]
     aborted, exists = grpc.StatusCode.ABORTED.value[0], grpc.StatusCode.ALREADY_EXISTS.value[0]
     assert codes == [aborted] * 4 + [exists] + [aborted] * 4
-    assert sorted(found(controller, "forward"), key=str) == sorted([kept, gone], key=str)
-    assert found(controller, "forward", is_default_action=True) == default
+    assert sorted(entries_of(controller, "forward"), key=str) == sorted([unchanged, deleted], key=str)
+    assert entries_of(controller, "forward", is_default_action=True) == default
     controller.write_all(updates, atomicity)
-    assert len(found(controller, "forward")) == 2
+    assert len(entries_of(controller, "forward")) == 2
 
 
 def test_large_reads_come_in_parts(primary):
     controller = primary("agg_wide_64")
     number = controller.id("registers", "sum_w0")
     controller.write("MODIFY", register_entry={"register_id": number, "data": {"bitstring": b"\xff" * 256}})
-    wanted = [v1.Entity(register_entry={"register_id": number}) for _ in range(30)]
-    responses = list(controller.Read(v1.ReadRequest(entities=wanted)))
+    patterns = [v1.Entity(register_entry={"register_id": number}) for _ in range(30)]
+    responses = list(controller.Read(v1.ReadRequest(entities=patterns)))
     assert len(responses) > 1 and all(response.ByteSize() < 4 << 20 for response in responses)
     values = {entity.register_entry.data.bitstring for response in responses for entity in response.entities}
     assert values == {b"\xff" * 256}
@@ -292,7 +292,7 @@ def test_idle_timeouts(primary, target):
     assert controller.stream.is_quiet()
     target.receive(1, ETHERNET + bytes(50))  # a hit, so that it is idle anew later
     assert list(controller.stream.next("idle_timeout_notification").table_entry) == [idle]
-    (one,) = found(controller, "stations", match=idle.match, time_since_last_hit={})
+    (one,) = entries_of(controller, "stations", match=idle.match, time_since_last_hit={})
     assert one.time_since_last_hit.elapsed_ns >= 0 and one.idle_timeout_ns == 30_000_000
     with refused("INVALID_ARGUMENT"):
         insert(controller, "stations", {1: exact(3)}, controller.action("send", 1), idle_timeout_ns=-1)

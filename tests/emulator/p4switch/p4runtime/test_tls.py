@@ -31,7 +31,7 @@ def certificate(folder: Path, name: str, signer=None) -> tuple[Path, Path, tuple
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     issuer, signing_key = signer or (subject, key)
     now = datetime.datetime.now(datetime.timezone.utc)
-    made = (
+    signed = (
         x509.CertificateBuilder()
         .subject_name(subject).issuer_name(issuer).public_key(key.public_key())
         .serial_number(x509.random_serial_number())
@@ -41,7 +41,7 @@ def certificate(folder: Path, name: str, signer=None) -> tuple[Path, Path, tuple
         .sign(signing_key, hashes.SHA256())
     )  # fmt: skip
     paths = folder / f"{name}.crt", folder / f"{name}.key"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    paths[0].write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     paths[1].write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )

@@ -28,9 +28,9 @@ def refused(operation, code, function, *args, **options):
 def test_a_register_keeps_the_low_bits_in_limbs(width, value):
     register = RegisterArray(ir.RegisterArray("r", 0, 3, width), RLock())
     register.write(1, value)
-    kept = value % (1 << width)
-    assert register.read_all() == [0, kept, 0]
-    assert int(register.data[1, 0]) == kept % (1 << 64)
+    stored = value % (1 << width)
+    assert register.read_all() == [0, stored, 0]
+    assert int(register.data[1, 0]) == stored % (1 << 64)
 
 
 def test_registers():
@@ -175,10 +175,10 @@ class Clock:
 @pytest.fixture
 def digests():
     clock = Clock()
-    found = DigestList(ir.LearnList("d", 1, ()), (8,), RLock(), clock)
-    found.sent, found.test_clock = [], clock
-    found.listeners.append(lambda digest: found.sent.append(digest))
-    return found
+    digest_list = DigestList(ir.LearnList("d", 1, ()), (8,), RLock(), clock)
+    digest_list.sent, digest_list.test_clock = [], clock
+    digest_list.listeners.append(lambda digest: digest_list.sent.append(digest))
+    return digest_list
 
 
 def test_a_full_buffer_goes_out(digests):
@@ -232,7 +232,7 @@ def test_the_most_specific_setting_of_a_queue_holds():
 # As a whole
 
 
-def test_objects_are_found_by_name(program):
+def test_lookup_by_name(program):
     state = State(program("registers"))
     assert state.register("MyIngress.sums").size == 16
     for function, operation, code in (

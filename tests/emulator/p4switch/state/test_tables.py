@@ -52,8 +52,8 @@ def test_lpm_takes_the_longest_prefix_and_counts_the_padding(entries, value):
         n_zero_bits = max(12 - max(length - 4, 0), 0)
         if value >> n_zero_bits == prefix >> n_zero_bits and (best is None or length > best[0]):
             best = length, handle
-    found = table.lookup([value])
-    assert (found and found.handle) == (best and best[1])
+    hit = table.lookup([value])
+    assert (hit and hit.handle) == (best and best[1])
 
 
 @given(st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15), st.integers(0, 3)), max_size=10), st.integers(0, 15))
@@ -68,8 +68,8 @@ def test_ternary_takes_the_lowest_priority_number_and_then_the_lowest_index(entr
         else:
             added.append((priority, handle, want & mask, mask))
     fitting = sorted(entry for entry in added if value & entry[3] == entry[2])
-    found = table.lookup([value])
-    assert (found and found.handle) == (fitting[0][1] if fitting else None)
+    hit = table.lookup([value])
+    assert (hit and hit.handle) == (fitting[0][1] if fitting else None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=8), st.integers(0, 99))
@@ -82,8 +82,8 @@ def test_ranges_include_both_ends(entries, value):
             refused("BAD_MATCH_KEY", table.add, [M("range", low, high)], RunAction(0), priority)
         else:
             added.append((low, high, table.add([M("range", low, high)], RunAction(0), priority)))
-    found = table.lookup([value])
-    assert (found and found.handle) == next((handle for low, high, handle in added if low <= value <= high), None)
+    hit = table.lookup([value])
+    assert (hit and hit.handle) == next((handle for low, high, handle in added if low <= value <= high), None)
 
 
 def test_a_prefix_of_whole_bytes_is_plain():
@@ -101,7 +101,7 @@ def test_a_static_mask_applies_to_entries():
 # Handles
 
 
-def test_the_smallest_free_index_is_used_again_with_a_new_version():
+def test_the_smallest_free_index_is_reused_with_a_new_version():
     table = single("exact", 8)
     handles = [table.add([M("exact", value)], RunAction(0)) for value in range(4)]
     assert handles == [0, 1, 2, 3]
@@ -184,8 +184,8 @@ def test_direct_counters_start_at_zero_with_each_entry(switch):
     table.write_counter(handle, 5, 6)
     assert table.read_counter(handle) == (5, 6)
     table.delete(handle)
-    again = running.add(table.name, [7], "MyIngress.send", (1,))
-    assert table.read_counter(again) == (0, 0)
+    new_handle = running.add(table.name, [7], "MyIngress.send", (1,))
+    assert table.read_counter(new_handle) == (0, 0)
 
 
 def test_entries_age(switch):

@@ -58,8 +58,8 @@ def test_information(serve, require_program):
     (_, info), (_, elapsed), (_, epoch) = cli.ask(
         require_program("simple_switch_CLI"), server.port, ["switch_info", "get_time_elapsed", "get_time_since_epoch"]
     )
-    found = dict(line.split(":", 1) for line in info.replace(" ", "").splitlines())
-    assert found["device_id"] == "7"
-    assert found["thrift_port"] == str(server.port)
-    assert found["notifications_socket"] == "ipc:///tmp/x.ipc"
+    fields = dict(line.split(":", 1) for line in info.replace(" ", "").splitlines())
+    assert fields["device_id"] == "7"
+    assert fields["thrift_port"] == str(server.port)
+    assert fields["notifications_socket"] == "ipc:///tmp/x.ipc"
     assert 0 < int(elapsed) < int(epoch)

@@ -28,12 +28,12 @@ def test_calls_change_the_state(serve):
     )  # fmt: skip
     (entry,) = device.state.table("MyIngress.forward").all_entries()
     assert (entry.handle, [param.value for param in entry.match], entry.target.args) == (handle, [1, 0x123], (3,))
-    (told,) = client.call("standard", "bm_mt_get_entries", cxt=0, table="MyIngress.forward")
-    assert told.entry_handle == handle
-    assert told.match_key[1].exact.key == b"\1\x23"
-    assert told.action_entry.action_name == "MyIngress.send"
-    assert told.options.priority == -1
-    assert told.life is None
+    (listed,) = client.call("standard", "bm_mt_get_entries", cxt=0, table="MyIngress.forward")
+    assert listed.entry_handle == handle
+    assert listed.match_key[1].exact.key == b"\1\x23"
+    assert listed.action_entry.action_name == "MyIngress.send"
+    assert listed.options.priority == -1
+    assert listed.life is None
 
 
 def test_the_program_and_its_md5(serve):
@@ -51,10 +51,10 @@ def test_registers_beyond_63_bits_read_as_the_largest_number(serve):
     values = {0: (7 << 64) + 5, 1: 1 << 63, 2: (1 << 63) - 1, 3: 12}
     for index, value in values.items():
         wides.write(index, value)
-    wanted = [2**63 - 1, 2**63 - 1, 2**63 - 1, 12]
+    expected = [2**63 - 1, 2**63 - 1, 2**63 - 1, 12]
     name = "MyIngress.wides"
-    assert [client.call("standard", "bm_register_read", cxt=0, array=name, index=i) for i in values] == wanted
-    assert client.call("standard", "bm_register_read_all", cxt=0, array=name)[:4] == wanted
+    assert [client.call("standard", "bm_register_read", cxt=0, array=name, index=i) for i in values] == expected
+    assert client.call("standard", "bm_register_read_all", cxt=0, array=name)[:4] == expected
 
 
 OF_SIMPLE_TABLES = (
@@ -92,7 +92,7 @@ def test_the_type_of_a_table_is_looked_at_first(serve, name, table, calls):
     assert device.serialize() == before
 
 
-def test_a_mirroring_session_out_of_range_is_told_to_the_log_only(serve, caplog):
+def test_a_mirroring_session_out_of_range_is_only_logged(serve, caplog):
     device, _ = serve("exact")
     client = serve.client()
     client.call("simple_switch", "mirroring_session_add", session=40000, config=SimpleNamespace(port=1))
@@ -104,7 +104,7 @@ def test_a_mirroring_session_out_of_range_is_told_to_the_log_only(serve, caplog)
 def test_const_entries_can_be_cleared_but_not_changed(serve):
     device, _ = serve("ternary")
     client = serve.client()
-    table = next(found for found in device.state.tables if found.is_immutable and len(found))
+    table = next(candidate for candidate in device.state.tables if candidate.is_immutable and len(candidate))
     with pytest.raises(ControlError, match="IMMUTABLE"):
         client.call("standard", "bm_mt_delete_entry", cxt=0, table=table.name, entry=table.all_entries()[0].handle)
     client.call("standard", "bm_mt_clear_entries", cxt=0, table=table.name, reset_default=False)
