@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from switchml.net import libc, sockets, udp
-from switchml.protocol import fixedpoint, pool
+from switchml.protocol import fixedpoint
+from switchml.protocol.lanes import add_int8, add_int16, add_int32
 from switchml.protocol.packet import CODE_BIAS, HEADER_BYTES
 from switchml.protocol.sizes import LANE_BYTES, PAYLOAD_BYTES
 from switchml.runtime.jit import compile_once, kernel
@@ -122,11 +123,11 @@ def _work(step, fmt, lane_bytes, source, packets, sums, room, first, count):
         elif step == _COPY:
             copy_bytes(at, source.ctypes.data + np.uint64((first + i + blocks // 2) % blocks * lanes * 4), lanes * 4)
         elif lane_bytes == 4:
-            done += pool.add_int32(total, packet, lanes)
+            done += add_int32(total, packet, lanes)
         elif lane_bytes == 2:
-            done += pool.add_int16(total, packet, lanes)
+            done += add_int16(total, packet, lanes)
         else:
-            done += pool.add_int8(total, packet, lanes)
+            done += add_int8(total, packet, lanes)
     return done
 
 

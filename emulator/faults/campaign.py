@@ -39,19 +39,19 @@ class Bug:
 
 BUGS: dict[str, Bug] = {
     "version-bit": Bug(
-        "switchml/protocol/pool.py",
+        "switchml/protocol/pool_v2.py",
         "row = seq & (2 * job.slots - 1)  # version times S, plus the slot",
         "row = seq & (job.slots - 1)",
         "the aggregator ignores the version of a slot",
     ),
     "shadow-answer": Bug(
-        "switchml/protocol/pool.py",
+        "switchml/protocol/pool_v2.py",
         "reply[0] |= wire_format.R_FLAG\n        return UNICAST, row",
         "return DROP, row",
-        "the aggregator forgets to answer who asks again for a complete round",
+        "the aggregator does not answer retransmissions of a complete round",
     ),
     "counted-twice": Bug(
-        "switchml/protocol/pool.py",
+        "switchml/protocol/pool_v2.py",
         "seen[row, word] |= bit",
         "pass",
         "the aggregator adds a contribution that it has added already",

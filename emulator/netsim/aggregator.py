@@ -10,7 +10,9 @@ import numpy as np
 from emulator.netsim.packets import Packet, Train, coupled
 from switchml.protocol import packet as wire_format
 from switchml.protocol.packet import BITMAP_BYTES, HEADER_BYTES
-from switchml.protocol.pool import MULTICAST, UNICAST, WAITING, Pool, receive_v2, result_of
+from switchml.protocol.pool import Pool
+from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
+from switchml.protocol.pool_v2 import receive_v2, result_of
 from switchml.runtime.memory import u8_at
 
 
@@ -44,23 +46,12 @@ class Aggregator:
 
     def _answers(self, packet: Packet) -> list[Packet]:
         pool, hosts, _ = self._jobs[packet.job]
-        action, row = receive_v2(
-            pool.job[0],
-            pool.slots,
-            pool.seen,
-            pool.rows,
-            pool.wide,
-            pool.counters,
-            self._reply,
-            packet.rank,
-            packet.address,
-            packet.length,
-        )
+        action, row = receive_v2(pool.state, self._reply, packet.rank, packet.address, packet.length)
         if action == WAITING:
             return [Packet(self._reply[: HEADER_BYTES + BITMAP_BYTES], packet.job, packet.rank, hosts[packet.rank])]
         if action not in (MULTICAST, UNICAST):
             return []
-        address, length = result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row)
+        address, length = result_of(pool.state, row)
         if action == UNICAST:
             return [Packet(self._reply[:length], packet.job, packet.rank, hosts[packet.rank])]
         result = u8_at(address, length)

@@ -14,7 +14,9 @@ import numpy as np
 from emulator.netsim.packets import AGGREGATOR, Packet, Train, coupled
 from switchml.protocol import packet as wire_format
 from switchml.protocol.packet import BITMAP_BYTES, FLAG_MIXED, FLAG_OVERFLOW, HEADER_BYTES, R_FLAG
-from switchml.protocol.pool import CONSUME, MULTICAST, UNICAST, WAITING, Pool, receive_v2, result_of
+from switchml.protocol.pool import Pool
+from switchml.protocol.pool_state import CONSUME, MULTICAST, UNICAST, WAITING
+from switchml.protocol.pool_v2 import receive_v2, result_of
 from switchml.runtime.memory import u8_at
 
 PARTIAL = 0x04
@@ -81,8 +83,7 @@ class TreeSwitch:
             flags = int(data[-TAIL_BYTES])
             data = data[:-TAIL_BYTES].copy()
             data[0] &= ~PARTIAL & 0xFF
-        state = (pool.job[0], pool.slots, pool.seen, pool.rows, pool.wide, pool.counters, self._reply)
-        action, row = receive_v2(*state, child, data.ctypes.data, len(data))
+        action, row = receive_v2(pool.state, self._reply, child, data.ctypes.data, len(data))
         if flags and action in (CONSUME, MULTICAST):
             self._add_flags(seat, row, flags)
         if action == WAITING:
@@ -95,7 +96,7 @@ class TreeSwitch:
         elif action == MULTICAST:
             return self._to_all(seat, packet, self._result(seat, row))
         elif action == UNICAST:
-            _, length = result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row)
+            _, length = result_of(pool.state, row)
             return [self._to_child(seat, packet, child, self._reply[:length])]
         return []
 
@@ -108,7 +109,7 @@ class TreeSwitch:
     def _result(seat: Seat, row: int) -> np.ndarray:
         """uint8: the result packet in a row, itself."""
         pool = seat.pool
-        return u8_at(*result_of(pool.job[0], pool.slots, pool.rows, pool.wide, row))
+        return u8_at(*result_of(pool.state, row))
 
     def _wait(self, seat: Seat) -> np.ndarray:
         """The wait packet in the reply, its missing children as their ranks."""

@@ -14,7 +14,7 @@ import numpy as np
 from switchml.counters import COUNTERS
 from switchml.net import impair, libc, shm, udp
 from switchml.protocol import packet as wire_format
-from switchml.protocol.pool import (
+from switchml.protocol.pool_state import (
     DROP,
     JOB,
     MULTICAST,
@@ -24,11 +24,11 @@ from switchml.protocol.pool import (
     SLOT_V1,
     UNICAST,
     WAITING,
-    ask_v2,
-    receive_v1,
-    receive_v2,
-    result_of,
+    State,
+    StateV1,
 )
+from switchml.protocol.pool_v1 import receive_v1
+from switchml.protocol.pool_v2 import query_v2, receive_v2, result_of
 from switchml.runtime.jit import kernel
 from switchml.runtime.memory import borrowed, copy_bytes, i64_at, pointer, u8_at, u64_at
 
@@ -110,30 +110,41 @@ def _counters_of(entry):
     return numba.carray(pointer(np.uintp(entry.counters)), (entry.workers, len(COUNTERS)), np.int64)
 
 
-@kernel
-def _ask(entry, job, counters, rank, seq, reply):
-    """A rank that shares memory queries which ranks a round waits for; its packets are never lost, so it has nothing to
-    retransmit."""
-    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
-    seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
-    return ask_v2(job, slots, seen, counters, reply, rank, seq)
+@kernel(forceinline=True)
+def _pool_of(entry):
+    """The arrays of a v2 job."""
+    rows = 2 * entry.slot_count
+    return State(
+        numba.carray(pointer(np.uintp(entry.job)), (1,), JOB),
+        numba.carray(pointer(np.uintp(entry.slots)), (rows,), SLOT),
+        numba.carray(pointer(np.uintp(entry.seen)), (rows, 4), np.uint64),
+        numba.carray(pointer(np.uintp(entry.rows)), (rows, entry.row_bytes), np.uint8),
+        numba.carray(pointer(np.uintp(entry.wide)), (rows, entry.wide_bytes), np.uint8),
+        _counters_of(entry),
+    )
+
+
+@kernel(forceinline=True)
+def _pool_v1_of(entry):
+    """The arrays of a v1 session."""
+    rows = 2 * entry.slot_count
+    return StateV1(
+        numba.carray(pointer(np.uintp(entry.job)), (1,), JOB),
+        numba.carray(pointer(np.uintp(entry.slots)), (rows,), SLOT_V1),
+        numba.carray(pointer(np.uintp(entry.rows)), (rows, entry.row_bytes), np.uint8),
+        _counters_of(entry),
+    )
 
 
 @kernel(forceinline=True)
 def _apply(entry, rank, address, length, reply):
     """One packet under the rule of its job; (action, row)."""
-    job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
-    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
-    counters = _counters_of(entry)
-    if length == 0 and entry.segment:
-        return _ask(entry, job, counters, rank, np.int64(address), reply), 0
     if entry.protocol == 1:
-        slots_v1 = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT_V1)
-        return receive_v1(job, slots_v1, rows, counters, reply, rank, address, length)
-    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
-    seen = numba.carray(pointer(np.uintp(entry.seen)), (2 * entry.slot_count, 4), np.uint64)
-    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
-    return receive_v2(job, slots, seen, rows, wide, counters, reply, rank, address, length)
+        return receive_v1(_pool_v1_of(entry), reply, rank, address, length)
+    pool = _pool_of(entry)
+    if length == 0 and entry.segment:  # a rank that shares memory queries whom a round waits for: it loses no packets
+        return query_v2(pool, reply, rank, np.int64(address)), 0
+    return receive_v2(pool, reply, rank, address, length)
 
 
 @kernel(forceinline=True)
@@ -141,11 +152,7 @@ def _result_of(entry, row, length):
     """(address, length) of the result in a row; `length` is that of the packet it answers."""
     if entry.protocol == 1:
         return entry.results + np.uint64(row * entry.row_bytes), length
-    job = numba.carray(pointer(np.uintp(entry.job)), (1,), JOB)[0]
-    rows = numba.carray(pointer(np.uintp(entry.rows)), (2 * entry.slot_count, entry.row_bytes), np.uint8)
-    wide = numba.carray(pointer(np.uintp(entry.wide)), (2 * entry.slot_count, entry.wide_bytes), np.uint8)
-    slots = numba.carray(pointer(np.uintp(entry.slots)), (2 * entry.slot_count,), SLOT)
-    return result_of(job, slots, rows, wide, row)
+    return result_of(_pool_of(entry), row)
 
 
 @kernel

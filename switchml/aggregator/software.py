@@ -26,7 +26,8 @@ from switchml.counters import COUNTERS
 from switchml.errors import ConfigError
 from switchml.net import impair, shm, sockets, udp
 from switchml.protocol import packet as wire_format
-from switchml.protocol.pool import MULTICAST, UNICAST, WAITING, Pool, PoolV1
+from switchml.protocol.pool import Pool, PoolV1
+from switchml.protocol.pool_state import MULTICAST, UNICAST, WAITING
 from switchml.runtime.jit import compile_once
 
 log = logging.getLogger("switchml.aggregator")

@@ -7,7 +7,6 @@ states.
 
 import math
 import random
-import struct
 from fractions import Fraction
 
 import numpy as np
@@ -17,85 +16,28 @@ from hypothesis import strategies as st
 
 from switchml.protocol import fixedpoint
 from tests.support import reference_fixedpoint as reference
-
-FLOATS, INTEGERS, NARROW = ("float32", "float64"), ("int32", "int64"), ("float32/int16", "float32/int8")
-ELEMENT = {dtype: reference.element(dtype) for dtype in reference.LANES}
-LANE = {dtype: np.dtype(f">i{reference.lane_bytes(dtype)}") for dtype in reference.LANES}
-EVERY_WORKERS = range(1, 257)
-CODES = range(-128, 127)
-FLOAT32_CANONICAL = [*range(-128, 125, 4), 126]
-FLOAT64_CANONICAL = list(range(-127, 122, 2))
-LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": (2 - 2**-52) * 2.0**1023}
-SMALLEST = {"float32": 2.0**-149, "float64": 2.0**-1074}
-WIDTH = {"float32": 32, "float64": 64}
-
-
-def room(dtype: str, workers: int) -> int:
-    return fixedpoint.headroom(workers)[fixedpoint.WIRES[fixedpoint.FORMATS[dtype]]]
-
-
-def encode(dtype, values, used, workers, finite_only=False, spare=0) -> list[int]:
-    """The compiled encoder, with `spare` unused lanes at the end."""
-    source = np.array(values, ELEMENT[dtype])
-    lanes = np.full(reference.LANES[dtype] * source.size + spare, 0x55, LANE[dtype])
-    fixedpoint.encode(
-        fixedpoint.FORMATS[dtype],
-        source.ctypes.data,
-        source.size,
-        lanes.ctypes.data,
-        lanes.size,
-        used,
-        room(dtype, workers),
-        finite_only,
-    )
-    return lanes.tolist()
-
-
-def decode(dtype, sums, used, workers, divisor=1) -> tuple[np.ndarray, int]:
-    """The compiled decoder: (values, misfits)."""
-    lanes = np.array(sums, LANE[dtype])
-    target = np.full(lanes.size // reference.LANES[dtype], 77, ELEMENT[dtype])
-    misfits = fixedpoint.decode(
-        fixedpoint.FORMATS[dtype],
-        lanes.ctypes.data,
-        target.ctypes.data,
-        target.size,
-        used,
-        room(dtype, workers),
-        divisor,
-    )
-    return target, misfits
-
-
-def need(dtype, values, finite_only=False) -> int:
-    source = np.array(values, ELEMENT[dtype])
-    return fixedpoint.need_of(fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, finite_only)
-
-
-def bits(dtype, values) -> list[bytes]:
-    """What two results must agree in: all bits, but one NaN is as good as another."""
-    pack = {"float32": ">f", "float64": ">d", "int32": ">i", "int64": ">q"}[ELEMENT[dtype]]
-    return [b"NaN" if x != x else struct.pack(pack, x) for x in np.asarray(values, ELEMENT[dtype]).tolist()]
-
-
-def floats(dtype, **options):
-    """Floats of all magnitudes alike: hypothesis alone seldom leaves the neighbourhood of 1."""
-    width = WIDTH[dtype]
-    top = {32: 0x7F7FFFFF, 64: 0x7FEFFFFFFFFFFFFF}[width]
-    pack, unpack = {32: ("<I", "<f"), 64: ("<Q", "<d")}[width]
-    spread = st.builds(
-        lambda b, sign: sign * struct.unpack(unpack, struct.pack(pack, b))[0],
-        st.integers(0, top),
-        st.sampled_from([1.0, -1.0]),
-    )
-    return spread | st.floats(width=width, **options)
-
-
-def below(exponent: int, dtype: str) -> float:
-    """The largest number of a type that is less than 2^exponent."""
-    precision, lowest, _ = reference.SHAPES[dtype]
-    return float(Fraction(2) ** exponent - Fraction(2) ** max(exponent - precision, lowest - precision + 1))
-
+from tests.support.encoded import (
+    CODES,
+    ELEMENT,
+    EVERY_WORKERS,
+    FLOAT32_CANONICAL,
+    FLOAT64_CANONICAL,
+    FLOATS,
+    INTEGERS,
+    LANE,
+    LARGEST,
+    NARROW,
+    SMALLEST,
+    apply_classes,
+    below,
+    bits,
+    classified,
+    decode,
+    encode,
+    floats,
+    need,
+    room,
+)
 
 # -- codes --
 
@@ -440,70 +382,3 @@ def test_integer_sums_at_the_edge(dtype):
         got, misfits = decode(dtype, sums, used, 2)
         assert misfits == (not fits)
         assert not fits or got[0] == sum(map(int, values))
-
-
-# -- infinities and NaN --
-
-
-def classified(dtype, values) -> list[int]:
-    source = np.array(values, ELEMENT[dtype])
-    lanes = np.full(reference.LANES[dtype] * source.size + 1, 0x55, LANE[dtype])
-    fixedpoint.classify(fixedpoint.FORMATS[dtype], source.ctypes.data, source.size, lanes.ctypes.data, lanes.size)
-    assert lanes[-1] == 0
-    return lanes.tolist()[:-1]
-
-
-def apply_classes(dtype, counts, values: np.ndarray) -> None:
-    """Summed lanes of a CLASSIFY round, kept as the worker keeps them, over `values`."""
-    lanes, kept = np.array(counts, LANE[dtype]), np.full(values.size, 0x55, np.uint32)
-    fixedpoint.keep_classes(fixedpoint.FORMATS[dtype], lanes.ctypes.data, values.size, kept)
-    fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], kept, values.ctypes.data, values.size)
-
-
-ANY_KIND = st.sampled_from([0.0, 1.5, -2.0, math.inf, -math.inf, math.nan])
-
-
-@given(
-    st.sampled_from(FLOATS),
-    st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(ANY_KIND, min_size=n, max_size=n), min_size=1, max_size=8)),
-)
-def test_infinities_and_nan_add_as_ieee_has_it(dtype, blocks):
-    lanes = [classified(dtype, block) for block in blocks]
-    assert lanes == [reference.classify(dtype, block) for block in blocks]
-    finite = np.array([[x if math.isfinite(x) else 0.0 for x in block] for block in blocks]).sum(axis=0)
-    got = finite.astype(dtype)
-    apply_classes(dtype, np.sum(lanes, axis=0), got)
-    with np.errstate(invalid="ignore"):
-        expected = np.array(blocks).sum(axis=0)
-    assert bits(dtype, got) == bits(dtype, expected)
-
-
-@pytest.mark.parametrize("kind", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_the_class_counters_hold_256_ranks(dtype, kind):
-    counts = 256 * np.array(classified(dtype, [kind, 1.0]))
-    assert counts.max() < 2**31
-    got = np.array([5.0, 6.0], dtype)
-    apply_classes(dtype, counts, got)
-    assert bits(dtype, got) == bits(dtype, [kind, 6.0])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "workers"),
-    [("float32/int8", 1), ("float32/int8", 127), ("float32/int16", 1), ("float32/int16", 255), ("float32/int16", 256)],
-)
-def test_narrow_lanes_make_nan_of_what_is_not_finite(dtype, workers):
-    """On one rank or on all: 256 of them count beyond a byte."""
-    lanes = np.array(classified(dtype, [math.inf, -math.inf, math.nan, 1.0]))
-    assert lanes.tolist() == reference.classify(dtype, [math.inf, -math.inf, math.nan, 1.0]) == [1, 1, 1, 0]
-    for ranks in (1, workers):
-        got = np.array([1, 2, 3, 4], np.float32)
-        apply_classes(dtype, ranks * lanes, got)
-        assert bits("float32", got) == [b"NaN"] * 3 + bits("float32", [4])
-
-
-def test_values_that_are_not_finite_count_as_zero_once_classified():
-    for dtype in (*FLOATS, *NARROW):
-        used = reference.canonical(dtype, reference.need(dtype, [1.0]))
-        values = [math.inf, 1.0, -math.inf, math.nan, -1.0]
-        assert encode(dtype, values, used, 3, finite_only=True) == reference.encode(dtype, values, used, 3, True)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from switchml.protocol import fixedpoint, pool, worker_state
+from switchml.protocol import fixedpoint, lanes, worker_state
 from switchml.protocol.narrow import steps
 from switchml.protocol.pool import Pool
 from switchml.protocol.retransmission import MILLISECOND, SECOND
@@ -36,7 +36,7 @@ from tests.switchml.protocol.test_rules_together import (
 
 BITS = {"float32/int16": 16, "float32/int8": 8}
 NARROW = list(BITS)
-ADD = {"float32/int16": pool.add_int16, "float32/int8": pool.add_int8}
+ADD = {"float32/int16": lanes.add_int16, "float32/int8": lanes.add_int8}
 LANE = {"float32/int16": np.dtype(">i2"), "float32/int8": np.dtype(">i1")}
 LARGEST = float(np.finfo("float32").max)
 SMALLEST = 2.0**-149

@@ -1,0 +1,88 @@
+"""Arithmetic on what packets carry, at addresses: lanes of big-endian integers, and words of sparse streams.
+
+Sums stay big-endian; adding swaps bytes on the fly, which costs less than copying later.
+"""
+
+import numpy as np
+
+from switchml.protocol import packet as wire_format
+from switchml.runtime.jit import kernel
+from switchml.runtime.memory import bswap32, u32_at, u64_at
+
+
+@kernel
+def add_int32(sums, values, lanes):
+    """sums += values over big-endian int32 at two addresses; wraps. Returns 1 if a lane overflowed, else 0."""
+    a, b = u32_at(sums, lanes), u32_at(values, lanes)
+    overflow = np.uint32(0)
+    for i in range(lanes):
+        x, y = bswap32(a[i]), bswap32(b[i])
+        total = np.uint32(x + y)
+        overflow |= np.uint32((x ^ total) & (y ^ total))
+        a[i] = bswap32(total)
+    return np.int64(overflow >> np.uint32(31))
+
+
+_TOP16, _LOW16, _BYTE16 = np.uint64(0x8000800080008000), np.uint64(0x7FFF7FFF7FFF7FFF), np.uint64(0x00FF00FF00FF00FF)
+_TOP8, _LOW8 = np.uint64(0x8080808080808080), np.uint64(0x7F7F7F7F7F7F7F7F)
+_EIGHT = np.uint64(8)
+
+
+@kernel(inline=True)
+def _swap16(word):
+    """The bytes of four 16-bit lanes swapped."""
+    return ((word & _BYTE16) << _EIGHT) | ((word >> _EIGHT) & _BYTE16)
+
+
+@kernel
+def add_int16(sums, values, lanes):
+    """The same for big-endian int16; `lanes` is a multiple of 4. Four lanes are added in one word: all bits but the top
+    ones, so that no carry leaves a lane, then the top ones without carry."""
+    a, b = u64_at(sums, lanes // 4), u64_at(values, lanes // 4)
+    overflow = np.uint64(0)
+    for i in range(lanes // 4):
+        x, y = _swap16(a[i]), _swap16(b[i])
+        total = ((x & _LOW16) + (y & _LOW16)) ^ ((x ^ y) & _TOP16)
+        overflow |= (x ^ total) & (y ^ total)
+        a[i] = _swap16(total)
+    return np.int64(overflow & _TOP16 != 0)
+
+
+@kernel
+def add_int8(sums, values, lanes):
+    """The same for int8; `lanes` is a multiple of 8."""
+    a, b = u64_at(sums, lanes // 8), u64_at(values, lanes // 8)
+    overflow = np.uint64(0)
+    for i in range(lanes // 8):
+        x, y = a[i], b[i]
+        total = ((x & _LOW8) + (y & _LOW8)) ^ ((x ^ y) & _TOP8)
+        overflow |= (x ^ total) & (y ^ total)
+        a[i] = total
+    return np.int64(overflow & _TOP8 != 0)
+
+
+@kernel(forceinline=True)
+def store(target, source, payload):
+    """Copy a payload. (In words: a slice assignment of bytes would go one by one.)"""
+    a, b = u32_at(target, payload // 4), u32_at(source, payload // 4)
+    for i in range(payload // 4):
+        a[i] = b[i]
+
+
+@kernel(forceinline=True)
+def add(wire, sums, values, payload):
+    """sums += values, over `payload` bytes of lanes of type `wire`. Returns whether a lane overflowed."""
+    if wire == wire_format.WIRE_INT32:
+        return add_int32(sums, values, payload // 4)
+    if wire == wire_format.WIRE_INT16:
+        return add_int16(sums, values, payload // 2)
+    return add_int8(sums, values, payload)
+
+
+@kernel
+def keep_least_words(words, others, columns):
+    """The lower of each pair of big-endian words at two addresses, in `words`."""
+    a, b = u32_at(words, columns), u32_at(others, columns)
+    for i in range(columns):
+        if bswap32(b[i]) < bswap32(a[i]):
+            a[i] = b[i]

@@ -1,0 +1,90 @@
+"""The records of one job's slots at an aggregator (docs/protocol.md, sections 1 and 3): what its kernels read and
+write.
+
+Kernels take a `State` or `StateV1`, one tuple of all arrays. A result packet lives, ready to send, at the end of the
+row where its sums were made. Rows without slack, one version of all slots before the other, put the results of
+consecutive slots next to each other: they travel as one piece.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from switchml.counters import COUNTERS
+from switchml.protocol import packet as wire_format
+from switchml.runtime.jit import kernel
+
+CONSUME, MULTICAST, UNICAST, WAITING, DROP = range(5)
+ACTIONS = ("consume", "multicast", "unicast", "wait", "drop")
+"""What the aggregator is to do; the reply of UNICAST and WAITING lies in the caller's reply buffer, that of MULTICAST
+in the row."""
+
+(
+    ACCEPTED,
+    COMPLETED,
+    ANSWERED,
+    DUPLICATES,
+    WAITS,
+    STALE,
+    REFUSED_WINDOW,
+    REFUSED_TAG,
+    REFUSED_FORMAT,
+    RECEIVED_PACKETS,
+    RECEIVED_BYTES,
+    SENT_PACKETS,
+    SENT_BYTES,
+    RETRANSMISSIONS,
+    OVERFLOWS,
+    MIXED,
+) = range(len(COUNTERS))
+
+JOB = np.dtype(
+    [("workers", "i8"), ("slots", "i8"), ("payload", "i8"), ("wire", "i8"), ("tag", "i8"), ("isn", "i8")], align=True
+)
+"""What the rules need of a job."""
+
+SLOT = np.dtype(
+    [
+        ("seq", "i8"),
+        ("count", "i4"),
+        ("need", "i2"),
+        ("ahead", "i2"),
+        ("used", "i2"),
+        ("flags", "i2"),
+        ("form", "i2"),
+        ("data", "i2"),
+    ],
+    align=True,
+)
+"""One version of one v2 slot; version v of slot i is row v*S + i. `form`: wire + 16 * columns (0: dense). `data`: some
+rank has sent lanes."""
+
+SLOT_V1 = np.dtype([("bitmap", "u4"), ("count", "i4"), ("e0", "i2"), ("e1", "i2")], align=True)
+"""One set of one v1 slot, numbered as above."""
+
+
+class State(NamedTuple):
+    """The arrays of one v2 job: JOB[1], SLOT[2S], uint64[2S, 4] of the ranks seen, uint8[2S, k >= 10 + payload],
+    uint8[2S, k >= 42 + payload] for sparse rounds (may be `rows`), int64[n, len(COUNTERS)]."""
+
+    job: np.ndarray
+    slots: np.ndarray
+    seen: np.ndarray
+    rows: np.ndarray
+    wide: np.ndarray
+    counters: np.ndarray
+
+
+class StateV1(NamedTuple):
+    """The arrays of one v1 session: JOB[1], SLOT_V1[16384], uint8[16384, 1034], int64[n, len(COUNTERS)]."""
+
+    job: np.ndarray
+    slots: np.ndarray
+    rows: np.ndarray
+    counters: np.ndarray
+
+
+@kernel(inline=True)
+def result_at(rows, row, payload):
+    """Address of the result packet in a row: its end."""
+    return rows.ctypes.data + np.uint64((row + 1) * rows.shape[1] - wire_format.HEADER_BYTES - payload)

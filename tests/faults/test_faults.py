@@ -1,0 +1,151 @@
+"""What goes wrong in the field: ranks and aggregators killed or stopped, a bad network.
+
+Ranks that are killed are processes (launch.Rank), and so is the aggregator. A job beside the one that suffers runs in
+this process: it must never notice. Deadlines are long because machines that run tests are slow; in practice all of this
+takes a moment.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests.support.launch import (
+    DEADLINE_S,
+    contribution,
+    digest,
+    good,
+    join_all,
+    leave_all,
+    on_all,
+    until,
+)
+from tests.support.under_attack import BIG, join_ranks, tell_all, under_way
+
+# The first test may have to wait for two compilations, one of an aggregator and one of a rank.
+pytestmark = pytest.mark.timeout(300)
+
+PEER_TIMEOUT_S = 10
+"""The default: by then the survivors must know. A broken connection tells them at once."""
+
+
+# Ranks
+
+
+def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bystander):
+    beside = bystander(aggregator)
+    for victim, transport in ((1, "udp"), (0, "shm")):
+        trio = ranks(3)
+        join_ranks(trio, aggregator.address, "victims", transport=transport)
+        assert aggregator.status().dataplane.slots_allocated == 3072  # 2048 of the bystander
+        for rank in trio:
+            rank.tell("endless", numel=BIG)
+        under_way(aggregator, "victims")
+        trio[victim].kill()
+        for rank in (rank for rank in trio if rank is not trio[victim]):
+            answer = rank.next(PEER_TIMEOUT_S)
+            assert (answer["error"], answer["ranks"]) == ("PeerLost", [victim]), answer
+            assert f"rank {victim} " in answer["message"]
+        until(lambda: aggregator.status().dataplane.slots_allocated == 2048)  # the bystander's
+        failed = aggregator.job("victims")
+        assert failed.state == "failed" and [r.state for r in failed.ranks].count("lost") == 1
+        beside.more()
+    # The name is free, and the survivors can go on with a newcomer.
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "victims")
+    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=1, numel=50_000)}) == 1
+    tell_all(trio, "leave")
+
+
+def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
+    aggregator = start("--peer-timeout=2")
+    beside = bystander(aggregator)
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "stopped", peer_timeout_s=2)
+    for rank in trio:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "stopped")
+    trio[2].signal(signal.SIGSTOP)
+    try:
+        for rank in trio[:2]:
+            answer = rank.next()
+            assert (answer["error"], answer["ranks"]) == ("PeerLost", [2]), answer
+        assert "did not answer for 2 s" in aggregator.job("stopped").reason
+        beside.more()
+    finally:
+        trio[2].signal(signal.SIGCONT)
+    # When it wakes up it learns that the world went on without it.
+    assert trio[2].next()["error"] in ("AggregatorLost", "PeerLost")
+    join_ranks(trio, aggregator.address, "stopped")
+    tell_all(trio, "reduce", seed=1, numel=1000)
+    tell_all(trio, "leave")
+
+
+# Aggregators
+
+
+@pytest.mark.parametrize("transport", ["udp", "shm"])
+def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
+    aggregator = start()
+    trio = ranks(3)
+    join_ranks(trio, aggregator.address, "survivors", transport=transport)
+    for rank in trio:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "survivors")
+    aggregator.kill()
+    for rank in trio:  # `endless` has checked every sum up to here: a wrong one would be an AssertionError
+        answer = rank.next(PEER_TIMEOUT_S)
+        assert answer["error"] == "AggregatorLost", answer
+        assert aggregator.address in answer["message"]
+
+    successor = start(control_port=aggregator.control_port, data_port=aggregator.data_address[1])
+    assert successor.address == aggregator.address and successor.data_address == aggregator.data_address
+    assert [answer["error"] for answer in tell_all(trio, "reduce", seed=1, numel=10)] == ["AggregatorLost"] * 3
+    join_ranks(trio, successor.address, "survivors")
+    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=2, numel=100_000)}) == 1
+    tell_all(trio, "leave")
+
+
+def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
+    aggregator = start()
+    pair = ranks(2)
+    join_ranks(pair, aggregator.address, "told")
+    for rank in pair:
+        rank.tell("endless", numel=BIG)
+    under_way(aggregator, "told")
+    assert aggregator.stop() == 0
+    for rank in pair:
+        answer = rank.next()
+        assert answer["error"] == "AggregatorLost" and "aggregator shut down" in answer["message"], answer
+
+
+# A bad network
+
+
+def test_a_bad_network_changes_no_bit(start):
+    """2 % lost, 2 % late and 2 % doubled, each way: the same bits as without."""
+    digests = []
+    for options in ((), ("--loss-rate=0.02", "--reorder-rate=0.02", "--duplicate-rate=0.02", "--seed=7")):
+        aggregator = start(*options)
+        agents = join_all(aggregator.address, 4, job="bits")
+
+        def work(agent):
+            results = []
+            for call in range(12):
+                rng = np.random.default_rng((call, agent.rank))
+                x = (rng.standard_normal(40_000) * 10.0 ** rng.integers(-12, 4)).astype(
+                    ("float32", "float64", "float16")[call % 3]
+                )
+                if call == 5:
+                    x[rng.integers(0, len(x), 4)] = np.nan
+                results.append(agent.allreduce(x, op=("sum", "mean")[call % 2], async_op=True))
+            results.append(agent.allreduce(contribution(1, agent.rank, 300_000, "int64"), async_op=True))
+            return digest(handle.wait(DEADLINE_S) for handle in results)
+
+        digests += good(on_all(agents, work))
+        if options:
+            assert sum(agent.stats()["retransmitted"] for agent in agents) > 50
+        leave_all(agents)
+    assert len(set(digests)) == 1
