@@ -113,5 +113,4 @@ def print_table(result: dict[str, Any]) -> None:
         rows,
         left=3,
         before=f"sum of {result['size_bytes'] // 4:,} float32, {result['workers']} ranks",
-        width=100,
     )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+
+_WIDEST = 1000
+"""Characters in a line of a table."""
 
 
 def print_table(
@@ -15,21 +19,21 @@ def print_table(
     left: int = 1,
     before: str = "",
     notes: Sequence[str] = (),
-    width: int = 0,
 ) -> None:
     """Print a table to stdout, the first `left` columns aligned to the left and all others, numbers, to the right.
 
-    `before`: a line above it; `notes`: dim paragraphs below it; `width`: what the table takes at least, so that no
-    column is cut on a narrow terminal, or none. A row of one cell is a heading.
+    `before`: a line above it; `notes`: dim paragraphs below it. A row of one cell is a heading. No column is cut: on a
+    narrow terminal, lines wrap.
     """
     console = Console(highlight=False)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number < left else "right", no_wrap=True)
+        table.add_column(escape(heading), justify="left" if number < left else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*row, style="bold" if len(row) == 1 < len(headings) else None)
+        table.add_row(*map(escape, row), style="bold" if len(row) == 1 < len(headings) else None)
     if before:
         console.print(before + "\n", markup=False)
-    Console(highlight=False, width=max(console.width, width)).print(table)
+    natural = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    Console(highlight=False, width=max(console.width, natural)).print(table)
     for note in filter(None, notes):
         console.print("\n" + note, style="dim", markup=False)

@@ -30,7 +30,6 @@ def print_table(report: Report) -> None:
         left=2,
         before=_title(report),
         notes=["\n".join(f"{rival.name} is not measured: it {rival.reason}" for rival in report.missing)],
-        width=120,
     )
 
 

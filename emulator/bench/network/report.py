@@ -94,7 +94,6 @@ def print_table(results: Sequence[Result]) -> None:
         f"packet) over links of {link.rate_bps / 1e6:g} Mbit/s, {link.delay_s * 1e6:g} µs and {link.loss:.2%} loss "
         f"each way, queues of {link.queue_limit_bytes >> 10} KiB; Gloo over TCP with {results[0].tcp}.",
         notes=notes,
-        width=100,
     )
 
 
