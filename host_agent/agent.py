@@ -25,11 +25,12 @@ import numpy as np
 from host_agent import joining, loop, packet_log, recording
 from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
-from host_agent.core import WIRES, Core, new_worker
+from host_agent.core import Core, new_worker
 from host_agent.hierarchy import choice
 from host_agent.hierarchy.agent import HierarchicalAgent
 from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
+from switchml.protocol.sizes import WIRES
 
 __all__ = ["WIRES", "Handle", "HostAgent", "SwitchMLError"]
 
