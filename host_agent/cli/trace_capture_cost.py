@@ -35,16 +35,18 @@ class Cost:
 
 def windows(about: dict[str, Any]) -> dict[str, list[Window]]:
     """Of one rank, by kind, in the order in which they came; what was left out first is not among them."""
-    found: dict[str, list[Window]] = {"plain": [], "lead-in": [], "captured": [], "graph": []}
+    windows_of_kind: dict[str, list[Window]] = {"plain": [], "lead-in": [], "captured": [], "graph": []}
     later = about["iterations"][about["skip"] if about["pairs"] else max(about["skip"] - 1, 0) :]
     for kind, run in itertools.groupby(later, lambda iteration: iteration["kind"]):
-        found[kind].append([((one["end_unix_ns"] - one["start_unix_ns"]) / 1e9, one["cpu_ns"] / 1e9) for one in run])
-    return found
+        windows_of_kind[kind].append(
+            [((one["end_unix_ns"] - one["start_unix_ns"]) / 1e9, one["cpu_ns"] / 1e9) for one in run]
+        )
+    return windows_of_kind
 
 
-def median(found: list[Window], column: int) -> float:
+def median(windows: list[Window], column: int) -> float:
     """Of all iterations in these windows; 0 where there are none."""
-    values = [iteration[column] for window in found for iteration in window]
+    values = [iteration[column] for window in windows for iteration in window]
     return statistics.median(values) if values else 0.0
 
 
@@ -52,11 +54,11 @@ def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
     """Of all ranks together, since they wait for one another. A capture is compared to the iterations before it and,
     where there are any, after it, so that a machine that becomes busier does not look like a cost. None without a
     pair."""
-    found = [windows(about) for about in abouts]
+    ranks_windows = [windows(about) for about in abouts]
     plain, captured = (
         [
             sum(median([window], column) for window in ranks)
-            for ranks in zip(*(one[kind] for one in found), strict=False)
+            for ranks in zip(*(one[kind] for one in ranks_windows), strict=False)
         ]
         for kind in ("plain", "captured")
     )

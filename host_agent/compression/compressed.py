@@ -124,8 +124,8 @@ def agree(reducer: Reducer, what: str) -> None:
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
     places = np.zeros(reducer.world, np.int32)
     places.view(np.uint32)[reducer.rank] = digest
-    told = reducer.reduce(Sum(places, "int32"), Turn("agree", rank=reducer.rank, world=reducer.world))
-    others = [rank for rank in range(reducer.world) if told[rank] != told[reducer.rank]]
+    digests = reducer.reduce(Sum(places, "int32"), Turn("agree", rank=reducer.rank, world=reducer.world))
+    others = [rank for rank in range(reducer.world) if digests[rank] != digests[reducer.rank]]
     if others:
         raise RanksDisagree(f"rank {reducer.rank} has {what}, but ranks {others} have something else: all must agree")
 
@@ -169,7 +169,7 @@ GATHER_BLOCK = 256
 LEAST_GATHER_BLOCKS = 64
 """Fewer blocks are a matter of one round trip either way, and a stream takes two."""
 ASK_EVERY = 16
-"""Sums of sparse vectors of known size after which the ranks ask anew which way is the best."""
+"""Sums of sparse vectors of known size after which the ranks ask anew which route is the best."""
 PACKET_BYTES, FRAME_BYTES = PAYLOAD_BYTES, LINE_OVERHEAD_BYTES
 PACKET_ELEMENTS = PACKET_BYTES // 4
 WORDS_BYTES = 32
@@ -195,8 +195,8 @@ def framed_bytes(size: float) -> float:
     return size * (1.0 + FRAME_BYTES / PACKET_BYTES)
 
 
-def way_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
-    """The way for a sum of sparse vectors that puts least on the busier direction of a link: "gather" (`gathered`
+def route_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
+    """The route for a sum of sparse vectors that puts least on the busier direction of a link: "gather" (`gathered`
     bytes), "stream" or "dense". From what all ranks know alike."""
     costs = {"gather": framed_bytes(gathered), "dense": framed_bytes(4 * count)}
     if takes_sparse:
@@ -204,7 +204,7 @@ def way_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> s
     return min(costs, key=costs.__getitem__)
 
 
-def tell(add: Callable[[Array], Array], rank: int, world: int, *numbers: int) -> Array:
+def share_numbers(add: Callable[[Array], Array], rank: int, world: int, *numbers: int) -> Array:
     """int32[world, k]: the `numbers` of all ranks, by adding up a vector in which each has its own places."""
     places = np.zeros((world, len(numbers)), np.int32)
     places[rank] = numbers
@@ -222,7 +222,7 @@ def gather_by_sum(
     """
     raw = np.frombuffer(payload.to_bytes(), np.uint8)
     if sizes is None:
-        sizes = tell(add, rank, world, raw.size)[:, 0]
+        sizes = share_numbers(add, rank, world, raw.size)[:, 0]
     places = np.zeros((world, -(-int(sizes.max()) // 4)), np.int32)
     places[rank].view(np.uint8)[: raw.size] = raw
     places = add(places.reshape(-1)).reshape(world, -1)
@@ -260,7 +260,7 @@ class AgentReducer:
     def __init__(self, agent: SummingAgent):
         self._agent = agent
         self._takes_sparse = agent.takes_sparse
-        self._ways: dict[tuple[str, int], tuple[int, str, int]] = {}
+        self._routes: dict[tuple[str, int], tuple[int, str, int]] = {}
         self.rank, self.world, self.bytes = agent.rank, agent.world_size, 0
 
     def reduce(self, request: Request, turn: Turn) -> Any:
@@ -271,41 +271,41 @@ class AgentReducer:
         if isinstance(request, Gather):
             return gather_by_sum(request.payload, self._add_places, self.rank, self.world)
         assert isinstance(request, SparseSum)
-        way, sizes = self.way(request, turn, lambda largest: self.world * 4 * -(-largest // 4))
-        if way != "gather":
-            return self.add_sparse(request, way)
+        route, sizes = self.route(request, turn, lambda largest: self.world * 4 * -(-largest // 4))
+        if route != "gather":
+            return self.add_sparse(request, route)
         return sum_of_payloads(gather_by_sum(request.payload, self._add_places, self.rank, self.world, sizes=sizes))
 
     def later(self, request: Max, turn: Turn) -> Callable[[], Array]:
-        asked = codecs.max_as_sum(request, turn).values
-        self.bytes += asked.nbytes
-        handle = self._agent.allreduce(asked, wire="int32", async_op=True)
+        places = codecs.max_as_sum(request, turn).values
+        self.bytes += places.nbytes
+        handle = self._agent.allreduce(places, wire="int32", async_op=True)
         return lambda: codecs.max_of_sum(handle.wait(), turn)
 
-    def way(self, request: SparseSum, turn: Turn, gathered: Callable[[int], float]) -> tuple[str, Array]:
-        """Which way is the best, from what all ranks know alike, and the bytes of each one's payload, int32[world].
+    def route(self, request: SparseSum, turn: Turn, gathered: Callable[[int], float]) -> tuple[str, Array]:
+        """The best route, from what all ranks know alike, and the bytes of each one's payload, int32[world].
 
         `gathered`: bytes that gathering puts on a link, by those of the largest payload. The ranks tell each other
         their payloads' bytes and their streams' packets; where the bytes are known, they go by what they heard last for
         `ASK_EVERY` sums of the name, and save the round trip.
         """
         key, nbytes = (turn.name, request.count), request.payload.nbytes
-        known_bytes, way, left = self._ways.get(key, (-1, "", 0))
+        known_bytes, route, left = self._routes.get(key, (-1, "", 0))
         if request.is_sized and known_bytes == nbytes and left:
-            self._ways[key] = nbytes, way, left - 1
-            return way, np.full(self.world, nbytes, np.int32)
-        told = tell(self._add, self.rank, self.world, nbytes, packets_of(request.indices))
-        sizes = told[:, 0]
-        way = way_of(gathered(int(sizes.max())), told[:, 1], request.count, self._takes_sparse)
+            self._routes[key] = nbytes, route, left - 1
+            return route, np.full(self.world, nbytes, np.int32)
+        numbers = share_numbers(self._add, self.rank, self.world, nbytes, packets_of(request.indices))
+        sizes = numbers[:, 0]
+        route = route_of(gathered(int(sizes.max())), numbers[:, 1], request.count, self._takes_sparse)
         if request.is_sized:
-            self._ways[key] = nbytes, way, ASK_EVERY - 1
-        return way, sizes
+            self._routes[key] = nbytes, route, ASK_EVERY - 1
+        return route, sizes
 
-    def add_sparse(self, request: SparseSum, way: str) -> Array:
+    def add_sparse(self, request: SparseSum, route: str) -> Array:
         """The sum through the aggregator: as a "stream" of the blocks that some rank has, or "dense"."""
         dense = np.zeros(request.count, np.float32)
         dense[request.indices] = request.values
-        return self._add(dense, block=STREAM_BLOCK if way == "stream" else 0)
+        return self._add(dense, block=STREAM_BLOCK if route == "stream" else 0)
 
     def wire_bytes(self, request: Request) -> int:
         if isinstance(request, Sum):

@@ -30,7 +30,7 @@ def describe() -> list[dict[str, Any]]:
 
 
 def _describe(module: Any) -> dict[str, Any]:
-    told = module._get_ddp_logging_data()
+    logged = module._get_ddp_logging_data()
     names = {id(parameter): name for name, parameter in module.module.named_parameters()}
     parameters = list(module._module_parameters)
     named = [names.get(id(parameter), f"parameter {number}") for number, parameter in enumerate(parameters)]
@@ -38,13 +38,13 @@ def _describe(module: Any) -> dict[str, Any]:
     def listed(text: str) -> list[str]:
         return [named[int(number)] for number in text.replace(",", " ").split()]
 
-    rebuilt = told.get("rebuilt_per_bucket_param_indices") or ""
+    rebuilt = logged.get("rebuilt_per_bucket_param_indices") or ""
     return {
-        "module": told.get("module_name", ""),
-        "bucket_cap_bytes": int(told.get("bucket_cap_bytes", 0)),
-        "comm_hook": told.get("comm_hook", ""),
+        "module": logged.get("module_name", ""),
+        "bucket_cap_bytes": int(logged.get("bucket_cap_bytes", 0)),
+        "comm_hook": logged.get("comm_hook", ""),
         "buckets": [listed(bucket) for bucket in rebuilt.split(",") if bucket.strip()],
-        "gradients": listed(told.get("prev_iteration_grad_ready_order_indices") or ""),
+        "gradients": listed(logged.get("prev_iteration_grad_ready_order_indices") or ""),
         "parameters": {
             name: {
                 "shape": list(parameter.shape),

@@ -108,9 +108,9 @@ class _Spans:
         setattr(Work, "wait", wait)  # noqa: B010 - as its type is another
         self._undo.callback(setattr, Work, "wait", plain)
         for module in modules:
-            wanted = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            if wanted:
-                self._undo.callback(wanted[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
+            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+            if trained:
+                self._undo.callback(trained[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
 
     def remove(self) -> None:
         self._undo.close()
@@ -135,9 +135,9 @@ def _modules_and_parameters() -> tuple[list[Any], list[torch.nn.Parameter]]:
         return [], living(torch.nn.Parameter)
     from torch.nn.parallel import DistributedDataParallel
 
-    found = living(DistributedDataParallel, torch.nn.Parameter)
-    modules = [thing for thing in found if isinstance(thing, DistributedDataParallel)]
-    return modules, [thing for thing in found if not isinstance(thing, DistributedDataParallel)]
+    objects = living(DistributedDataParallel, torch.nn.Parameter)
+    modules = [thing for thing in objects if isinstance(thing, DistributedDataParallel)]
+    return modules, [thing for thing in objects if not isinstance(thing, DistributedDataParallel)]
 
 
 def _place() -> tuple[int, int, str]:

@@ -17,12 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 def living(*kinds: type) -> list[Any]:
     """All objects of these types that there are, the oldest first."""
-    wanted: set[type] = set()
+    kinds_below: set[type] = set()
     left = list(kinds)
     while left:
-        wanted.add(kind := left.pop())
-        left += set(type.__subclasses__(kind)) - wanted
-    return [thing for thing in gc.get_objects() if type(thing) in wanted]
+        kinds_below.add(kind := left.pop())
+        left += set(type.__subclasses__(kind)) - kinds_below
+    return [thing for thing in gc.get_objects() if type(thing) in kinds_below]
 
 
 class Iterations:

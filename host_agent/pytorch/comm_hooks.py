@@ -226,11 +226,11 @@ class GroupReducer:
             sizes = self.world * [request.payload.nbytes] if request.is_sized else None
             return sum_of_payloads(self._gather(request.payload, sizes))
         before = self._agent.bytes
-        way, told = self._agent.way(request, turn, lambda largest: (self.world - 1) * largest)
-        if way == "gather":
-            answer = sum_of_payloads(self._gather(request.payload, told.tolist()))
+        route, payload_bytes = self._agent.route(request, turn, lambda largest: (self.world - 1) * largest)
+        if route == "gather":
+            answer = sum_of_payloads(self._gather(request.payload, payload_bytes.tolist()))
         else:
-            answer = self._agent.add_sparse(request, way)
+            answer = self._agent.add_sparse(request, route)
         self.bytes += self._agent.bytes - before
         return answer
 

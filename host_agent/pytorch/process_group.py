@@ -384,11 +384,11 @@ def _unused_part(store: Store, size: int) -> Store:
 
 def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, timedelta | None]:
     """Op and timeout (None: the group's) of a call in one of ProcessGroup's styles: options object, or one by one."""
-    given = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
-    if hasattr(given, "reduceOp"):
-        op, timeout = given.reduceOp, given.timeout
+    options = args[0] if args else kwargs.get("opts", kwargs.get("op", dist.ReduceOp.SUM))
+    if hasattr(options, "reduceOp"):
+        op, timeout = options.reduceOp, options.timeout
     else:
-        op, timeout = given, args[1] if len(args) > 1 else kwargs.get("timeout")
+        op, timeout = options, args[1] if len(args) > 1 else kwargs.get("timeout")
     return op, timeout if timeout is not None and timeout > timedelta(0) else None
 
 

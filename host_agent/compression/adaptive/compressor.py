@@ -77,7 +77,7 @@ class _Record:
     step: int
     bucket: int
     choice: int
-    way: int
+    route: int
     requests: int
     wire_bytes: float
     network_s: float
@@ -400,21 +400,21 @@ def _times_of(records: list[_Record]) -> list[float]:
 
 
 def _samples(records: list[_Record], times: np.ndarray) -> list[Sample]:
-    """The exchanges of each step that went one way, together. `times`: float32[records, 2], what `_times_of` became
+    """The exchanges of each step that took one route, together. `times`: float32[records, 2], what `_times_of` became
     when all ranks agreed."""
     exchanges: dict[tuple[int, int], list[_Record]] = {}
     for record, (least_s, wire_bytes) in zip(records, times.tolist(), strict=True):
         agreed = replace(record, network_s=-least_s, wire_bytes=wire_bytes)
-        exchanges.setdefault((record.step, record.way), []).append(agreed)
+        exchanges.setdefault((record.step, record.route), []).append(agreed)
     return [
         Sample(
             tuple((part.bucket, part.choice) for part in parts),
             sum(part.requests for part in parts),
             round(sum(part.wire_bytes for part in parts)),
             sum(part.network_s for part in parts),
-            way,
+            route,
         )
-        for (_, way), parts in exchanges.items()
+        for (_, route), parts in exchanges.items()
     ]
 
 

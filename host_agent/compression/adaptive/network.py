@@ -45,14 +45,14 @@ def low(samples: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Sample:
-    """The exchanges of one step together that went one `way`. `wire_bytes`: on the busier direction of a rank's link.
+    """The exchanges of one step together that took one `route`. `wire_bytes`: on the busier direction of a rank's link.
     `choices`: what their buckets went through."""
 
     choices: tuple[tuple[int, int], ...]
     requests: int
     wire_bytes: int
     seconds: float
-    way: int = SUM
+    route: int = SUM
 
 
 class Network:
@@ -60,7 +60,7 @@ class Network:
 
     def __init__(self) -> None:
         self.regime = 0
-        self._latencies: dict[int, deque[float]] = {way: deque(maxlen=KEPT) for way in (SUM, GATHER)}
+        self._latencies: dict[int, deque[float]] = {route: deque(maxlen=KEPT) for route in (SUM, GATHER)}
         self._least_gather_s = math.inf
         self._rates: deque[float] = deque(maxlen=KEPT)
         self._odd: list[float] = []
@@ -76,9 +76,9 @@ class Network:
         """Seconds of a request through the aggregator that hardly carries anything."""
         return self.latency_of(SUM)
 
-    def latency_of(self, way: int) -> float:
-        """The same of a request that way; as long as nothing is known of it, as the other."""
-        known = self._latencies[way] or self._latencies[SUM]
+    def latency_of(self, route: int) -> float:
+        """The same of a request by that route; as long as nothing is known of it, as the other."""
+        known = self._latencies[route] or self._latencies[SUM]
         return low(known) if known else 0.0
 
     @property
@@ -105,20 +105,20 @@ class Network:
         """Whether the latest samples look as if the network had changed."""
         return bool(self._odd)
 
-    def seconds(self, requests: int, wire_bytes: float, way: int = SUM) -> float:
+    def seconds(self, requests: int, wire_bytes: float, route: int = SUM) -> float:
         """What an exchange should take."""
-        return requests * self.latency_of(way) + wire_bytes * self.s_per_byte
+        return requests * self.latency_of(route) + wire_bytes * self.s_per_byte
 
     def add_latency(self, seconds: float) -> None:
         self._latencies[SUM].append(seconds)
 
     def learn(self, step: int, samples: Iterable[Sample]) -> None:
-        """Learn before `step` from steps that followed each other. They count as one for each way and choices: what
+        """Learn before `step` from steps that followed each other. They count as one for each route and choices: what
         delays one step delays the next as well."""
         alike: dict[tuple[Any, ...], list[Sample]] = {}
         for sample in samples:
             if sample.wire_bytes > 0:
-                alike.setdefault((sample.way, sample.choices), []).append(sample)
+                alike.setdefault((sample.route, sample.choices), []).append(sample)
         for steps in alike.values():
             steps.sort(key=lambda sample: sample.seconds)
             self._add(step, steps[len(steps) // 4])
@@ -136,14 +136,14 @@ class Network:
         return is_visible
 
     def _add(self, step: int, sample: Sample) -> None:
-        if sample.way == GATHER and self._rates and self._takes_for_latency(sample):
+        if sample.route == GATHER and self._rates and self._takes_for_latency(sample):
             return
-        bulk_s = max(sample.seconds - sample.requests * self.latency_of(sample.way), LEAST_SHARE * sample.seconds)
+        bulk_s = max(sample.seconds - sample.requests * self.latency_of(sample.route), LEAST_SHARE * sample.seconds)
         self._share = bulk_s / max(sample.seconds, 1e-9)
         if self.is_rate_visible:
             if not self._odd:
                 self._odd_since = step
-            times = sample.seconds / max(self.seconds(sample.requests, sample.wire_bytes, sample.way), 1e-9)
+            times = sample.seconds / max(self.seconds(sample.requests, sample.wire_bytes, sample.route), 1e-9)
             is_sure = times >= CLEARLY or step - self._odd_since >= LASTING_STEPS
             self._judge(bulk_s / sample.wire_bytes, 1, is_sure)
         else:

@@ -74,13 +74,13 @@ def check_memory(choice: str | Memory | None) -> Memory:
 @dataclass(frozen=True)
 class Costs:
     """What a choice costs a bucket, as agreed; infinite where not known. `wire_bytes`, `requests`: of one exchange,
-    which goes the network's `way`."""
+    which takes the network's `route`."""
 
     requests: int = 0
     wire_bytes: int = 0
     compute_s: float = math.inf
     error: float = math.inf
-    way: int = SUM
+    route: int = SUM
 
     @property
     def is_known(self) -> bool:
@@ -130,7 +130,7 @@ class BucketPolicy:
     def expected_s(self, choice: int, network: Network) -> float:
         """What the model says that a step with `choice` takes: nobody waits for anybody, and nothing is in the way."""
         costs = self.costs[choice]
-        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.way)
+        return costs.compute_s + network.seconds(costs.requests, costs.wire_bytes, costs.route)
 
     def admissible(self) -> list[int]:
         """Choices whose costs are known and whose error is within the bound; `none` (0) always is."""

@@ -15,8 +15,8 @@ from host_agent.compression.compressed import (
     gather_by_sum,
     lanes_of,
     packets_of,
+    route_of,
     values_of,
-    way_of,
 )
 from switchml import codecs
 from switchml.codecs import Payload, Turn
@@ -179,10 +179,10 @@ def test_gathered_places_of_others_are_left_out(trio, monkeypatch):
 
 def test_the_way_that_sends_least():
     few, many = np.array([10, 10, 10]), np.array([1500] * 3)
-    assert way_of(500_000, few, 400_000, takes_sparse=True) == "stream"
-    assert way_of(500_000, few, 400_000, takes_sparse=False) == "gather"
-    assert way_of(500_000, many, 400_000, takes_sparse=True) == "gather"
-    assert way_of(5e7, many, 400_000, takes_sparse=True) == "dense"
+    assert route_of(500_000, few, 400_000, takes_sparse=True) == "stream"
+    assert route_of(500_000, few, 400_000, takes_sparse=False) == "gather"
+    assert route_of(500_000, many, 400_000, takes_sparse=True) == "gather"
+    assert route_of(5e7, many, 400_000, takes_sparse=True) == "dense"
     assert packets_of(np.array([0, 31, 255, 256, 4000])) == 3 and packets_of(np.array([], np.int64)) == 0
 
 

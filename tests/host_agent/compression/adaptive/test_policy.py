@@ -45,7 +45,7 @@ SMALL = [
 def true_s(choice: int, rate_mbps: float, table: list[Costs] = COSTS) -> tuple[float, float]:
     """Seconds in the network, and of computing."""
     costs = table[choice]
-    latency_s = LATENCY_S if costs.way == SUM else GATHER_LATENCY_S
+    latency_s = LATENCY_S if costs.route == SUM else GATHER_LATENCY_S
     return costs.requests * latency_s + costs.wire_bytes / (rate_mbps * MEGABIT), costs.compute_s
 
 
@@ -118,7 +118,7 @@ class Run:
         self.network.learn(
             self.step,
             [
-                Sample(((0, choice),), each.requests, each.wire_bytes, seconds, each.way)
+                Sample(((0, choice),), each.requests, each.wire_bytes, seconds, each.route)
                 for choice, each, seconds in used
             ],
         )
