@@ -100,7 +100,7 @@ def control(
     """Run the control plane of a P4 switch until SIGINT or SIGTERM.
 
     Agents join at the control port, as they do at `switchml aggregate`; their packets are summed by the switch, which
-    is programmed when a job starts and when it ends. A switch that was restarted is programmed anew.
+    is programmed when a job starts and when it ends. A restarted switch is reprogrammed.
     """
     with serving.stop_signals(verbose) as stop:
         from switchml.control.mac import parse_mac

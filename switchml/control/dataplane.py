@@ -104,7 +104,7 @@ class Dataplane(Protocol):
         """How the rank's frames travel; None if `address_for` is all that it needs."""
 
     def failed(self) -> dict[int, str]:
-        """Jobs that can't go on because the data plane lost their state, and why. They are still to be stopped."""
+        """Jobs that can't continue because the data plane lost their state, and why. They are still to be stopped."""
 
     def counters(self, job_id: int) -> JobCounters:
         """Raises KeyError for an unknown job."""

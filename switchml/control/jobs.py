@@ -405,7 +405,7 @@ class JobRegistry:
         return next(member for member in job.members.values() if member.ticket == ticket)
 
     def _withdraw(self, job: Job, member: Member, how: str) -> list[Notice]:
-        """A rank leaves before the job has started: the others go on waiting, and the rank may join again."""
+        """A rank leaves before the job has started: the others keep waiting, and the rank may rejoin."""
         del job.members[member.request.rank]
         del self._job_of[member.ticket]
         reason = f"{member.request.who} {how} before the job started"

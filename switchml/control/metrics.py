@@ -2,7 +2,7 @@
 page.
 
 Counter names are those of switchml.counters (docs/protocol.md section 3). A job's metrics are there while it lives;
-`switchml_aggregator_*_total` go on counting over the jobs that have ended.
+`switchml_aggregator_*_total` include the jobs that have ended.
 """
 
 from __future__ import annotations

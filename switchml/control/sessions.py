@@ -134,7 +134,7 @@ class V1Sessions:
     ) -> V1Session:
         """Rank 0's call wipes the session's state, as the switch did, and takes its address from any other session."""
         if session_id in self.live:
-            self._end(self.live[session_id], "rank 0 opened it anew")
+            self._end(self.live[session_id], "rank 0 opened it again")
         self._take_over(address)
         addresses: list[tuple[str, int] | None] = [address] + [None] * (workers - 1)
         session = V1Session(

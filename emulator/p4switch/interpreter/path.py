@@ -133,7 +133,7 @@ class Interpreter:
             self.enqueue(port, packet)
 
     def _clone_at_ingress(self, packet: Packet, length: int) -> None:
-        """The clone is the packet as received, parsed anew (with no metadata but the ingress port)."""
+        """The clone is the packet as received, parsed again (with no metadata but the ingress port)."""
         if packet.clone is None:
             return
         (session, field_list), packet.clone = packet.clone, None

@@ -88,7 +88,7 @@ class Digests:
             enabled.digests.acknowledge(message.list_id - 1)
 
     def expire(self) -> None:
-        """Allow samples to be sent anew whose acknowledgement did not come in time."""
+        """Allow samples to be sent again whose acknowledgement did not come in time."""
         now = time.monotonic_ns()
         with self.pipeline.state.lock:
             for enabled in self.enabled.values():

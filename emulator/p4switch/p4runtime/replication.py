@@ -36,7 +36,7 @@ class ReplicationEngine:
         self._placed: dict[int, dict[int, list[int]]] = {}
 
     def follow_ports(self) -> None:
-        """Choose anew among replicas and their backups by the state of ports."""
+        """Choose again among replicas and their backups by the state of ports."""
         entries = [(number, entry) for number, entry in self.groups.items()]
         entries += [(FIRST_RESERVED + number, entry) for number, entry in self.sessions.items()]
         entries = [item for item in entries if any(replica.backup_replicas for replica in item[1].replicas)]

@@ -360,7 +360,7 @@ class Tables:
 
     def newly_idle(self) -> list[v1.TableEntry]:
         """Entries whose time-out has expired since the last call (section "Table idle timeout notification"). An entry
-        is reported anew once it has been hit in between."""
+        is reported again once it has been hit in between."""
         idle, messages = {}, []
         for table in self.by_number.values():
             if not table.ages:

@@ -1,6 +1,6 @@
 """Expressions of the typed IR: small immutable nodes, hash-consed, so that structurally equal trees are one object.
 
-p4c's copy propagation repeats whole trees; here a repeated tree costs one dictionary look-up, equality is identity, and
+p4c's copy propagation repeats whole trees; here a repeated tree costs one dictionary lookup, equality is identity, and
 a pass that memoises on nodes visits each distinct tree once. A node is created by calling its class with positional
 arguments. Objects of the program (headers, stacks, registers …) are referred to by their index in the tuples of
 `ir.Program`.

@@ -93,7 +93,7 @@ class DigestList:
 
     @locked
     def acknowledge(self, buffer_id: int, samples: Iterable[int] | None = None) -> None:
-        """Allow samples of a buffer (by their number there; None: all) to be sent anew. Unknown ones are ignored."""
+        """Allow samples of a buffer (by their number there; None: all) to be sent again. Unknown ones are ignored."""
         buffer = self.unacknowledged.get(buffer_id, {})
         for number in list(buffer) if samples is None else list(samples):
             self.known.discard(buffer.pop(number, None))

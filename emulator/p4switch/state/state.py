@@ -166,7 +166,7 @@ class State:
             place = f" ({table.source})" if str(table.source) else ""
             raise ProgramError(f"table {table.name!r}{place}: a const entry is wrong: {error}") from error
 
-    # Look-up by name
+    # Lookup by name
 
     def table(self, name: str) -> MatchTable:
         """Raises INVALID_TABLE_NAME."""

@@ -1,4 +1,4 @@
-"""Match-action tables: their entries, default entry, direct counters and meters, time-outs, and the look-up.
+"""Match-action tables: their entries, default entry, direct counters and meters, time-outs, and the lookup.
 
 Each new entry gets the smallest free index; per-entry numbers are NumPy arrays over the indices. An entry's handle is
 its index with a version that grows when the index is reused.
@@ -111,7 +111,7 @@ class MatchTable:
         self._index_of_key: dict[tuple, int] = {}
         self._by_priority: list[Entry] | None = None
 
-    # Look-up
+    # Lookup
 
     @property
     def has_priorities(self) -> bool:
@@ -396,7 +396,7 @@ class MatchTable:
 
     @locked
     def set_timeout(self, handle: int, timeout_ms: int) -> None:
-        """Set how long an entry may go without a hit before `expired` reports it; 0: for ever."""
+        """Set how long an entry may go without a hit before `expired` reports it; 0: for any time."""
         if not self.table.support_timeout:
             raise table_error("AGEING_DISABLED", f"the entries of table {self.name} do not age")
         index = self._index(handle)

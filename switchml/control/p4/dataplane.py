@@ -2,7 +2,7 @@
 
 While a job lives, it has entries in the switch, a multicast group, and a UDP port for each rank that reaches the switch
 that way. A thread watches the switch. A restart loses the slots of all jobs, whose sums exist nowhere else: those jobs
-fail, with a reason, and the switch is programmed anew for the next ones.
+fail, with a reason, and the switch is reprogrammed for the next ones.
 """
 
 from __future__ import annotations
