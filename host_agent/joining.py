@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from host_agent import density, loop, reach
-from host_agent.core import DENSE_ONLY, WIRES
+from host_agent.core import DENSE_ONLY
 from host_agent.warmup import warm_up
 from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
 from switchml.net.tunnel import TunnelClient, choose_address
 from switchml.protocol.fixedpoint import headroom
+from switchml.protocol.sizes import WIRES
 from switchml.protocol.sparse import Sparse
 
 log = logging.getLogger("host_agent")
@@ -84,8 +85,9 @@ class Joined:
 def join(address: str, options: Options) -> Joined:
     """Join a job at one aggregator. Raises JoinError, ConfigError."""
     options, sparse = _resolved(options)
+    transport_name, wire = options.transport or "auto", options.wire or "int32"
     impaired = _impaired(options.rank)
-    if impaired is not None and options.transport == "shm":
+    if impaired is not None and transport_name == "shm":
         raise ConfigError("transport shm: shared memory loses and reorders nothing; use another one or auto")
     warm_up()  # before joining: nobody should wait for a rank that compiles
     host = address.rpartition(":")[0].strip("[]")
@@ -93,15 +95,15 @@ def join(address: str, options: Options) -> Joined:
     try:
         status = client.wait_for(address, tls_ca=options.tls_ca, timeout_s=options.timeout_s)
     except JoinError:
-        if options.transport == "zmq":
+        if transport_name == "zmq":
             raise
         status = None  # joining explains better what is wrong
     with contextlib.ExitStack() as undo:
-        transport = reach.choose(options.transport, status, host, options.job, options.rank, options.bind_ip)
+        transport = reach.choose(transport_name, status, host, options.job, options.rank, options.bind_ip)
         undo.callback(transport.close)
         data_address, buffer_bytes = transport.data_address, reach.buffer_bytes(transport)
         tunnel = None
-        if options.transport == "zmq":
+        if transport_name == "zmq" and status is not None:
             url = choose_address(status.tunnel_addresses, host)
             tunnel = TunnelClient(url, data_address, timeout_s=deadline - time.monotonic())
             undo.callback(tunnel.close)
@@ -114,7 +116,7 @@ def join(address: str, options: Options) -> Joined:
             data_address=data_address,
             slots=options.slots,
             payload_bytes=options.payload_bytes,
-            wire=WIRES[options.wire],
+            wire=WIRES[wire],
             receive_buffer_bytes=buffer_bytes,
             transport="udp" if transport.name == "auto" else transport.name,
             mac=transport.mac,
@@ -143,7 +145,7 @@ def join(address: str, options: Options) -> Joined:
         options.payload_bytes,
         *session.info.data_address,
     )
-    _warn_of_few_levels(options)
+    _warn_of_few_levels(options, wire)
     return joined
 
 
@@ -164,15 +166,15 @@ def _resolved(options: Options) -> tuple[Options, density.Choice]:
     return replace(options, transport=transport, wire=wire), sparse
 
 
-def _warn_of_few_levels(options: Options) -> None:
-    levels = headroom(options.world_size)[WIRES[options.wire]]
-    if WIRES[options.wire] and levels < _FEW_LEVELS:
+def _warn_of_few_levels(options: Options, wire: str) -> None:
+    levels = headroom(options.world_size)[WIRES[wire]]
+    if WIRES[wire] and levels < _FEW_LEVELS:
         log.warning(
             "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 "
             "lanes are more exact",
             options.job,
             options.world_size,
-            options.wire,
+            wire,
             levels,
         )
 
@@ -212,4 +214,5 @@ def _impaired(rank: int) -> loop.Impaired | None:
     seed = os.environ.get("SWITCHML_SEED") or "0"
     if not seed.isdecimal():
         raise ConfigError(f"SWITCHML_SEED={seed}: expected a number")
-    return loop.Impaired(*rates, seed=257 * int(seed) + rank) if any(rates) else None
+    loss_rate, reorder_rate = rates
+    return loop.Impaired(loss_rate, reorder_rate, 257 * int(seed) + rank) if any(rates) else None

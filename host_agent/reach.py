@@ -19,8 +19,11 @@ from pathlib import Path
 import numpy as np
 
 from host_agent import loop
+from switchml.control.client import JobInfo
+from switchml.control.v2_pb2 import StatusReply
 from switchml.errors import ConfigError
 from switchml.net import frames, sockets
+from switchml.net.trains import HEADER_BYTES as FRAME_HEADER_BYTES
 from switchml.protocol.packet import HEADER_BYTES, MAX_SPARSE_BYTES
 
 TRANSPORTS = ("auto", "udp", "shm", "zmq", "frames", "raw")
@@ -30,6 +33,9 @@ _EXPERIMENTAL = 0x88B5
 """An Ethernet type that nobody answers (IEEE 802, local experiments)."""
 _DISCARD = 9
 
+Socket = socket.socket
+"""A class below has a field of that name."""
+
 
 @dataclass
 class Transport:
@@ -37,17 +43,18 @@ class Transport:
     UDP datagrams go. `socket` is bound; with an interface of its own it only keeps the port."""
 
     name: str
-    socket: socket.socket
+    socket: Socket
     mac: int = 0
     interface: str = ""
     kind: int = loop.PLAIN
     aggregator: tuple[str, int] = ("", 0)
-    raw: socket.socket | None = None
+    raw: Socket | None = None
     ends: frames.Ends | None = None
 
     @property
     def data_address(self) -> tuple[str, int]:
-        return self.socket.getsockname()
+        address: tuple[str, int] = self.socket.getsockname()
+        return address
 
     def announce(self) -> None:
         """Send a frame, from which the switch learns at which port this rank is. Raises ConfigError."""
@@ -59,8 +66,8 @@ class Transport:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
             self.socket.sendto(b"", (_address_of(self.interface, _SIOCGIFBRDADDR), _DISCARD))
 
-    def follow(self, info) -> None:
-        """The job has started: its `info` (client.JobInfo) says where packets go. Raises ConfigError."""
+    def follow(self, info: JobInfo) -> None:
+        """The job has started: its `info` says where packets go. Raises ConfigError."""
         self.aggregator = info.data_address
         if info.link is None or self.name == "udp":
             return
@@ -80,13 +87,13 @@ class Transport:
         if self.ends is None:
             return None
         packet_bytes = HEADER_BYTES + payload_bytes
-        rows = np.zeros((slots, frames.HEADER_BYTES + packet_bytes), np.uint8)
-        rows[:, : frames.HEADER_BYTES] = np.frombuffer(frames.headers(self.ends, packet_bytes), np.uint8)
+        rows = np.zeros((slots, FRAME_HEADER_BYTES + packet_bytes), np.uint8)
+        rows[:, :FRAME_HEADER_BYTES] = np.frombuffer(frames.headers(self.ends, packet_bytes), np.uint8)
         return rows
 
     def sparse_rows(self, slots: int) -> np.ndarray | None:
         """The same for packets of sparse streams, which differ in length: the loop puts the headers in front."""
-        return None if self.ends is None else np.zeros((slots, frames.HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
+        return None if self.ends is None else np.zeros((slots, FRAME_HEADER_BYTES + MAX_SPARSE_BYTES), np.uint8)
 
     def close(self) -> None:
         self.socket.close()
@@ -94,8 +101,10 @@ class Transport:
             self.raw.close()
 
 
-def choose(transport: str, status, host: str, job: str, rank: int, bind_ip: str | None) -> Transport:
-    """The transport to the aggregator with this `status` (StatusReply, None if it did not answer), whose control port
+def choose(
+    transport: str, status: StatusReply | None, host: str, job: str, rank: int, bind_ip: str | None
+) -> Transport:
+    """The transport to the aggregator with this `status` (None if it did not answer), whose control port
     is at `host`. Raises ConfigError if it can't be reached that way."""
     plane = status.dataplane if status is not None else None
     if plane is None or not plane.mac:
@@ -161,7 +170,7 @@ def own_address(host: str, job: str, rank: int) -> str:
         return f"127.0.{1 + sum(job.encode()) % 254}.{rank % 254 + 1}"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((remote, 9))
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
 def interface_to(ip: str) -> str:

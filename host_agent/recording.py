@@ -38,7 +38,7 @@ MOST_PACKETS = 1 << 20
 LAUNCH, WAIT, WAIT_FOR_BUCKETS = "switchml.all_reduce", "switchml.wait", "switchml.wait_for_buckets"
 """Names of spans: submitting an all-reduce (its number follows after #), waiting for one, and for all of DDP's."""
 
-Span = Callable[[str], AbstractContextManager]
+Span = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
@@ -162,13 +162,13 @@ def stop(recording: Recording) -> None:
             _finish(agent)
 
 
-def waiting() -> AbstractContextManager:
+def waiting() -> AbstractContextManager[Any]:
     """Around what waits for an all-reduce."""
     recording = _current
     return nullcontext() if recording is None else recording.span(WAIT)
 
 
-def launching() -> AbstractContextManager:
+def launching() -> AbstractContextManager[Any]:
     """Around what submits all-reduces: their records get the number of the span."""
     recording = _current
     return nullcontext() if recording is None else _launching(recording)

@@ -63,7 +63,7 @@ class ShardedAgent(Agent):
         self._on_failure: list[Callable[[BaseException], None]] = []
         self._calls = self._turn = 0
         for shard, agent in enumerate(agents):
-            agent.on_failure(lambda error, shard=shard: self._fail(self._located(error, shard)))
+            agent.on_failure(self._failure_at(shard))
 
     @classmethod
     def join_all(
@@ -158,6 +158,9 @@ class ShardedAgent(Agent):
             "calls": self._calls,
             "goodput_bps": 8 * joined["bytes"] / busy_s if busy_s else 0.0,
         }
+
+    def _failure_at(self, shard: int) -> Callable[[BaseException], None]:
+        return lambda error: self._fail(self._located(error, shard))
 
     def _located(self, error: BaseException, shard: int) -> BaseException:
         """An agent's error with the name of its aggregator, where that matters."""

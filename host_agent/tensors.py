@@ -7,7 +7,9 @@ Half-precision values travel as float32 and are rounded once at the end.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -31,12 +33,12 @@ class Prepared:
     result: object
     keep: object
 
-    def finish(self):
+    def finish(self) -> Any:
         return self.result
 
 
-def prepare(x, out=None) -> Prepared:
-    """Look at `x` and `out` once, and copy what can't be read in place. Raises UnsupportedTensor."""
+def prepare(x: Any, out: Any = None) -> Prepared:
+    """Check `x` and `out`, and copy what can't be read in place. Raises UnsupportedTensor."""
     if hasattr(x, "data_ptr"):
         return _prepare_torch(x, out)
     x = np.asarray(x)
@@ -57,7 +59,7 @@ def prepare(x, out=None) -> Prepared:
     return Prepared(source.ctypes.data, out.ctypes.data, x.size, x.dtype.name, out, (source, out))
 
 
-def _prepare_torch(x, out) -> Prepared:
+def _prepare_torch(x: Any, out: Any) -> Prepared:
     dtype = str(x.dtype).removeprefix("torch.")
     if dtype not in (*NATIVE, *HALVES):
         raise UnsupportedTensor(f"dtype {dtype}: expected {', '.join((*NATIVE, *HALVES))}")
@@ -86,8 +88,8 @@ def _prepare_torch(x, out) -> Prepared:
     return Prepared(source.data_ptr(), out.data_ptr(), x.numel(), dtype, out, (source, out))
 
 
-def _is_dense_on_cpu(x) -> bool:
-    return x.device.type == "cpu" and str(x.layout) == "torch.strided"
+def _is_dense_on_cpu(x: Any) -> bool:
+    return bool(x.device.type == "cpu") and str(x.layout) == "torch.strided"
 
 
 @dataclass
@@ -114,8 +116,8 @@ def widen_at(source: int, target: int, numel: int, dtype: str) -> Widened:
     return Widened(values, u16_at(target, numel), dtype)
 
 
-def narrow_then(widened: Widened, error: BaseException | None, on_done) -> None:
-    """Round the float32 result to where it belongs, then pass the news on."""
+def narrow_then(widened: Widened, error: BaseException | None, on_done: Callable[[BaseException | None], None]) -> None:
+    """Round the float32 result into the target, then report the end of the call."""
     if error is None:
         if widened.dtype == "float16":
             with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
