@@ -38,11 +38,12 @@ DOUBTS = st.sampled_from([0.0, 1 / 512, 1 / 32])
 
 
 def slowly(objective, placements, codecs):
-    """At worst, the best of every way to cut, with every placement, and every codec in every bucket."""
-    sizes = gradients(objective.joined).bytes
+    """At worst, the best of every way to cut and of the traced buckets as they are (their all-reduces keep what they took
+    beyond the model), with every placement, and every codec in every bucket."""
+    present = gradients(objective.joined)
     best = objective(TRACED).worst_s
-    for caps, placement in itertools.product(space.runs(sizes), placements):
-        for chosen in itertools.product(("", *codecs), repeat=len(caps)):
+    for caps, placement in itertools.product(((), *space.runs(present.bytes)), placements):
+        for chosen in itertools.product(("", *codecs), repeat=len(caps or present.transfers)):
             best = min(best, objective(Setting(buckets=caps, placement=placement, codec=chosen)).worst_s)
     return best
 
