@@ -63,9 +63,8 @@ class Machine:
         cls, joined: Joined, *, link_bps: float | None = None, uncertainty_s: float | None = None, **known
     ) -> Machine:
         """Of the trace's own communication; `link_bps`: of each host's link, where it is known; `uncertainty_s`: by
-        default
-        what all-reduces differ by from iteration to iteration; `known`: other fields.
-        Raises GraphError where there is no communication, ConfigError for links slower than what was measured."""
+        default what all-reduces differ by from iteration to iteration; `known`: other fields. Raises GraphError where
+        there is no communication, ConfigError for links slower than what was measured."""
         graph, transfers = joined.graph, gradients(joined).transfers
         ranks = int(graph.groups.size[graph.transfers.group[transfers[0]]])
         network = networks.fit(joined, link_bps)

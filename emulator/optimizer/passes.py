@@ -30,8 +30,7 @@ Apply = Callable[[Joined, Setting, Machine], Joined]
 @dataclass(frozen=True)
 class Pass:
     """`name` is the field of `Setting` that it obeys; `apply` is called where that is not as traced. `in_file`: whether
-    a
-    settings file makes a job do it, without a change to its script; `advice`: else, what to change. `keeps_results`:
+    a settings file makes a job do it, without a change to its script; `advice`: else, what to change. `keeps_results`:
     whether training computes the same."""
 
     name: str

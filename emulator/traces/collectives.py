@@ -54,8 +54,7 @@ def key_of(trace: RankTrace, event: int, ambiguous: frozenset[tuple] = frozenset
 
 def ambiguous_groups(traces: Sequence[RankTrace]) -> frozenset[tuple]:
     """(ranks, name) of groups without a name of their own in which ranks disagree about collectives: several groups
-    that
-    traces of old versions do not distinguish."""
+    that traces of old versions do not distinguish."""
     sizes: dict[tuple, dict[int, tuple[int, float]]] = {}
     ambiguous = set()
     for trace in traces:

@@ -1,6 +1,5 @@
 """Messages between ranks with both ends recorded, each by its own rank's clock: pings, and packets of our own
-transport,
-whose results arrive after the other ranks have sent their parts.
+transport, whose results arrive after the other ranks have sent their parts.
 """
 
 from __future__ import annotations

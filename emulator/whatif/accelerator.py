@@ -31,8 +31,7 @@ def accelerator(joined: Joined, matrix: float, memory: float | None = None) -> J
 
 def half_precision(joined: Joined, host_speed: float, least_s: float) -> Joined:
     """An accelerator's kernels as `HALF_MATRIX` and `HALF_OTHER` say, a host's operators `host_speed` times as fast,
-    and
-    half of each gradient. `least_s`: of an all-reduce's time, what does not depend on its size."""
+    and half of each gradient. `least_s`: of an all-reduce's time, what does not depend on its size."""
     speeds = (HALF_MATRIX, HALF_OTHER) if is_on_device(joined).any() else (host_speed, host_speed)
     transfers = gradients(joined).transfers
     joined = accelerator(joined, *speeds)

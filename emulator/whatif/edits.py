@@ -1,6 +1,5 @@
 """The edits of a joined iteration's graph that changes are made of. Each takes a `Joined` and returns another; nothing
-is
-changed in place. `arrange` is the general one; the others are special cases of it.
+is changed in place. `arrange` is the general one; the others are special cases of it.
 """
 
 from __future__ import annotations

@@ -30,8 +30,7 @@ def fuse(joined: Joined, launch_s: float) -> Joined:
 
 def continues_run(graph: Graph) -> np.ndarray:
     """bool (ops,): whether an op continues the run of its stream's op before it. A run is only seen from outside: no
-    op
-    is a member of a collective, no other op waits for one of them but the last, and they wait for none but the
+    op is a member of a collective, no other op waits for one of them but the last, and they wait for none but the
     first."""
     ops = graph.ops
     previous, following = on_stream(graph)

@@ -8,8 +8,7 @@ a rank's packet, and all ranks decode the same result row. That is safe without 
 reuses a packet after its result, the aggregator a row after every rank has answered the next version.
 
 A reader that sleeps sets a flag, and is woken by an empty datagram to its UDP socket, so one poll covers both
-transports. Each
-ring has one writer and one reader (release on the head, acquire before the entries).
+transports. Each ring has one writer and one reader (release on the head, acquire before the entries).
 """
 
 import mmap

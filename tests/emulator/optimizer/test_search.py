@@ -38,8 +38,8 @@ DOUBTS = st.sampled_from([0.0, 1 / 512, 1 / 32])
 
 
 def slowly(objective, placements, codecs):
-    """At worst, the best of every way to cut and of the traced buckets as they are (their all-reduces keep what they took
-    beyond the model), with every placement, and every codec in every bucket."""
+    """At worst, the best of every way to cut and of the traced buckets as they are, whose all-reduces keep what they
+    took beyond the model; with every placement, and every codec in every bucket."""
     present = gradients(objective.joined)
     best = objective(TRACED).worst_s
     for caps, placement in itertools.product(((), *space.runs(present.bytes)), placements):
