@@ -20,30 +20,29 @@ which then all-reduce the block once more in two halves of 64 bits.
 from __future__ import annotations
 
 import collections
-import hashlib
 import itertools
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from host_agent import core, density, joining, tensors, warmup
+from host_agent import core, density, joining, warmup
 from host_agent.base import Agent
 from host_agent.calls import Request
 from host_agent.hierarchy import memory as memories
+from host_agent.hierarchy.blocks import Block, NodeCall
 from host_agent.hierarchy.hosts import Membership
-from host_agent.hierarchy.memory import ARRIVED, BLOCK_BYTES, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
-from switchml import errors
+from host_agent.hierarchy.leader import await_leader, error_of, join_network
+from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
 from switchml.errors import (
     CollectiveTimeout,
     ConfigError,
     JobError,
-    JoinError,
     PeerLost,
     RanksDisagree,
     SumOverflow,
@@ -58,66 +57,6 @@ _STALL_S = 1.0
 _SHORTEST_JOIN_S = 1.0
 
 Join = Callable[[str, joining.Options], Agent]
-
-
-@dataclass
-class _Call:
-    """An all-reduce from submission to report. `digest`: of what all ranks must have alike."""
-
-    request: Request
-    sparse: density.Choice
-    divisor: int
-    deadline: float
-    index: int = 0
-    digest: int = 0
-    misfits: int = 0
-
-    def __post_init__(self) -> None:
-        request, blocks = self.request, self.sparse.blocks
-        text = f"{request.dtype} {request.numel} {request.wire} {self.sparse.mode} {blocks.block} {blocks.threshold}"
-        self.digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-
-    @property
-    def item_bytes(self) -> int:
-        return tensors.ITEM_BYTES[self.request.dtype]
-
-    @property
-    def kind(self) -> int:
-        return memories.KINDS[self.request.dtype]
-
-    def blocks(self) -> Iterator[_Block]:
-        most, numel = BLOCK_BYTES // self.item_bytes, self.request.numel
-        for first in range(0, numel, most):
-            count = min(most, numel - first)
-            yield _Block(self, first, count, is_last=first + count == numel)
-
-
-@dataclass
-class _Block:
-    """Elements [first, first + count) of a call."""
-
-    call: _Call
-    first: int
-    count: int
-    is_last: bool
-    results: list[BaseException | None] = field(default_factory=list)
-    """The leader's: outcome of its all-reduce over the hosts, once it is there."""
-
-    @property
-    def kind(self) -> int:
-        return self.call.kind
-
-    @property
-    def is_integer(self) -> bool:
-        return self.kind >= memories.INT32
-
-    @property
-    def nbytes(self) -> int:
-        return self.count * self.call.item_bytes
-
-    def address(self, base: int) -> int:
-        """Of the block in a tensor at `base`."""
-        return base + self.first * self.call.item_bytes
 
 
 class HierarchicalAgent(Agent):
@@ -145,10 +84,10 @@ class HierarchicalAgent(Agent):
         self._closing = False
         self._calls = self._bytes = 0
         self._busy_s = self._busy_since = 0.0
-        self._queue: collections.deque[_Call] = collections.deque()
-        self._running: collections.deque[_Call] = collections.deque()
-        self._to_copy: Iterator[_Block] = iter(())
-        self._slots: list[_Block | None] = [None] * DEPTH
+        self._queue: collections.deque[NodeCall] = collections.deque()
+        self._running: collections.deque[NodeCall] = collections.deque()
+        self._to_copy: Iterator[Block] = iter(())
+        self._slots: list[Block | None] = [None] * DEPTH
         self._arrived = self._summed = self._submitted = self._taken = 0
         self._progress_at = self._warn_at = 0.0
         if network is not None:
@@ -188,9 +127,9 @@ class HierarchicalAgent(Agent):
             network = None
             if membership.index == 0:
                 own = replace(options, rank=membership.host, world_size=len(membership.hosts), timeout_s=remaining_s)
-                network = _join_network(lambda: join(address, own), memory)
+                network = join_network(lambda: join(address, own), memory)
             else:
-                _await_leader(membership, memory, deadline)
+                await_leader(membership, memory, deadline)
             return cls(membership, memory, network, options, sparse)
         except BaseException:
             membership.leave()
@@ -246,7 +185,7 @@ class HierarchicalAgent(Agent):
             request.on_done(self._error)
             return
         deadline = time.monotonic() + request.timeout_s if request.timeout_s is not None else float("inf")
-        call = _Call(request, sparse, self.world_size if request.op == "mean" else 1, deadline)
+        call = NodeCall(request, sparse, self.world_size if request.op == "mean" else 1, deadline)
         with self._lock:
             error = self._error or self._membership.departure()
             if error is None:
@@ -311,7 +250,7 @@ class HierarchicalAgent(Agent):
             self._memory.publish(ARRIVED, self._arrived)
         return self._arrived > before
 
-    def _next_block(self) -> _Block | None:
+    def _next_block(self) -> Block | None:
         block = next(self._to_copy, None)
         if block is None:
             with self._lock:
@@ -363,7 +302,7 @@ class HierarchicalAgent(Agent):
             self._reduce(block, result, count, block.call.request.dtype)
         return self._submitted > before
 
-    def _reduce(self, block: _Block, address: int, count: int, dtype: str) -> None:
+    def _reduce(self, block: Block, address: int, count: int, dtype: str) -> None:
         """All-reduce over the hosts, in place; the outcome goes to the block's `results`."""
         assert self._network is not None
 
@@ -390,7 +329,7 @@ class HierarchicalAgent(Agent):
                 self._on_network_failure(error)
                 return True
             misfits = error.misfits if isinstance(error, SumOverflow) else 0
-            if block.is_integer and self._flag(slot, block):
+            if block.is_integer and block.overflowed(self._memory.result(slot)):
                 wide = self._reduce_wide(slot, block)
                 if wide is None:
                     return True
@@ -400,12 +339,7 @@ class HierarchicalAgent(Agent):
             self._memory.publish(DONE, done)
         return done > before
 
-    def _flag(self, slot: int, block: _Block) -> bool:
-        """Whether the sum of some host has overflowed."""
-        at = (i32_at if block.kind == memories.INT32 else i64_at)(self._memory.result(slot), block.count + 1)
-        return bool(at[block.count])
-
-    def _reduce_wide(self, slot: int, block: _Block) -> np.ndarray | None:
+    def _reduce_wide(self, slot: int, block: Block) -> np.ndarray | None:
         """The sums of a block of integers over all hosts as HostMemory.wide_sum has them; None if the job is over.
         Waits for the network, where nothing else of the leader's is under way."""
         wide = self._memory.wide_sum(slot, block.kind, block.count)
@@ -443,7 +377,7 @@ class HierarchicalAgent(Agent):
                 self._complete(call)
         return self._taken > before
 
-    def _complete(self, call: _Call) -> None:
+    def _complete(self, call: NodeCall) -> None:
         with self._lock:
             self._running.popleft()
             self._bytes += call.request.numel * call.item_bytes
@@ -455,13 +389,7 @@ class HierarchicalAgent(Agent):
             request = call.request
             text = f"{call.misfits} of {request.numel} sums do not fit {request.dtype}; use a wider dtype"
             error = SumOverflow(text, call.misfits)
-        self._report(call, error)
-
-    def _report(self, call: _Call, error: BaseException | None) -> None:
-        try:
-            call.request.on_done(error)
-        except Exception:
-            log.exception("all-reduce %d: its completion callback failed", call.index)
+        call.end(error)
 
     # -- what can go wrong --
 
@@ -471,7 +399,7 @@ class HierarchicalAgent(Agent):
             memory.waits_for[:] = 0
             memory.waits_for[list(self._network.missing_ranks())] = 1
         elif memory.state == memories.FAILED:
-            self._fail(_error_of(memory.facts()))
+            self._fail(error_of(memory.facts()))
             return
         if not self._running:
             return
@@ -519,7 +447,7 @@ class HierarchicalAgent(Agent):
             facts = {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
             self._memory.announce(memories.FAILED, **facts)
 
-    def _disagreement(self, slot: int, call: _Call) -> RanksDisagree:
+    def _disagreement(self, slot: int, call: NodeCall) -> RanksDisagree:
         names = {kind: name for name, kind in memories.KINDS.items()}
         records = self._memory.records[:, slot]
         calls = "; ".join(
@@ -555,7 +483,7 @@ class HierarchicalAgent(Agent):
             self._running.clear()
             self._queue.clear()
         for call in calls:
-            self._report(call, error)
+            call.end(error)
         if isinstance(error, (RanksDisagree, CollectiveTimeout)):
             self._part()
         elif isinstance(error, PeerLost) and self._network is not None:
@@ -565,35 +493,3 @@ class HierarchicalAgent(Agent):
         if self._network is not None:
             self._network.leave()
         self._membership.leave()
-
-
-def _join_network(join: Callable[[], Agent], memory: memories.HostMemory) -> Agent:
-    """The leader's agent in the job of the hosts; the other ranks hear what became of it."""
-    try:
-        network = join()
-    except BaseException as error:
-        memory.announce(memories.FAILED, error=type(error).__name__, message=str(error), ranks=[])
-        raise
-    memory.announce(memories.READY, transport=network.transport, wire=network.wire, takes_sparse=network.takes_sparse)
-    return network
-
-
-def _await_leader(membership: Membership, memory: memories.HostMemory, deadline: float) -> None:
-    """Until the leader is in the job of the hosts. Raises its error."""
-    while memory.state == memories.STARTING:
-        heard = memory.rings()
-        if memory.state == memories.STARTING:
-            memory.wait(heard, _TICK_S)
-        membership.check(deadline + 1.0, f"rank {membership.ranks[0]} of this host did not join")
-    if memory.state == memories.FAILED:
-        raise _error_of(memory.facts())
-
-
-def _error_of(facts: dict[str, Any]) -> BaseException:
-    """An error that the leader announced."""
-    kind = getattr(errors, facts["error"], JoinError)
-    if issubclass(kind, (PeerLost, CollectiveTimeout)):
-        return kind(facts["message"], tuple(facts["ranks"]))
-    return (
-        kind(facts["message"]) if issubclass(kind, (JobError, JoinError, ConfigError)) else JobError(facts["message"])
-    )
