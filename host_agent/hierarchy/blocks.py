@@ -83,6 +83,6 @@ class Block:
         return base + self.first * self.call.item_bytes
 
     def overflowed(self, result: int) -> bool:
-        """Whether some host's sum of these integers has overflowed: the element behind them at address `result` says."""
+        """Whether the sum of some host has overflowed: the element behind the block at address `result` says."""
         longs = i32_at if self.kind == memories.INT32 else i64_at
         return bool(longs(result, self.count + 1)[self.count])
