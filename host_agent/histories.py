@@ -1,9 +1,9 @@
-"""Exponents of earlier tensors, for the chunks of the next that are sent before anything of it is known.
+"""Predicted exponents for a tensor's first chunks, taken from earlier tensors.
 
-Training reduces the same tensors in the same order step after step, and some are equally large. So the log of what was
-reduced is followed: a tensor takes on the exponents of the one behind that which the tensor before it took them from.
-Where that is of another shape, it is looked up anew: the last tensor of its shape that came behind the same shapes, as
-many as will be found. All ranks reduce the same shapes in the same order, so they choose alike.
+Training reduces the same tensors in the same order in each step, and several may have the same shape. So each tensor
+takes its exponents from the log's entry after the one that its predecessor used. If that has another shape, it is
+looked up anew: the last tensor of its shape that followed the longest matching run of shapes. All ranks reduce the same
+shapes in the same order, so their choices agree.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from switchml.protocol.worker import Worker, elements_per_chunk
 from switchml.protocol.worker_state import TASKS
 
 _MOST = TASKS
-"""Tensors that are remembered at least: as many as may be under way, whose exponents the worker writes."""
+"""Least number of remembered tensors: as many as may be in progress, whose exponents the worker writes."""
 _BEHIND = (8, 3, 1, 0)
-"""Shapes before a tensor's own by which it is looked up."""
+"""Numbers of preceding shapes by which a tensor is looked up, longest first."""
 
 Shape = tuple[str, int]
 
@@ -33,20 +33,20 @@ class _Entry:
 
 
 class Histories:
-    """Those of one worker."""
+    """The exponents of one worker's tensors."""
 
     def __init__(self, worker: Worker):
         self._slots, self._payload_bytes = int(worker.identity["slots"]), int(worker.identity["payload"])
         self._log: list[_Entry] = []
         self._forgotten = 0
-        """Entries before the log's first; places count from the very first."""
+        """Entries dropped from the log's start; places count from the first entry ever."""
         self._last: dict[tuple[Shape, ...], int] = {}
-        """Shapes that followed each other → the last place of the last one."""
+        """Consecutive shapes → the latest place where they end."""
         self._followed = -1
-        """The place from which the last tensor has its exponents; -1: none."""
+        """The place whose exponents the last tensor took; -1: none."""
 
     def of(self, call: Call) -> np.ndarray | None:
-        """int8[chunks that are sent at first], which the worker reads and writes; None where none have exponents."""
+        """int8[chunks of the first window], which the worker reads and writes; None for integer tensors."""
         if call.dtype in ("int32", "int64"):
             return None
         shape = (call.dtype, call.numel)
@@ -58,7 +58,7 @@ class Histories:
         else:
             self._followed = next((self._last[key] for key in keys if key in self._last), -1)
             model = self._at(self._followed)
-        codes = self._new(call) if model is None else model.codes.copy()  # another may go on with the same
+        codes = self._new(call) if model is None else model.codes.copy()  # another tensor may take the same
         place = self._forgotten + len(self._log)
         self._log.append(_Entry(shape, codes))
         self._last.update(dict.fromkeys(keys, place))

@@ -1,5 +1,4 @@
-"""An agent in virtual time: the core of the real one (host_agent/core.py), which takes a turn whenever a packet, a
-timer or a call comes."""
+"""An agent in virtual time: the real core (host_agent/core.py), which takes a turn on every packet, timer or call."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from switchml.errors import JobError
 
 
 class VirtualAgent:
-    """`send(packet)` transmits its datagrams; `endpoint` is written on them as their source. `inbox_packets`: capacity
-    of its receive buffer. While `is_paused` it does nothing."""
+    """`send(packet)` transmits a datagram, with `endpoint` as its source. `inbox_packets`: capacity of the receive
+    buffer. While `is_paused` the agent does nothing."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class VirtualAgent:
         self.work()
 
     def leave(self) -> None:
-        """Leave the job; calls that are still under way fail."""
+        """Leave the job; pending calls fail."""
         self.core.fail(JobError(f"rank {self.core.rank} left job '{self.core.job}'"))
         self.work()
         self._session.leave()
@@ -79,7 +78,7 @@ class VirtualAgent:
         self.work()
 
     def work(self) -> None:
-        """What the agent's thread does from waking up until it sleeps again."""
+        """One wake-up of the agent's thread: take turns until there is nothing left to do."""
         if self.is_over or self.is_paused or self._is_working:
             return
         core = self.core

@@ -1,7 +1,7 @@
-"""Many seeds on all cores, and bugs planted on purpose to see whether seeds find them.
+"""Many seeds on all cores, and planted bugs to check that seeds find them.
 
-A planted bug is a copy of the three packages with one line changed, run by a process of its own. The table below
-holds them; a line that is not there any more is an error, so that the table cannot rot.
+A planted bug is a copy of the three packages with one line changed, run in a separate process. Once a line of the table
+below is no longer in its file, planting that bug is an error, so that the table cannot rot.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from switchml.runtime.jit import cache_root
 
 PACKAGES = ("switchml", "host_agent", "emulator")
 _CHUNK = 8
-"""Seeds that a process takes at once."""
+"""Seeds per task of the process pool."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ def outcomes(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
         yield from map(play, seeds)
         return
     _quiet()
-    play(0)  # compiles what is not on disk yet, once and not once a process
+    play(0)  # fills the compilation cache once, before the processes start
     with ProcessPoolExecutor(processes, get_context("forkserver"), _quiet) as pool:
         yield from pool.map(play, seeds, chunksize=_CHUNK)
 
 
 def _quiet() -> None:
-    """Agents warn of stalls, and here all of them are wanted."""
+    """Silence the agents' warnings of stalls, which are all intended here."""
     logging.getLogger("host_agent").setLevel(logging.ERROR)
 
 
 @dataclass
 class Tally:
-    """What a campaign came to."""
+    """Totals of a campaign."""
 
     seeds: int = 0
     events: int = 0
@@ -138,7 +138,7 @@ def campaign(
 
 
 def plant(name: str) -> Path:
-    """A copy of our packages with bug `name` in it. Raises ConfigError if there is no such bug or its line has gone."""
+    """A copy of our packages with bug `name` in it. Raises ConfigError if the bug or its line does not exist."""
     if name not in BUGS:
         raise ConfigError(f"no bug {name!r}: expected one of {', '.join(BUGS)}")
     bug, source = BUGS[name], Path(__file__).resolve().parents[2]

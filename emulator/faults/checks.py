@@ -1,7 +1,7 @@
-"""What may happen to a job and what may not: every result is compared with the exact one and with the other ranks',
-every error with what really went on.
+"""Which outcomes are allowed: every result is compared with the exact one and with the other ranks', and every error
+must have a cause in what the simulation did.
 
-The ledger of an incarnation (one start of one job at one aggregator) holds what only the simulation knows.
+The ledger of an incarnation (one start of one job at one aggregator) records what only the simulation knows.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ Key = tuple[int, int]
 
 
 class Violation(Exception):
-    """Something happened that must not: the message says what, to whom, and why it must not."""
+    """An outcome that is not allowed: the message says what happened, to which rank, and why it is wrong."""
 
 
 @dataclass
 class Ledger:
-    """`seed`: of its tensors. `gone`: ranks that left, and why: "left" or "lost". `results[call]`: the bytes that a
-    rank got. `finished[rank]`: how many calls a rank had the results of when it left."""
+    """`seed`: of its tensors. `departed`: ranks that are no longer in the job, and why: "left" or "lost".
+    `results[call]`: the result's bytes. `finished[rank]`: how many results a rank had when it left."""
 
     job: JobPlan
     seed: tuple[int, ...]
-    gone: dict[int, str] = field(default_factory=dict)
+    departed: dict[int, str] = field(default_factory=dict)
     results: dict[int, bytes] = field(default_factory=dict)
     finished: dict[int, int] = field(default_factory=dict)
     disagrees: bool = False
-    """A rank has submitted something else than the others."""
+    """A rank has submitted a different call than the others."""
     _exact: dict[int, tensors.Exact] = field(default_factory=dict)
 
     def exact(self, number: int) -> tensors.Exact:
-        """What call `number` has to give."""
+        """The expected result of call `number`."""
         if number not in self._exact:
             self._exact[number] = tensors.expected(self.job, self.job.calls[number], (*self.seed, number))
         return self._exact[number]
 
 
 class Checks:
-    """Raises Violation from whatever it finds wrong."""
+    """Counts results and errors, and raises Violation for wrong ones."""
 
     def __init__(self, has_faults: bool):
         self.ledgers: dict[Key, Ledger] = {}
         self._has_faults = has_faults
         self.sums = self.errors = 0
 
-    def result(self, key: Key, number: int, rank: int, got: np.ndarray) -> None:
+    def result(self, key: Key, number: int, rank: int, result: np.ndarray) -> None:
         """An all-reduce has ended without an error."""
         ledger = self.ledgers[key]
         job, call = ledger.job, ledger.job.calls[number]
@@ -60,24 +60,24 @@ class Checks:
         if ledger.disagrees and number == job.misfit_call:
             raise Violation(f"{where} has a result, although rank {job.misfit_rank} called with another dtype")
         if ledger.disagrees and number > job.misfit_call:
-            return  # the ranks' chunks no longer belong together (docs/protocol.md, section 5); an error is on its way
+            return  # the ranks' chunks no longer belong together (docs/protocol.md, section 5); an error will follow
         exact = ledger.exact(number)
         if exact.overflows:
             raise Violation(f"{where} has a result, although the sum does not fit")
-        if not exact.is_met_by(got):
-            wrong = exact.wrong(got)
+        if not exact.is_met_by(result):
+            wrong = exact.wrong(result)
             first = int(wrong[0])
             raise Violation(
                 f"{where}: {len(wrong)} elements are wrong, "
-                f"the first at {first}: {got[first]}, not {exact.values[first]}"
+                f"the first at {first}: {result[first]}, not {exact.values[first]}"
             )
-        mine = got.tobytes()
-        if ledger.results.setdefault(number, mine) != mine:
-            raise Violation(f"{where}: other bits than another rank's")
+        own = result.tobytes()
+        if ledger.results.setdefault(number, own) != own:
+            raise Violation(f"{where}: bits differ from another rank's")
 
     def error(self, key: Key, number: int, rank: int, error: BaseException, is_late: bool, broke: bool) -> None:
-        """An all-reduce has ended with `error`. `is_late`: the agent has one that took longer than it was given.
-        `broke`: the rank's own control connection did."""
+        """An all-reduce has ended with `error`. `is_late`: one of the agent's calls has exceeded its timeout. `broke`:
+        the rank's own control connection broke."""
         ledger = self.ledgers[key]
         self.errors += 1
         if isinstance(error, SumOverflow):
@@ -94,18 +94,18 @@ class Checks:
             is_right = False
         if not is_right:
             raise Violation(
-                f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} (gone: "
-                f"{ledger.gone or 'nobody'}; {'late' if is_late else 'in time'}; "
+                f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} "
+                f"(departed: {ledger.departed or 'nobody'}; {'late' if is_late else 'in time'}; "
                 f"its connection {'broke' if broke else 'held'})"
             )
 
     def _explains(self, ledger: Ledger, number: int, rank: int, error: PeerLost) -> bool:
-        """Whether ranks are gone, and gone before they gave what call `number` needs: who left with its result in
-        hand is no reason for others not to get theirs."""
-        if not error.ranks or not set(error.ranks) <= set(ledger.gone) - {rank}:
+        """Whether the ranks that `error` names departed before they contributed to call `number`: a rank that left
+        with its result does not keep others from getting theirs."""
+        if not error.ranks or not set(error.ranks) <= set(ledger.departed) - {rank}:
             return False
-        is_needed = any(ledger.gone[r] == "lost" or ledger.finished.get(r, 0) <= number for r in error.ranks)
-        return is_needed or any(how == "lost" for how in ledger.gone.values())
+        is_needed = any(ledger.departed[r] == "lost" or ledger.finished.get(r, 0) <= number for r in error.ranks)
+        return is_needed or any(how == "lost" for how in ledger.departed.values())
 
     def refusal(self, job: JobPlan, rank: int, error: JoinError) -> None:
         """A rank could not join."""

@@ -1,8 +1,8 @@
-"""Job control in virtual time: the real registry (switchml/control/jobs.py) behind connections that take a while,
-break when a process ends, and are given up after the peer timeout when nothing comes through.
+"""Job control in virtual time: the real registry (switchml/control/jobs.py) behind connections with latency, which
+break when a process ends and time out after the peer timeout when nothing gets through.
 
-Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, an attempt to join an
-aggregator that is not there is made again, a refusal is final.
+Both ends behave as client.py and service.py do over gRPC: a rank's stream is its membership, joining an unreachable
+aggregator is retried, and a refusal is final.
 """
 
 from __future__ import annotations
@@ -24,34 +24,37 @@ from switchml.errors import JoinError
 
 class Connection:
     """One rank's stream, seen from both ends. Messages keep their order, and wait while the host is cut off or the
-    receiving process stands still."""
+    receiving process is paused."""
 
     def __init__(self, control: Control, host: int, session: Session):
         self.control, self.host, self.session = control, host, session
         self.ticket = 0
         self.client_open = self.server_open = True
         self._arrival = {"up": 0, "down": 0}
-        self._held: dict[str, list[Callable[[], None]]] = {"up": [], "down": []}
+        self._queued: dict[str, list[Callable[[], None]]] = {"up": [], "down": []}
 
-    def send(self, way: str, action: Callable[[], None]) -> None:
-        """Do `action` at the other end, unless that end is closed by then."""
+    def send(self, direction: str, action: Callable[[], None]) -> None:
+        """Do `action` at the other end, unless that end is closed by then. `direction`: "up" (to the aggregator) or
+        "down"."""
         env = self.control.env
-        self._arrival[way] = max(self._arrival[way], env.now + self.control.latency_ns())
-        at(env, self._arrival[way], lambda _: self._arrive(way, action))
+        self._arrival[direction] = max(self._arrival[direction], env.now + self.control.latency_ns())
+        at(env, self._arrival[direction], lambda _: self._arrive(direction, action))
 
-    def _arrive(self, way: str, action: Callable[[], None]) -> None:
-        is_stuck = self.host in self.control.cut_hosts or (way == "down" and self.host in self.control.paused_hosts)
-        if self._held[way] or is_stuck:
-            self._held[way].append(action)
-        elif self.client_open if way == "down" else self.server_open:
+    def _arrive(self, direction: str, action: Callable[[], None]) -> None:
+        is_stuck = self.host in self.control.cut_hosts or (
+            direction == "down" and self.host in self.control.paused_hosts
+        )
+        if self._queued[direction] or is_stuck:
+            self._queued[direction].append(action)
+        elif self.client_open if direction == "down" else self.server_open:
             action()
 
     def release(self) -> None:
-        """The host is reachable again, or its process goes on."""
-        held, self._held = self._held, {"up": [], "down": []}
-        for way, actions in held.items():
+        """Deliver what was queued while the host was unreachable or paused."""
+        queued, self._queued = self._queued, {"up": [], "down": []}
+        for direction, actions in queued.items():
             for action in actions:
-                self._arrive(way, action)
+                self._arrive(direction, action)
 
     # -- either end gives up --
 
@@ -75,12 +78,12 @@ class Connection:
             self.session.disconnected(reason)
 
     def finish_server(self) -> None:
-        """The aggregator has said all there is to say on this stream."""
+        """The aggregator ends the stream in good order."""
         self.server_open = False
 
 
 class Session:
-    """The client's side of one membership: what client.Session is to an agent. `joined` succeeds with None or a
+    """The client's side of one membership, in the place of client.Session. `joined` succeeds with None or a
     JoinError."""
 
     def __init__(self, control: Control, host: int, request: JoinRequest, timeout_s: float):
@@ -110,13 +113,13 @@ class Session:
             connection = self._connection
             if connection is not None and connection.client_open:
                 connection.send("up", lambda: self.control.leave(connection))
-                # The stream is cancelled once Leave has been answered; what comes before that is not read any more.
+                # The stream is cancelled once Leave has been answered; messages before that are not read any more.
                 connection.client_open = False
 
     # -- the process --
 
     def vanish(self) -> None:
-        """The process is gone."""
+        """The process has died."""
         self._left = True
         if self._connection is not None:
             self._connection.close_client()
@@ -135,7 +138,7 @@ class Session:
             connection = self._connection = self.control.connect(self.host, self)
             connection.send("up", lambda: self.control.join(connection, self.request))
 
-    def hear(self, event: Any) -> None:
+    def receive(self, event: Any) -> None:
         """A message of the aggregator."""
         if self._left:
             return
@@ -154,7 +157,7 @@ class Session:
             self._report(AggregatorLost(event.reason))
 
     def disconnected(self, reason: str) -> None:
-        """The stream has ended: before the job started one tries again, afterwards the aggregator is lost."""
+        """The stream has ended: before the job starts, join again; afterwards the aggregator is lost."""
         if self._left:
             return
         if self.info is None:
@@ -177,8 +180,8 @@ class Session:
 
 
 class Control:
-    """The aggregator's process: data plane and registry, anew each time it starts. `note(kind, …)` is told what only
-    the aggregator can know: that it took a rank for lost, and that a job has begun."""
+    """The aggregator's process: data plane and registry, new at each start. `note(kind, …)` is called for what only the
+    aggregator knows: a rank "left" or was "lost", a job "started"."""
 
     def __init__(
         self,
@@ -218,7 +221,7 @@ class Control:
         self.env.process(self._expire(self.generation))
 
     def crash(self) -> None:
-        """The process is gone; the kernel resets its connections."""
+        """The process dies; the kernel resets its connections."""
         self.stop()
         for connection in self._connections:
             if connection.server_open:
@@ -255,7 +258,7 @@ class Control:
         self._release(host)
 
     def gave_up(self, host: int) -> bool:
-        """Whether a host was silent for so long that a connection had to break."""
+        """Whether a host was silent for longer than the peer timeout."""
         return host in self._gave_up
 
     def _release(self, host: int) -> None:
@@ -266,8 +269,7 @@ class Control:
                 connection.release()
 
     def _watch_silence(self, host: int) -> None:
-        """Pings go unanswered: after the peer timeout both ends give up, but a process that stands still gives up
-        nothing."""
+        """Pings go unanswered: after the peer timeout both ends close the connection, except a paused process."""
         since = self._silent_since.setdefault(host, self.env.now)
         if since == self.env.now:
             due = since + int(self.peer_timeout_s * NS) + self.latency_ns()
@@ -295,7 +297,7 @@ class Control:
         except Refused as error:
             refusal = error  # outlives this clause
             connection.finish_server()
-            connection.send("down", lambda: connection.session.hear(refusal))
+            connection.send("down", lambda: connection.session.receive(refusal))
             return
         self._streams[connection.ticket] = connection
         self._deliver(notices)
@@ -319,7 +321,7 @@ class Control:
                 continue
             if isinstance(event, Started):
                 self._note("started", connection.session, (self.generation, event.job_id))
-            connection.send("down", lambda c=connection, e=event: c.session.hear(e))
+            connection.send("down", lambda c=connection, e=event: c.session.receive(e))
             if isinstance(event, (PeerLost, Ended, Refused)):
                 del self._streams[ticket]
                 connection.finish_server()

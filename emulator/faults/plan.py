@@ -28,9 +28,9 @@ class Call:
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One job. `misfit`: what one of its programs does wrong, if anything: "dtype" (calls with another one) or "leaves"
-    (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits.
-    `keeps_port`: a program that starts again receives where its predecessor did.
+    """One job. `misfit`: what one of its programs does wrong, if anything: "dtype" (calls with another dtype) or
+    "leaves" (early, in good order), at call `misfit_call`. `at_once[r]`: rank r submits all its calls and then waits.
+    `keeps_port`: a restarted program receives on the same port.
     """
 
     name: str
@@ -53,9 +53,9 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class Fault:
-    """`kind`: "cut" (host `host` and the aggregator don't hear each other), "cut data" (their packets are lost, the
-    control connection is not), "pause" (the host's program stands still), "crash" (it is gone, and starts again after
-    `duration_s`), "aggregator" (the same of the aggregator; `host` is -1)."""
+    """`kind`: "cut" (host `host` and the aggregator can't reach each other), "cut data" (packets are lost, the
+    control connection is not), "pause" (the host's program is stopped), "crash" (it dies and restarts after
+    `duration_s`), "aggregator" (the aggregator crashes; `host` is -1)."""
 
     at_s: float
     kind: str
@@ -68,8 +68,7 @@ KINDS = ("cut", "cut data", "pause", "crash", "aggregator")
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a seed decides. From `heal_s` on nothing goes wrong any more, and all jobs must come to their
-    end."""
+    """Everything that a seed decides. After `heal_s` there are no more faults, and all jobs must end."""
 
     seed: int
     jobs: tuple[JobPlan, ...]
@@ -86,15 +85,15 @@ class Plan:
         return sum(job.workers for job in self.jobs)
 
     def describe(self) -> list[str]:
-        """Lines for people."""
-        weather = ", ".join(
+        """A readable summary, line by line."""
+        impairments = ", ".join(
             f"{name} {getattr(self.link, name):.1%}"
             for name in ("loss", "duplicate", "late")
             if getattr(self.link, name)
         )
         lines = [
             f"seed {self.seed}: {len(self.jobs)} jobs, links of {self.link.rate_bps / 1e6:.3g} Mbit/s and "
-            f"{self.link.delay_s * 1e6:.0f} µs, {weather or 'clear weather'}, "
+            f"{self.link.delay_s * 1e6:.0f} µs, {impairments or 'no impairments'}, "
             f"peer timeout {self.peer_timeout_s:.2g} s, healed at {self.heal_s:.3f} s"
         ]
         for job in self.jobs:

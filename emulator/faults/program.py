@@ -1,5 +1,5 @@
-"""The user's program on one host: joins, calls its all-reduces, leaves; when something fails it starts over, until it
-is through or there is nobody left to do it with."""
+"""The user's program on one host: joins, calls its all-reduces and leaves; on failure it starts over, until it has all
+results or its job has ended without it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ MOST_ATTEMPTS = 60
 
 
 class Program:
-    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce took longer
-    than it was given, so that trying again is no use) or "given up" (its job is over without it)."""
+    """Rank `rank` of `job`. `state`: "running", "done" (all results are there), "late" (an all-reduce timed out,
+    so that retrying is no use) or "given up" (its job ended without it)."""
 
     def __init__(self, world: Any, job: JobPlan, rank: int):
         self.world, self.job, self.rank, self.host = world, job, rank, job.hosts[rank]
@@ -40,7 +40,7 @@ class Program:
         self._port = _FIRST_PORT
         self._is_paused: simpy.Event | None = None
         self._due: dict[int, float] = {}
-        """When calls without a result are late (ns)."""
+        """Deadlines of the calls without a result (ns)."""
         self.process = self.env.process(self._run())
 
     @property
@@ -50,7 +50,7 @@ class Program:
     # -- faults --
 
     def crash(self, restart_s: float) -> None:
-        """The process is killed, and started again later."""
+        """The process is killed, and restarted after `restart_s`."""
         if self.state == "running" and self.process.is_alive and self.process is not self.env.active_process:
             self.process.interrupt(restart_s)
 
@@ -96,7 +96,7 @@ class Program:
             self.session = None
 
     def _attempt(self) -> Generator[simpy.Event, Any, None]:
-        """Join, do everything, leave. Ends with `state` "running" if it has to be tried again."""
+        """Join, run all calls, leave. `state` stays "running" if another attempt is needed."""
         yield from self._awake()
         if self.world.is_over_for(self):
             self.state = "given up"

@@ -1,5 +1,5 @@
-"""Tensors whose sums are known without the code under test: whole numbers times a power of two, few enough bits that
-any order of adding, and any block exponent that fits the block, gives the exact sum.
+"""Tensors whose sums are known without the code under test: whole numbers times a power of two, of so few bits that any
+order of addition and any sufficient block exponent give the exact sum.
 
 Narrow lanes round by design; there the sum is known up to their rounding.
 """
@@ -20,7 +20,7 @@ _ELEMENTS = 32
 
 
 def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.ndarray:
-    """What `rank` contributes. `seed` makes every all-reduce of every incarnation of a job another one."""
+    """What `rank` contributes. `seed` differs for every all-reduce of every incarnation of a job."""
     generator = np.random.default_rng((*seed, rank))
     if call.dtype.startswith("int"):
         reach = 1000
@@ -47,28 +47,28 @@ def source(job: JobPlan, call: Call, seed: tuple[int, ...], rank: int) -> np.nda
 
 @dataclass(frozen=True)
 class Exact:
-    """What an all-reduce has to give: `values`, from which each element may be `off`; or nothing, since it
-    `overflows`."""
+    """An all-reduce's expected result: `values`, each within `off`; or an error, if it `overflows`."""
 
     values: np.ndarray
     off: float = 0.0
     overflows: bool = False
 
-    def wrong(self, got: np.ndarray) -> np.ndarray:
+    def wrong(self, result: np.ndarray) -> np.ndarray:
         """Indices of the elements that are wrong."""
-        if got.dtype.kind != "f":
-            return np.flatnonzero(got != self.values)
-        want, have = self.values.astype(np.float64), got.astype(np.float64)
+        if result.dtype.kind != "f":
+            return np.flatnonzero(result != self.values)
+        expected, actual = self.values.astype(np.float64), result.astype(np.float64)
         with np.errstate(invalid="ignore"):
-            is_near = (have == want) | (np.isnan(have) & np.isnan(want)) | (np.abs(have - want) <= self.off)
+            both_nan = np.isnan(actual) & np.isnan(expected)
+            is_near = (actual == expected) | both_nan | (np.abs(actual - expected) <= self.off)
         return np.flatnonzero(~is_near)
 
-    def is_met_by(self, got: np.ndarray) -> bool:
-        return not len(self.wrong(got))
+    def is_met_by(self, result: np.ndarray) -> bool:
+        return not len(self.wrong(result))
 
 
 def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
-    """What the ranks' all-reduce has to give."""
+    """The expected result of the ranks' all-reduce."""
     parts = [source(job, call, seed, rank) for rank in range(job.workers)]
     if call.dtype.startswith("int"):
         total = sum(part.astype(object) for part in parts)
@@ -87,11 +87,11 @@ def expected(job: JobPlan, call: Call, seed: tuple[int, ...]) -> Exact:
     wire = WIRES[job.wire]
     half_step = largest * (1 << spreads(job.workers)[wire]) / headroom(job.workers)[wire]
     values[~np.isfinite(values)] = np.nan  # docs/protocol.md, section 5: narrow lanes don't tell infinities apart
-    # A rank's value is off by half a step, and a step is a power of two over the levels: the block's, or a larger one
-    # that was guessed; then half precision.
+    # A rank's value is off by half a step, and a step is a power of two over the levels: the block's, or a larger
+    # guess; then half precision.
     return Exact(values, job.workers * half_step + (1.0 if call.dtype == "float16" else 0.0))
 
 
 def checksum(x: np.ndarray) -> int:
-    """For the trace."""
+    """CRC-32 of its bytes, for the trace."""
     return zlib.crc32(x.tobytes())

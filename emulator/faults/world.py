@@ -1,8 +1,7 @@
-"""One run: the hosts, the aggregator and what is between them, from a plan to its end or to the first thing that is
-wrong.
+"""One run: the hosts, the aggregator and the network between them, from a plan to its end or its first violation.
 
-Every packet that arrives, every message of job control and every call that ends goes into a hash. Two runs of a seed
-have the same one; if they have not, something in the code under test looked at a clock or at chance.
+Every packet that arrives, every message of job control and every completed call goes into a hash. Two runs of a seed
+have the same hash; if not, the code under test has used a real clock or unseeded randomness.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from emulator.netsim.link import NS, Link, at
 from emulator.netsim.packets import Packet
 
 GRACE_S = 90.0
-"""Virtual time that jobs have to come to their end once nothing goes wrong any more: join timeouts, several attempts,
-and a stalled round's slowest probes fit in it many times."""
+"""Virtual time in which jobs must end after the last fault: many times what join timeouts, several attempts and a
+stalled round's slowest probes take."""
 _START_NS = 1_000_000_000
-"""The clock's beginning: a time of 0 means "never" in places."""
+"""Initial time of the clock: in places, a time of 0 means "never"."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """`problem`: what was wrong, empty if nothing was. `events`: steps of the simulation; `sums`, `errors`: results
-    and errors that were checked. `trace`: hash of all that happened. `seconds`: virtual."""
+    """`problem`: the violation, or empty. `events`: steps of the simulation; `sums`, `errors`: results and errors
+    that were checked. `trace`: hash of all events. `seconds`: virtual time."""
 
     seed: int
     problem: str
@@ -49,12 +48,12 @@ class Outcome:
 
 
 def play(seed: int, log: Callable[[str], None] | None = None) -> Outcome:
-    """Run one seed. `log` gets a line for everything that happens."""
+    """Run one seed. `log` is called with a line for each event."""
     return World(draw(seed), log).run()
 
 
 class World:
-    """A plan in motion."""
+    """The simulation of one plan."""
 
     def __init__(self, plan: Plan, log: Callable[[str], None] | None = None):
         self.plan, self._log = plan, log
@@ -116,10 +115,10 @@ class World:
             (self.env.now - _START_NS) / NS,
         )
 
-    # -- what happens --
+    # -- events --
 
     def log(self, kind: str, *details: Any) -> None:
-        """Into the hash, and to whoever reads along."""
+        """Add an event to the hash, and pass it to the log, if there is one."""
         line = f"{self.env.now - _START_NS} {kind} {' '.join(map(str, details))}"
         self._hash.update(line.encode())
         if self._log is not None:
@@ -153,7 +152,7 @@ class World:
         self._agents.pop(endpoint, None)
 
     def _note(self, kind: str, session: Session, key: tuple[int, int] | None = None) -> None:
-        """What the aggregator's process does."""
+        """Record an event of the aggregator's process."""
         rank = session.request.rank
         self.log(kind, session.host, *(key or ()))
         if kind == "started":
@@ -161,13 +160,13 @@ class World:
             job = next(job for job in self.plan.jobs if job.name == session.request.job)
             self.checks.ledgers.setdefault(key, Ledger(job, (self.plan.seed, *key)))
         elif session.key is not None:
-            self.checks.ledgers[session.key].gone[rank] = kind
+            self.checks.ledgers[session.key].departed[rank] = kind
 
     def connection_broke(self, program: Program, key: tuple[int, int]) -> bool:
-        """Whether a rank's own control connection has reason to be broken."""
+        """Whether a rank's own control connection may be broken."""
         ledger = self.checks.ledgers[key]
         crashed = key[0] != self.control.generation or self.control.registry is None
-        lost = ledger.gone.get(program.rank) == "lost"
+        lost = ledger.departed.get(program.rank) == "lost"
         return crashed or lost or self.control.gave_up(program.host)
 
     # -- faults --
@@ -204,7 +203,7 @@ class World:
             self.control.start()
 
     def _clear_up(self, _: Any) -> None:
-        """The network is well from here on."""
+        """End all impairments of the links."""
         calm = LinkConfig(rate_bps=self.plan.link.rate_bps, delay_s=self.plan.link.delay_s)
         for link in (*self.up, *self.down):
             link.become(calm)
@@ -212,7 +211,7 @@ class World:
     # -- the end --
 
     def is_over_for(self, program: Program) -> bool:
-        """A rank that is through with everything does not come again, so the others can't begin anew."""
+        """Whether the job can't be restarted: another rank has finished with it."""
         return any(
             other.job is program.job and other is not program and other.state != "running" for other in self.programs
         )
@@ -229,14 +228,14 @@ class World:
         )
 
     def _check_end(self) -> None:
-        """Every job has come to its end, and the aggregator holds nothing any more."""
+        """Check that every job has ended, and that the aggregator has freed everything."""
         for job in self.plan.jobs:
             states = [program.state for program in self.programs if program.job is job]
             if not {"done", "late"} & set(states):
                 raise Violation(f"{job.name}: no rank came through: {states}")
             if not self.plan.faults and not job.misfit and "late" not in states and set(states) != {"done"}:
                 raise Violation(f"{job.name}: nothing went wrong, but its ranks are {states}")
-        # Give the last farewells time to arrive.
+        # Let the last leave messages arrive.
         until = self.env.now + int((self.plan.peer_timeout_s + 15) * NS)
         while self.env.peek() <= until:
             self.env.step()

@@ -1,9 +1,9 @@
-"""A network packet by packet, in virtual time: links with queues, an aggregation switch, and hosts whose packets are
-made and summed by the very rules of `switchml/` (worker.py, pool.py). simpy keeps the clock, in whole nanoseconds.
+"""A packet-level network simulator in virtual time: links with queues, an aggregation switch, and hosts, running the
+protocol rules of `switchml/` itself (worker.py, pool.py). simpy keeps the clock, in whole nanoseconds.
 
-`config` says what is built, `experiment` builds and runs it, `link` is one direction of a cable, `rank` and
-`aggregator` drive the rules, `ring` is Gloo's all-reduce over a model of TCP to compare with, `bounds` the closed
-forms that all of it has to agree with where they apply.
+`config` describes a network, `experiment` builds and runs it, `link` is one direction of a cable, `rank` and
+`aggregator` drive the rules, `ring` is the baseline: Gloo's all-reduce over a model of TCP. `bounds` has the closed
+forms that the simulation must agree with where they apply.
 """
 
 from switchml import lazy

@@ -17,7 +17,7 @@ from switchml.runtime.memory import u8_at
 
 
 class Aggregator:
-    """`send(packet or train)` carries it to the host that it is for. Jobs are added before anything arrives."""
+    """`send(packet or train)` carries it to its host. Jobs are added before anything arrives."""
 
     def __init__(self, send: Callable[[Packet | Train], object]):
         self._jobs: dict[int, tuple[Pool, tuple[int, ...], int]] = {}
@@ -25,12 +25,12 @@ class Aggregator:
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
 
     def add(self, job: int, pool: Pool, hosts: tuple[int, ...], train_packets: int) -> None:
-        """`hosts[rank]`: where results go; `train_packets`: how many of them may travel as one."""
+        """`hosts[rank]`: where results go; `train_packets`: how many of them may travel as one train."""
         self._jobs[job] = (pool, hosts, train_packets)
 
     def receive(self, item: Packet | Train) -> None:
-        """Apply a packet or the packets of a train; what they cause leaves rank by rank, as the software aggregator
-        sends it."""
+        """Apply a packet or the packets of a train; the answers leave rank by rank, as the software aggregator sends
+        them."""
         if not isinstance(item, Train):
             for answer in self._answers(item):
                 self._send(answer)

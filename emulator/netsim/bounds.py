@@ -1,8 +1,7 @@
-"""What an all-reduce takes at least, in closed form: the simulation has to agree with these where nothing is lost and
-nobody is late.
+"""Lower bounds of an all-reduce's time, in closed form: the simulation must agree with them without loss or late ranks.
 
-Seconds throughout. n ranks, S bytes, a link of B bits a second each way, L bytes of a packet on the line for every P of
-tensor, s slots.
+Seconds throughout. n ranks, S bytes, links of B bits a second in each direction, L bytes on the line for every P bytes
+of tensor, s slots.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from switchml.protocol.sizes import LANE_BYTES
 
 
 def packets(job: JobConfig) -> int:
-    """Packets that each rank sends for one all-reduce, repeats of wrong guesses left out."""
+    """Packets that each rank sends for one all-reduce, without rounds repeated after a wrong guess."""
     per_packet = job.payload_bytes // LANE_BYTES[job.wire]
     return -(-(job.size_bytes // 4) // per_packet)
 

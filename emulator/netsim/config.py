@@ -1,4 +1,4 @@
-"""What a simulated network consists of: plain dataclasses that refuse nonsense, and the TOML files that describe them.
+"""The configuration of a simulated network: dataclasses that validate themselves, and the TOML files they come from.
 
     seed = 1
 
@@ -47,11 +47,11 @@ def _check(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class LinkConfig:
-    """One direction of a link. `burst_bytes`: what may pass at once after a pause, as in a token bucket (tc-tbf).
-    `queue_bytes`: what may wait in front of it (0: no limit). `packet_s`: the least time that a packet occupies it,
-    for hosts and switches that handle so many packets a second and no more. `loss`: share of packets lost, in bursts
-    of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: a random addition to the delay, up
-    to this, that keeps the order. `duplicate`: share of packets that arrive twice. `late`: share of packets that
+    """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the
+    queue in front of it (0: no limit). `packet_s`: the least time that a packet occupies it, for hosts and switches
+    with a limited packet rate. `loss`: share of packets lost, in bursts
+    of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: the largest random addition to the
+    delay; the order is kept. `duplicate`: share of packets that arrive twice. `late`: share of packets that
     arrive up to `late_s` later than they should, and so out of order. `framing_bytes`: added to each packet's length.
     """
 
@@ -94,7 +94,7 @@ class RackConfig:
 
     def __post_init__(self) -> None:
         _check(self.hosts >= 1, f"racks.hosts = {self.hosts}: expected 1 or more")
-        self.link  # noqa: B018 (raises what the link's own check finds)
+        self.link  # noqa: B018 (validates the link's fields)
 
     @property
     def link(self) -> LinkConfig:
@@ -109,8 +109,8 @@ class RackConfig:
 
 @dataclass(frozen=True)
 class SwitchConfig:
-    """The aggregation switch. `slots`: what v2 jobs may have together. `packets_per_s`: how many it takes in (0: line
-    rate). `latency_s`: from a packet's arrival to the departure of what it causes.
+    """The aggregation switch. `slots`: of all v2 jobs together. `packets_per_s`: capacity (0: line rate). `latency_s`:
+    from a packet's arrival to the departure of its results.
     """
 
     slots: int = 65536
@@ -128,8 +128,8 @@ class JobConfig:
     """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
 
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
-    which hosts the ranks run on; by default hosts that nobody else has. `start_s`: when the job begins. `pause_s`:
-    what passes on each rank before each all-reduce (a step's computation). `train_packets`: how many packets leave as
+    which hosts the ranks run on; by default hosts without other ranks. `start_s`: when the job begins. `pause_s`:
+    each rank's pause before each all-reduce (a step's computation). `train_packets`: how many packets leave as
     one (60: a host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
     later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
     """
@@ -181,7 +181,7 @@ class JobConfig:
 
 @dataclass(frozen=True)
 class NetworkConfig:
-    """Everything. `slow_hosts[h]`: fields of `link` that are others for host h."""
+    """A whole network. `slow_hosts[h]`: fields of `link` that differ for host h."""
 
     jobs: tuple[JobConfig, ...] = ()
     link: LinkConfig = LinkConfig()
@@ -190,7 +190,7 @@ class NetworkConfig:
     slow_hosts: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     seed: int = 1
     limit_s: float = 3600.0
-    """Virtual time after which the run is given up."""
+    """Virtual time after which the run fails."""
 
     def __post_init__(self) -> None:
         _check(bool(self.jobs), "a network without jobs: expected at least one")
@@ -201,7 +201,7 @@ class NetworkConfig:
         self.slots_of_jobs()
 
     def placement(self) -> list[tuple[int, ...]]:
-        """The hosts of each job's ranks: as it says, else the next ones that no job has been given."""
+        """The hosts of each job's ranks: the configured ones, else the next free ones."""
         places, free = [], max((max(job.hosts) + 1 for job in self.jobs if job.hosts), default=0)
         for job in self.jobs:
             if job.hosts:
@@ -222,15 +222,15 @@ class NetworkConfig:
         return datafile.build(LinkConfig, {**dataclasses.asdict(self.link), **changes}, f"slow_hosts.{host}")
 
     def slots_of_jobs(self) -> list[int]:
-        """What the aggregator's own rule gives each job, first come, first served; 0 for rings. Raises ConfigError if
+        """Slots of each job by the aggregator's own rule, first come, first served; 0 for rings. Raises ConfigError if
         there are not enough."""
         slots, free = [], self.switch.slots
         for number, job in enumerate(self.jobs):
             if job.backend != "switchml":
                 slots.append(0)
                 continue
-            wanted = job.slots or default_slots(job.workers)
-            slots.append(fit_slots(wanted, free))
+            requested = job.slots or default_slots(job.workers)
+            slots.append(fit_slots(requested, free))
             _check(slots[-1] > 0, f"job {number}: {free} of the switch's {self.switch.slots} slots are free")
             free -= slots[-1]
         return slots

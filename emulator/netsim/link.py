@@ -1,8 +1,8 @@
-"""One direction of a cable and the queue in front of it: packets wait their turn, take their time on the line,
-travel, and may be lost, doubled or late on the way.
+"""One direction of a cable and the queue in front of it: packets queue, are serialized and propagate, and may be lost,
+duplicated or late.
 
-The queue needs no events: a packet's end of transmission is known when it is handed over, since what is ahead of it
-can't change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
+The queue needs no events: a packet's end of transmission is known when it is queued, since what is ahead of it can't
+change. Only arrivals are events. All times are whole nanoseconds of the simpy environment's clock.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ def at(env: simpy.Environment, time_ns: int, action: Callable[[Any], None], valu
 
 
 class Link:
-    """`deliver(packet)` is called when a packet arrives. Its fate is drawn from `chooser`, so that a seed repeats
-    it."""
+    """`deliver(packet)` is called when a packet arrives. `chooser` draws losses, delays and duplicates."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Link:
         self.become(config)
 
     def become(self, config: LinkConfig) -> None:
-        """Have other properties from now on; what is queued already goes out as it was to."""
+        """Change the properties; packets that are queued already keep their times."""
         self.config = config
         self._ns_per_byte = 8 * NS / config.rate_bps
         self._least_ns = config.packet_s * NS
@@ -76,7 +75,7 @@ class Link:
 
     @property
     def queued_bytes(self) -> float:
-        """What waits or is being sent."""
+        """Bytes that are waiting or being sent."""
         return max(self._free_at - self._burst_ns - self.env.now, 0.0) / self._ns_per_byte
 
     def send(self, packet: Any) -> bool:
@@ -123,21 +122,21 @@ class Link:
         at(self.env, arrival, self.deliver, packet)
 
     def _thin_out(self, packet: Any) -> Any:
-        """What the line leaves of a packet or a train; None for nothing."""
-        kept = []
+        """The packets of a packet or train that survive loss; None if there are none."""
+        surviving = []
         for one in packet.packets if isinstance(packet, Train) else (packet,):
             draw = self.chooser.random()
             self._is_bad = draw >= self._leave_bad if self._is_bad else draw < self._enter_bad
             if not self._is_bad:
-                kept.append(one)
-        self.counts.lost += packet.count - len(kept)
-        if len(kept) == packet.count:
+                surviving.append(one)
+        self.counts.lost += packet.count - len(surviving)
+        if len(surviving) == packet.count:
             return packet
-        return Train(kept, packet.framing_bytes) if kept else None
+        return Train(surviving, packet.framing_bytes) if surviving else None
 
 
 class Server:
-    """Something that takes packets one after the other and hands each on after a while: a switch's pipeline, a CPU."""
+    """Processes packets one after the other at a limited rate, with a latency: a switch's pipeline, a CPU."""
 
     def __init__(self, env: simpy.Environment, packets_per_s: float, latency_s: float, deliver: Callable[[Any], None]):
         self.env, self.deliver = env, deliver
@@ -148,7 +147,7 @@ class Server:
         self._free_at = 0.0
 
     def send(self, packet: Any) -> bool:
-        """Take a packet in."""
+        """Process a packet."""
         now = self.env.now
         self.handled += packet.count
         if not self._service_ns and not self._latency_ns:

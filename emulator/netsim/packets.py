@@ -1,5 +1,5 @@
-"""Packets on their way. A link wants to know their `length` (bytes, without the framing of a UDP datagram), a switch
-where they go: `to` is a host's number or AGGREGATOR.
+"""Packets in flight. A link needs their `length` (bytes, without the framing of a UDP datagram), a switch their
+destination: `to` is a host's number or AGGREGATOR.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ AGGREGATOR = -1
 
 
 class Packet:
-    """A datagram of protocol 2: `data` uint8[length] at `address`, bytes of its own, since the memory that it was
-    made in is used again. `job` and `rank` say whose it is: who sent it, or whom it is for."""
+    """A datagram of protocol 2: `data` uint8[length] at `address`, a copy, since the memory that it was built
+    in is reused. `job` and `rank`: its sender or receiver."""
 
     __slots__ = ("address", "data", "job", "length", "rank", "to")
     count = 1

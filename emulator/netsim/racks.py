@@ -1,7 +1,7 @@
 """Racks that aggregate: a tree of two levels (docs/protocol.md, section 9). A rack's switch adds up its own ranks and
-sends one partial sum up; the switch above adds those, and its result comes down the same way. Both apply the
-aggregator's own rule (switchml/protocol/pool.py): the one below with its ranks, the one above with racks in the place
-of ranks.
+sends one partial sum up; the switch above adds those, and its result comes down the same path. Both apply the
+aggregator's own rule (switchml/protocol/pool.py): the one below with its ranks, the one above with racks
+in the place of ranks.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from switchml.runtime.memory import u8_at
 PARTIAL = 0x04
 """In the size code of a partial sum."""
 TAIL_BYTES = 2
-"""Behind its payload: the flags that it has below, and 0."""
+"""After its payload: the flags that it has below, and 0."""
 
 
 def rack_address(rack: int) -> int:
-    """What `Packet.to` says of a packet for a rack's switch."""
+    """The value of `Packet.to` for a rack's switch."""
     return AGGREGATOR - 1 - rack
 
 
@@ -40,16 +40,15 @@ class Seat:
     train_packets: int = 1
     number: int = 0
     """Of this switch among the children of the one above."""
-    kept: dict[int, int] = field(default_factory=dict)
-    """Row → seq of the result from above that stands in it."""
+    results: dict[int, int] = field(default_factory=dict)
+    """Row → seq of the result from above that it contains."""
 
     def __post_init__(self) -> None:
         self.index = {rank: i for i, (ranks, _) in enumerate(self.children) for rank in ranks}
 
 
 class TreeSwitch:
-    """`down(packet or train)` carries it to where it is for. `up`: the same towards the switch above; None: there is
-    none."""
+    """`down(packet or train)` sends towards the ranks, `up(packet)` to the switch above (None: there is none)."""
 
     def __init__(self, down: Callable[[Packet | Train], object], up: Callable[[Packet], object] | None = None):
         self._down, self._up = down, up
@@ -57,7 +56,7 @@ class TreeSwitch:
         self._reply = np.zeros(wire_format.MAX_SPARSE_BYTES, np.uint8)
 
     def add(self, job: int, seat: Seat) -> None:
-        """Before anything arrives."""
+        """Add a job, before anything arrives for it."""
         self._seats[job] = seat
 
     def receive(self, item: Packet | Train) -> None:
@@ -78,7 +77,7 @@ class TreeSwitch:
         data, flags = packet.data, 0
         is_partial = data[0] & PARTIAL != 0
         if is_partial != (seat.children[child][1] < AGGREGATOR):
-            return []  # a rank sends no partial sum, and a switch nothing else
+            return []  # ranks send no partial sums, and switches nothing else
         if is_partial:
             flags = int(data[-TAIL_BYTES])
             data = data[:-TAIL_BYTES].copy()
@@ -89,10 +88,10 @@ class TreeSwitch:
         if action == WAITING:
             return [self._to_child(seat, packet, child, self._wait(seat))]
         if self._up is not None and action == MULTICAST:
-            self._send_up(seat, packet, row, is_again=False)
-        elif self._up is not None and action == UNICAST and seat.kept.get(row) != int(pool.slots[row]["seq"]):
+            self._send_up(seat, packet, row, is_retransmission=False)
+        elif self._up is not None and action == UNICAST and seat.results.get(row) != int(pool.slots[row]["seq"]):
             if data[0] & R_FLAG:
-                self._send_up(seat, packet, row, is_again=True)
+                self._send_up(seat, packet, row, is_retransmission=True)
         elif action == MULTICAST:
             return self._to_all(seat, packet, self._result(seat, row))
         elif action == UNICAST:
@@ -101,7 +100,7 @@ class TreeSwitch:
         return []
 
     def _add_flags(self, seat: Seat, row: int, flags: int) -> None:
-        """The flags that a partial sum has count for the slot; a result that was just made says so."""
+        """Add a partial sum's flags to the slot, and to its result, if there is one already."""
         seat.pool.slots[row]["flags"] |= flags & (FLAG_OVERFLOW | FLAG_MIXED)
         self._result(seat, row)[HEADER_BYTES - 1] = seat.pool.slots[row]["flags"]
 
@@ -129,13 +128,13 @@ class TreeSwitch:
 
     # With a switch above
 
-    def _send_up(self, seat: Seat, packet: Packet, row: int, *, is_again: bool) -> None:
-        """The partial sum in a row, as a contribution to the switch above."""
+    def _send_up(self, seat: Seat, packet: Packet, row: int, *, is_retransmission: bool) -> None:
+        """Send the partial sum in a row to the switch above, as a contribution."""
         slot = seat.pool.slots[row]
         partial = np.concatenate([self._result(seat, row), np.array([slot["flags"], 0], np.uint8)])
         size = wire_format.SIZE_CODE_OF[int(seat.pool.job[0]["payload"])] | PARTIAL
         wire = int(slot["form"]) & 3
-        partial[0] = (wire_format.CONTRIBUTION + wire) << 4 | (R_FLAG if is_again else 0) | size
+        partial[0] = (wire_format.CONTRIBUTION + wire) << 4 | (R_FLAG if is_retransmission else 0) | size
         partial[HEADER_BYTES - 1] = int(slot["used"]) & 0xFF
         first_rank = seat.children[0][0][0]
         self._up(Packet(partial, packet.job, first_rank))
@@ -147,7 +146,7 @@ class TreeSwitch:
         seq = int.from_bytes(data[2:6].tobytes(), "big")
         row = seq & (len(pool.slots) - 1)
         slot = pool.slots[row]
-        is_open = int(slot["seq"]) == seq and slot["count"] == len(seat.children) and seat.kept.get(row) != seq
+        is_open = int(slot["seq"]) == seq and slot["count"] == len(seat.children) and seat.results.get(row) != seq
         if not is_open or not pool.seen[row].any():
             return
         if data[0] >> 4 == wire_format.WAIT:
@@ -156,7 +155,7 @@ class TreeSwitch:
             down = self._result(seat, row)
             down[:] = data
             down[0] &= ~R_FLAG & 0xFF
-            seat.kept[row] = seq
+            seat.results[row] = seq
         for _, answer in self._to_all(seat, packet, down):
             self._down(answer)
 

@@ -1,5 +1,5 @@
-"""A rank: the worker's rules (switchml/protocol/worker.py) in virtual time. `turn` is what the agent's compiled loop
-does between two sleeps (host_agent/loop.py); `Rank` is a host that does so whenever a packet or a timer comes.
+"""A rank: the worker's rules (switchml/protocol/worker.py) in virtual time. `turn` does what the agent's compiled
+loop does between two sleeps (host_agent/loop.py); `Rank` is a host that takes a turn on every packet and timer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEVER = int(np.iinfo(np.int64).max)
 
 
 class Turns:
-    """The rules of one worker, turn by turn. `job` and `rank` are written on the packets that it makes."""
+    """The rules of one worker, turn by turn. `job` and `rank` are those of its packets."""
 
     def __init__(self, worker: rules.Worker, job: int, rank: int):
         self.worker, self.job, self.rank = worker, job, rank
@@ -30,7 +30,7 @@ class Turns:
 
     @property
     def deadline(self) -> int:
-        """When the next turn is due if nothing arrives (ns), NEVER if nothing is under way."""
+        """When the next turn is due if nothing arrives (ns), NEVER if nothing is pending."""
         return int(self.worker.timers["earliest"])
 
     @property
@@ -43,7 +43,7 @@ class Turns:
         return int(self.worker.counters["completed"])
 
     def turn(self, packets: Sequence[Packet], now: int) -> list[Packet]:
-        """Take `packets` in at `now` (ns); returns what is to be sent. Stops short when `error` is set, as the agent
+        """Receive `packets` at `now` (ns); returns the packets to send. Stops early when `error` is set, as the agent
         does."""
         state, out, sent = self.worker.state, self._out, []
         n = 0
@@ -73,8 +73,7 @@ class Turns:
 
 
 class Alarm:
-    """Wakes somebody at the earliest of the times it was set to. Setting it later costs nothing: it looks again when it
-    rings."""
+    """Calls `ring` at the time it was last set to. Postponing is free: an event that fires too early sets a new one."""
 
     def __init__(self, env: simpy.Environment, ring: Callable[[], None]):
         self._env, self._ring = env, ring
@@ -85,7 +84,7 @@ class Alarm:
         return self._due != NEVER
 
     def set(self, time_ns: int | None) -> None:
-        """Ring at `time_ns`, and not at what was said before; None or NEVER: not at all."""
+        """Ring at `time_ns` instead of the previous time; None or NEVER: not at all."""
         self._due = NEVER if time_ns is None else time_ns
         if self._due < self._set_for:
             self._set_for = max(self._due, self._env.now)
@@ -93,7 +92,7 @@ class Alarm:
 
     def _look(self, set_for: int) -> None:
         if set_for != self._set_for:
-            return  # one that was set for an earlier time has rung in between
+            return  # superseded by an earlier alarm
         self._set_for = NEVER
         if self._due <= self._env.now:
             self._due = NEVER

@@ -1,4 +1,4 @@
-"""What a simulated network came to: tables for people, one JSON object for programs, a picture."""
+"""Results of a simulated network as tables, as one JSON object, and as a plot."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def print_tables(result: Result) -> None:
 
 
 def plot(result: Result, path: Path) -> None:
-    """Two panels: each job's time beside its bound, and what the busiest links' queues held. Raises ConfigError if the
-    picture cannot be written."""
+    """Two panels: each job's time beside its bound, and the queues of the busiest links. Raises ConfigError if the file
+    cannot be written."""
     height = 1.6 + 0.45 * max(4, min(len(result.links), _SHOWN_LINKS))
     with plotting.figure(path, "simulated network", (12, height), columns=2) as (times, queues):
         _draw_times(times, result)

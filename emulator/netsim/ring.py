@@ -1,5 +1,5 @@
 """Gloo's ring all-reduce over TCP, the baseline: each rank sends to one neighbour and receives from the other, while
-it adds up what came before.
+it adds up what it has received.
 
 The schedule is that of gloo/allreduce.cc (facebookincubator/gloo): a tensor is cut into n chunks of m >= 2 segments
 of at most 1 MiB; in each of two phases a rank posts segment i once segment i-2 has come and is added, m*n - 2
@@ -21,8 +21,8 @@ MOST_SEGMENT_BYTES = 1 << 20
 
 def segments(workers: int, size_bytes: int) -> tuple[int, int]:
     """(segments of a phase, bytes of a segment) for a tensor of float32."""
-    wanted = min(-(-size_bytes // (2 * workers)), MOST_SEGMENT_BYTES)
-    segment_bytes = -(-wanted // 4) * 4
+    target_bytes = min(-(-size_bytes // (2 * workers)), MOST_SEGMENT_BYTES)
+    segment_bytes = -(-target_bytes // 4) * 4
     count = max(-(-size_bytes // segment_bytes), 2 * workers)
     return -(-count // workers) * workers, segment_bytes
 
@@ -43,19 +43,19 @@ def sent_bytes(workers: int, size_bytes: int) -> int:
 
 class RingRank:
     """One rank of the ring. `connection` goes to rank - 1; `received` grows as bytes from rank + 1 come in order.
-    `add_bps`: how fast it adds (bits a second; 0: in no time)."""
+    `add_bps`: its speed of addition (bits a second; 0: infinite)."""
 
     def __init__(self, env: simpy.Environment, rank: int, workers: int, size_bytes: int, add_bps: float = 0.0):
         self.env, self.rank, self.workers, self.size_bytes = env, rank, workers, size_bytes
         self.connection: Connection | None = None
         self._add_s_per_byte = 8 / add_bps if add_bps else 0.0
-        self._received = self._wanted = 0
+        self._received = self._needed = 0
         self._waiting: simpy.Event | None = None
 
     def take(self, count: int) -> None:
         """`count` bytes have arrived in order."""
         self._received += count
-        if self._waiting is not None and self._received >= self._wanted:
+        if self._waiting is not None and self._received >= self._needed:
             waiting, self._waiting = self._waiting, None
             waiting.succeed()
 
@@ -67,8 +67,8 @@ class RingRank:
                 for i in range(count):
                     if i >= 2:
                         length = self._length(i - 2, shift + 1, count, segment_bytes)
-                        self._wanted += length
-                        if self._received < self._wanted:
+                        self._needed += length
+                        if self._received < self._needed:
                             self._waiting = self.env.event()
                             yield self._waiting
                         if adds and self._add_s_per_byte:

@@ -1,4 +1,4 @@
-"""One TCP connection, packet by packet, as far as it decides how long a bulk transfer takes: slow start, CUBIC,
+"""One TCP connection, packet by packet, with what decides how long a bulk transfer takes: slow start, CUBIC,
 selective acknowledgements, fast recovery, the retransmission timer. No handshake, no flow control, no Nagle.
 
 RFC 5681 (slow start, recovery), RFC 9438 (CUBIC), RFC 8985 (RACK: which packets are lost, and a probe for losses at
@@ -60,8 +60,8 @@ class Segment:
 
 
 class Connection:
-    """Data from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` put a Segment on the way from the one
-    and the other; who gets it calls `receive`. `on_bytes(count)` is told of bytes that arrived in order.
+    """Data from host `ends[0]` to host `ends[1]`. `send_data` and `send_ack` transmit a Segment from one end and
+    the other; its receiver calls `receive`. `on_bytes(count)` is called for bytes that arrived in order.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Connection:
         self._newest = -1  # when the latest of those that have arrived was sent
         self._sacked: set[int] = set()
         self._lost: set[int] = set()
-        self._again: set[int] = set()  # lost, and sent once more
+        self._resent: set[int] = set()  # lost, and retransmitted
         self._recover = 0  # recovery ends when this is acknowledged
         self._most_before, self._epoch_ns = 0.0, -1
         self._srtt = self._rttvar = 0.0
@@ -91,7 +91,7 @@ class Connection:
         self._alarm = Alarm(env, self._time_out)
         self._has_probed = False
         self._expected = self._unacknowledged = 0
-        self._early: dict[int, int] = {}  # segments that came before their turn, and their sizes
+        self._early: dict[int, int] = {}  # out-of-order segments, and their sizes
         self._recent: deque[int] = deque(maxlen=SACKED)
         self.sent = self.retransmitted = self.timeouts = 0
 
@@ -106,20 +106,20 @@ class Connection:
 
     @property
     def _in_flight(self) -> int:
-        return self._next - self._una - len(self._sacked) - len(self._lost) + len(self._again)
+        return self._next - self._una - len(self._sacked) - len(self._lost) + len(self._resent)
 
     def _push(self, delivered: int | None = None) -> None:
-        """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would meet
-        the queue that was full a moment ago."""
+        """Send what the window allows; in recovery, no more than was `delivered` (RFC 6937), or the burst would hit
+        a queue that was full a moment ago."""
         if not self._alarm.is_set and self._una < self._end:
             self._set_alarm()
-        missing = sorted(self._lost - self._again)
+        missing = sorted(self._lost - self._resent)
         room = int(self._window) - self._in_flight
         if delivered is not None and self._una < self._recover:
             room = min(room, max(delivered, 1))
         for _ in range(room):
             if missing:
-                self._again.add(missing[0])
+                self._resent.add(missing[0])
                 self._emit(missing.pop(0))
                 self.retransmitted += 1
             elif self._next < self._end:
@@ -153,7 +153,7 @@ class Connection:
             for number in range(self._una, ack.number):
                 self._sizes.popleft()
                 del self._sent_at[number]
-                for group in (self._sacked, self._lost, self._again):
+                for group in (self._sacked, self._lost, self._resent):
                     group.discard(number)
             self._una = ack.number
             if self._timed is not None and self._timed[0] < ack.number:
@@ -163,22 +163,22 @@ class Connection:
             self._has_probed = False
         self._sacked |= new
         self._lost -= new
-        self._again -= new
+        self._resent -= new
         self._find_losses(int(REORDERING * self._srtt * NS))
         if fresh or new:
             self._set_alarm()
         self._push(fresh + len(new))
 
     def _find_losses(self, reordering_ns: int) -> None:
-        """Segments sent that much before one that has arrived are lost, and so are those that were sent again."""
-        found = False
+        """Segments sent that much before one that has arrived are lost, and so are retransmissions."""
+        has_losses = False
         while self._in_order_sent and self._in_order_sent[0][0] + reordering_ns < self._newest:
             sent_at, number = self._in_order_sent.popleft()
             if self._sent_at.get(number) == sent_at and number not in self._sacked:
                 self._lost.add(number)
-                self._again.discard(number)
-                found = True
-        if not found:
+                self._resent.discard(number)
+                has_losses = True
+        if not has_losses:
             return
         self._timed = None  # Karn: nothing measured over a retransmission
         if self._una >= self._recover:
@@ -218,8 +218,7 @@ class Connection:
         self._rto_s = max(self._srtt + 4 * self._rttvar, MINIMUM_RTO_S)
 
     def _set_alarm(self) -> None:
-        """For what is next: segments that will have been overtaken for long enough, the probe, the retransmission
-        timeout."""
+        """For the next event: the reordering window's end, the probe, or the retransmission timeout."""
         wait_s = self._rto_s
         if self._srtt and self._sacked:
             wait_s = min(REORDERING * self._srtt + ACK_GRAIN_S, wait_s)
@@ -245,7 +244,7 @@ class Connection:
         self._reduce()
         self._window, self._timed = 1.0, None
         self._lost = set(range(self._una, self._next)) - self._sacked
-        self._again.clear()
+        self._resent.clear()
         self._recover = self._next
         self._rto_s = min(2 * self._rto_s, 60.0)
         self._has_probed = True

@@ -1,8 +1,8 @@
-"""Hosts, racks and the switch that they hang on: which links there are, and where each packet goes next.
+"""Hosts, racks and switches: which links there are, and where each packet goes next.
 
 Every host has one link up and one down. Without racks they end at the aggregation switch; with racks at a rack
-switch, which has one link each way to the aggregation switch and forwards what stays in the rack by itself. A rack
-switch that aggregates takes what is for the aggregator, and gets what comes back.
+switch, which has one link in each direction to the aggregation switch and forwards traffic within the rack itself. A
+rack switch that aggregates handles the aggregator's packets itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fabric:
         self.to_host: dict[int, Callable[[Any], None]] = {}
         self.to_aggregator: Callable[[Any], None] = lambda packet: None
         self.to_rack: dict[int, Callable[[Any], None]] = {}
-        """What a rack that aggregates does with packets for the aggregator; and with those from above, by
+        """Handlers of racks that aggregate: of packets for the aggregator by rack, of those from above by
         `rack_address`."""
         self._rack_hosts = config.racks.hosts if config.racks else 0
         racks = -(-config.hosts // self._rack_hosts) if self._rack_hosts else 0
@@ -65,7 +65,7 @@ class Fabric:
         return [*self.up, *self.down, *self.rack_up, *self.rack_down]
 
     def from_aggregator(self, packet: Any) -> bool:
-        """Send a packet down to the host that it is for."""
+        """Send a packet down to its destination."""
         if packet.to < AGGREGATOR:
             return self.rack_down[rack_address(packet.to)].send(packet)
         if self._rack_hosts:

@@ -1,4 +1,4 @@
-"""`switchml doctor`: what this machine can do for us, and what to install or set for the rest."""
+"""`switchml doctor`: what this machine supports, and what to install or configure for the rest."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--seconds", default=1.0, show_default=True, metavar="S", help="How long to all-reduce.")
-@click.option("--ranks", default=2, show_default=True, metavar="N", help="How many ranks do it.")
+@click.option("--seconds", default=1.0, show_default=True, metavar="S", help="Duration of the all-reduce trial.")
+@click.option("--ranks", default=2, show_default=True, metavar="N", help="Ranks in the trial.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(seconds: float, ranks: int, as_json: bool) -> None:
     """Check what this machine can do and what it lacks.
 
-    Looks at the kernel, the rights of this user, and the programs and packages that parts of switchml use; then runs
-    an aggregator and some ranks on loopback for a second and checks their sums. Exit code 1 if that did not work.
+    Checks the kernel, the user's privileges, and the programs and packages that switchml can use; then runs an
+    aggregator and some ranks on loopback for a second and verifies their sums. Exit code 1 if the trial fails.
     """
     import json
 
@@ -41,7 +41,7 @@ def doctor(seconds: float, ranks: int, as_json: bool) -> None:
         for finding in findings:
             mark, style = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "bold red")}[finding.state]
             # As Text, not markup: advice may name an extra, such as switchml[torch].
-            words = (Text(word) for word in (finding.name, finding.found, finding.advice))
+            words = (Text(word) for word in (finding.name, finding.detail, finding.advice))
             table.add_row(Text(mark, style), *words)
         Console().print(table)
     if findings[-1].state == "broken":
@@ -61,7 +61,7 @@ def trial(ranks: int, seconds: float) -> Finding:
     from switchml.aggregator.software import SoftwareDataplane
     from switchml.control.server import Controller
 
-    name, numel, rounds, took, problems = "all-reduce", 1 << 18, [0] * ranks, [0.0] * ranks, []
+    name, numel, rounds, elapsed_s, problems = "all-reduce", 1 << 18, [0] * ranks, [0.0] * ranks, []
     dataplane = SoftwareDataplane("127.0.0.1", 0).start()
     controller = Controller(dataplane, bind="127.0.0.1", control_port=0, events_port=0)
     try:
@@ -72,16 +72,16 @@ def trial(ranks: int, seconds: float) -> Finding:
                 with HostAgent.join(address, job="doctor", rank=rank, world_size=ranks, timeout_s=60) as agent:
                     x = np.full(numel, rank + 1, np.float32)
                     expected = ranks * (ranks + 1) / 2
-                    began, go_on = time.monotonic(), True
-                    while go_on:  # rank 0's clock decides for all, so that they stop after the same round
+                    start_s, is_running = time.monotonic(), True
+                    while is_running:  # rank 0's clock decides for all, so that they stop after the same round
                         total = agent.allreduce(x, timeout_s=30)
                         if not (total == expected).all():
                             raise AssertionError(f"a sum is {total[total != expected][0]}, expected {expected}")
                         rounds[rank] += 1
-                        in_time = rank == 0 and time.monotonic() - began < seconds
-                        go_on = bool(agent.allreduce(np.array([in_time], np.int32), timeout_s=30)[0])
-                    took[rank] = time.monotonic() - began
-            except Exception as error:  # whatever it is, the table says it
+                        in_time = rank == 0 and time.monotonic() - start_s < seconds
+                        is_running = bool(agent.allreduce(np.array([in_time], np.int32), timeout_s=30)[0])
+                    elapsed_s[rank] = time.monotonic() - start_s
+            except Exception as error:  # reported in the table
                 problems.append(f"rank {rank}: {type(error).__name__}: {error}")
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(ranks)]
@@ -94,9 +94,10 @@ def trial(ranks: int, seconds: float) -> Finding:
         dataplane.stop()
     if problems:
         return Finding(name, "broken", "; ".join(problems), "run with `switchml aggregate -v` and please report this")
-    rate = rounds[0] * numel / took[0] / 1e6
+    rate = rounds[0] * numel / elapsed_s[0] / 1e6
     return Finding(
         name,
         "ok",
-        f"{ranks} ranks, {rounds[0]} × 1 MiB in {took[0]:.1f} s, {rate:.0f} million elements a second, all sums right",
+        f"{ranks} ranks, {rounds[0]} × 1 MiB in {elapsed_s[0]:.1f} s, {rate:.0f} million elements a second, "
+        "all sums right",
     )

@@ -1,4 +1,4 @@
-"""`switchml trace capture -- torchrun … script.py`: run a script as it is, and profile every rank of it."""
+"""`switchml trace capture -- torchrun … script.py`: run an unmodified script, and profile every rank of it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 FILES = re.compile(r"rank-\d+\.(json\.gz|et\.json|sizes\.json|wire\.npz|about\.json)")
-"""What a capture leaves (host_agent/profile/files.py)."""
+"""A capture's files (host_agent/profile/files.py)."""
 FLIGHT_RECORDS = 20_000
-"""How many collectives torch's flight recorder remembers, where nobody says otherwise: of older ones the size is not
-known. torch's own default is 2,000."""
+"""Default capacity of torch's flight recorder, in collectives: the sizes of older ones are unknown. torch's own default
+is 2,000."""
 INTERRUPT_S = 60.0
-"""How long ranks may take to write their traces after Ctrl-C."""
+"""Time for the ranks to write their traces after Ctrl-C."""
 
 
 class Steps(click.ParamType[tuple[int, int]]):
@@ -38,8 +38,8 @@ class Steps(click.ParamType[tuple[int, int]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
         if isinstance(value, tuple):
             return value
-        found = re.fullmatch(r"(\d+):(\d+)", value)
-        skip, stop = (int(found[1]), int(found[2])) if found else (0, 0)
+        match = re.fullmatch(r"(\d+):(\d+)", value)
+        skip, stop = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= skip < stop:
             self.fail(f"{value}: expected SKIP:STOP with 1 <= SKIP < STOP, as in 3:13 for iterations 3 to 12", param)
         return skip, stop
@@ -47,19 +47,19 @@ class Steps(click.ParamType[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class RankSummary:
-    """What one rank has left."""
+    """One rank's capture."""
 
     rank: int
     host: str
     backend: str
     iterations: int
-    """Captured ones."""
+    """Number of captured iterations."""
     iteration_s: float
-    """Median of the captured ones."""
+    """Median of the captured iterations."""
     plain_s: float
-    """Median of those between captures; 0 without --measure."""
+    """Median of the iterations between captures; 0 without --measure."""
     start_s: float
-    """What starting a capture takes once, median: the call, and what the iteration after it takes longer."""
+    """Median cost of starting a capture: the call, and the slowdown of the iteration after it."""
     stop_s: float
     all_reduces: int
     packets: int
@@ -81,19 +81,21 @@ class RankSummary:
     default=(3, 13),
     help="Iterations to capture, counted from 0: from SKIP to before STOP. [default: 3:13]",
 )
-@click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure what the capture costs: alternate so "
-              "often between STOP-SKIP iterations without and as many with it.")  # fmt: skip
-@click.option("--shapes", is_flag=True, help="Shapes of all operators' tensors in the profile; costs time and memory.")
+@click.option("--measure", type=click.IntRange(1), metavar="PAIRS", help="Measure the cost of capturing: "
+              "alternate PAIRS times between STOP-SKIP iterations without capture and as many with it.")  # fmt: skip
+@click.option("--shapes", is_flag=True, help="Record the shapes of all operators' tensors; costs time and memory.")
 @click.option(
     "--packets",
     type=click.IntRange(1),
     default=1 << 20,
     show_default=True,
-    help="Packets that each agent notes at most (32 bytes each).",
+    help="Most packets that each agent logs (32 bytes each).",
 )
-@click.option("--graph/--no-graph", default=True, show_default=True, help="torch's execution trace, of one iteration.")
-@click.option("--overwrite", is_flag=True, help="Replace a capture that is in the folder.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.option(
+    "--graph/--no-graph", default=True, show_default=True, help="Record torch's execution trace of one iteration."
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing capture in the folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def capture(
     out: Path,
@@ -106,9 +108,9 @@ def capture(
     as_json: bool,
     command: tuple[str, ...],
 ) -> None:
-    """Run COMMAND (torchrun … script.py), and have every rank leave a trace of some of its iterations: torch's profile
-    and execution trace, and each packet of our own transport. The script stays as it is; its Python must have switchml
-    installed, and it must use torch's optimizers, as their steps are what iterations are told by.
+    """Run COMMAND (torchrun … script.py), and write a trace of some iterations of every rank: torch's profile and
+    execution trace, and each packet of our own transport. The script needs no changes; its Python must have switchml
+    installed, and it must use torch's optimizers, whose steps delimit the iterations.
     """
     out = out.absolute()
     _make_room(out, overwrite)
@@ -144,13 +146,13 @@ def _make_room(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"--out {out}: {error.strerror}") from None
     old = [path for path in out.iterdir() if FILES.fullmatch(path.name)]
     if old and not overwrite:
-        raise ConfigError(f"--out {out}: there is a capture in it already; name another folder, or add --overwrite")
+        raise ConfigError(f"--out {out}: there is a capture in it already; choose another folder, or add --overwrite")
     for path in old:
         path.unlink()
 
 
 def _command(command: tuple[str, ...]) -> list[str]:
-    """`command` as it can be run; torchrun also where its folder is not in PATH."""
+    """`command` in a form that can be run; torchrun works even if it is not on PATH."""
     if shutil.which(command[0]):
         return list(command)
     if command[0] == "torchrun":
@@ -161,7 +163,7 @@ def _command(command: tuple[str, ...]) -> list[str]:
 
 
 def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
-    """The command's exit code. Ctrl-C goes to all of its processes; they then write what they have."""
+    """The command's exit code. On Ctrl-C, which reaches all of its processes, they write what they have captured."""
     with subprocess.Popen(command, env=environment, stdout=sys.stderr if as_json else None) as process:
         try:
             return process.wait()
@@ -174,7 +176,7 @@ def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
 
 
 def _abouts(out: Path) -> list[dict[str, Any]]:
-    """What the ranks say of their captures, by rank."""
+    """The ranks' descriptions of their captures, by rank."""
     return sorted((json.loads(path.read_text()) for path in out.glob("rank-*.about.json")), key=lambda one: one["rank"])
 
 
@@ -209,9 +211,9 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
     missing = sorted(set(range(world_size)) - {rank.rank for rank in ranks})
     cost, cpu_cost = (costs.measure(abouts, column) for column in (costs.TIME, costs.CPU_TIME))
     if as_json:
-        told = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing}
-        told |= {"cost": cost and asdict(cost), "cpu_cost": cpu_cost and asdict(cpu_cost)}
-        click.echo(json.dumps(told | {"ranks": [asdict(rank) for rank in ranks]}))
+        fields = {"folder": str(out), "exit_code": code, "world_size": world_size, "missing": missing}
+        fields |= {"cost": cost and asdict(cost), "cpu_cost": cpu_cost and asdict(cpu_cost)}
+        click.echo(json.dumps(fields | {"ranks": [asdict(rank) for rank in ranks]}))
         return
     several = len({rank.host for rank in ranks}) > 1
     table = Table(title=f"{world_size} ranks, {ranks[0].backend}, {ranks[0].iterations} iterations captured")
@@ -236,7 +238,7 @@ def _report(abouts: list[dict[str, Any]], out: Path, code: int, as_json: bool) -
     if missing:
         console.print(f"[bold]no trace[/] of rank {', '.join(map(str, missing))}")
     if any(rank.packets_lost for rank in ranks):
-        console.print("packets that were not noted had no room: capture fewer iterations, or give more --packets")
+        console.print("some packets did not fit in the log: capture fewer iterations, or raise --packets")
     console.print(f"traces in {out}", soft_wrap=True)
 
 
@@ -247,10 +249,10 @@ def _report_cost(console: Console, cost: costs.Cost, cpu_cost: costs.Cost, ranks
     many = len(cost.pairs)
     console.print(
         f"a captured iteration takes {share(cost)} of time and {share(cpu_cost)} of CPU time more than one without: "
-        f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, and where it is by 95 %",
+        f"median of {many} pair{'s' if many > 1 else ''}, all ranks together, with its 95 % interval",
         soft_wrap=True,
     )
     start_ms, stop_ms = (max(getattr(rank, name) for rank in ranks) * 1e3 for name in ("start_s", "stop_s"))
-    console.print(f"not in that, once a capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
+    console.print(f"in addition, once per capture: {start_ms:.0f} ms to start and {stop_ms:.0f} ms to stop it")
     if (more := costs.advice(cost)) is not None:
-        console.print(f"times scatter: --measure {more} would tell the cost by about ±2 %")
+        console.print(f"times vary: --measure {more} would give the cost to about ±2 %")

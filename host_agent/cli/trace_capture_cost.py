@@ -1,5 +1,5 @@
-"""What a capture costs a job, of the iterations that `switchml trace capture --measure` has alternated: per iteration
-within a running capture, told apart from what starting and stopping cost once.
+"""The cost of a capture, from the alternating iterations of `switchml trace capture --measure`: per iteration within a
+running capture, apart from the one-off cost of starting and stopping.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Cost:
     """Median of the pairs."""
     low: float
     high: float
-    """Between which the true median is, with a probability of 95 %, as far as so few pairs can tell."""
+    """Bootstrap 95 % confidence interval of the median."""
     pairs: list[float]
     """Each pair's."""
 
 
 def windows(about: dict[str, Any]) -> dict[str, list[Window]]:
-    """Of one rank, by kind, in the order in which they came; what was left out first is not among them."""
+    """One rank's windows by kind, in order, without the iterations skipped at the start."""
     windows_of_kind: dict[str, list[Window]] = {"plain": [], "lead-in": [], "captured": [], "graph": []}
     later = about["iterations"][about["skip"] if about["pairs"] else max(about["skip"] - 1, 0) :]
     for kind, run in itertools.groupby(later, lambda iteration: iteration["kind"]):
@@ -45,15 +45,14 @@ def windows(about: dict[str, Any]) -> dict[str, list[Window]]:
 
 
 def median(windows: list[Window], column: int) -> float:
-    """Of all iterations in these windows; 0 where there are none."""
+    """Median of all iterations in these windows; 0 if there are none."""
     values = [iteration[column] for window in windows for iteration in window]
     return statistics.median(values) if values else 0.0
 
 
 def measure(abouts: list[dict[str, Any]], column: int) -> Cost | None:
-    """Of all ranks together, since they wait for one another. A capture is compared to the iterations before it and,
-    where there are any, after it, so that a machine that becomes busier does not look like a cost. None without a
-    pair."""
+    """The cost over all ranks together, since they wait for one another. A capture is compared to the iterations before
+    and, if any, after it, so that a machine that becomes busier does not look like a cost. None without a pair."""
     ranks_windows = [windows(about) for about in abouts]
     plain, captured = (
         [
@@ -75,7 +74,8 @@ def _interval(values: list[float]) -> tuple[float, float]:
 
 
 def advice(cost: Cost) -> int | None:
-    """With how many pairs the interval would be about ±2 %; None where it is now, or no reasonable number would do."""
+    """Number of pairs for an interval of about ±2 %; None if it is that small already, or more than 200 would be
+    needed."""
     wide = (cost.high - cost.low) / 0.04
     more = round(len(cost.pairs) * wide**2)
     return more if wide > 1.5 and more <= 200 else None

@@ -48,14 +48,14 @@ TABLES: dict[str, dict[str, type | tuple[type, ...]]] = {
     },
     "compression": {"codec": list, "memory": str},
 }
-"""What a file may say, besides `environment`, whose values are texts, and `predicted` and `advice`, which are for
-people."""
-FOR_PEOPLE = ("predicted", "advice")
+"""A file's tables and keys, besides `environment`, whose values are strings, and `predicted` and `advice`, which are
+ignored."""
+IGNORED = ("predicted", "advice")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """A file's contents; empty fields leave things as they are. `ddp`: arguments by name, caps in MiB."""
+    """A file's contents; empty fields change nothing. `ddp`: arguments by name, caps in MiB."""
 
     path: Path
     backend: str = ""
@@ -66,7 +66,7 @@ class Settings:
 
 
 def load(path: str | Path) -> Settings:
-    """Raises ConfigError for what can't be read, and for anything in it that nobody would obey."""
+    """Read a settings file. Raises ConfigError if it can't be read, and for unknown or invalid keys."""
     path = Path(path)
     try:
         tables = tomllib.loads(path.read_text())
@@ -75,19 +75,19 @@ def load(path: str | Path) -> Settings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     for name, table in tables.items():
-        if name not in (*TABLES, *FOR_PEOPLE, "environment") or not isinstance(table, Mapping):
+        if name not in (*TABLES, *IGNORED, "environment") or not isinstance(table, Mapping):
             raise ConfigError(f"{path}: unknown table {name!r}; there are environment, {', '.join(TABLES)}")
         if name in TABLES:
             _check(path, name, table)
     ddp, compression = dict(tables.get("ddp", {})), tables.get("compression", {})
     environment = {name: str(value) for name, value in tables.get("environment", {}).items()}
     _check_caps(path, ddp)
-    chosen = tuple(compression.get("codec", ()))
-    for spec in chosen:
+    specs = tuple(compression.get("codec", ()))
+    for spec in specs:
         codecs.parse(spec)
     if (memory := compression.get("memory")) is not None:
         codecs.parse_memory(memory)
-    return Settings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, chosen, memory)
+    return Settings(path, tables.get("process_group", {}).get("backend", ""), environment, ddp, specs, memory)
 
 
 def _check(path: Path, name: str, table: Mapping[str, Any]) -> None:
@@ -108,7 +108,7 @@ def _check_caps(path: Path, ddp: Mapping[str, Any]) -> None:
 
 
 def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
-    """What to pass to DistributedDataParallel. Raises ConfigError if this torch's takes no such argument."""
+    """Arguments for DistributedDataParallel. Raises ConfigError if this version of torch does not have one of them."""
     from torch.nn.parallel import DistributedDataParallel
 
     settings = settings if isinstance(settings, Settings) else load(settings)
@@ -117,21 +117,21 @@ def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
         if name not in known:
             raise ConfigError(
                 f"{settings.path}: this torch's DistributedDataParallel has no {name}"
-                + ("; optimize again with --uniform" if name == "bucket_cap_mb_list" else "")
+                + ("; rerun the optimizer with --uniform" if name == "bucket_cap_mb_list" else "")
             )
     return dict(settings.ddp)
 
 
 def set_environment(settings: Settings | str | Path) -> None:
-    """Set the variables that the file names, before `init_process_group`; those that are set already stay."""
+    """Set the file's environment variables, before `init_process_group`; those that are set already stay."""
     settings = settings if isinstance(settings, Settings) else load(settings)
     for name, value in settings.environment.items():
         os.environ.setdefault(name, value)
 
 
 def apply(ddp: Any, settings: Settings | str | Path) -> Any:
-    """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), None where the
-    file names no codec."""
+    """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), or None if
+    the file has no codec."""
     settings = settings if isinstance(settings, Settings) else load(settings)
     if not settings.codec:
         return None
@@ -147,7 +147,7 @@ def apply(ddp: Any, settings: Settings | str | Path) -> Any:
 
 
 class _ByBucket:
-    """Compressors by bucket, in the place of one: `codec_hook` names tensors `bucket I.J`."""
+    """One compressor for each bucket's codec: `codec_hook` names tensors `bucket I.J`."""
 
     by_matrix = False
 
@@ -157,7 +157,7 @@ class _ByBucket:
         self._of = {spec: Compressor(reducer, spec, settings.memory) for spec in dict.fromkeys(settings.codec)}
         self._codec = settings.codec
         if any(one.by_matrix for one in self._of.values()):
-            raise ConfigError(f"{settings.path}: codecs that go by matrices can't take turns with others")
+            raise ConfigError(f"{settings.path}: matrix codecs can't be mixed with others")
 
     def allreduce(self, name: str, x: Any, shape: tuple[int, ...] | None = None) -> Any:
         bucket = int(name.removeprefix("bucket ").partition(".")[0])

@@ -1,8 +1,8 @@
-"""Settings for a script that knows nothing of them, and how long its steps take: our entry point, which torch calls at
-`import torch`, arms every process that finds one of these in its environment.
+"""Settings and step times for unmodified scripts: our entry point, which torch calls at `import torch`, arms every
+process that has one of these in its environment.
 
-    SWITCHML_SETTINGS     a settings file: init_process_group and DistributedDataParallel do what it says
-    SWITCHML_STEP_TIMES   a folder: each rank leaves rank-N.json there, the times at which its optimizer had stepped
+    SWITCHML_SETTINGS     a settings file, applied to init_process_group and DistributedDataParallel
+    SWITCHML_STEP_TIMES   a folder: each rank writes rank-N.json, the times at which its optimizer completed a step
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SETTINGS, STEP_TIMES = "SWITCHML_SETTINGS", "SWITCHML_STEP_TIMES"
 
 
 def arm() -> None:
-    """Do what the environment says. A file that makes no sense ends the process with its error."""
+    """Apply the environment's variables. An invalid settings file ends the process with its error."""
     if path := os.environ.get(SETTINGS):
-        _obey(load(path))
+        _apply_settings(load(path))
     if folder := os.environ.get(STEP_TIMES):
-        _note_steps(Path(folder))
+        _record_steps(Path(folder))
 
 
-def _obey(settings: Settings) -> None:
+def _apply_settings(settings: Settings) -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -48,14 +48,14 @@ def _obey(settings: Settings) -> None:
     DistributedDataParallel.__init__ = init  # type: ignore[method-assign]
 
 
-def _note_steps(folder: Path) -> None:
+def _record_steps(folder: Path) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     stepped_s: list[float] = []
     first: list[int] = []
     rank: list[int] = []
 
-    def note(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def record(optimizer: Any, args: Any, kwargs: Any) -> None:
         now_s = time.perf_counter()
         if not first:
             first.append(id(optimizer))
@@ -67,7 +67,7 @@ def _note_steps(folder: Path) -> None:
         if stepped_s:
             (folder / f"rank-{rank[0]}.json").write_text(json.dumps(stepped_s))
 
-    register_optimizer_step_post_hook(note)
+    register_optimizer_step_post_hook(record)
     atexit.register(write)
 
 

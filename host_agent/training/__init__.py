@@ -1,6 +1,6 @@
-"""What `switchml train` does: the same small model trained twice by the same workers, gradients summed by Gloo and then
+"""`switchml train`: the same workers train the same small model twice, with gradients summed by Gloo and then
 in-network.
 
-`data` holds the digits, `model` the network, `worker` what one rank does, `runner` the processes, `progress` and
-`report` what people see. torch is imported in `model`, `worker` and `preload` alone: they run in the worker processes.
+`data` has the digits, `model` the network, `worker` one rank, `runner` the processes, `progress` and `report` the
+output. Only `model`, `worker` and `preload`, which run in the worker processes, import torch.
 """

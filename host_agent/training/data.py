@@ -1,5 +1,5 @@
-"""scikit-learn's digits: 1797 real handwritten digits of 8 x 8 pixels that come with the package, and who trains on
-which of them when.
+"""scikit-learn's digits: 1797 real handwritten digits of 8 x 8 pixels that come with the package, and the
+batches of each rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from switchml.errors import ConfigError
 TRAIN_IMAGES = 1437
 TEST_IMAGES = 360
 SPLIT_SEED = 20210412
-"""The split is the same whatever `--seed` says: accuracies of different runs then speak of the same test images."""
+"""Independent of `--seed`, so that accuracies of different runs refer to the same test images."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ def load() -> Digits:
 def _read() -> tuple[np.ndarray, np.ndarray]:
     """Pixels (n, 64) from 0 to 16 and labels (n,), as `sklearn.datasets.load_digits(return_X_y=True)` gives them.
 
-    Read from the package's own file where it lies at its usual place: importing sklearn takes a second, and we need
-    nothing else of it.
+    Read directly from the package's data file if it is in its usual place, since importing sklearn takes a second.
     """
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.submodule_search_locations
@@ -67,16 +66,16 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
 
 
 class BatchOrder:
-    """Which training images rank `rank` sees in each step.
+    """The training images of rank `rank` in each step.
 
     Raises ConfigError if a step of all ranks needs more images than there are. Every epoch is a fresh permutation that
-    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and what is left at an
-    epoch's end is skipped.
+    all ranks draw from the same seed; a step takes `batch_size` images for each rank from it, and the
+    remainder of an epoch is skipped.
     """
 
     def __init__(self, *, rank: int, workers: int, batch_size: int, seed: int):
         self._global_batch = workers * batch_size
-        self._mine = slice(rank * batch_size, (rank + 1) * batch_size)
+        self._own = slice(rank * batch_size, (rank + 1) * batch_size)
         self._seed = seed
         if self._global_batch > TRAIN_IMAGES:
             raise ConfigError(
@@ -90,4 +89,4 @@ class BatchOrder:
         epoch, position = divmod(step, self._steps_per_epoch)
         order = np.random.default_rng((self._seed, epoch)).permutation(TRAIN_IMAGES)
         start = position * self._global_batch
-        return order[start : start + self._global_batch][self._mine]
+        return order[start : start + self._global_batch][self._own]

@@ -1,7 +1,6 @@
-"""What every worker process needs, imported once: the process that forks the workers imports this module first.
+"""Imported first by the process that forks the workers, so that torch and the kernels are loaded once for all of them.
 
-So torch is read and the kernels are loaded (or compiled, the first time on a machine) once and not once a worker. Not
-to be imported anywhere else: it changes its process.
+Not to be imported anywhere else: it changes its process.
 """
 
 # ruff: noqa: E402 (what changes the process comes before the imports)
@@ -11,9 +10,9 @@ import signal
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-# With the command gone there is nothing to fork for, and compiling may take a while. Workers don't inherit this.
+# End with the command, even in the middle of compiling. Workers don't inherit this.
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-# Several workers share the machine's cores, and sums must not depend on how many threads made them.
+# Several workers share the machine's cores, and sums must not depend on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch

@@ -1,4 +1,4 @@
-"""What a person sees during training: on a terminal one live line a phase, elsewhere a line every few seconds."""
+"""Progress of the training: on a terminal one live line a phase, elsewhere a line every few seconds."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class PlainProgress:
 
 
 def listed(choices: tuple[str, ...]) -> str:
-    """What buckets go through, neighbours that are alike together: "2 x none, topk:ratio=0.01"."""
+    """The buckets' codecs, equal neighbours combined: "2 x none, topk:ratio=0.01"."""
     runs = [(choice, len(list(group))) for choice, group in itertools.groupby(choices)]
     return ", ".join(f"{count} x {choice}" if count > 1 else choice for choice, count in runs)
 

@@ -1,4 +1,4 @@
-"""What is shown in the end: a table for people, one JSON object for programs, the loss curves as a picture."""
+"""Results of the training as a table, as one JSON object, and as a plot of the loss curves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from switchml import plotting
 
 SHOWN = ("gloo", "switchml")
 SHOWN_DECISIONS = 8
-"""Changes of codec in the table, the latest; all are in the JSON."""
+"""Latest changes of codec in the table; the JSON has all of them."""
 
 
 def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:

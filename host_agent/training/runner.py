@@ -1,4 +1,4 @@
-"""The parent's side: start aggregator and workers, follow both phases, and leave no process behind in any case."""
+"""The parent's side: start aggregator and workers, follow both phases, and always end all processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator
 
 ROOT_CAUSE_S = 3.0
-"""After a first failure, how long to look for its cause: ranks that miss a dead one may be quicker than its death."""
+"""How long to wait for the cause after a first failure: other ranks may report a lost peer before its death is seen."""
 WATCH_EVERY_S = 0.5
 JOIN_S = 10.0
 """How long workers may take to end after they have delivered everything."""
@@ -35,7 +35,7 @@ JOIN_S = 10.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one phase came to, over all ranks."""
+    """Results of one phase over all ranks."""
 
     accuracy: float
     losses: list[float]
@@ -51,7 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both phases, and what the packets met on their way."""
+    """Results of both phases, and packet counts."""
 
     outcomes: dict[str, Outcome]
     refused_by_aggregator: int
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def packets(self) -> dict[str, int]:
-        """Of all ranks together; `refused` also counts what the aggregator refused."""
+        """Totals over all ranks; `refused` includes packets that the aggregator refused."""
         agents = self.outcomes["switchml"].agents
         counts = {
             name: int(sum(agent[name] for agent in agents)) for name in ("sent", "received", "retransmitted", "refused")
@@ -87,8 +87,8 @@ class Comparison:
 def compare(
     settings: Settings, aggregator_options: Sequence[str], on_step: Callable[[Step], None], aggregator_kind: str
 ) -> Comparison:
-    """Train over every backend of `settings`, `switchml` by an aggregator of our own, of a kind that `command_of` knows
-    and started with `aggregator_options`, and compare.
+    """Train over every backend of `settings`, `switchml` with an aggregator of its own, of a kind that `command_of`
+    knows and started with `aggregator_options`, and compare.
 
     Raises PeerLost if a worker died, AggregatorLost if the aggregator did, RanksDisagree if parameters differ."""
     from host_agent.pytorch.aggregator import ChildAggregator, command_of
@@ -103,15 +103,14 @@ def compare(
 def compare_with(
     aggregator: ChildAggregator, workers: Workers, settings: Settings, on_step: Callable[[Step], None]
 ) -> Comparison:
-    """`compare`, with an aggregator that runs or starts, and workers that have not."""
+    """`compare`, with an aggregator that runs or starts, and workers that have not started."""
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
         stack.callback(workers.stop)
         workers.start(settings, folder)
-        # The aggregator gets ready while the workers are at Gloo; who waits for it must not keep us from following
-        # them.
-        threading.Thread(target=workers.tell_address, args=(aggregator,), daemon=True).start()
+        # The aggregator starts while the workers train over Gloo; waiting for it must not keep us from following them.
+        threading.Thread(target=workers.send_address, args=(aggregator,), daemon=True).start()
         results: dict[str, list[PhaseResult]] = {backend: [] for backend in settings.backends}
         seconds_to_first_step = 0.0
         for message in workers.messages(watch=lambda: _check_alive(aggregator)):
@@ -136,7 +135,7 @@ class Workers:
     def start(self, settings: Settings, folder: Path) -> None:
         """Start them all; `folder` is where they find the digits and each other."""
         context = fork_server("host_agent.training.preload")
-        # Through a file, as what goes through the pipe to a new process should be little enough not to be waited for.
+        # Through a file, since data in the pipe to a new process would block once it exceeds the pipe's buffer.
         data.load().save(folder / "digits.npz")
         for rank in range(settings.workers):
             ours, theirs = context.Pipe()
@@ -148,17 +147,17 @@ class Workers:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def tell_address(self, aggregator: ChildAggregator) -> None:
-        """Wait for the aggregator and tell the workers where it is."""
-        # If it does not come up or a worker has died, `messages` finds out by itself, and then closes the files that we
-        # read here (ValueError).
+    def send_address(self, aggregator: ChildAggregator) -> None:
+        """Wait for the aggregator and send its address to the workers."""
+        # If it does not start or a worker has died, `messages` notices it too, and closes the files that are read here
+        # (ValueError).
         with contextlib.suppress(SwitchMLError, OSError, ValueError):
             address = aggregator.address
             for pipe in self._pipes:
                 pipe.send(address)
 
     def messages(self, watch: Callable[[], None]) -> Iterator[Step | PhaseResult]:
-        """What the workers report, until all have ended. Raises as `compare` does; `watch` is called often."""
+        """The workers' reports, until all have ended. Raises as `compare` does; `watch` is called often."""
         ranks: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(self._pipes)}
         failures: list[Failure] = []
         give_up_at = float("inf")
@@ -183,7 +182,7 @@ class Workers:
             raise JobError(f"the worker of rank {cause.rank} failed: {cause.kind}: {cause.message}")
 
     def stop(self) -> None:
-        """End whatever still runs."""
+        """Kill the workers that still run."""
         for process in self._processes:
             if process.is_alive():
                 process.kill()
@@ -237,7 +236,7 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
 
 
 def _refused(address: str) -> int:
-    """Packets that the aggregator refused since its start."""
+    """Packets that the aggregator has refused since its start."""
     from switchml.control import client
 
     reply = client.status(address)

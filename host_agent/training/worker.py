@@ -1,4 +1,4 @@
-"""What one worker does: train over Gloo, then again over the aggregator from the same seeds, and report it all.
+"""One worker: trains over Gloo, then over the aggregator from the same seeds, and reports both.
 
 Reports travel through a pipe as the dataclasses below; the parent sends one text, the aggregator's address.
 """
@@ -26,13 +26,13 @@ from switchml import errors
 BACKENDS = ("gloo", "switchml")
 """The phases, in order."""
 EVALUATIONS = 10
-"""How often rank 0 looks at the test images during a phase."""
+"""How often rank 0 evaluates the test images during a phase."""
 GROUP_TIMEOUT = timedelta(seconds=120)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What to train, and how."""
+    """Options of the training."""
 
     workers: int
     steps: int
@@ -43,7 +43,7 @@ class Settings:
     transport: str = "auto"
     wire: str = "int32"
     interface: str = "lo"
-    """Where Gloo's ranks find each other."""
+    """Gloo's network interface."""
     codec: str | None = None
     memory: str | None = None
     file: str | None = None
@@ -51,27 +51,27 @@ class Settings:
     aggregator's."""
     backends: tuple[str, ...] = BACKENDS
     reorder_rate: float = 0.0
-    """Share of packets that the agents delay behind others; what the aggregator does is its own matter."""
+    """Share of packets that the agents reorder; the aggregator has its own option."""
     sparse: str = "off"
-    """What agents do with blocks of zeros (density.choice)."""
+    """How agents treat blocks of zeros (density.choice)."""
     hierarchy: str = "none"
-    """"node": the workers sum in shared memory first, and one of them speaks to the aggregator."""
+    """"node": the workers sum in shared memory first, and one of them uses the aggregator."""
     trace: Path | None = None
-    """Where each phase leaves its profile, in a folder of its own (host_agent/profile)."""
+    """Folder for the phases' profiles, each in its own subfolder (host_agent/profile)."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """Rank 0 has done a step (from 1). `accuracy` on the test images: the latest known."""
+    """Rank 0 has completed a step (from 1). `accuracy`: the latest on the test images."""
 
     backend: str
     step: int
     loss: float
     accuracy: float
     images_per_s: float
-    """Of all workers together."""
+    """Over all workers."""
     choices: tuple[str, ...] = ()
-    """With the codec `auto`: what the buckets go through, in their order."""
+    """With the codec `auto`: the buckets' codecs, in order."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PhaseResult:
 
 @dataclass(frozen=True)
 class Failure:
-    """A rank can't go on. `is_consequence`: it only suffers from what happened to another one."""
+    """A rank has failed. `is_consequence`: because of another rank's failure."""
 
     rank: int
     kind: str
@@ -105,20 +105,20 @@ class Failure:
 
 
 def main(rank: int, settings: Settings, folder: Path, pipe: Connection) -> None:
-    """Entry point of a worker process. `folder`: where the digits are, and where the workers meet."""
+    """Entry point of a worker process. `folder`: has the digits, and the workers' rendezvous files."""
     from_parent: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, from_parent), daemon=True).start()
     try:
         _train_both(rank, settings, folder, pipe, from_parent)
     except Exception as error:
-        with contextlib.suppress(OSError):  # the parent is gone
+        with contextlib.suppress(OSError):  # the parent has died
             pipe.send(_failure(rank, error))
-        # Not a clean exit: leaving in good order would wait for ranks that wait for us.
+        # Not a clean exit, which would wait for ranks that wait for this one.
         os._exit(1)
 
 
 def _listen(pipe: Connection, from_parent: queue.SimpleQueue[str]) -> None:
-    """Pass on what the parent says; end this process when the parent is gone."""
+    """Pass on the parent's messages; end this process when the parent dies."""
     try:
         while True:
             from_parent.put(pipe.recv())
@@ -128,7 +128,7 @@ def _listen(pipe: Connection, from_parent: queue.SimpleQueue[str]) -> None:
 
 def _failure(rank: int, error: Exception) -> Failure:
     kind, message = type(error).__name__, str(error).strip().split("\n")[0]
-    # What a future has failed with comes out of C++ as a RuntimeError that quotes the original.
+    # A future's error comes out of C++ as a RuntimeError that quotes the original.
     quoted = re.search(r"when running the callback: (\w+): (.*)", message)
     if quoted:
         kind, message = quoted.groups()
@@ -146,7 +146,7 @@ def _train_both(
     digits = Digits.restore(folder / "digits.npz")
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name need not even resolve
+    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name may not resolve
     for backend in settings.backends:
         if backend == "switchml":
             os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
@@ -196,9 +196,9 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
     start = before = time.perf_counter()
     with _profiled(backend, settings):
         for step in range(settings.steps):
-            chosen = torch.from_numpy(order.indices(step))
+            batch = torch.from_numpy(order.indices(step))
             optimizer.zero_grad()
-            loss = functional.cross_entropy(model(images[chosen]), labels[chosen])
+            loss = functional.cross_entropy(model(images[batch]), labels[batch])
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -229,7 +229,7 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
 
 
 def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextManager[object]:
-    """Around the training loop: a profile of some of its steps, if one is wanted."""
+    """A context that profiles some steps of the training loop, if a trace is requested."""
     if settings.trace is None:
         return contextlib.nullcontext()
     from host_agent.profile import switchml_profile
@@ -239,7 +239,7 @@ def _profiled(backend: str, settings: Settings) -> contextlib.AbstractContextMan
 
 
 def _accuracy(model: Any, digits: Digits) -> float:
-    """The share of test images that the model gets right."""
+    """The share of test images that the model classifies correctly."""
     import torch
 
     with torch.no_grad():
