@@ -1,4 +1,4 @@
-"""Data-parallel training as anybody would write it: only the backend's name has to do with in-network aggregation.
+"""Ordinary data-parallel training: only the backend's name concerns in-network aggregation.
 
 torchrun --nproc-per-node 4 scripts/examples/ddp_digits.py --backend switchml
 """
@@ -18,7 +18,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="switchml", help="gloo, switchml, ...")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--batch-size", type=int, default=16, help="a process")
+    parser.add_argument("--batch-size", type=int, default=16, help="per process")
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

@@ -1,5 +1,5 @@
 """Data-parallel training of a plain network whose gradients take about as long to send as to compute, on 100 Mbit/s.
-Nothing in it knows of switchml: it is what captures, optimizations and settings are tried on.
+It does not use switchml: captures, optimizations and settings are tested on it.
 
 torchrun --nproc-per-node 2 scripts/examples/ddp_mlp.py --steps 30
 """
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Pause(torch.autograd.Function):
-    """Takes `seconds` forward and twice as long backward, as a layer on an accelerator does; changes nothing."""
+    """The identity, which takes `seconds` forward and twice as long backward, as a layer on an accelerator does."""
 
     @staticmethod
     def forward(context, inputs, seconds):
@@ -44,8 +44,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--batch-size", type=int, default=512, help="a process")
-    parser.add_argument("--device-time", type=float, default=0.0, help="seconds that each layer waits for a device")
+    parser.add_argument("--batch-size", type=int, default=512, help="per process")
+    parser.add_argument(
+        "--device-time", type=float, default=0.0, help="seconds that each layer waits for an emulated device"
+    )
     arguments = parser.parse_args()
 
     torch.manual_seed(0)

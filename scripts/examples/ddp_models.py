@@ -1,5 +1,5 @@
-"""Data-parallel training of a small convolutional network or transformer on noise: what profiling and other changes
-cost models of many operators. Nothing in it knows of switchml.
+"""Data-parallel training of a small convolutional network or transformer on noise, to measure the cost of profiling
+and other changes on models of many operators. It does not use switchml.
 
 torchrun --nproc-per-node 2 scripts/examples/ddp_models.py --model transformer --steps 30
 """
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def cnn() -> tuple[nn.Module, torch.Tensor]:
-    """Six convolutions with batch norm, and 32 pictures of 3×32×32."""
+    """Six convolutions with batch norm, and 32 images of 3×32×32."""
     layers, before = [], 3
     for width, stride in [(16, 1), (16, 1), (32, 2), (32, 1), (64, 2), (64, 1)]:
         layers += [nn.Conv2d(before, width, 3, stride, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
@@ -46,7 +46,7 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(batch), targets).backward()
         optimizer.step()
-    dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
+    dist.barrier()  # else Gloo's ranks sometimes abort at exit ("terminate called without …")
     dist.destroy_process_group()
 
 

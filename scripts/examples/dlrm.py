@@ -1,13 +1,13 @@
-"""A small recommendation model (DLRM) whose embedding tables are spread over the ranks, with and without compression of
-the all-to-all that brings every rank the rows of its batch.
+"""A small recommendation model (DLRM) with its embedding tables spread over the ranks, with and without compression of
+the all-to-all that exchanges the rows of each batch.
 
     torchrun --nproc-per-node 4 scripts/examples/dlrm.py --backend gloo
-    torchrun --nproc-per-node 4 scripts/examples/dlrm.py --backend switchml     # with SWITCHML_AGGREGATOR, or none
+    torchrun --nproc-per-node 4 scripts/examples/dlrm.py --backend switchml     # SWITCHML_AGGREGATOR is optional
 
-The clicks are drawn from a model that is stated below (`Clicks`), so that the best AUC that anybody could reach on them
-is known, and is printed. MLPs are data-parallel (DDP: their gradients go through the backend's all-reduce), tables
-model-parallel. The model is that of M. Naumov et al., "Deep Learning Recommendation Model for Personalization and
-Recommendation Systems" (arXiv:1906.00091).
+The clicks are drawn from a known model (`Clicks`), so that the best possible AUC is known, and is printed. MLPs are
+data-parallel (DDP: their gradients go through the backend's all-reduce), tables model-parallel. The model is that of
+M. Naumov et al., "Deep Learning Recommendation Model for Personalization and Recommendation Systems"
+(arXiv:1906.00091).
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from host_agent.pytorch import backend as torch_backend  # noqa: F401
-from host_agent.pytorch.all_to_all import BoundSchedule, EmbeddingExchange
+from host_agent.pytorch import BoundSchedule, EmbeddingExchange
+from host_agent.pytorch import backend as torch_backend  # noqa: F401 (registers the backend)
 
 CATEGORIES = (400, 200, 100, 100, 50, 50, 20, 10)
-"""Of each table."""
+"""Rows of each table."""
 BOUNDS = (0.01, 0.01, 0.03, 0.03, 0.03, 0.03, 0.05, 0.05)
-"""Of each table in the end: tighter where rows are many and seldom seen."""
+"""Final error bound of each table: tighter for large tables, whose rows occur seldom."""
 DENSE = 4
 WIDTH = 16
 TRAIN, TEST = 262_144, 8_192
 BATCH = 128
-"""A rank."""
+"""Per rank."""
 
 
 @dataclass(frozen=True)
 class Clicks:
-    """Users and items that were never there: categories, float32 dense features, and whether there was a click.
+    """Synthetic users and items: categories, float32 dense features, and whether there was a click.
 
     1. Draw each category with a probability that falls as 1 / (its number + 5), and each dense feature from a standard
        normal distribution. 2. Each category has a hidden vector of 2 and a weight, each dense feature a weight, all
@@ -54,17 +54,17 @@ class Clicks:
 
     @classmethod
     def draw(cls, count: int, seed: int) -> Clicks:
-        """`seed`: of the users; the model behind them is always the same."""
+        """Draw `count` users with `seed`; the underlying model is always the same."""
         truth, users = np.random.default_rng(20), np.random.default_rng((21, seed))
         columns, hidden = [], []
         dense = users.standard_normal((count, DENSE))
         odds = dense @ (0.4 * truth.standard_normal(DENSE)) - 0.8
         for categories in CATEGORIES:
             shares = 1 / (np.arange(categories) + 5)
-            chosen = users.choice(categories, count, p=shares / shares.sum())
-            odds += 0.5 * truth.standard_normal(categories)[chosen]
-            columns.append(chosen)
-            hidden.append(0.5 * truth.standard_normal((categories, 2))[chosen])
+            rows = users.choice(categories, count, p=shares / shares.sum())
+            odds += 0.5 * truth.standard_normal(categories)[rows]
+            columns.append(rows)
+            hidden.append(0.5 * truth.standard_normal((categories, 2))[rows])
         for left, right in zip(hidden[:-1], hidden[1:], strict=True):
             odds += (left * right).sum(axis=1)
         clicks = users.random(count) < 1 / (1 + np.exp(-odds))
@@ -95,7 +95,7 @@ class Top(nn.Module):
 
 
 def train(compressed: bool, iterations: int, start: float, train_set: Clicks, test_set: Clicks) -> dict[str, float]:
-    """Train from the same seeds as ever; what the test set says, and what the all-to-all sent."""
+    """Train from fixed seeds; returns metrics on the test set and the all-to-all's traffic."""
     rank, world = dist.get_rank(), dist.get_world_size()
     tables_of_rank = [list(range(r, len(CATEGORIES), world)) for r in range(world)]
     bounds = BoundSchedule(BOUNDS, start=start, iterations=iterations // 2) if compressed else None
@@ -105,22 +105,22 @@ def train(compressed: bool, iterations: int, start: float, train_set: Clicks, te
     every_table = [nn.Embedding(categories, WIDTH) for categories in CATEGORIES]  # the same on all ranks
     for table in every_table:
         nn.init.normal_(table.weight, std=0.1)
-    mine = [every_table[number] for number in tables_of_rank[rank]]
+    own_tables = [every_table[number] for number in tables_of_rank[rank]]
     optimizers = [
         torch.optim.Adam(top.parameters(), lr=4e-3),
-        torch.optim.Adam([parameter for table in mine for parameter in table.parameters()], lr=8e-3),
+        torch.optim.Adam([parameter for table in own_tables for parameter in table.parameters()], lr=8e-3),
     ]
 
     def log_odds(data: Clicks, batches: torch.Tensor) -> torch.Tensor:
-        """Of this rank's row of `batches`, int64[ranks, batch]: numbers of users."""
+        """Log-odds for this rank's row of `batches`, int64[ranks, batch] of user numbers."""
         looked_up = [
-            torch.stack([t(data.categories[users, n]) for n, t in zip(tables_of_rank[rank], mine, strict=True)])
+            torch.stack([t(data.categories[users, n]) for n, t in zip(tables_of_rank[rank], own_tables, strict=True)])
             for users in batches
         ]
         return top(data.dense[batches[rank]], exchange(torch.stack(looked_up)))
 
     order = np.random.default_rng(2)
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     for _ in range(iterations):
         batches = torch.from_numpy(order.choice(TRAIN, (world, BATCH), replace=False))
         for optimizer in optimizers:
@@ -129,11 +129,11 @@ def train(compressed: bool, iterations: int, start: float, train_set: Clicks, te
             log_odds(train_set, batches), train_set.clicks[batches[rank]]
         )
         loss.backward()
-        for table in mine:
+        for table in own_tables:
             table.weight.grad /= world  # every rank's loss is a mean over its own batch
         for optimizer in optimizers:
             optimizer.step()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - start_s
     sent, plain, error = exchange.traffic.bytes_sent, exchange.traffic.bytes_plain, exchange.traffic.largest_error
     with torch.no_grad():
         users = torch.arange(TEST).view(-1, world, BATCH)
@@ -167,7 +167,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", default="gloo", help="gloo, switchml, ...")
     parser.add_argument("--iterations", type=int, default=800)
-    parser.add_argument("--start", type=float, default=2.0, help="times its final bound that each bound starts at")
+    parser.add_argument("--start", type=float, default=2.0, help="initial error bounds, in multiples of the final ones")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

@@ -3,13 +3,12 @@
     sudo python scripts/experiments/adaptive.py [--rates 1000,20,200] [--steps 200] [--plot FILE.png] [--json]
 
 Hosts are network namespaces around a switch, their links shaped by tc (emulator/testbed/star.py), one rank in each; the
-software aggregator sits in the switch. All choices train models of their own in the same processes, and take turns of
-TURN_STEPS steps, so that whatever else the machine does meets them all alike. The model is the digits' network with
-a hidden layer of 64 units, 38 000 parameters: small on purpose, so that at 1 Gbit/s the round trips of a collective
-count as much as its bytes. Hence halves are fastest there, and top-k at 20 Mbit/s. (With
-2048 units, 1.08 million parameters, top-k is the fastest at all three rates, and nothing is left to choose.)
-A fixed choice does the same in each step of a phase: one that has had its `--patience` in a phase is not run further,
-and its remaining steps count as those that it ran, on average.
+software aggregator sits in the switch. All choices train models of their own in the same processes, alternating every
+TURN_STEPS steps, so that other load on the machine affects all of them alike. The model is the digits' network with
+a hidden layer of 64 units, 38 000 parameters: small enough that at 1 Gbit/s the round trips of a collective count as
+much as its bytes. So half precision is fastest there, and top-k at 20 Mbit/s. (With 2048 units, 1.08 million
+parameters, top-k is fastest at all three rates.) A fixed choice does the same in each step of a phase: after
+`--phase-limit` seconds it stops, and its remaining steps count as its average step.
 """
 
 from __future__ import annotations
@@ -37,15 +36,15 @@ FIXED = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.01", "topk:ratio
 AUTO = "auto"
 TURN_STEPS = 10
 WARM_UP_STEPS = 20
-"""Uncounted, at the first rate: DDP forms its buckets, kernels and memory are touched, auto rehearses."""
+"""Not measured, at the first rate: DDP forms its buckets, kernels are compiled, auto tries its choices."""
 BURST_S = 1e-3
-"""Of the links: a longer burst would let a small step's packets pass at any rate."""
+"""Burst of the links: with a longer one, a small step's packets would pass at any rate."""
 BATCH, LEARNING_RATE, SEED = 32, 0.02, 1
 
 
 @dataclass(frozen=True)
 class Join:
-    """Join a job and make a model for each of `choices`. `store`: rank 0's address; `digits`: the images' file."""
+    """Join a job and build a model for each of `choices`. `store`: rank 0's address; `digits`: the images' file."""
 
     store: str
     aggregator: str
@@ -56,7 +55,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Turn:
-    """Train for `steps` with a choice, given by its number. Answer: what `Trainer.run` returns."""
+    """Train for `steps` with the choice `number`. Answer: the result of `Trainer.run`."""
 
     number: int
     steps: int
@@ -67,9 +66,9 @@ class Line:
     """One choice's whole run."""
 
     phases: list[list[float]] = field(default_factory=list)
-    """Seconds of each step that was run, of the slowest rank."""
+    """Seconds of each step that was run, on the slowest rank."""
     codecs: list[list[str]] = field(default_factory=list)
-    """Of the first bucket, in each of these steps."""
+    """Codec of the first bucket in each of these steps."""
     losses: list[float] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
 
@@ -113,7 +112,7 @@ class Trainer:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
-        from host_agent.pytorch.comm_hooks import CodecState, codec_hook
+        from host_agent.pytorch import CodecState, codec_hook
         from host_agent.training.model import DigitsNet
 
         digits = Digits.restore(Path(job.digits))
@@ -127,16 +126,16 @@ class Trainer:
         self._choice, self._step = choice, 0
 
     def run(self, steps: int) -> dict[str, Any]:
-        """Train; seconds, codec of the first bucket and loss of each step, and the decisions so far."""
+        """Train; returns seconds, first bucket's codec and loss of each step, and the decisions so far."""
         import torch
         from torch.nn import functional
 
         seconds, names, losses = [], [], []
         for _ in range(steps):
             start = time.perf_counter()
-            chosen = torch.from_numpy(self._order.indices(self._step))
+            batch = torch.from_numpy(self._order.indices(self._step))
             self._optimizer.zero_grad()
-            loss = functional.cross_entropy(self._model(self._images[chosen]), self._labels[chosen])
+            loss = functional.cross_entropy(self._model(self._images[batch]), self._labels[batch])
             loss.backward()
             self._optimizer.step()
             losses.append(loss.item())
@@ -149,10 +148,10 @@ class Trainer:
 # The parent
 
 
-def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hidden: int, choices: tuple[str, ...]):
-    """`Line` by choice."""
+def run(workers: int, rates_bps: list[float], steps: int, limit_s: float, hidden: int, choices: tuple[str, ...]):
+    """Train with all choices, phase by phase; returns the Line of each choice."""
     lines = {choice: Line() for choice in choices}
-    ranks = training_context()  # imports while the network is built
+    ranks = training_context()  # its imports overlap with building the network
     with (
         tempfile.TemporaryDirectory(prefix="switchml-adaptive-") as folder,
         star_with_aggregator(workers, LinkOptions(rates_bps[0], burst_s=BURST_S)) as (star, aggregator),
@@ -178,7 +177,7 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
                 line.codecs.append([])
             for _ in range(0, steps if phase else WARM_UP_STEPS, TURN_STEPS):
                 for choice, line in lines.items():
-                    if choice.startswith(AUTO) or sum(line.phases[-1]) < patience_s:
+                    if choice.startswith(AUTO) or sum(line.phases[-1]) < limit_s:
                         turn(choice, TURN_STEPS)
             for choice, line in lines.items():
                 say(f"  {choice}: {1e3 * median(line.phases[-1]):.1f} ms a step (median of {len(line.phases[-1])})")
@@ -188,14 +187,14 @@ def run(workers: int, rates_bps: list[float], steps: int, patience_s: float, hid
 
 
 def seconds_of(line: Line, phase: int, steps: int) -> float:
-    """A phase's time: what was measured, and as much for each step that was not run."""
+    """A phase's time, extrapolated to `steps`."""
     times = line.phases[phase]
     return sum(times) * steps / len(times)
 
 
 def paired(line: Line, other: Line, phase: int) -> float:
-    """`line`'s time over `other`'s, the median of the turns that both took, one right after the other: what else the
-    machine did meanwhile met both."""
+    """`line`'s time over `other`'s: the median over adjacent turns of both, so that other load on the machine affects
+    both."""
     starts = range(0, min(len(line.phases[phase]), len(other.phases[phase])), TURN_STEPS)
     turns = [[sum(each.phases[phase][at : at + TURN_STEPS]) for each in (line, other)] for at in starts]
     return median(mine / theirs for mine, theirs in turns)
@@ -206,7 +205,7 @@ def say(text: str) -> None:
 
 
 def summary(lines: dict[str, Line], rates_bps: list[float], steps: int) -> dict[str, Any]:
-    """Seconds of phases and in all, how auto compares, its changes; for the JSON."""
+    """The JSON's fields: seconds per phase and in total, auto's ratios to the fixed choices, and its decisions."""
     phases = {choice: [seconds_of(line, i, steps) for i in range(len(rates_bps))] for choice, line in lines.items()}
     medians = {choice: [median(times) for times in line.phases] for choice, line in lines.items()}
     fixed = [choice for choice in lines if choice != AUTO]
@@ -239,7 +238,7 @@ def show(result: dict[str, Any], workers: int, hidden: int) -> None:
     table.add_column("codec")
     for rate_bps in result["rates_bps"]:
         table.add_column(f"{rate_bps / 1e6:g} Mbit/s", justify="right")
-    table.add_column("in all", justify="right")
+    table.add_column("total", justify="right")
     for choice, phases in result["phase_seconds"].items():
         cells = []
         for i, seconds in enumerate(phases):
@@ -257,7 +256,7 @@ def show(result: dict[str, Any], workers: int, hidden: int) -> None:
 
 
 def plot(lines: dict[str, Line], rates_bps: list[float], steps: int, path: Path) -> None:
-    """Step times of all choices, and below them what auto took; the file's ending decides the format."""
+    """Plot the step times of all choices, and auto's codecs below; the file's suffix decides the format."""
     panels = {"nrows": 2, "sharex": True, "height_ratios": (3, 1)}
     with plotting.figure(path, "codecs while the links change", (10, 7), **panels) as (above, below):
         _draw(above, below, lines, rates_bps, steps)
@@ -274,10 +273,10 @@ def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: i
             label = choice if phase == 0 else None
             above.plot(range(first, first + len(times)), [1e3 * t for t in times], label=label, **style)
     names = sorted({name for phase in lines[AUTO].codecs for name in phase}, key=CHOICES.index)
-    taken = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
-    below.step(range(1, len(taken) + 1), taken, where="mid", color="black")
+    indices = [names.index(name) for phase in lines[AUTO].codecs for name in phase]
+    below.step(range(1, len(indices) + 1), indices, where="mid", color="black")
     below.set_yticks(range(len(names)), names)
-    below.set(xlabel="step", ylabel="auto takes", ylim=(-0.5, len(names) - 0.5))
+    below.set(xlabel="step", ylabel="auto's codec", ylim=(-0.5, len(names) - 0.5))
     for phase, rate_bps in enumerate(rates_bps):
         for axes in (above, below):
             axes.axvline(phase * steps + 0.5, color="grey", ls=":")
@@ -291,27 +290,34 @@ def _draw(above, below, lines: dict[str, Line], rates_bps: list[float], steps: i
 @click.option("--workers", default=4, show_default=True)
 @click.option("--rates", default="1000,20,200", show_default=True, help="Mbit/s of the links, phase by phase.")
 @click.option("--steps", default=400, show_default=True, help="Steps of each phase.")
-@click.option("--patience", default=20.0, show_default=True, help="Seconds that a fixed choice gets in a phase.")
+@click.option(
+    "--phase-limit",
+    "--patience",
+    "phase_limit",
+    default=20.0,
+    show_default=True,
+    help="Most seconds of a fixed choice in a phase.",
+)
 @click.option("--hidden", default=64, show_default=True, help="Units of the model's hidden layer.")
-@click.option("--error", default=0.9, show_default=True, help="The bound of auto.")
+@click.option("--error", default=0.9, show_default=True, help="Error bound of auto.")
 @click.option("--choices", default=" ".join(FIXED), show_default=True, help="Fixed choices, separated by spaces.")
 @click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def main(
     workers: int,
     rates: str,
     steps: int,
-    patience: float,
+    phase_limit: float,
     hidden: int,
     error: float,
     choices: str,
     plot_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Train over links whose rate changes, with codecs chosen on the way (auto) and with every fixed choice."""
+    """Train over links whose rate changes, with codecs chosen at run time (auto) and with every fixed choice."""
     rates_bps = [1e6 * float(rate) for rate in rates.split(",")]
     fixed = tuple(choices.split())
-    lines = run(workers, rates_bps, steps, patience, hidden, (*fixed, f"{AUTO}:error={error}"))
+    lines = run(workers, rates_bps, steps, phase_limit, hidden, (*fixed, f"{AUTO}:error={error}"))
     lines = {(AUTO if choice.startswith(AUTO) else choice): line for choice, line in lines.items()}
     result = summary(lines, rates_bps, steps)
     if plot_file is not None:

@@ -1,4 +1,4 @@
-"""Train the digits with every codec, at the settings that docs/codecs.md gives, and show accuracy beside bytes sent.
+"""Train the digits with every codec, at the settings of docs/codecs.md, and compare accuracy and bytes sent.
 
     python scripts/experiments/codecs.py [CODEC …] [--workers 4] [--steps 300] [--json]
 
@@ -21,7 +21,7 @@ from host_agent.training.worker import Settings
 from switchml import codecs
 
 ALLOWED_LOSS = 0.01
-"""Of accuracy: a point."""
+"""Of accuracy: one percentage point."""
 
 DEFAULT = (0.05, 0.9)
 """Learning rate and momentum of training without compression."""
@@ -33,9 +33,9 @@ SETTINGS: dict[str, tuple[str, float, float]] = {
     "signum": ("signum", 0.0003, 0.0),
     "efsignsgd": ("efsignsgd", 0.02, 0.9),
 }
-"""Codec → its text, learning rate and momentum of the optimizer, where they are not the defaults. What sends bare signs
-moves every parameter by the learning rate in each step; DGC's memory and Signum have a momentum of their own; a random
-tenth is what a plain residual can make up for."""
+"""Codec → its specification, and the optimizer's learning rate and momentum, where they are not the defaults. Codecs
+that send bare signs move every parameter by the learning rate in each step; DGC's memory and Signum have their own
+momentum; a plain residual can compensate for sending a random tenth."""
 
 
 def settings_of(name: str, base: Settings) -> Settings:
@@ -68,9 +68,9 @@ def run(settings: Settings) -> dict:
 @click.option("--workers", default=4, show_default=True)
 @click.option("--steps", default=300, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def main(names: tuple[str, ...], workers: int, steps: int, seed: int, as_json: bool) -> None:
-    """Train the digits with every codec (or those named) and compare with none."""
+    """Train the digits with every codec (or those named) and compare with no compression."""
     known = (*codecs.CODECS, "auto")
     for name in names:
         if name not in known:

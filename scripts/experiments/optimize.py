@@ -1,14 +1,14 @@
-"""Capture a job on a slow network, optimize it, and run it both ways: the predicted and the measured speed-up.
+"""Capture a job on a slow network, optimize it, and run it before and after: predicted and measured speed-up.
 
     sudo python scripts/experiments/optimize.py [--workers 4] [--rate 100mbit] [--allow buckets] [--json]
 
 Hosts are network namespaces around a switch (emulator/testbed/star.py), one rank of scripts/examples/ddp_mlp.py in
-each; the software aggregator sits in the switch. The script runs with DDP's defaults over Gloo, is traced, and its
-settings file is searched for each set of passes that may be used; then the script runs with each of them and as it is,
-in turns.
+each; the software aggregator sits in the switch. The script is traced with DDP's defaults over Gloo, and the
+optimizer searches for settings with each set of allowed passes; then runs with these settings and with the defaults
+alternate.
 
-All hosts are this machine, whose cores their ranks share, which no prediction knows of. So layers pause for what an
-accelerator would take; `--device-time 0 --batch-size 1024` is without.
+All hosts share this machine's cores, which the predictions ignore. So layers pause for the time of an accelerator;
+`--device-time 0 --batch-size 1024` runs without pauses.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from switchml.errors import JobError
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "ddp_mlp.py"
 FIRST_PORT = 29600
 TRACED = (5, 15)
-"""Iterations that are captured: from, to before."""
+"""Captured iterations: first, and one past the last."""
 TIMEOUT_S = 600.0
 
 
 class Hosts:
-    """Runs the script, a rank in each host."""
+    """Runs the script with one rank on each host."""
 
     def __init__(self, star: stars.Star, aggregator: str, arguments: list[str]) -> None:
         self.star, self.aggregator, self.arguments = star, aggregator, arguments
@@ -81,9 +81,9 @@ class Hosts:
         ]
         try:
             for rank, process in enumerate(processes):
-                _, said = process.communicate(timeout=TIMEOUT_S)
+                _, stderr = process.communicate(timeout=TIMEOUT_S)
                 if process.returncode:
-                    last = said.strip().splitlines()[-1:] or ["it said nothing"]
+                    last = stderr.strip().splitlines()[-1:] or ["no output"]
                     raise JobError(f"rank {rank} ended with exit code {process.returncode}: {last[0]}")
         finally:
             for process in processes:
@@ -102,20 +102,22 @@ def say(text: str) -> None:
 
 @click.command()
 @click.option("--workers", default=4, show_default=True)
-@click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Of each host's link.")
-@click.option("--steps", default=25, show_default=True, help="Of each run.")
+@click.option("--rate", type=RATE, default="100mbit", show_default=True, help="Rate of each host's link.")
+@click.option("--steps", default=25, show_default=True, help="Steps of each run.")
 @click.option("--rounds", default=3, show_default=True, help="Runs of each kind.")
 @click.option(
     "--allow", multiple=True, default=["buckets", "buckets,placement", "buckets,placement,codec"], show_default=True
 )
-@click.option("--codec", "codecs", multiple=True, default=["fp16"], show_default=True, help="That may be used.")
+@click.option(
+    "--codec", "codecs", multiple=True, default=["fp16"], show_default=True, help="Codecs that the optimizer may use."
+)
 @click.option("--layers", default=8, show_default=True)
 @click.option("--width", default=384, show_default=True)
 @click.option("--batch-size", default=64, show_default=True)
-@click.option("--device-time", default=0.005, show_default=True, help="Seconds that a layer's forward pass pauses.")
+@click.option("--device-time", default=0.005, show_default=True, help="Pause of a layer's forward pass in seconds.")
 @click.option("--trials", default=1000, show_default=True)
 @click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep traces and settings here.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 def main(
     workers: int,
     rate: float,
@@ -152,31 +154,36 @@ def main(
         joined = prepared(join(read(traces)))
         machine = Machine.of(joined, link_bps=rate, codecs=codec_costs.measure(codecs, workers))
         objective = Objective(joined, machine)
-        found = []
+        results = []
         for number, passes in enumerate(allow):
             allowed = Allowed(passes=tuple(passes.split(",")), codecs=codecs)
             result = search(objective, allowed, trials=trials)
             path = folder / f"settings-{number}.toml"
             file.write(path, result, machine, str(traces))
-            found.append((passes, result, path))
+            results.append((passes, result, path))
             say(f"{passes}: {result.best.setting.changed()}, {result.evaluated} settings in {result.wall_s:.1f} s")
             for line in report.too_little(result, objective, allowed):
                 say(line)
         measured: dict[str, list[float]] = {"": [], **{passes: [] for passes in allow}}
         for turn in range(rounds):
-            for name, path in [("", None), *((passes, path) for passes, _, path in found)]:
+            for name, path in [("", None), *((passes, path) for passes, _, path in results)]:
                 measured[name].append(hosts.step_s(path))
                 say(f"round {turn + 1}, {name or 'defaults'}: {measured[name][-1] * 1e3:.1f} ms a step")
-    speedups = {passes: SpeedUp.of(result, measured[""], measured[passes]) for passes, result, _ in found}
+    speedups = {passes: SpeedUp.of(result, measured[""], measured[passes]) for passes, result, _ in results}
     if as_json:
-        told = {"workers": workers, "rate_bps": rate, "default_s": median(measured[""]), "traced_s": joined.iteration_s}
-        told |= {"replayed_s": found[0][1].traced.iteration_s}
+        fields = {
+            "workers": workers,
+            "rate_bps": rate,
+            "default_s": median(measured[""]),
+            "traced_s": joined.iteration_s,
+        }
+        fields |= {"replayed_s": results[0][1].traced.iteration_s}
         rows = [{"allowed": passes} | speedup.to_json() for passes, speedup in speedups.items()]
-        click.echo(json.dumps(told | {"rows": rows}))
+        click.echo(json.dumps(fields | {"rows": rows}))
         return
     click.echo(
         f"{workers} workers, {rate / 1e6:g} Mbit/s: {median(measured['']) * 1e3:.1f} ms a step with DDP's defaults, "
-        f"{joined.iteration_s * 1e3:.1f} ms traced, {found[0][1].traced.iteration_s * 1e3:.1f} ms replayed"
+        f"{joined.iteration_s * 1e3:.1f} ms traced, {results[0][1].traced.iteration_s * 1e3:.1f} ms replayed"
     )
     for passes, speedup in speedups.items():
         click.echo(f"{passes:<24} {speedup}")

@@ -22,7 +22,7 @@ from tests.support.launch import (
     on_all,
     until,
 )
-from tests.support.under_attack import BIG, join_ranks, tell_all, under_way
+from tests.support.under_attack import BIG, join_ranks, send_all, under_way
 
 # The first test may have to wait for two compilations, one of an aggregator and one of a rank.
 pytestmark = pytest.mark.timeout(300)
@@ -41,7 +41,7 @@ def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bysta
         join_ranks(trio, aggregator.address, "victims", transport=transport)
         assert aggregator.status().dataplane.slots_allocated == 3072  # 2048 of the bystander
         for rank in trio:
-            rank.tell("endless", numel=BIG)
+            rank.send("endless", numel=BIG)
         under_way(aggregator, "victims")
         trio[victim].kill()
         for rank in (rank for rank in trio if rank is not trio[victim]):
@@ -55,8 +55,8 @@ def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bysta
     # The name is free, and the survivors can go on with a newcomer.
     trio = ranks(3)
     join_ranks(trio, aggregator.address, "victims")
-    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=1, numel=50_000)}) == 1
-    tell_all(trio, "leave")
+    assert len({answer["sha256"] for answer in send_all(trio, "reduce", seed=1, numel=50_000)}) == 1
+    send_all(trio, "leave")
 
 
 def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
     trio = ranks(3)
     join_ranks(trio, aggregator.address, "stopped", peer_timeout_s=2)
     for rank in trio:
-        rank.tell("endless", numel=BIG)
+        rank.send("endless", numel=BIG)
     under_way(aggregator, "stopped")
     trio[2].signal(signal.SIGSTOP)
     try:
@@ -79,8 +79,8 @@ def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
     # When it wakes up it learns that the world went on without it.
     assert trio[2].next()["error"] in ("AggregatorLost", "PeerLost")
     join_ranks(trio, aggregator.address, "stopped")
-    tell_all(trio, "reduce", seed=1, numel=1000)
-    tell_all(trio, "leave")
+    send_all(trio, "reduce", seed=1, numel=1000)
+    send_all(trio, "leave")
 
 
 # Aggregators
@@ -92,7 +92,7 @@ def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
     trio = ranks(3)
     join_ranks(trio, aggregator.address, "survivors", transport=transport)
     for rank in trio:
-        rank.tell("endless", numel=BIG)
+        rank.send("endless", numel=BIG)
     under_way(aggregator, "survivors")
     aggregator.kill()
     for rank in trio:  # `endless` has checked every sum up to here: a wrong one would be an AssertionError
@@ -102,10 +102,10 @@ def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
 
     successor = start(control_port=aggregator.control_port, data_port=aggregator.data_address[1])
     assert successor.address == aggregator.address and successor.data_address == aggregator.data_address
-    assert [answer["error"] for answer in tell_all(trio, "reduce", seed=1, numel=10)] == ["AggregatorLost"] * 3
+    assert [answer["error"] for answer in send_all(trio, "reduce", seed=1, numel=10)] == ["AggregatorLost"] * 3
     join_ranks(trio, successor.address, "survivors")
-    assert len({answer["sha256"] for answer in tell_all(trio, "reduce", seed=2, numel=100_000)}) == 1
-    tell_all(trio, "leave")
+    assert len({answer["sha256"] for answer in send_all(trio, "reduce", seed=2, numel=100_000)}) == 1
+    send_all(trio, "leave")
 
 
 def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
@@ -113,7 +113,7 @@ def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
     pair = ranks(2)
     join_ranks(pair, aggregator.address, "told")
     for rank in pair:
-        rank.tell("endless", numel=BIG)
+        rank.send("endless", numel=BIG)
     under_way(aggregator, "told")
     assert aggregator.stop() == 0
     for rank in pair:

@@ -308,18 +308,18 @@ def test_a_lost_aggregator_ends_the_job_and_is_named():
         processes += workers
         for job, numel in (("busy", LARGE), ("brief", 10)):
             for rank, worker in enumerate(workers):
-                worker.tell("join", address=at, job=job, rank=rank, world_size=2)
+                worker.send("join", address=at, job=job, rank=rank, world_size=2)
             assert [worker.next() for worker in workers] == [{}, {}]
             for worker in workers:
-                worker.tell("reduce", seed=1, numel=numel, count=3)
+                worker.send("reduce", seed=1, numel=numel, count=3)
             assert len({worker.next()["sha256"] for worker in workers}) == 1
             if job == "busy":
                 for worker in workers:
-                    worker.tell("leave")
+                    worker.send("leave")
                 assert [worker.next() for worker in workers] == [{}, {}]
         agents = join_all(at, 2, job="idle")
         for worker in workers:
-            worker.tell("endless", numel=LARGE)
+            worker.send("endless", numel=LARGE)
         processes[1].kill()
         for worker in workers:
             answer = worker.next()

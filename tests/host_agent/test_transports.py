@@ -298,7 +298,7 @@ def cast():
 
 def take_in(ranks: list[Rank], aggregator: Aggregator, job: str, transport: str) -> None:
     for rank, process in enumerate(ranks):
-        process.tell("join", address=aggregator.address, job=job, rank=rank, world_size=len(ranks), transport=transport)
+        process.send("join", address=aggregator.address, job=job, rank=rank, world_size=len(ranks), transport=transport)
     assert [process.next() for process in ranks] == [{}] * len(ranks)
 
 
@@ -325,20 +325,20 @@ def test_who_waits_uses_no_processor(cast, transport):
     aggregator, ranks = cast["aggregators"][0], cast["ranks"]
     take_in(ranks, aggregator, f"idle {transport}", transport)
     for process in ranks:
-        process.tell("reduce", seed=1, numel=200_000, count=3)
+        process.send("reduce", seed=1, numel=200_000, count=3)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     everybody = [aggregator, *ranks]
     until_all_asleep(everybody)
     before = accepted(aggregator, f"idle {transport}")
     for process in ranks[:2]:
-        process.tell("reduce", seed=2, numel=200_000)
+        process.send("reduce", seed=2, numel=200_000)
     until(
         lambda: all(
             now > then for now, then in zip(accepted(aggregator, f"idle {transport}")[:2], before, strict=False)
         )
     )
     until_all_asleep(everybody)
-    ranks[2].tell("reduce", seed=2, numel=200_000)
+    ranks[2].send("reduce", seed=2, numel=200_000)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
         assert process.ask("leave") == {}
@@ -351,7 +351,7 @@ def test_a_rank_that_stops_for_a_while_costs_nothing_but_time(cast):
     aggregator, ranks = cast["aggregators"][0], cast["ranks"]
     take_in(ranks, aggregator, "pause", "shm")
     for process in ranks:
-        process.tell("reduce", seed=5, numel=400_000, count=20)
+        process.send("reduce", seed=5, numel=400_000, count=20)
     until_at_work(aggregator, "pause")
     for victim in (ranks[1], aggregator):
         victim.signal(signal.SIGSTOP)
@@ -368,7 +368,7 @@ def test_a_rank_that_is_killed_is_named(cast):
     in_shm = sorted(os.listdir("/dev/shm"))
     take_in(ranks, aggregator, "victim", "shm")
     for process in ranks:
-        process.tell("endless", numel=100_000)
+        process.send("endless", numel=100_000)
     until_at_work(aggregator, "victim")
     ranks.pop().kill()
     for process in ranks:
@@ -384,7 +384,7 @@ def test_an_aggregator_that_is_killed_is_missed(cast):
     aggregator, ranks = cast["aggregators"].pop(), cast["ranks"]
     take_in(ranks, aggregator, "orphans", "shm")
     for process in ranks:
-        process.tell("endless", numel=100_000)
+        process.send("endless", numel=100_000)
     until_at_work(aggregator, "orphans")
     aggregator.kill()
     for process in ranks:
@@ -393,7 +393,7 @@ def test_an_aggregator_that_is_killed_is_missed(cast):
         until(lambda process=process: memory_of(process.process.pid) == 0)
     take_in(ranks, cast["aggregators"][0], "afterwards", "shm")  # they are as good as new
     for process in ranks:
-        process.tell("reduce", seed=9, numel=1000)
+        process.send("reduce", seed=9, numel=1000)
     assert len({process.next()["sha256"] for process in ranks}) == 1
     for process in ranks:
         process.ask("leave")

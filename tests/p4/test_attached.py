@@ -88,14 +88,14 @@ def test_kernel_udp_and_raw_frames(network):
         ):
             for number, (rank, transport) in enumerate(zip(ranks, transports, strict=True)):
                 options = dict(rank=number, world_size=2, transport=transport, sparse=sparse)
-                rank.tell("join", address=address, job=job, **options)
+                rank.send("join", address=address, job=job, **options)
             assert [rank.next() for rank in ranks] == [{}, {}]
             for rank in ranks:
-                rank.tell("reduce", seed=3, numel=20_000, count=2)
+                rank.send("reduce", seed=3, numel=20_000, count=2)
             digests = [rank.next() for rank in ranks]
             assert digests[0] == digests[1] and "sha256" in digests[0]
             for rank in ranks:
-                rank.tell("leave")
+                rank.send("leave")
             assert [rank.next() for rank in ranks] == [{}, {}]
             until(lambda: not dataplane._jobs)
         driver = dataplane._driver

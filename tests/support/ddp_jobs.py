@@ -33,12 +33,12 @@ def ddp(
     the order in which the next forward pass needs it."""
     builder = GraphBuilder()
     bucket = assign(sizes, caps)
-    held = np.bincount(bucket, weights=sizes)
+    bucket_bytes = np.bincount(bucket, weights=sizes)
     for _ in range(ranks):
         builder.add_rank()
     group = builder.add_group(range(ranks), name="world")
     transfers = []
-    for i, size in enumerate(held):
+    for i, size in enumerate(bucket_bytes):
         work = builder.add_work(f"all-reduce {i}", Kind.COLLECTIVE, collective=Collective.ALL_REDUCE, bytes=size)
         transfers.append(builder.add_transfers(work, group))
     listed = []
@@ -48,16 +48,16 @@ def ddp(
         builder.add_op(compute, builder.add_work("forward", seconds=forward_s * slow))
         reduced = {}
         for i, seconds in enumerate(backward_s):
-            made = builder.add_op(compute, builder.add_work(f"backward {i}", seconds=seconds * slow))
-            listed.append((made, transfers[bucket[i]], float(sizes[i])))
+            backward = builder.add_op(compute, builder.add_work(f"backward {i}", seconds=seconds * slow))
+            listed.append((backward, transfers[bucket[i]], float(sizes[i])))
             if i + 1 == len(sizes) or bucket[i + 1] != bucket[i]:
                 work = builder.add_work(
                     f"all-reduce {bucket[i]}",
                     Kind.COLLECTIVE,
                     collective=Collective.ALL_REDUCE,
-                    bytes=held[bucket[i]],
+                    bytes=bucket_bytes[bucket[i]],
                 )
-                reduced[bucket[i]] = builder.add_op(comm, work, after=[made], transfer=transfers[bucket[i]])
+                reduced[bucket[i]] = builder.add_op(comm, work, after=[backward], transfer=transfers[bucket[i]])
         if waits_for_own:
             for i in reversed(range(len(sizes))):
                 step = builder.add_work(f"optimizer {i}", seconds=optimizer_s[0])

@@ -40,13 +40,13 @@ class Recorder:
         return len(self.rows) - 1
 
     def all_reduce(self, launch: int, start_s: float, end_s: float, size: float, lane: int = 1) -> int:
-        found = self.add(
+        row = self.add(
             "gloo:all_reduce", What.COLLECTIVE, start_s, end_s, lane,
             collective=Collective.ALL_REDUCE, group=0, sequence=self.sequence, bytes=size,
         )  # fmt: skip
         self.sequence += 1
-        self.causes.append((launch, found))
-        return found
+        self.causes.append((launch, row))
+        return row
 
     def trace(self, wire: Wire | None = None) -> RankTrace:
         rows = self.rows
@@ -169,7 +169,7 @@ def _iteration(job, recorders, now, slowness, late_end, jitter, rng) -> list[flo
             at += length * slow
 
         work("aten::linear", job.forward)
-        held = 0
+        gradients = 0
         for layer, length in enumerate(job.backward):
             work("aten::mm", length)
             node = at + job.gap * slow
@@ -178,9 +178,9 @@ def _iteration(job, recorders, now, slowness, late_end, jitter, rng) -> list[flo
             recorder.add("torch::autograd::AccumulateGrad", What.COMPUTE, at, at + 0.01 * slow,
                          gradient=True, bytes=job.sizes[layer])  # fmt: skip
             at += 0.01 * slow
-            held += 1
-            if held == counts[bucket]:
-                held = 0
+            gradients += 1
+            if gradients == counts[bucket]:
+                gradients = 0
                 launch = recorder.add("c10d::allreduce_", What.LAUNCH, at, at + job.launch * slow)
                 if len(ready) <= bucket:
                     ready.append([])

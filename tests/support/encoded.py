@@ -98,6 +98,6 @@ def classified(dtype, values) -> list[int]:
 
 def apply_classes(dtype, counts, values: np.ndarray) -> None:
     """Summed lanes of a CLASSIFY round, kept as the worker keeps them, over `values`."""
-    lanes, kept = np.array(counts, LANE[dtype]), np.full(values.size, 0x55, np.uint32)
-    fixedpoint.keep_classes(fixedpoint.FORMATS[dtype], lanes.ctypes.data, values.size, kept)
-    fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], kept, values.ctypes.data, values.size)
+    lanes, classes = np.array(counts, LANE[dtype]), np.full(values.size, 0x55, np.uint32)
+    fixedpoint.keep_classes(fixedpoint.FORMATS[dtype], lanes.ctypes.data, values.size, classes)
+    fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], classes, values.ctypes.data, values.size)

@@ -1,4 +1,4 @@
-"""A data plane that adds nothing up: it keeps what it is told, so that the control plane can be tested alone.
+"""A data plane that adds nothing up: it records its calls, so that the control plane can be tested alone.
 
 `python -m tests.support.fake_dataplane PORT` serves a controller on one, for tests that kill an aggregator.
 """

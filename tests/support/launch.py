@@ -179,7 +179,7 @@ class Aggregator(_Process):
 
 class Rank(_Process):
     """A process with one agent, perhaps in a network namespace. `ask("join", …)`, `ask("reduce", …)`, `ask("leave")`:
-    the methods of `_Obedient`.
+    the methods of `_Commands`.
 
     An answer holds `error` (the exception's class), `message` and `ranks` if the command failed.
     """
@@ -194,17 +194,17 @@ class Rank(_Process):
         self.unanswered -= 1
         return answer
 
-    def tell(self, do: str, **arguments) -> None:
+    def send(self, do: str, **arguments) -> None:
         self.unanswered += 1
         self.process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
         self.process.stdin.flush()
 
     def ask(self, do: str, *, wait_s: float = DEADLINE_S, **arguments) -> dict:
-        self.tell(do, **arguments)
+        self.send(do, **arguments)
         return self.next(wait_s)
 
 
-class _Obedient:
+class _Commands:
     """The rank process's side."""
 
     agent = None
@@ -216,7 +216,7 @@ class _Obedient:
         return {}
 
     def reduce(self, *, seed: int, numel: int, dtype: str = "float32", count: int = 1) -> dict:
-        """`count` all-reduces, with seeds from `seed` on, each held against `total`."""
+        """`count` all-reduces, with seeds from `seed` on, each compared with `total`."""
         results = []
         for i in range(count):
             mine = contribution(seed + i, self.agent.rank, numel, dtype)
@@ -238,16 +238,16 @@ class _Obedient:
         return {}
 
 
-def _obey() -> None:
-    obedient = _Obedient()
+def _serve() -> None:
+    commands = _Commands()
     for line in sys.stdin:
         command = json.loads(line)
         try:
-            answer = getattr(obedient, command.pop("do"))(**command)
+            answer = getattr(commands, command.pop("do"))(**command)
         except Exception as error:
             answer = {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
         print(json.dumps(answer), flush=True)
-    obedient.leave()
+    commands.leave()
 
 
 # In this process
@@ -322,4 +322,4 @@ def leave_all(agents: list) -> None:
 
 
 if __name__ == "__main__":
-    _obey()
+    _serve()

@@ -63,9 +63,9 @@ class ReferencePoolV1:
         self.seen.setdefault(other, set()).discard(rank)
         if rank in seen:
             return Outcome("unicast", "", self._reply(here, size, job, tsi)) if count == 0 else drop
-        kept = self.values.setdefault(here, [0] * 256)
+        sums = self.values.setdefault(here, [0] * 256)
         for lane, value in enumerate(lanes):
-            kept[lane] = wrapping_add(kept[lane], value, 32)[0] if seen else value
+            sums[lane] = wrapping_add(sums[lane], value, 32)[0] if seen else value
         if seen:
             e0, e1 = max(self.exponents[here][0], e0), max(self.exponents[here][1], e1)
         self.exponents[here] = (e0, e1)

@@ -139,18 +139,18 @@ class ReferenceWorker:
 
         if chunk.mode == SPECULATE and need == numbers.UNKNOWN and dtype not in numbers.BITS:
             chunk.need = numbers.need(dtype, chunk.values, finite_only=True)
-            return [self._again(number, CLASSIFY, numbers.UNKNOWN)]
+            return [self._repeat(number, CLASSIFY, numbers.UNKNOWN)]
         if chunk.mode == SPECULATE and (flags or chunk.used not in numbers.allowed(dtype, need, self.workers)):
-            return [self._again(number, EXACT, numbers.canonical(dtype, need))]
+            return [self._repeat(number, EXACT, numbers.canonical(dtype, need))]
         if flags:
             raise RanksDisagree("MIXED" if flags & MIXED else "OVERFLOW")
         if chunk.mode == CLASSIFY:
             chunk.classes = lanes
-            return [self._again(number, EXACT, numbers.canonical(dtype, need))]
+            return [self._repeat(number, EXACT, numbers.canonical(dtype, need))]
         self._finish(chunk, lanes, need)
         return []
 
-    def _again(self, number: int, mode: str, used: int) -> bytes:
+    def _repeat(self, number: int, mode: str, used: int) -> bytes:
         self.repeats += 1
         self.chunks[number].mode, self.chunks[number].used = mode, used
         return self._packet(number)

@@ -28,13 +28,13 @@ class Rank:
         self.window, self.rtt, self.timers = self.worker.window, self.worker.rtt, self.worker.timers
         self.counters, self.failure = self.worker.counters, self.worker.failure
         self.isn, self.slots = isn, slots
-        self.kept: list[np.ndarray] = []
+        self.tensors: list[np.ndarray] = []
         if chunks:
             self.start(chunks)
 
     def start(self, chunks: int) -> None:
         tensor = np.arange(chunks * (LANES // 2), dtype=np.int32)
-        self.kept.append(tensor)
+        self.tensors.append(tensor)
         self.worker.start(tensor.ctypes.data, tensor.ctypes.data, tensor.size, "int32")
 
     def __call__(self, now: int, *datagrams: bytes) -> list[bytes]:

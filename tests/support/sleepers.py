@@ -1,4 +1,4 @@
-"""Whether threads sleep: without a clock, by what the kernel says of them (proc(5), field 3 of stat)."""
+"""Whether threads sleep: without a clock, from the kernel's report (proc(5), field 3 of stat)."""
 
 from __future__ import annotations
 

@@ -27,16 +27,16 @@ BIG = 3_000_000
 
 
 def join_ranks(ranks: list[Rank], address: str, job: str, **options) -> None:
-    tell_all(ranks, "leave")  # whatever an earlier test left
+    send_all(ranks, "leave")  # whatever an earlier test left
     for number, rank in enumerate(ranks):
-        rank.tell("join", address=address, job=job, rank=number, world_size=len(ranks), **options)
+        rank.send("join", address=address, job=job, rank=number, world_size=len(ranks), **options)
     for rank in ranks:
         assert rank.next(START_S) == {}
 
 
-def tell_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:
+def send_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:
     for rank in ranks:
-        rank.tell(do, **arguments)
+        rank.send(do, **arguments)
     return [rank.next() for rank in ranks]
 
 

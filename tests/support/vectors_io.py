@@ -191,11 +191,11 @@ def _wait(f: dict, where: str) -> bytes:
     return struct.pack(">BbIHbb", 0xF0, 0, f["seq"], f["tag"], 0, 0) + bytes(bitmap)
 
 
-def _only(given: dict, known: set, where: str) -> None:
-    if set(given) - known:
-        raise ValueError(f"{where}: unknown keys {sorted(set(given) - known)}")
+def _only(fields: dict, known: set, where: str) -> None:
+    if set(fields) - known:
+        raise ValueError(f"{where}: unknown keys {sorted(set(fields) - known)}")
 
 
-def _exactly(given: dict, wanted: set, where: str) -> None:
-    if set(given) != wanted:
-        raise ValueError(f"{where}: fields {sorted(given)}, expected {sorted(wanted)}")
+def _exactly(fields: dict, expected: set, where: str) -> None:
+    if set(fields) != expected:
+        raise ValueError(f"{where}: fields {sorted(fields)}, expected {sorted(expected)}")

@@ -36,10 +36,10 @@ def ranks(outside):
         processes.extend(Rank(f"rank {rank}") for rank in range(len(host_of)))
         for rank, process in enumerate(processes):
             hierarchy = f"node:host {host_of[rank]}"
-            process.tell("join", address=address, job=job, rank=rank, world_size=len(host_of), hierarchy=hierarchy)
+            process.send("join", address=address, job=job, rank=rank, world_size=len(host_of), hierarchy=hierarchy)
         assert [process.next() for process in processes] == [{}] * len(processes)
         for process in processes:
-            process.tell("reduce", seed=1, numel=LARGE, count=2)
+            process.send("reduce", seed=1, numel=LARGE, count=2)
         assert len({process.next()["sha256"] for process in processes}) == 1
         return processes
 
@@ -53,7 +53,7 @@ def test_a_killed_rank_is_named_everywhere(ranks, victim, who):
     """While all are at work, on hosts of two, two and one."""
     processes = ranks([2, 2, 1], f"kill {victim}")
     for process in processes:
-        process.tell("endless", numel=LARGE)
+        process.send("endless", numel=LARGE)
     time.sleep(0.3)
     processes[victim].kill()
     began = time.monotonic()
@@ -69,7 +69,7 @@ def test_a_killed_rank_is_named_everywhere(ranks, victim, who):
 def test_a_frozen_leader_is_given_up(ranks):
     processes = ranks([2, 1], "frozen")
     for process in processes:
-        process.tell("endless", numel=LARGE)
+        process.send("endless", numel=LARGE)
     processes[0].signal(signal.SIGSTOP)
     for process in processes[1:]:
         answer = process.next()
@@ -82,7 +82,7 @@ def test_a_killed_aggregator_ends_the_job(ranks):
     try:
         processes = ranks([2, 1], "no aggregator", aggregator.address)
         for process in processes:
-            process.tell("endless", numel=LARGE)
+            process.send("endless", numel=LARGE)
         aggregator.kill()
         assert [process.next()["error"] for process in processes] == ["AggregatorLost"] * 3
     finally:

@@ -173,7 +173,7 @@ def snapshot(rank: Rank) -> tuple:
         state.slots.tobytes(),
         state.tasks.tobytes(),
         state.packets.tobytes(),
-        [x.tobytes() for x in rank.kept],
+        [x.tobytes() for x in rank.tensors],
     )
 
 
