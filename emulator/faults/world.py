@@ -125,7 +125,7 @@ class World:
             self._log(f"{(self.env.now - _START_NS) / 1e6:12.6f} ms  {line.partition(' ')[2]}")
 
     def check(self, what: Callable[..., None], *arguments: Any) -> None:
-        """Keep the first violation until the agent's code, which would swallow it, has returned."""
+        """Store the first violation until the agent's code, which would swallow it, has returned."""
         try:
             what(*arguments)
         except Violation as violation:

@@ -1,4 +1,4 @@
-"""Build a network, run its jobs, and say what came out: times, goodput, retransmissions, queues. Every sum is checked
+"""Build a network, run its jobs, and report times, goodput, retransmissions and queues. Every sum is checked
 against exact arithmetic; a wrong one is an error, not a result.
 """
 
@@ -32,7 +32,7 @@ from switchml.protocol.worker import Worker, elements_per_chunk
 PROGRESS_EVERY = 20_000
 """Steps of the simulation between two reports of progress."""
 _LARGEST = 1000
-"""Values are whole numbers up to this, so that sums of floats are exact and chunks hardly differ in their exponent."""
+"""Values are whole numbers up to this, so that float sums are exact and exponents of chunks hardly differ."""
 
 
 @dataclass
@@ -57,7 +57,7 @@ class JobResult:
 
     @property
     def goodput_bps(self) -> float:
-        """Bits of tensor a second that each rank gets reduced (algbw, in bits)."""
+        """Bits of tensor reduced a second (algbw, in bits)."""
         return 8 * self.config.size_bytes / self.median_s
 
 
@@ -81,7 +81,7 @@ class Result:
 
 
 def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, steps: None) -> Result:
-    """Play `config` to its end. `say(share of work done, steps)` is called now and then.
+    """Simulate `config` to its end. `say(share of work done, steps)` is called every PROGRESS_EVERY steps.
 
     Raises SwitchMLError if a sum is wrong, or if the jobs are not done at `config.limit_s` of virtual time.
     """
@@ -141,7 +141,7 @@ class _Network:
         return sum(player.share_done for player in self.players) / len(self.players)
 
     def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
-        """Give a job its pool; a tree, one at each rack with ranks of it and one above."""
+        """Allocate a job's pool; in a tree, one at each rack with ranks of it and one above."""
         if isinstance(self._core, Aggregator):
             self._core.add(number, Pool(workers=job.workers, **pool), hosts, job.train_packets)
             return
@@ -153,7 +153,7 @@ class _Network:
         self._core.add(number, above)
 
     def expect(self, job: int, rank: int, handler: Callable[[Packet], None]) -> None:
-        """Packets of protocol 2 for this rank go to `handler`."""
+        """Pass protocol 2 packets for this rank to `handler`."""
         self._handlers[job, rank] = handler
 
     def _at_host(self, packet: Any) -> None:
@@ -168,30 +168,29 @@ class _Network:
 
 
 class _Job:
-    """What both kinds of job share: ranks begin their all-reduces one after the other, each when its last one is
-    done."""
+    """Base of both kinds of job: each rank begins its next all-reduce when its last one is done."""
 
     def __init__(self, network: _Network, job: JobConfig, bound_s: float, slots: int):
         self.network, self.config = network, job
         self.result = JobResult(job, slots, bound_s)
-        self._begun = [None] * job.repeats
-        self._ended = [0] * job.repeats
+        self._begin_ns = [None] * job.repeats
+        self._end_ns = [0] * job.repeats
         self._calls = [0] * job.workers  # all-reduces that each rank has begun
-        self._left = job.workers * job.repeats
+        self._remaining = job.workers * job.repeats
         for rank in range(job.workers):
             self._schedule(rank, int(job.start_s * NS))
 
     @property
     def is_done(self) -> bool:
-        return not self._left
+        return not self._remaining
 
     @property
     def share_done(self) -> float:
-        """Of all ranks' all-reduces."""
-        return 1 - self._left / (self.config.workers * self.config.repeats)
+        """Share of all ranks' all-reduces that are done."""
+        return 1 - self._remaining / (self.config.workers * self.config.repeats)
 
     def where(self) -> str:
-        """For messages: what is still to be done."""
+        """Progress of the slowest ranks, for messages."""
         least = min(self._calls)
         slow = [rank for rank, calls in enumerate(self._calls) if calls == least]
         return f"job {self.config.name or self.config.backend}: all-reduce {least}, ranks {slow[:8]}"
@@ -203,8 +202,8 @@ class _Job:
     def _begin(self, rank: int) -> None:
         call = self._calls[rank]
         self._calls[rank] += 1
-        if self._begun[call] is None:
-            self._begun[call] = self.network.env.now
+        if self._begin_ns[call] is None:
+            self._begin_ns[call] = self.network.env.now
         self.start(rank)
 
     def start(self, rank: int) -> None:
@@ -213,16 +212,16 @@ class _Job:
     def done(self, rank: int) -> None:
         """A rank's all-reduce is done."""
         call, now = self._calls[rank] - 1, self.network.env.now
-        self._ended[call] = max(self._ended[call], now)
-        self._left -= 1
+        self._end_ns[call] = max(self._end_ns[call], now)
+        self._remaining -= 1
         if call + 1 < self.config.repeats:
             self._schedule(rank, now)
-        elif not self._left:
+        elif not self._remaining:
             self.network.ended()
 
     def finish(self) -> None:
         """Fill in the result."""
-        self.result.seconds = [(end - begin) / NS for begin, end in zip(self._begun, self._ended, strict=True)]
+        self.result.seconds = [(end - begin) / NS for begin, end in zip(self._begin_ns, self._end_ns, strict=True)]
 
 
 class _AggregatedJob(_Job):
@@ -277,7 +276,7 @@ class _AggregatedJob(_Job):
             network.expect(number, rank, self._ranks[rank].receive)
 
     def _source(self, rank: int) -> np.ndarray:
-        """Different for each rank, in the memory of one."""
+        """Different data for each rank, as overlapping views of one array."""
         return self._values[rank : rank + self.config.size_bytes // 4]
 
     def start(self, rank: int) -> None:
@@ -294,8 +293,8 @@ class _AggregatedJob(_Job):
             self.result.repeated_rounds += int(counters["repeats"])
         exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
         wire, workers = WIRES[self.config.wire], self.config.workers
-        # Narrow lanes: each rank's value is off by half a step at most, of the largest power of two above it or of a
-        # larger one that was guessed.
+        # Narrow lanes: each rank's value is off by at most half a step, of the largest power of two above it or of a
+        # larger guess.
         off = workers * (_LARGEST << spreads(workers)[wire]) / headroom(workers)[wire] + 1e-3 if wire else 0
         for rank, sums in enumerate(self._sums):
             if not np.array_equal(sums, self._sums[0]) or np.abs(sums - exact).max() > off:

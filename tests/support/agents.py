@@ -1,4 +1,4 @@
-"""What tests of several agents share."""
+"""Shared by tests of several agents."""
 
 from __future__ import annotations
 

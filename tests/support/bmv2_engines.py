@@ -1,4 +1,4 @@
-"""One program on both engines: random entries and packets through each, and everything that can be seen compared."""
+"""One program on both engines: random entries and packets through each, comparing all visible state."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ def both(program: ir.Program, **options) -> tuple[Switch, Switch]:
 
 
 class Messages(logging.Handler):
-    """Collects what is logged while it is entered."""
+    """Collects log messages while it is entered."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -71,7 +71,7 @@ def visible(switch: Switch) -> dict:
 
 
 def outcome(switch: Switch, packets: list[tuple[int, bytes]]) -> tuple[list, list[str], dict]:
-    """(what each packet gave, what was logged, the state afterwards)."""
+    """(output of each packet, log messages, final state)."""
     outputs: list = []
     with Messages() as messages:
         for port, data in packets:

@@ -1,7 +1,7 @@
-"""Commands and packets for a switch, and what came of them: how our switch and simple_switch are compared.
+"""Commands and packets for a switch, and their results, to compare our switch with simple_switch.
 
 Commands are those of simple_switch_CLI, as far as `peers.bmv2_random` writes them. `replay` runs them on our switch in
-this process; `tests/programs/recorded/` holds what simple_switch did, in the form of `Outcome.to_json`.
+this process; `tests/programs/recorded/` has simple_switch's results, in the form of `Outcome.to_json`.
 """
 
 import ipaddress
@@ -23,7 +23,7 @@ UNSTABLE = {"queues": ((18, 44),), "random": ((18, 20),)}
 
 @dataclass
 class Outcome:
-    """What a switch did. `accepted`: for each command, whether it worked. `sent`: port → packets in order. `registers`:
+    """Results of a switch. `accepted`: whether each command worked. `sent`: port → packets in order. `registers`:
     name → index → value of the cells that are not 0, where they have up to 64 bits; `counters`: name → (packets, bytes)
     of each cell of those that are no table's."""
 
@@ -93,7 +93,7 @@ def _lines(items: list) -> str:
 def replay(
     program: ir.Program, commands: list[str], packets: list[tuple[int, bytes]], engine=Interpreter, ports: int = 8
 ) -> Outcome:
-    """Run it all on our switch with this engine, one packet every 15 ms; `ports` are connected."""
+    """Run everything on our switch with this engine, one packet every 15 ms; `ports` are connected."""
     now = 0
     switch = Switch(program, clock=lambda: now, seed=1, engine=engine)
     outcome = Outcome(sent={port: [] for port in range(ports)})

@@ -1,4 +1,4 @@
-"""`switchml` as a user calls it, in a process of its own."""
+"""The `switchml` command as users run it, in its own process."""
 
 import json
 import subprocess
@@ -21,7 +21,7 @@ def start(*arguments: str, **options) -> subprocess.Popen:
 
 
 def run(*arguments: str, timeout_s: float = 110) -> subprocess.CompletedProcess:
-    """The same, waited for."""
+    """`start`, and wait for it to end."""
     process = start(*arguments)
     try:
         out, err = process.communicate(timeout=timeout_s)
@@ -31,7 +31,7 @@ def run(*arguments: str, timeout_s: float = 110) -> subprocess.CompletedProcess:
 
 
 def run_json(*arguments: str) -> dict:
-    """What the command prints with --json."""
+    """The command's output with --json, parsed."""
     done = run(*arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

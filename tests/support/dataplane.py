@@ -1,9 +1,8 @@
 """Workers' sockets in front of a software aggregator's data side.
 
-No packet is waited for with a clock. `Marker` is a job of one worker on the same data plane: packets are handled in the
-order in which they arrive, so when the marker's result is back, everything that was sent before it has been dealt with,
-and a socket without a packet by then will not get one.
-"""
+Waiting for packets does not depend on a clock. `Marker` is a job of one worker on the same data plane: packets are
+handled in the order in which they arrive, so when the marker's result is back, everything that was sent before it has
+been handled, and a socket without a packet by then will not receive one."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ def address_of(group: int, rank: int) -> str:
 
 
 def drain(sock: socket.socket) -> list[tuple[bytes, tuple[str, int]]]:
-    """Every datagram that is there, with its sender."""
+    """Every datagram in the socket's buffer, with its sender."""
     datagrams = []
     sock.setblocking(False)
     try:

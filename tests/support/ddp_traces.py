@@ -1,4 +1,4 @@
-"""Traces made by hand, of ranks that train with DDP: what `read` would deliver, with clocks that a test chooses."""
+"""Synthetic traces of ranks that train with DDP, in the form of `read`, with clocks that a test chooses."""
 
 from __future__ import annotations
 

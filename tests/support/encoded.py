@@ -64,13 +64,13 @@ def need(dtype, values, finite_only=False) -> int:
 
 
 def bits(dtype, values) -> list[bytes]:
-    """What two results must agree in: all bits, but one NaN is as good as another."""
+    """The bits of a result, for comparisons; all NaNs are equal."""
     pack = {"float32": ">f", "float64": ">d", "int32": ">i", "int64": ">q"}[ELEMENT[dtype]]
     return [b"NaN" if x != x else struct.pack(pack, x) for x in np.asarray(values, ELEMENT[dtype]).tolist()]
 
 
 def floats(dtype, **options):
-    """Floats of all magnitudes alike: hypothesis alone seldom leaves the neighbourhood of 1."""
+    """Floats of all magnitudes: hypothesis alone rarely goes far from 1."""
     width = WIDTH[dtype]
     top = {32: 0x7F7FFFFF, 64: 0x7FEFFFFFFFFFFFFF}[width]
     pack, unpack = {32: ("<I", "<f"), 64: ("<Q", "<d")}[width]
@@ -97,7 +97,7 @@ def classified(dtype, values) -> list[int]:
 
 
 def apply_classes(dtype, counts, values: np.ndarray) -> None:
-    """Summed lanes of a CLASSIFY round, kept as the worker keeps them, over `values`."""
+    """Apply the summed lanes of a CLASSIFY round to `values`, as the worker does."""
     lanes, classes = np.array(counts, LANE[dtype]), np.full(values.size, 0x55, np.uint32)
     fixedpoint.keep_classes(fixedpoint.FORMATS[dtype], lanes.ctypes.data, values.size, classes)
     fixedpoint.apply_classes(fixedpoint.FORMATS[dtype], classes, values.ctypes.data, values.size)

@@ -1,4 +1,4 @@
-"""What tests of HTML pages share: a parser that checks them as it reads."""
+"""Shared by tests of HTML pages: a parser that validates them."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -27,7 +27,7 @@ class Seen(HTMLParser):
 
 
 def read_page(path: Path) -> list[str]:
-    """The texts of a page that is in order and links to nothing outside."""
+    """The texts of a page; checks that it is well-formed and has no external links."""
     seen = Seen()
     seen.feed(path.read_text())
     assert seen.open == [] and not [link for link in seen.links if not link.startswith(("#", "data:"))]

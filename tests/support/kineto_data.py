@@ -1,4 +1,4 @@
-"""Where the tests of traces find real ones, and a small writer of Kineto traces for cases that no real one shows."""
+"""Published traces for tests, and a small writer of Kineto traces for cases that none of them covers."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def write(path, events, **head):
 
 
 def same(one, other):
-    """Two traces, but for where they come from."""
+    """Whether two traces are equal, apart from their source."""
     assert one.lanes == other.lanes
     assert one.groups == other.groups
     assert np.array_equal(one.causes, other.causes)

@@ -1,8 +1,9 @@
 """Aggregators and ranks for tests: in processes of their own, so that they can be killed, or as threads of this one.
 
-`Aggregator` is a `switchml aggregate` process on ports of the kernel's choice. `Rank` is a process that obeys: this
-file, run as a program, reads one JSON command a line and answers with one JSON line each. `LocalAggregator`, `join_all`
-and `on_all` do the same inside the test's own process, which is quicker and lets a test look at the arrays.
+`Aggregator` is a `switchml aggregate` process on ports of the kernel's choice. `Rank` is a process that is controlled
+by commands: this file, run as a program, reads one JSON command a line and answers each with a JSON line.
+`LocalAggregator`, `join_all` and `on_all` do the same inside the test's own process, which is faster and gives tests
+access to the arrays.
 
 What ranks contribute is a function of (seed, rank): `contribution`. Whatever its dtype, the numbers are integers below
 1000, so that the sum of a few ranks is exact and `total` says what every rank must get to the last bit.
@@ -64,7 +65,7 @@ def digest(arrays) -> str:
 
 
 def until(condition: Callable[[], object], timeout_s: float = DEADLINE_S):
-    """Wait until `condition()` is true, and return what it gave."""
+    """Wait until `condition()` is true, and return its value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not happen"
@@ -105,7 +106,7 @@ class _Process:
         self._lines.put(None)
 
     def next(self, timeout_s: float = DEADLINE_S) -> dict:
-        """The next line it prints."""
+        """The next line that the process prints."""
         try:
             line = self._lines.get(timeout=timeout_s)
         except queue.Empty:
@@ -114,7 +115,7 @@ class _Process:
         return json.loads(line)
 
     def errors(self) -> str:
-        """What it has written to stderr."""
+        """The process's stderr so far."""
         self._errors.seek(0)
         return self._errors.read()
 
@@ -159,7 +160,7 @@ class Aggregator(_Process):
         return int(self.address.rpartition(":")[2])
 
     def status(self):
-        """What `switchml status` would show."""
+        """The status that `switchml status` shows."""
         from switchml.control import client
 
         return client.status(self.address, timeout_s=DEADLINE_S)
@@ -205,7 +206,7 @@ class Rank(_Process):
 
 
 class _Commands:
-    """The rank process's side."""
+    """The commands of a rank process."""
 
     agent = None
 
@@ -225,7 +226,7 @@ class _Commands:
         return {"sha256": digest(results)}
 
     def endless(self, *, numel: int) -> dict:
-        """All-reduce until something goes wrong, which is the answer."""
+        """All-reduce until an error, which is the answer."""
         seed = 0
         while True:
             self.reduce(seed=seed, numel=numel)
@@ -274,7 +275,7 @@ class LocalAggregator:
 
 
 def on_all(items, work: Callable, timeout_s: float = DEADLINE_S) -> list:
-    """`work(item)` for all items at once, one thread each; what each returned, or the exception that it raised."""
+    """`work(item)` for all items at once, one thread each; each result, or the exception that was raised."""
     outcomes = [None] * len(items)
 
     def run(index: int) -> None:

@@ -1,4 +1,4 @@
-"""Ethernet frames as hosts make and read them, with `struct` and nothing of `switchml/`."""
+"""Ethernet frames as hosts build and read them, with `struct` and nothing of `switchml/`."""
 
 import struct
 from typing import NamedTuple
@@ -39,7 +39,7 @@ def udp(datagram: Datagram) -> bytes:
 
 
 def read_udp(frame: bytes) -> Datagram:
-    """What a host reads of a frame from the switch; AssertionError if it would not take it."""
+    """What a host reads of a frame from the switch; AssertionError if it would drop it."""
     dst_mac, src_mac, kind = frame[:6], frame[6:12], frame[12:14]
     assert kind == b"\x08\x00" and frame[14] == 0x45
     assert ones_complement_sum(frame[14:34]) == 0xFFFF, "IPv4 checksum"

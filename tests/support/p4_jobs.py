@@ -1,4 +1,4 @@
-"""The scenarios of tests/vectors as jobs on a P4 switch: who sends from where, and what has to leave for it."""
+"""The scenarios of tests/vectors as jobs on a P4 switch: which frames are sent from where, and the expected replies."""
 
 import functools
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def switch_itself() -> Changes:
 
 @functools.cache
 def program(variant: str) -> ir.Program:
-    """What p4/compiled has by that name."""
+    """The program of p4/compiled with this name."""
     return load(COMPILED / f"{variant}.json")
 
 
@@ -90,12 +90,12 @@ class Job:
         return self.port(step.rank), udp(Datagram(self.end(step.rank), switch, step.data))
 
     def replies(self, step: Step) -> list[tuple[int, Datagram]]:
-        """(port, datagram) of what must leave, by receiving rank."""
+        """(port, datagram) of the expected replies, by receiving rank."""
         ranks = range(self.scenario.workers) if step.action == "multicast" else [step.rank]
         switch = SWITCH_MAC, address_number(SWITCH_ADDRESS), UDP_PORT
         return [(self.port(rank), Datagram(switch, self.end(rank), step.reply)) for rank in ranks if step.reply]
 
 
 def read(sent: list[tuple[int, bytes]]) -> list[tuple[int, Datagram]]:
-    """What hosts read of frames that left."""
+    """The datagrams that hosts receive in frames from the switch."""
     return [(port, read_udp(frame)) for port, frame in sent]

@@ -1,4 +1,5 @@
-"""Puts what p4/tables.py says into a switch: as commands of simple_switch_CLI, or right into our switch's state."""
+"""Installs the entries of p4/tables.py in a switch: as commands of simple_switch_CLI, or directly in our switch's
+state."""
 
 from itertools import count
 

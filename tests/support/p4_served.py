@@ -16,7 +16,7 @@ TABLES = ("own_addresses", "workers", "workers_v1", "receivers", "loss_in", "los
 
 
 class Served:
-    """`address` is the control port's HOST:PORT. `looker` is a second connection to the switch, that only looks."""
+    """`address` is the control port's HOST:PORT. `looker` is a second, read-only connection to the switch."""
 
     def __init__(self, kind: str = "p4", *, ports: int = 4, program: str = "switchml", **options):
         warm_up()  # not while ranks wait for each other
@@ -39,7 +39,7 @@ class Served:
         self.empty = self.inside()
 
     def inside(self) -> dict[str, object]:
-        """What is in the switch: entries of each table, multicast groups and their nodes, ports."""
+        """The switch's contents: entries of each table, multicast groups and their nodes, ports."""
         looker = ThriftSwitch(*self.process.thrift)
         try:
             counts = {table: looker._call("standard", "bm_mt_get_num_entries", cxt=0, table=table) for table in TABLES}

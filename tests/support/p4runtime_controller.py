@@ -1,4 +1,4 @@
-"""A P4Runtime controller for tests: plain gRPC calls, and a switch in process for it to talk to."""
+"""A P4Runtime controller for tests: plain gRPC calls, and an in-process switch to connect to."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class NoPorts(Ports):
 
 
 def eventually(condition) -> None:
-    """Wait until something is so."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
@@ -75,7 +75,7 @@ def eventually(condition) -> None:
 
 
 class Target:
-    """A switch with a P4Runtime server, and a clock that goes."""
+    """A switch with a P4Runtime server, and a running clock."""
 
     def __init__(self, **options) -> None:
         self.ports = NoPorts()
@@ -89,7 +89,7 @@ class Target:
         return self.device.state
 
     def receive(self, port: int, frame: bytes) -> list[tuple[int, bytes]]:
-        """What leaves when a frame comes in."""
+        """The frames that leave the switch when one arrives."""
         self.ports.sent.clear()
         self.device.take([(port, frame)])
         return list(self.ports.sent)
@@ -100,7 +100,7 @@ class Target:
 
 
 class Stream:
-    """A StreamChannel: `send` messages, `next` gives what came."""
+    """A StreamChannel: `send` sends a message, `next` returns a received one."""
 
     def __init__(self, call) -> None:
         self._out = queue.SimpleQueue()
@@ -130,7 +130,7 @@ class Stream:
         return getattr(message, kind)
 
     def is_quiet(self, seconds: float = 0.15) -> bool:
-        """Whether nothing comes."""
+        """Whether no message arrives."""
         try:
             return self._in.get(timeout=seconds) is None
         except queue.Empty:
@@ -141,7 +141,7 @@ class Stream:
         self._reader.join(TIMEOUT_S)
 
     def code(self) -> grpc.StatusCode:
-        """How the stream ended."""
+        """The status code that ended the stream."""
         self._reader.join(TIMEOUT_S)
         return self.error.code() if self.error else grpc.StatusCode.OK
 
@@ -179,7 +179,7 @@ class Stub:
 
 
 class Controller(Stub):
-    """A controller of `target`, with the P4Info of what it set last."""
+    """A controller of `target`, with the P4Info of the last program that it set."""
 
     def __init__(self, target: Target, election_id: int | None = 1, role: str = "") -> None:
         super().__init__(info.P4Info())
@@ -191,7 +191,7 @@ class Controller(Stub):
         self.stream = Stream(self.StreamChannel)
 
     def arbitrate(self, election_id: int | None = None, **fields) -> v1.MasterArbitrationUpdate:
-        """Send an arbitration message and take the answer."""
+        """Send an arbitration message and receive the answer."""
         self.election_id = self.election_id if election_id is None else election_id
         update = v1.MasterArbitrationUpdate(device_id=0, **fields)
         if self.role:
@@ -267,6 +267,6 @@ def refused(code: str, *words: str):
 
 
 def update_errors(error: grpc.RpcError) -> list[v1.Error]:
-    """What a batch's status says of each update."""
+    """The errors of a batch's updates, from its status."""
     trailer = dict(error.trailing_metadata())["grpc-status-details-bin"]
     return [v1.Error.FromString(detail.value) for detail in protos.Status.FromString(trailer).details]

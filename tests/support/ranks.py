@@ -1,4 +1,4 @@
-"""Runs a script in several processes, as torchrun would, and collects what became of them."""
+"""Runs a script in several processes, as torchrun would, and collects their results."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""The aggregator's two rules, written to be read: docs/protocol.md sections 1, 3 and 8 as integers, sets and dicts.
+"""The aggregator's two rules, written for readability: docs/protocol.md sections 1, 3 and 8 as integers, sets and
+dicts.
 
 It is slow on purpose and shares no code with `switchml/`: neither the packet codec nor the compiled pool. The tests
 run both on the same packets and expect the same answers, so a mistake has to be made twice to go unnoticed.
@@ -16,7 +17,7 @@ OVERFLOW, MIXED = 1, 2
 
 
 class Outcome(NamedTuple):
-    """What the aggregator does with one packet; `packet` is what it sends, if anything."""
+    """The aggregator's action for one packet; `packet` is its reply, if any."""
 
     action: str
     counter: str
@@ -44,7 +45,7 @@ class ReferencePoolV1:
         self.values: dict[tuple[int, int], list[int]] = {}
 
     def receive(self, rank: int, data: bytes) -> Outcome:
-        """Apply one packet of the worker `rank`; finding the rank by its address is not this class's business."""
+        """Apply one packet of the worker `rank`; finding the rank by its address is the caller's part."""
         drop = Outcome("drop", "", None)
         if len(data) < 10:
             return drop
@@ -84,7 +85,7 @@ class ReferencePoolV1:
 
 
 class _Round:
-    """What an aggregator keeps of one round: a slot has two, one for each version."""
+    """An aggregator's state of one round: a slot has two, one for each version."""
 
     def __init__(self, seq: int, count: int):
         self.seq = seq
@@ -106,7 +107,7 @@ class ReferencePoolV2:
         }
 
     def receive(self, rank: int, data: bytes) -> Outcome:
-        """Apply one packet of the worker `rank`; finding the rank by its address is not this class's business."""
+        """Apply one packet of the worker `rank`; finding the rank by its address is the caller's part."""
         if len(data) < 10:
             return Outcome("drop", "refused_format", None)
         first, ahead, seq, tag, need, used = struct.unpack(">BbIHbb", data[:10])

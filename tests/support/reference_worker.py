@@ -1,4 +1,4 @@
-"""What one rank says and makes of the answers, written to be read: docs/protocol.md sections 4 to 6 without the timers.
+"""One rank of the protocol, written for readability: docs/protocol.md sections 4 to 6 without the timers.
 
 Chunking, rounds, the three modes of a chunk, the window, and every byte of a packet. Tensors are Python lists, packets
 `struct` and lists of ints; nothing here comes from `switchml/`. A rank whose network loses nothing and keeps the order
@@ -19,7 +19,7 @@ OVERFLOW, MIXED = 1, 2
 
 
 class RanksDisagree(Exception):
-    """A result says that the ranks' contributions can't be added."""
+    """A result's flags say that the ranks' contributions can't be added."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Task:
 
 @dataclass
 class Chunk:
-    """Chunk `position` of a task, and how far it has come."""
+    """Chunk `position` of a task, and its progress."""
 
     task: Task
     position: int

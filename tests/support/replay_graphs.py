@@ -1,5 +1,5 @@
 """Random jobs for hypothesis: some ranks with streams of both orders, ops with dependencies on earlier ones of their
-rank, and transfers that all members come to in one global order, so that nothing deadlocks."""
+rank, and transfers that all members reach in one global order, so that nothing deadlocks."""
 
 from dataclasses import dataclass
 

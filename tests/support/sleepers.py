@@ -1,4 +1,4 @@
-"""Whether threads sleep: without a clock, from the kernel's report (proc(5), field 3 of stat)."""
+"""Whether threads sleep, without a clock: from their state in /proc (proc(5), field 3 of stat)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def threads_named(name: str) -> list[Path]:
 
 
 def until_asleep(threads: Iterable[Path], times: int = _LOOKS) -> None:
-    """Wait until all these threads are found asleep so many times in a row."""
+    """Wait until all these threads are asleep _LOOKS times in a row."""
     threads = list(threads)
     assert threads
     looks = 0

@@ -1,5 +1,5 @@
-"""Jobs with a known trouble, and traces of them: a data-parallel training is played on the replay engine, and what it
-did is written down as a profiler would have."""
+"""Jobs with a known bottleneck, and their traces: data-parallel training is simulated on the replay engine and recorded
+as a profiler would."""
 
 from __future__ import annotations
 
@@ -248,8 +248,8 @@ def _trace(job: Job, rank: int, played: list[Replayed], shown: int) -> tuple[Ran
 
 
 def wire_of(joined: Joined, rank: int, loss: float = 0.0, timeout_s: float = 0.004, chunks: int = 1000) -> Wire:
-    """Packets of each all-reduce of `rank` in the joined iteration, evenly spread; a share `loss` is sent again, after
-    nothing was heard for `timeout_s`."""
+    """Packets of each all-reduce of `rank` in the joined iteration, evenly spread; a share `loss` is retransmitted
+    after `timeout_s`."""
     events = joined.traces[rank].events
     records = []
     for op in np.flatnonzero((joined.graph.op_kind() == Kind.COLLECTIVE) & (joined.graph.op_rank() == rank)):

@@ -1,5 +1,4 @@
-"""What tests of faults share: rank processes in a job, and a job beside the one that suffers, which must never
-notice."""
+"""Shared by tests of faults: rank processes in a job, and a second job, which must not be affected."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ def under_way(aggregator: Aggregator, job: str) -> None:
 
 
 class Bystander:
-    """A job of two ranks in this process, all-reducing all the time; each sum is checked."""
+    """A job of two ranks in this process that all-reduces continuously and checks each sum."""
 
     def __init__(self, aggregator: Aggregator):
         self.agents = join_all(aggregator.address, 2, job="bystander")
@@ -66,12 +65,12 @@ class Bystander:
             result = agent.allreduce(contribution(seed, agent.rank, 20_000))
             np.testing.assert_array_equal(result, total(seed, 2, 20_000))
             self.rounds[agent.rank] += 1
-            # Both stop after the same round: the sum of their wishes decides.
+            # Both stop after the same round, when either has seen `_stop`.
             stopped = agent.allreduce(np.array([self._stop.is_set()], "int32"))[0] > 0
             time.sleep(0.002)
 
     def more(self, rounds: int = 20) -> None:
-        """Wait for so many more rounds."""
+        """Wait for `rounds` more rounds."""
         goal = min(self.rounds) + rounds
         until(lambda: min(self.rounds) >= goal or not self._thread.is_alive())
 
