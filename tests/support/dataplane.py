@@ -2,7 +2,8 @@
 
 Waiting for packets does not depend on a clock. `Marker` is a job of one worker on the same data plane: packets are
 handled in the order in which they arrive, so when the marker's result is back, everything that was sent before it has
-been handled, and a socket without a packet by then will not receive one."""
+been handled, and a socket without a packet by then will not receive one.
+"""
 
 from __future__ import annotations
 
