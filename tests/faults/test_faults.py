@@ -22,7 +22,7 @@ from tests.support.launch import (
     on_all,
     until,
 )
-from tests.support.under_attack import BIG, join_ranks, send_all, under_way
+from tests.support.under_attack import BIG, join_ranks, send_all, wait_for_traffic
 
 # The first test may have to wait for two compilations, one of an aggregator and one of a rank.
 pytestmark = pytest.mark.timeout(300)
@@ -42,7 +42,7 @@ def test_a_killed_rank_is_named_and_its_slots_come_free(ranks, aggregator, bysta
         assert aggregator.status().dataplane.slots_allocated == 3072  # 2048 of the bystander
         for rank in trio:
             rank.send("endless", numel=BIG)
-        under_way(aggregator, "victims")
+        wait_for_traffic(aggregator, "victims")
         trio[victim].kill()
         for rank in (rank for rank in trio if rank is not trio[victim]):
             answer = rank.next(PEER_TIMEOUT_S)
@@ -66,7 +66,7 @@ def test_a_stopped_rank_is_lost_after_the_peer_timeout(ranks, start, bystander):
     join_ranks(trio, aggregator.address, "stopped", peer_timeout_s=2)
     for rank in trio:
         rank.send("endless", numel=BIG)
-    under_way(aggregator, "stopped")
+    wait_for_traffic(aggregator, "stopped")
     trio[2].signal(signal.SIGSTOP)
     try:
         for rank in trio[:2]:
@@ -93,7 +93,7 @@ def test_a_killed_aggregator_and_its_successor(ranks, start, transport):
     join_ranks(trio, aggregator.address, "survivors", transport=transport)
     for rank in trio:
         rank.send("endless", numel=BIG)
-    under_way(aggregator, "survivors")
+    wait_for_traffic(aggregator, "survivors")
     aggregator.kill()
     for rank in trio:  # `endless` has checked every sum up to here: a wrong one would be an AssertionError
         answer = rank.next(PEER_TIMEOUT_S)
@@ -114,7 +114,7 @@ def test_an_aggregator_that_is_told_to_stop_says_so(ranks, start):
     join_ranks(pair, aggregator.address, "told")
     for rank in pair:
         rank.send("endless", numel=BIG)
-    under_way(aggregator, "told")
+    wait_for_traffic(aggregator, "told")
     assert aggregator.stop() == 0
     for rank in pair:
         answer = rank.next()

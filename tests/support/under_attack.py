@@ -39,7 +39,7 @@ def send_all(ranks: list[Rank], do: str, **arguments) -> list[dict]:
     return [rank.next() for rank in ranks]
 
 
-def under_way(aggregator: Aggregator, job: str) -> None:
+def wait_for_traffic(aggregator: Aggregator, job: str) -> None:
     """Wait until a job is in the middle of its data."""
     until(lambda: (status := aggregator.job(job)) and min(rank.counters["accepted"] for rank in status.ranks) > 2000)
 

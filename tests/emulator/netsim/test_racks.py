@@ -29,9 +29,9 @@ class Tree:
             rack.add(0, seat)
         self.core.add(0, above)
 
-    def send(self, rank, value=1, seq=0, is_again=False, need=0):
+    def send(self, rank, value=1, seq=0, is_retransmission=False, need=0):
         data = np.zeros(266, np.uint8)
-        data[0] = CONTRIBUTION << 4 | (R_FLAG if is_again else 0) | 1
+        data[0] = CONTRIBUTION << 4 | (R_FLAG if is_retransmission else 0) | 1
         data[2:6] = np.frombuffer(int(seq).to_bytes(4, "big"), np.uint8)
         data[6:8] = (0, TAG)
         data[8] = need
@@ -68,18 +68,18 @@ def test_a_rack_sends_one_sum_up_and_the_result_to_all():
 def test_who_asks_again_is_answered_by_the_nearest_that_knows():
     tree = Tree()
     tree.send(0)
-    tree.send(0, is_again=True)  # rank 1 is missing: its own rack says so
+    tree.send(0, is_retransmission=True)  # rank 1 is missing: its own rack says so
     wait = tree.to_hosts.pop()
     assert wait.data[0] >> 4 == WAIT and missing(wait) == [1]
     tree.send(1)
     first = tree.up[0].pop()  # and is lost
     tree.send(1)  # not a retransmission: nobody asks
     assert not tree.up[0]
-    tree.send(1, is_again=True)
+    tree.send(1, is_retransmission=True)
     again = tree.up[0].pop()
     assert again.data[0] & R_FLAG and np.array_equal(again.data[1:], first.data[1:])
     tree.core.receive(again)
-    tree.send(0, is_again=True)
+    tree.send(0, is_retransmission=True)
     tree.core.receive(tree.up[0].pop())  # the core lacks the other rack: all of its ranks
     wait = tree.down.pop()
     assert missing(wait) == [2, 3]
@@ -93,7 +93,7 @@ def test_who_asks_again_is_answered_by_the_nearest_that_knows():
     tree.to_hosts.clear()
     tree.racks[0].receive_result(tree.down[0])  # twice: it has it
     assert not tree.to_hosts
-    tree.send(1, is_again=True)  # a lost result: the rack has it
+    tree.send(1, is_retransmission=True)  # a lost result: the rack has it
     assert tree.to_hosts.pop().data[0] & R_FLAG and not tree.up[0]
 
 
