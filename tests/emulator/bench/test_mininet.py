@@ -62,9 +62,9 @@ def test_scaling(mininet, tmp_path):
 @pytest.mark.root
 @pytest.mark.slow
 def test_loss(mininet, tmp_path):
-    report = example("loss", tmp_path, "--hosts", "2", "--loss", "0.2", "--plot", "loss.html")
+    report = example("loss", tmp_path, "--hosts", "2", "--loss", "0.05", "--plot", "loss.html")
     software = report["software"]
-    assert [row["loss"] for row in software] == [0, 0.001, 0.01, 0.02, 0.2]
+    assert [row["loss"] for row in software] == [0, 0.001, 0.01, 0.02, 0.05]
     assert len({row["checksum"] for row in software}) == 1, "a loss has changed a sum"
     assert software[-1]["retransmitted"] > 0 and sum(software[-1]["lost"].values()) > 0
     assert "software" in read_page(tmp_path / "loss.html")

@@ -66,7 +66,10 @@ elif MODE == "stall":
     if RANK == 1:
         time.sleep(5)
     report["wait"] = error_of(lambda: dist.all_reduce(torch.ones(50_000)))
-    time.sleep(1)  # or one would hear of another's giving up before its own time is over
+    # A rank that leaves before another's time is over would be that one's reason.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"reported {RANK}", "")
+    store.wait([f"reported {rank}" for rank in range(SIZE)], timedelta(seconds=60))
 elif MODE == "aggregator":
     if RANK == 0:
         os.kill(child[0], signal.SIGKILL)

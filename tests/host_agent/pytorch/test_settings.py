@@ -17,7 +17,7 @@ from emulator.optimizer import measured as bench  # noqa: E402
 ROOT = Path(__file__).resolve().parents[3]
 
 SCRIPT = """
-import os, sys, json, torch, torch.distributed as dist
+import atexit, os, sys, json, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -36,8 +36,10 @@ told = {name: told.get(name) for name in ("rebuilt_bucket_sizes", "comm_hook", "
 told["weights"] = [float(p.detach().double().sum()) for p in model.parameters()]
 with open(f"{sys.argv[1]}/told-{dist.get_rank()}", "w") as file:
     json.dump(told | {"backend": dist.get_backend()}, file)
-dist.barrier()  # else ranks of Gloo now and then abort at their exit ("terminate called without …")
+dist.barrier()
 dist.destroy_process_group()
+atexit._run_exitfuncs()  # step times are written here; Gloo's threads now and then abort an interpreter's teardown
+os._exit(0)
 """
 
 
