@@ -73,7 +73,7 @@ def test_other_bits_are_wrong_even_where_rounding_is_allowed():
     found = checks(job)
     right = found.ledgers[KEY].exact(0).values
     found.result(KEY, 0, 0, right.copy())
-    with pytest.raises(Violation, match="other bits than another rank's"):
+    with pytest.raises(Violation, match="bits differ from another rank's"):
         found.result(KEY, 0, 1, np.nextafter(right, np.float32(np.inf)))
 
 
@@ -89,21 +89,21 @@ def test_a_result_where_an_error_was_due():
 @pytest.mark.parametrize(
     ("error", "ledger", "is_late", "broke", "is_right"),
     [
-        (PeerLost("", (1,)), {"gone": {1: "lost"}}, False, False, True),
+        (PeerLost("", (1,)), {"departed": {1: "lost"}}, False, False, True),
         (PeerLost("", (1,)), {}, False, False, False),
-        (PeerLost("", (2,)), {"gone": {1: "lost"}}, False, False, False),
-        (PeerLost("", ()), {"gone": {1: "lost"}}, False, False, False),
-        (PeerLost("", (0,)), {"gone": {0: "lost"}}, False, False, False),
-        (PeerLost("", (1,)), {"gone": {1: "left"}, "finished": {1: 0}}, False, False, True),
-        (PeerLost("", (1,)), {"gone": {1: "left"}, "finished": {1: 1}}, False, False, False),
+        (PeerLost("", (2,)), {"departed": {1: "lost"}}, False, False, False),
+        (PeerLost("", ()), {"departed": {1: "lost"}}, False, False, False),
+        (PeerLost("", (0,)), {"departed": {0: "lost"}}, False, False, False),
+        (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 0}}, False, False, True),
+        (PeerLost("", (1,)), {"departed": {1: "left"}, "finished": {1: 1}}, False, False, False),
         (AggregatorLost(""), {}, False, True, True),
         (AggregatorLost(""), {}, True, False, False),
         (CollectiveTimeout(""), {}, True, False, True),
-        (CollectiveTimeout(""), {"gone": {1: "lost"}}, False, True, False),
+        (CollectiveTimeout(""), {"departed": {1: "lost"}}, False, True, False),
         (RanksDisagree(""), {"disagrees": True}, False, False, True),
-        (RanksDisagree(""), {"gone": {1: "lost"}}, True, True, False),
+        (RanksDisagree(""), {"departed": {1: "lost"}}, True, True, False),
         (SumOverflow(""), {}, True, True, False),
-        (JobError(""), {"gone": {1: "lost"}, "disagrees": True}, True, True, False),
+        (JobError(""), {"departed": {1: "lost"}, "disagrees": True}, True, True, False),
     ],
 )
 def test_errors_need_their_cause(error, ledger, is_late, broke, is_right):
