@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from host_agent.launching import runnable
 from host_agent.pytorch.settings_arming import SETTINGS, STEP_TIMES
 from switchml.errors import ConfigError, JobError
 
@@ -74,14 +74,3 @@ def median_step_s(folder: Path) -> float:
     each = [[after - before for before, after in zip(times, times[1:], strict=False)] for times in ranks]
     mean_s = [sum(step) / len(ranks) for step in zip(*each, strict=False)]
     return median(mean_s[WARM_UP_STEPS:])
-
-
-def runnable(command: Sequence[str]) -> list[str]:
-    """`command` as it can be run; torchrun also where its folder is not in PATH."""
-    if shutil.which(command[0]):
-        return list(command)
-    if command[0] == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", *command[1:]]
-    if command[0].endswith(".py"):
-        return [sys.executable, *command]
-    raise ConfigError(f"{command[0]}: no such program; expected a command like: torchrun --nproc-per-node 2 script.py")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from host_agent.cli import trace_capture_cost as costs
+from host_agent.launching import runnable
 from switchml.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def capture(
     }
     if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in os.environ:  # its older name
         environment.setdefault("TORCH_FR_BUFFER_SIZE", str(FLIGHT_RECORDS))
-    code = _run(_command(command), environment, as_json)
+    code = _run(runnable(command), environment, as_json)
     abouts = _abouts(out)
     if not abouts:
         ended = f"{command[0]} ended with exit code {code}; " if code else ""
@@ -149,17 +149,6 @@ def _make_room(out: Path, overwrite: bool) -> None:
         raise ConfigError(f"--out {out}: there is a capture in it already; choose another folder, or add --overwrite")
     for path in old:
         path.unlink()
-
-
-def _command(command: tuple[str, ...]) -> list[str]:
-    """`command` in a form that can be run; torchrun works even if it is not on PATH."""
-    if shutil.which(command[0]):
-        return list(command)
-    if command[0] == "torchrun":
-        return [sys.executable, "-m", "torch.distributed.run", *command[1:]]
-    if command[0].endswith(".py"):
-        return [sys.executable, *command]
-    raise ConfigError(f"{command[0]}: no such program; expected a command like: torchrun --nproc-per-node 2 script.py")
 
 
 def _run(command: list[str], environment: dict[str, str], as_json: bool) -> int:
