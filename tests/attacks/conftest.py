@@ -1,0 +1,50 @@
+"""What every attack shares: `attempts`, which counts what was tried, and the table of all counts at the end of a run.
+
+    pytest tests/attacks                                # a few seconds each, as in CI
+    SWITCHML_ATTACKS=100 pytest tests/attacks -m slow   # a hundred times as many attempts
+
+docs/security.md shows the table of a long run.
+"""
+
+import os
+from dataclasses import dataclass
+
+import pytest
+
+_TRIED = "tried"
+_SCALE = int(os.environ.get("SWITCHML_ATTACKS", "1"))
+
+
+@dataclass(frozen=True)
+class Attempts:
+    """Counts one test's attempts: `attempts.record("results from a stranger's socket", 5000)`."""
+
+    node: pytest.Item
+
+    def scaled(self, count: int) -> int:
+        """`count` attempts in an ordinary run, SWITCHML_ATTACKS times as many where that is set."""
+        return count * _SCALE
+
+    def record(self, attack: str, count: int) -> None:
+        """`count` attempts of `attack`, a line of the table, were made. The test asserts what they achieved."""
+        self.node.user_properties.append((_TRIED, (attack, count)))
+
+
+@pytest.fixture
+def attempts(request: pytest.FixtureRequest) -> Attempts:
+    return Attempts(request.node)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    rows = [
+        (attack, count, "held" if outcome == "passed" else "did not hold")
+        for outcome in ("passed", "failed")
+        for report in terminalreporter.stats.get(outcome, [])
+        if report.when == "call"
+        for name, (attack, count) in report.user_properties
+        if name == _TRIED
+    ]
+    if rows:
+        terminalreporter.section("attacks")
+        for attack, count, outcome in sorted(rows):
+            terminalreporter.write_line(f"{attack:60} {count:>10,}  {outcome}")
