@@ -27,8 +27,6 @@ _LETTERS = {TRACE: "T", logging.DEBUG: "D", logging.INFO: "I", logging.WARNING: 
 
 
 class Formatter(logging.Formatter):
-    """A record as one line."""
-
     def format(self, record: logging.LogRecord) -> str:
         time = self.formatTime(record, "%H:%M:%S")
         letter = _LETTERS.get(record.levelno, "I")

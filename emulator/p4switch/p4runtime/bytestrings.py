@@ -15,13 +15,15 @@ def encode(value: int) -> bytes:
     return value.to_bytes(max(n_bytes(value.bit_length()), 1), "big")
 
 
-def decode(data: bytes, width: int, what: str) -> int:
-    """An unsigned number of at most `width` bits; leading zeros are fine. Raises OUT_OF_RANGE."""
+def decode(data: bytes, width: int, what: str, signed: bool = False) -> int:
+    """A number of at most `width` bits, unsigned or in two's complement; leading zeros are fine. Raises
+    OUT_OF_RANGE."""
     if not data:
         raise refuse("OUT_OF_RANGE", f"{what}: the value is empty")
-    value = int.from_bytes(data, "big")
-    if value > mask(width):
-        raise refuse("OUT_OF_RANGE", f"{what}: {value:#x} does not fit {width} bits")
+    value = int.from_bytes(data, "big", signed=signed)
+    if value != (two_comp_mod(value, width) if signed else value & mask(width)):
+        shown = f"{value}, with a sign," if signed else f"{value:#x}"
+        raise refuse("OUT_OF_RANGE", f"{what}: {shown} does not fit {width} bits")
     return value
 
 
@@ -30,19 +32,6 @@ def encode_signed(value: int, width: int) -> bytes:
     value = two_comp_mod(value, width)
     n_bits = (value if value >= 0 else ~value).bit_length() + 1
     return value.to_bytes(n_bytes(n_bits), "big", signed=True)
-
-
-def decode_signed(data: bytes, width: int, what: str) -> int:
-    """A two's complement number of at most `width` bits. Raises OUT_OF_RANGE."""
-    if not data:
-        raise refuse("OUT_OF_RANGE", f"{what}: the value is empty")
-    value = int.from_bytes(data, "big", signed=True)
-    if two_comp_mod(value, width) != value:
-        raise refuse("OUT_OF_RANGE", f"{what}: {value} does not fit {width} bits with a sign")
-    return value
-
-
-# Types
 
 
 def encode_data(spec, types, values: Iterator[int]) -> v1.P4Data:
@@ -86,7 +75,7 @@ def decode_data(spec, types, data, width: int, what: str) -> int:
         raise refuse("INVALID_ARGUMENT", f"{what}: the data must be a {holder}, not {data.WhichOneof('data')}")
     if kind == "bitstring":
         if spec.bitstring.WhichOneof("type_spec") == "int":
-            return decode_signed(data.bitstring, spec.bitstring.int.bitwidth, what) & mask(width)
+            return decode(data.bitstring, spec.bitstring.int.bitwidth, what, signed=True) & mask(width)
         return decode(data.bitstring, width, what)
     if kind == "bool":
         return int(data.bool)

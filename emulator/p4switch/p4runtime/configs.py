@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from copy import deepcopy
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.p4runtime.entities import INSERT, MODIFY, Entities, writable
@@ -49,11 +50,10 @@ class Configs:
     def get(self, response_type: int) -> v1.GetForwardingPipelineConfigResponse:
         """The config set last, in the requested parts; empty before that."""
         kinds = v1.GetForwardingPipelineConfigRequest
-        response = v1.GetForwardingPipelineConfigResponse()
         entities = self._saved or self.running
         if entities is None:
-            return response
-        response.config.CopyFrom(entities.pipeline.config)
+            return v1.GetForwardingPipelineConfigResponse()
+        response = v1.GetForwardingPipelineConfigResponse(config=entities.pipeline.config)
         if response_type in (kinds.COOKIE_ONLY, kinds.P4INFO_AND_COOKIE):
             response.config.ClearField("p4_device_config")
         if response_type in (kinds.COOKIE_ONLY, kinds.DEVICE_CONFIG_AND_COOKIE):
@@ -62,6 +62,8 @@ class Configs:
 
     def set(self, action: int, config: v1.ForwardingPipelineConfig | None) -> None:
         """Execute a controller's request; `config` is None if it has none."""
+        if action == Request.UNSPECIFIED or action not in Request.Action.values():
+            raise refuse("INVALID_ARGUMENT", f"there is no action {action}")
         if action == Request.COMMIT:
             if config is not None:
                 raise refuse("INVALID_ARGUMENT", "COMMIT takes the config that was saved, not another")
@@ -69,10 +71,6 @@ class Configs:
                 raise refuse("NOT_FOUND", "no config was saved")
             self._commit(self._saved)
             return
-        if action not in (
-            Request.VERIFY, Request.VERIFY_AND_SAVE, Request.VERIFY_AND_COMMIT, Request.RECONCILE_AND_COMMIT
-        ):  # fmt: skip
-            raise refuse("INVALID_ARGUMENT", f"there is no action {action}")
         if config is None:
             raise refuse("INVALID_ARGUMENT", "there is no config")
         entities = self._verified(config)
@@ -88,24 +86,20 @@ class Configs:
     def _verified(self, config: v1.ForwardingPipelineConfig) -> Entities:
         """Raises INVALID_ARGUMENT."""
         switch = self.device.switch
-        copy = v1.ForwardingPipelineConfig.FromString(config.SerializeToString())
-        program = program_in(copy)
+        program = program_in(config)
         try:
             state = State(program, switch.clock, switch.lock)
         except ProgramError as error:
             raise refuse("INVALID_ARGUMENT", f"p4_device_config can't be run: {error}") from error
         state.replication.max_groups = self.device.state.replication.max_groups
         state.replication.max_nodes = self.device.state.replication.max_nodes
-        pipeline = Pipeline(copy, state)
-        pipeline.notify = self.notify
-        pipeline.ports_up = self.device.ports_up
-        return Entities(pipeline)
+        return Entities(Pipeline(deepcopy(config), state, self.notify, self.device.ports_up))
 
     def _commit(self, entities: Entities) -> None:
         if not self.device.can_swap:
             raise refuse("FAILED_PRECONDITION", "the switch was started with --disable-swap")
         try:
-            self.device.run(entities.pipeline.state)
+            self.device.switch.run(entities.pipeline.state)
         except ProgramError as error:
             raise refuse("INVALID_ARGUMENT", f"the program can't be run: {error}") from error
         log.info("P4Runtime: runs %s", entities.pipeline.program.name or "a program")
@@ -113,9 +107,7 @@ class Configs:
 
     def _take_over(self, entities: Entities) -> None:
         """Write all current entities to a new pipeline. Raises INVALID_ARGUMENT if one does not fit there."""
-        if self.running is None:
-            return
-        for entity in self.running.everything():
+        for entity in self.running.everything() if self.running else ():
             kind = _kind(entity)
             if kind is None:
                 continue

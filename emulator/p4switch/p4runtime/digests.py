@@ -11,7 +11,7 @@ from emulator.p4switch.p4runtime.bytestrings import encode_data
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, check_presence, refuse
 from emulator.p4switch.state.digests import Digest, DigestList
-from switchml.control.p4runtime_protos import info, new_entity, v1
+from switchml.control.p4runtime_protos import info, v1
 
 NS_PER_MS = 1_000_000
 NO_LIMIT = 1 << 16
@@ -24,8 +24,8 @@ class Enabled:
 
     item: info.Digest
     digests: DigestList
-    config: v1.DigestEntry.Config
     listener: Callable[[Digest], None]
+    config: v1.DigestEntry.Config = field(default_factory=v1.DigestEntry.Config)
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
 
 
@@ -37,7 +37,6 @@ class Digests:
         self.enabled: dict[int, Enabled] = {}
 
     def write(self, kind: int, entry: v1.DigestEntry) -> None:
-        """Do one update."""
         item, digests = self.pipeline.one(self.pipeline.digests, entry.digest_id, "digest")
         name, number = digests.list.name, entry.digest_id
         check_presence(kind, number in self.enabled, f"enabled digest {name}")
@@ -49,29 +48,24 @@ class Digests:
             raise refuse("INVALID_ARGUMENT", f"digest {name}: times and sizes can't be negative")
         if kind == INSERT:
             digests.reset()
-            self.enabled[number] = Enabled(
-                item, digests, v1.DigestEntry.Config(), lambda digest: self._send(number, digest)
-            )
+            self.enabled[number] = Enabled(item, digests, lambda digest: self._send(number, digest))
             digests.listeners.append(self.enabled[number].listener)
         self.enabled[number].config.CopyFrom(config)
-        at_once = config.max_timeout_ns == 0
         digests.set_timeout(-(-config.max_timeout_ns // NS_PER_MS))
-        digests.set_max_samples(1 if at_once else config.max_list_size or NO_LIMIT)
+        digests.set_max_samples((config.max_list_size or NO_LIMIT) if config.max_timeout_ns else 1)
 
     def read(self, pattern: v1.DigestEntry) -> Iterator[v1.Entity]:
-        """All digests that `pattern` selects."""
         self.pipeline.pick(self.pipeline.digests, pattern.digest_id, "digest")
         for number, digest in sorted(self.enabled.items()):
             if pattern.digest_id in (0, number):
-                yield new_entity("digest_entry", v1.DigestEntry(digest_id=number, config=digest.config))
+                yield v1.Entity(digest_entry={"digest_id": number, "config": digest.config})
 
     def _send(self, number: int, digest: Digest) -> None:
         """Called under the switch's lock, while packets pass."""
         enabled = self.enabled[number]
-        message = v1.DigestList(digest_id=number, list_id=digest.buffer_id + 1, timestamp=time.time_ns())
         types = self.pipeline.p4info.type_info
-        for sample in digest.samples:
-            message.data.append(encode_data(enabled.item.type_spec, types, iter(sample)))
+        data = [encode_data(enabled.item.type_spec, types, iter(sample)) for sample in digest.samples]
+        message = {"digest_id": number, "list_id": digest.buffer_id + 1, "data": data, "timestamp": time.time_ns()}
         self.pipeline.notify(v1.StreamMessageResponse(digest=message))
         if enabled.config.ack_timeout_ns:
             enabled.waiting.append((digest.buffer_id, time.monotonic_ns()))

@@ -6,26 +6,20 @@ back in reverse order if a later one fails.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
 
+from emulator.p4switch.p4runtime.arrays import Counters, Meters, Registers, ValueSets
 from emulator.p4switch.p4runtime.digests import Digests
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.profiles import Profiles
-from emulator.p4switch.p4runtime.rates import Counters, Meters
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
-from emulator.p4switch.p4runtime.registers import Registers, ValueSets
-from emulator.p4switch.p4runtime.replication import ReplicationEngine
-from emulator.p4switch.p4runtime.tables import Tables
+from emulator.p4switch.p4runtime.replication import GROUP, SESSION, ReplicationEngine
+from emulator.p4switch.p4runtime.tables import DirectCells, Tables
 from switchml.control.p4runtime_protos import v1
 from switchml.errors import ControlError, SwitchMLError
-
-
-class Sort(NamedTuple):
-    """How a sort of entity is written, (kind of update, entity), and read."""
-
-    write: Callable[[int, object], None]
-    read: Callable[[object], Iterator[v1.Entity]]
 
 
 class Entities:
@@ -34,25 +28,25 @@ class Entities:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.profiles = profiles = Profiles(pipeline)
-        self.tables = tables = Tables(pipeline, profiles)
-        self.digests = digests = Digests(pipeline)
-        counters, meters, registers = Counters(pipeline), Meters(pipeline), Registers(pipeline)
-        value_sets = ValueSets(pipeline)
-        self.replication = replication = ReplicationEngine(pipeline)
-        self.sorts = {
-            "action_profile_member": Sort(profiles.write_member, profiles.read_members),
-            "action_profile_group": Sort(profiles.write_group, profiles.read_groups),
-            "table_entry": Sort(tables.write, tables.read),
-            "counter_entry": Sort(counters.write, counters.read),
-            "direct_counter_entry": Sort(tables.write_counter, tables.read_counters),
-            "meter_entry": Sort(meters.write, meters.read),
-            "direct_meter_entry": Sort(tables.write_meter, tables.read_meters),
-            "register_entry": Sort(registers.write, registers.read),
-            "value_set_entry": Sort(value_sets.write, value_sets.read),
-            "packet_replication_engine_entry": Sort(replication.write, replication.read),
-            "digest_entry": Sort(digests.write, digests.read),
+        self.tables = Tables(pipeline, profiles)
+        self.digests = Digests(pipeline)
+        self.replication = ReplicationEngine(pipeline)
+        counters, meters = Counters(pipeline), Meters(pipeline)
+        self.sorts: dict[str, Any] = {
+            "action_profile_member": SimpleNamespace(write=profiles.write_member, read=profiles.read_members),
+            "action_profile_group": SimpleNamespace(write=profiles.write_group, read=profiles.read_groups),
+            "table_entry": self.tables,
+            "counter_entry": counters,
+            "direct_counter_entry": DirectCells(self.tables, counters),
+            "meter_entry": meters,
+            "direct_meter_entry": DirectCells(self.tables, meters),
+            "register_entry": Registers(pipeline),
+            "value_set_entry": ValueSets(pipeline),
+            "packet_replication_engine_entry": self.replication,
+            "digest_entry": self.digests,
         }
-        """In an order in which entities can be written although they refer to each other."""
+        """Sort of entity → what writes it, by `write(kind of update, entity)`, and `read`s it by a pattern. They stand
+        in an order in which entities can be written although they refer to each other."""
 
     def follow_ports(self) -> None:
         """Follow the state of the ports that members of groups watch or that replicas have backups for."""
@@ -60,7 +54,7 @@ class Entities:
             self.profiles.follow_ports()
             self.replication.follow_ports()
 
-    def _sort(self, entity: v1.Entity) -> tuple[Sort, object]:
+    def _sort(self, entity: v1.Entity) -> tuple[Any, Any]:
         name = entity.WhichOneof("entity")
         if name is None:
             raise refuse("INVALID_ARGUMENT", "which entity? None is set")
@@ -73,27 +67,16 @@ class Entities:
     def read(self, patterns: Iterable[v1.Entity]) -> list[v1.Entity]:
         """All entities that `patterns` select."""
         with self.pipeline.state.lock:
-            entities = []
-            for entity in patterns:
-                sort, message = self._sort(entity)
-                entities += sort.read(message)
-            return entities
+            return [entity for sort, message in map(self._sort, patterns) for entity in sort.read(message)]
 
     def everything(self) -> list[v1.Entity]:
         """All entities that a controller may have written, in an order in which they can be written."""
+        patterns: dict[str, list[dict]] = {
+            "table_entry": [{"meter_config": {}, "counter_data": {}}, {"is_default_action": True}],
+            "packet_replication_engine_entry": [{GROUP: {}}, {SESSION: {}}],
+        }
         names = [name for name in self.sorts if not name.startswith("direct_")]  # those come with their table entries
-        patterns = [v1.Entity() for _ in names]
-        for entity, name in zip(patterns, names, strict=True):
-            getattr(entity, name).SetInParent()
-            if name == "table_entry":
-                entity.table_entry.meter_config.SetInParent()
-                entity.table_entry.counter_data.SetInParent()
-            if name == "packet_replication_engine_entry":
-                entity.packet_replication_engine_entry.multicast_group_entry.SetInParent()
-        patterns += [v1.Entity(), v1.Entity()]
-        patterns[-2].packet_replication_engine_entry.clone_session_entry.SetInParent()
-        patterns[-1].table_entry.is_default_action = True
-        return self.read(patterns)
+        return self.read(v1.Entity(**{name: pattern}) for name in names for pattern in patterns.get(name, [{}]))
 
     # Write
 
@@ -124,35 +107,31 @@ class Entities:
 
     def _try(self, update: v1.Update) -> SwitchMLError | None:
         try:
+            if update.type not in (INSERT, MODIFY, DELETE):
+                raise refuse("INVALID_ARGUMENT", "an update must be INSERT, MODIFY or DELETE")
+            sort, message = self._sort(update.entity)
             with self.pipeline.state.lock:
-                self._do(update)
+                sort.write(update.type, message)
         except SwitchMLError as error:
             return error
         return None
-
-    def _do(self, update: v1.Update) -> None:
-        if update.type not in (INSERT, MODIFY, DELETE):
-            raise refuse("INVALID_ARGUMENT", "an update must be INSERT, MODIFY or DELETE")
-        sort, message = self._sort(update.entity)
-        sort.write(update.type, message)
 
     def _inverse(self, update: v1.Update) -> list[v1.Update]:
         """The updates that undo an update, computed before it."""
         if update.type == INSERT:
             return [v1.Update(type=DELETE, entity=update.entity)]
-        pattern = v1.Entity.FromString(update.entity.SerializeToString())
-        if pattern.WhichOneof("entity") == "table_entry":
-            entry = pattern.table_entry
+        pattern = deepcopy(update.entity)
+        entry = pattern.table_entry if pattern.HasField("table_entry") else None
+        if entry is not None:
             for field in ("action", "metadata", "controller_metadata", "idle_timeout_ns", "time_since_last_hit"):
                 entry.ClearField(field)
             entry.meter_config.SetInParent()
             entry.counter_data.SetInParent()
         before = self.read([pattern])
-        if pattern.WhichOneof("entity") == "table_entry":
-            if pattern.table_entry.is_default_action:
-                before = before or [pattern]  # there was none: one without an action restores that
-            elif not pattern.table_entry.match:  # which reads all entries
-                before = [entity for entity in before if not entity.table_entry.match]
+        if entry is not None and entry.is_default_action:
+            before = before or [pattern]  # there was none: one without an action restores that
+        elif entry is not None and not entry.match:  # which reads all entries
+            before = [entity for entity in before if not entity.table_entry.match]
         kind = INSERT if update.type == DELETE else MODIFY
         return [v1.Update(type=kind, entity=writable(entity)) for entity in before]
 

@@ -15,11 +15,12 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from emulator.p4switch.p4runtime.actions import Action, Actions, Param
+from emulator.p4switch.p4runtime.fields import Action, Actions, Param
 from emulator.p4switch.p4runtime.matches import HIGHEST, Key, KeyField
 from emulator.p4switch.p4runtime.refusals import refuse
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
+from emulator.p4switch.state.action_profiles import ActionProfile
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import MatchTable
 from switchml.control.p4runtime_protos import v1
@@ -52,16 +53,22 @@ def program_in(config: v1.ForwardingPipelineConfig) -> ir.Program:
 
 
 class Pipeline:
-    """`config` as received; `state` is that of its program. Raises INVALID_ARGUMENT if P4Info and program do not
-    match."""
+    """`config` as received; `state` is that of its program. `notify` is called with messages for the primary
+    controllers, `ports_up` gives the ports that are up. Raises INVALID_ARGUMENT if P4Info and program do not match."""
 
-    def __init__(self, config: v1.ForwardingPipelineConfig, state: State) -> None:
+    def __init__(
+        self,
+        config: v1.ForwardingPipelineConfig,
+        state: State,
+        notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None,
+        ports_up: Callable[[], set[int]] = set,
+    ) -> None:
         self.config = config
         self.state = state
         self.program = state.program
         self.p4info = p4info = config.p4info
-        self.notify: Callable[[v1.StreamMessageResponse], None] = lambda message: None
-        self.ports_up: Callable[[], set[int]] = set
+        self.notify = notify
+        self.ports_up = ports_up
         self.actions = {action.preamble.id: action for action in p4info.actions}
         self.tables = self._bind(p4info.tables, state.table)
         self.profiles = self._bind(p4info.action_profiles, state.action_profile)
@@ -69,10 +76,7 @@ class Pipeline:
         self.meters = self._bind(p4info.meters, state.meter)
         self.registers = self._bind(p4info.registers, state.register)
         self.value_sets = self._bind(p4info.value_sets, state.parse_vset)
-        by_name = {digest.list.name: digest for digest in state.digests}
-        self.digests = self._bind(p4info.digests, lambda name: by_name.get(name))
-        direct = [*p4info.direct_counters, *p4info.direct_meters]
-        self.direct = {item.preamble.id: item for item in direct}
+        self.digests = self._bind(p4info.digests, {digest.list.name: digest for digest in state.digests}.get)
         if p4info.tables and not self.tables:
             raise refuse("INVALID_ARGUMENT", "the P4Info is not that of the BMv2 JSON: they have no table in common")
 
@@ -92,9 +96,7 @@ class Pipeline:
 
     def pick(self, bound: dict[int, Any], number: int, sort: str) -> list[Any]:
         """The objects that a number selects: one, or with 0 all. Raises NOT_FOUND."""
-        if not number:
-            return list(bound.values())
-        return [self.one(bound, number, sort)]
+        return [self.one(bound, number, sort)] if number else list(bound.values())
 
     def one(self, bound: dict[int, Any], number: int, sort: str) -> Any:
         """The object with a number. Raises NOT_FOUND or INVALID_ARGUMENT."""
@@ -113,32 +115,18 @@ class Pipeline:
         if len(by_name) == len(fields) == len(matches) and all(field.name in by_name for field in fields):
             matches = [by_name[field.name] for field in fields]
         if len(matches) != len(fields):
-            raise refuse(
-                "INVALID_ARGUMENT",
-                f"table {table.name} matches {len(fields)} fields in the BMv2 JSON, but {len(matches)} in the P4Info",
-            )
+            numbers = f"{len(fields)} fields in the BMv2 JSON, but {len(matches)} in the P4Info"
+            raise refuse("INVALID_ARGUMENT", f"table {table.name} matches {numbers}")
+        key = []
+        for match, field in zip(matches, fields, strict=True):
+            width = 1 if field.kind == "valid" else field.width
+            _check_width(f"table {table.name}, field {match.name}", match, width)
+            key.append(KeyField(match.id, match.name, match.match_type, field.kind, width))
         priorities = [entry.priority for entry in table.table.entries or ()]
-        return Key(
-            table.name,
-            tuple(self._key_field(table, match, field) for match, field in zip(matches, fields, strict=True)),
-            top=max(priorities, default=0) + 1 if table.is_immutable else HIGHEST,
-        )
+        return Key(table.name, tuple(key), max(priorities, default=0) + 1 if table.is_immutable else HIGHEST)
 
-    def _key_field(self, table: MatchTable, match, field: ir.KeyField) -> KeyField:
-        width = 1 if field.kind == "valid" else field.width
-        self._check_width(f"table {table.name}, field {match.name}", match.bitwidth, width, match.type_name.name)
-        return KeyField(match.id, match.name, match.match_type, field.kind, width)
-
-    def _check_width(self, what: str, declared: int, width: int, type_name: str) -> None:
-        """A translated type may have another width; values are passed unchanged."""
-        if declared == width or (declared and type_name):
-            return
-        if type_name:
-            raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
-        raise refuse("INVALID_ARGUMENT", f"{what} has {width} bits in the BMv2 JSON, but {declared} in the P4Info")
-
-    def actions_of(self, owner, refs: Iterable, name: str) -> Actions:
-        """The actions of a table or profile, from P4Info's references."""
+    def actions_of(self, owner: MatchTable | ActionProfile, refs: Iterable, name: str) -> Actions:
+        """The actions that a table or profile has by P4Info's references."""
         actions = {}
         for ref in refs:
             item = self.actions.get(ref.id)
@@ -155,15 +143,22 @@ class Pipeline:
     def _params(self, item, index: int) -> tuple[Param, ...]:
         params = self.program.actions[index].params
         declared = {param.name: param for param in item.params}
-        if set(declared) != {param.name for param in params}:
-            raise refuse(
-                "INVALID_ARGUMENT",
-                f"action {item.preamble.name} has the parameters {[param.name for param in params]} in the BMv2 JSON, "
-                f"but {list(declared)} in the P4Info",
-            )
+        names = [param.name for param in params]
+        if set(declared) != set(names):
+            lists = f"{names} in the BMv2 JSON, but {list(declared)} in the P4Info"
+            raise refuse("INVALID_ARGUMENT", f"action {item.preamble.name} has the parameters {lists}")
         for param in params:
-            match = declared[param.name]
-            self._check_width(
-                f"action {item.preamble.name}, {param.name}", match.bitwidth, param.width, match.type_name.name
-            )
+            _check_width(f"action {item.preamble.name}, {param.name}", declared[param.name], param.width)
         return tuple(Param(declared[param.name].id, param.name, param.width) for param in params)
+
+
+def _check_width(what: str, declared: Any, width: int) -> None:
+    """Compare the width that P4Info has of a field or parameter. A translated type may have another one; values are
+    passed unchanged."""
+    type_name = declared.type_name.name
+    if declared.bitwidth == width or (declared.bitwidth and type_name):
+        return
+    if type_name:
+        raise refuse("INVALID_ARGUMENT", f"{what}: translation of {type_name} to strings is not supported")
+    widths = f"{width} bits in the BMv2 JSON, but {declared.bitwidth} in the P4Info"
+    raise refuse("INVALID_ARGUMENT", f"{what} has {widths}")

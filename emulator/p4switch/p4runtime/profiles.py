@@ -7,44 +7,26 @@ A controller numbers members and groups itself; the switch has handles. Those of
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
-from emulator.p4switch.p4runtime.actions import Actions
 from emulator.p4switch.p4runtime.bytestrings import decode
+from emulator.p4switch.p4runtime.fields import Actions
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, check_presence, refuse
 from emulator.p4switch.state.action_profiles import ActionProfile
-from switchml.control.p4runtime_protos import info, new_entity, v1
+from switchml.control.p4runtime_protos import info, v1
 
 
 @dataclass(eq=False)
-class OneShot:
-    """The handles of an entry's action set. `watched`: members to the ports that they watch."""
-
-    message: v1.ActionProfileActionSet
-    profile: Profile
-    group: int
-    members: list[int]
-    watched: dict[int, int]
-
-    def remove(self) -> None:
-        """Release them, unless Thrift has removed them already."""
-        self.profile.one_shots.remove(self)
-        profile = self.profile.profile
-        if self.group in profile.groups:
-            profile.delete_group(self.group)
-        for member in self.members:
-            if member in profile.members:
-                profile.delete_member(member)
-
-
-@dataclass
 class Group:
-    """A group's handle and the controller's message. `watched`: members to the ports that they watch."""
+    """A group's handle and the controller's message, which for a one-shot is the entry's action set. `watched`: handles
+    of members to the ports that they watch. `members`: a one-shot's, which no other group has."""
 
     handle: int
-    message: v1.ActionProfileGroup
+    message: v1.ActionProfileGroup | v1.ActionProfileActionSet
     watched: dict[int, int]
+    members: Sequence[int] = ()
 
 
 @dataclass
@@ -58,7 +40,7 @@ class Profile:
     pipeline: Pipeline
     members: dict[int, int] = field(default_factory=dict)
     groups: dict[int, Group] = field(default_factory=dict)
-    one_shots: list[OneShot] = field(default_factory=list)
+    one_shots: list[Group] = field(default_factory=list)
 
     def forget_lost(self) -> None:
         """Drop members and groups that were removed through Thrift."""
@@ -100,7 +82,7 @@ class Profile:
         by_members = self.item.WhichOneof("selector_size_semantics") == "sum_of_members"
         return len(weights) if by_members else sum(weights)
 
-    def new_one_shot(self, message: v1.ActionProfileActionSet) -> OneShot:
+    def new_one_shot(self, message: v1.ActionProfileActionSet) -> Group:
         """Create members and group of an action set (section "One Shot Action Selector Programming"), or nothing if it
         is refused."""
         name = self.profile.name
@@ -128,20 +110,27 @@ class Profile:
         for member, weight in zip(members, weights, strict=True):
             self.profile.add_to_group(member, group, weight)
         watched = {member: port for member, port in zip(members, ports, strict=True) if port is not None}
-        stored = v1.ActionProfileActionSet.FromString(message.SerializeToString())
-        self.one_shots.append(OneShot(stored, self, group, members, watched))
+        self.one_shots.append(Group(group, deepcopy(message), watched, members))
         self.follow_ports()
         return self.one_shots[-1]
 
+    def remove(self, one_shot: Group) -> None:
+        """Release the group and members of an action set, unless Thrift has removed them already."""
+        self.one_shots.remove(one_shot)
+        if one_shot.handle in self.profile.groups:
+            self.profile.delete_group(one_shot.handle)
+        for member in one_shot.members:
+            if member in self.profile.members:
+                self.profile.delete_member(member)
+
     def follow_ports(self) -> None:
         """Exclude members from their groups' choices while the port that they watch is down."""
-        watching = [(group.handle, group.watched) for group in self.groups.values() if group.watched]
-        watching += [(one_shot.group, one_shot.watched) for one_shot in self.one_shots if one_shot.watched]
+        watching = [group for group in (*self.groups.values(), *self.one_shots) if group.watched]
         up = self.pipeline.ports_up() if watching else set()
-        for group, watched in watching:
-            if group in self.profile.groups:
-                down = frozenset(member for member, port in watched.items() if port not in up)
-                self.profile.set_inactive(group, down)
+        for group in watching:
+            if group.handle in self.profile.groups:
+                down = frozenset(member for member, port in group.watched.items() if port not in up)
+                self.profile.set_inactive(group.handle, down)
 
 
 def watched_port(member: v1.ActionProfileGroup.Member | v1.ActionProfileAction) -> int | None:
@@ -193,37 +182,34 @@ class Profiles:
     # Members
 
     def write_member(self, kind: int, entry: v1.ActionProfileMember) -> None:
-        """Do one update."""
         profile = self._one(entry.action_profile_id)
         number = entry.member_id
         if not number:
             raise refuse("INVALID_ARGUMENT", "a member's id can't be 0")
         check_presence(kind, number in profile.members, f"member {number} of action profile {profile.profile.name}")
         if kind == DELETE:
-            profile.profile.delete_member(profile.member(number))
+            profile.profile.delete_member(profile.members[number])
             del profile.members[number]
             return
         if not entry.HasField("action"):
             raise refuse("INVALID_ARGUMENT", f"member {number} needs an action")
+        run = profile.actions.decode(entry.action)
         if kind == MODIFY:
-            profile.profile.modify_member(profile.member(number), profile.actions.decode(entry.action))
-            return
-        profile.members[number] = profile.profile.add_member(profile.actions.decode(entry.action))
+            profile.profile.modify_member(profile.members[number], run)
+        else:
+            profile.members[number] = profile.profile.add_member(run)
 
     def read_members(self, pattern: v1.ActionProfileMember) -> Iterator[v1.Entity]:
-        """All members that `pattern` selects."""
         for profile in self._selected(pattern.action_profile_id):
             for number, handle in sorted(profile.members.items()):
                 if pattern.member_id in (0, number):
                     run = profile.profile.member(handle).run
-                    message = v1.ActionProfileMember(action_profile_id=profile.item.preamble.id, member_id=number)
-                    message.action.CopyFrom(profile.actions.encode(run))
-                    yield new_entity("action_profile_member", message)
+                    key = {"action_profile_id": profile.item.preamble.id, "member_id": number}
+                    yield v1.Entity(action_profile_member=key | {"action": profile.actions.encode(run)})
 
     # Groups
 
     def write_group(self, kind: int, entry: v1.ActionProfileGroup) -> None:
-        """Do one update."""
         numbered = self._one(entry.action_profile_id)
         profile, number = numbered.profile, entry.group_id
         if not profile.has_selector:
@@ -232,22 +218,22 @@ class Profiles:
             raise refuse("INVALID_ARGUMENT", "a group's id can't be 0")
         check_presence(kind, number in numbered.groups, f"group {number} of action profile {profile.name}")
         if kind == DELETE:
-            profile.delete_group(numbered.group(number).handle)
+            profile.delete_group(numbered.groups[number].handle)
             del numbered.groups[number]
             return
         weights, watched = self._members(numbered, entry)
         if kind == INSERT:
             handle = profile.create_group()
         else:
-            handle = numbered.group(number).handle
-            if entry.max_size != numbered.group(number).message.max_size:
+            handle = numbered.groups[number].handle
+            if entry.max_size != numbered.groups[number].message.max_size:
                 raise refuse("INVALID_ARGUMENT", f"the max_size of group {number} can't be changed")
             for member in list(profile.group(handle).members):
                 profile.remove_from_group(member, handle)
         for member, weight in weights.items():
             profile.add_to_group(member, handle, weight)
         profile.set_inactive(handle, frozenset())
-        numbered.groups[number] = Group(handle, v1.ActionProfileGroup.FromString(entry.SerializeToString()), watched)
+        numbered.groups[number] = Group(handle, deepcopy(entry), watched)
         numbered.follow_ports()
 
     @staticmethod
@@ -277,8 +263,7 @@ class Profiles:
             profile.follow_ports()
 
     def read_groups(self, pattern: v1.ActionProfileGroup) -> Iterator[v1.Entity]:
-        """All groups that `pattern` selects."""
         for profile in self._selected(pattern.action_profile_id):
             for number, group in sorted(profile.groups.items()):
                 if pattern.group_id in (0, number):
-                    yield new_entity("action_profile_group", group.message)
+                    yield v1.Entity(action_profile_group=group.message)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import grpc
 
@@ -53,14 +53,8 @@ def status_code(error: SwitchMLError) -> grpc.StatusCode:
     return grpc.StatusCode[_CODES.get(getattr(error, "code", ""), "INVALID_ARGUMENT")]
 
 
-def error_message(error: SwitchMLError | None) -> v1.Error:
-    """The message for one update of a batch; None: it succeeded."""
-    if error is None:
-        return v1.Error(canonical_code=OK)
-    return v1.Error(canonical_code=status_code(error).value[0], message=str(error))
-
-
-class _Status(NamedTuple):
+@dataclass(frozen=True)
+class BatchStatus(grpc.Status):
     """grpc's Status with details."""
 
     code: grpc.StatusCode
@@ -68,17 +62,14 @@ class _Status(NamedTuple):
     trailing_metadata: tuple
 
 
-class BatchStatus(_Status, grpc.Status):
-    """The status of a call some of whose updates failed: UNKNOWN, with a p4.v1.Error for each (section "Error
-    Reporting" of the Write RPC)."""
-
-
 def batch_status(errors: list[SwitchMLError | None]) -> BatchStatus:
-    """The status for a batch, from the outcomes of its updates in order."""
+    """The status of a call some of whose updates failed, from the outcomes of all in order: UNKNOWN, with a p4.v1.Error
+    for each (section "Error Reporting" of the Write RPC)."""
     failed = [f"update {number}: {error}" for number, error in enumerate(errors) if error is not None]
     text = failed[0] if len(failed) == 1 else f"{len(failed)} updates failed; {failed[0]}"
     status = Status(code=grpc.StatusCode.UNKNOWN.value[0], message=text)
     for error in errors:
-        status.details.add().Pack(error_message(error))
+        code = OK if error is None else status_code(error).value[0]
+        status.details.add().Pack(v1.Error(canonical_code=code, message=str(error or "")))
     trailer = ("grpc-status-details-bin", status.SerializeToString())
     return BatchStatus(grpc.StatusCode.UNKNOWN, text, (trailer,))

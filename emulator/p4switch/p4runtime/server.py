@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import grpc
 from emulator.p4switch.device import Device
 from emulator.p4switch.p4runtime.configs import Configs
 from emulator.p4switch.p4runtime.controllers import MAX_STREAMS, Controllers, Stream
-from emulator.p4switch.p4runtime.packets import PACKET_IN, PACKET_OUT, ControllerHeader
+from emulator.p4switch.p4runtime.fields import PACKET_IN, PACKET_OUT, ControllerHeader
 from emulator.p4switch.p4runtime.refusals import batch_status, refuse, status_code
 from switchml.control import p4runtime_protos as protos
 from switchml.control import rpc
@@ -111,13 +112,11 @@ class P4RuntimeServer:
         return v1.SetForwardingPipelineConfigResponse()
 
     def GetForwardingPipelineConfig(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """The config."""
         self._check_device(request.device_id)
         with self._order:
             return self.configs.get(request.response_type)
 
     def Write(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """A batch of updates."""
         self._check_device(request.device_id)
         with self._order:
             self.controllers.check_primary(request)
@@ -253,25 +252,25 @@ def _guarded(method: Any, call: Callable) -> Callable:
     """A call whose errors become gRPC's."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
-        try:
+        with _aborting(context):
             return call(request, context)
-        except Exception as error:
-            _abort(context, error)
 
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        try:
+        with _aborting(context):
             yield from call(request, context)
-        except Exception as error:
-            _abort(context, error)
 
     return stream if method.server_streaming else answer
 
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> None:
-    if context.code() is not None:  # it was aborted already, with a status of its own
-        raise error
-    if isinstance(error, SwitchMLError):
-        log.debug("P4Runtime: %s", error)
-        context.abort(status_code(error), str(error))
-    log.error("P4Runtime: a call failed", exc_info=error)
-    context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+@contextmanager
+def _aborting(context: grpc.ServicerContext) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if context.code() is not None:  # it was aborted already, with a status of its own
+            raise
+        if isinstance(error, SwitchMLError):
+            log.debug("P4Runtime: %s", error)
+            context.abort(status_code(error), str(error))
+        log.exception("P4Runtime: a call failed")
+        context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")

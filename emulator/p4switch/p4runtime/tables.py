@@ -5,16 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from emulator.p4switch.p4runtime import rates
-from emulator.p4switch.p4runtime.actions import Actions
+from emulator.p4switch.p4runtime import arrays
+from emulator.p4switch.p4runtime.fields import Actions
 from emulator.p4switch.p4runtime.matches import Key
 from emulator.p4switch.p4runtime.pipeline import Pipeline
-from emulator.p4switch.p4runtime.profiles import OneShot, Profile, Profiles
+from emulator.p4switch.p4runtime.profiles import Group, Profile, Profiles
 from emulator.p4switch.p4runtime.refusals import DELETE, INSERT, MODIFY, refuse
 from emulator.p4switch.state.action_profiles import RunAction, Target, UseGroup, UseMember
+from emulator.p4switch.state.handles import index_of
 from emulator.p4switch.state.tables import Entry, MatchTable
-from switchml.control.p4runtime_protos import info, new_entity, v1
+from switchml.control.p4runtime_protos import info, v1
 from switchml.errors import ControlError
 
 NS_PER_MS = 1_000_000
@@ -27,21 +29,20 @@ class Extra:
     metadata: bytes = b""
     controller_metadata: int = 0
     idle_timeout_ns: int = 0
-    one_shot: OneShot | None = None
+    one_shot: Group | None = None
 
 
 @dataclass
 class Table:
-    """A table on both sides. `counter_spec` and `meter_spec`: P4Info's, of what is attached to its entries.
-    `extras` by handle; None stands for the default entry."""
+    """A table on both sides. `direct`: P4Info's "counter" or "meter" that is attached to its entries, with the array of
+    their cells. `extras` by handle; None stands for the default entry."""
 
     number: int
     table: MatchTable
     key: Key
     actions: Actions
     profile: Profile | None
-    counter_spec: info.CounterSpec | None = None
-    meter_spec: info.MeterSpec | None = None
+    direct: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     extras: dict[int | None, Extra] = field(default_factory=dict)
 
     @property
@@ -56,6 +57,17 @@ class Table:
     def extra(self, handle: int | None) -> Extra:
         """An entry's, or an empty one."""
         return self.extras.get(handle, Extra())
+
+    def cells(self, sort: str) -> tuple[Any, Any]:
+        """P4Info's direct counter or meter, and the array of its cells. Raises INVALID_ARGUMENT."""
+        if sort not in self.direct:
+            raise refuse("INVALID_ARGUMENT", f"table {self.name} has no direct {sort}")
+        return self.direct[sort]
+
+    def remove(self, one_shot: Group | None) -> None:
+        """Release the group of an entry that had an action set, or None."""
+        if one_shot is not None:
+            self.profile.remove(one_shot)
 
     def find(self, entry: v1.TableEntry) -> Entry:
         """The entry with the same key. Raises NOT_FOUND."""
@@ -99,12 +111,11 @@ class Tables:
             )
             for number, (item, table) in pipeline.tables.items()
         }
-        for item in pipeline.p4info.direct_counters:
-            if item.direct_table_id in self.by_number:
-                self.by_number[item.direct_table_id].counter_spec = item.spec
-        for item in pipeline.p4info.direct_meters:
-            if item.direct_table_id in self.by_number:
-                self.by_number[item.direct_table_id].meter_spec = item.spec
+        for sort in ("counter", "meter"):
+            for item in getattr(pipeline.p4info, f"direct_{sort}s"):
+                table = self.by_number.get(item.direct_table_id)
+                if table is not None and sort in table.table.direct:
+                    table.direct[sort] = item, table.table.direct[sort]
         self._idle: dict[tuple[int, int], int] = {}  # (table, handle) → last hit, of entries that were reported
 
     def one(self, number: int) -> Table:
@@ -114,7 +125,6 @@ class Tables:
     # Write
 
     def write(self, kind: int, entry: v1.TableEntry) -> None:
-        """Do one update."""
         table = self.one(entry.table_id)
         if entry.is_const:
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: is_const may not be set by a controller")
@@ -137,28 +147,23 @@ class Tables:
         if entry.HasField("time_since_last_hit"):
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: time_since_last_hit can't be written")
         if entry.HasField("counter_data"):
-            if table.counter_spec is None:
-                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct counter")
-            rates.counts(entry.counter_data)
+            table.cells("counter")
+            arrays.counts(entry.counter_data)
         if entry.HasField("meter_counter_data"):
             raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
         if entry.HasField("meter_config"):
-            if table.meter_spec is None:
-                raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct meter")
-            rates.from_config(entry.meter_config, table.meter_spec)
+            arrays.from_config(entry.meter_config, table.cells("meter")[0].spec)
 
     def _insert(self, table: Table, entry: v1.TableEntry) -> None:
         match, priority = table.key.decode(entry.match), table.key.priority_in(entry.priority)
-        if table.table.is_immutable:
-            raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+        table.table.check_mutable()
         if not entry.HasField("action"):
             raise refuse("INVALID_ARGUMENT", f"table {table.name}: a new entry needs an action")
         target, one_shot = self._target(table, entry.action)
         try:
             handle = table.table.add(match, target, priority)
         except ControlError:
-            if one_shot is not None:
-                one_shot.remove()
+            table.remove(one_shot)
             raise
         self._set_properties(table, handle, entry, one_shot)
 
@@ -167,41 +172,34 @@ class Tables:
         handle = table.find(entry).handle
         one_shot = before = table.extra(handle).one_shot
         if entry.HasField("action"):
-            if table.table.is_immutable:
-                raise refuse("PERMISSION_DENIED", f"the entries of table {table.name} are const")
+            table.table.check_mutable()
             target, one_shot = self._target(table, entry.action)
             try:
                 table.table.modify(handle, target)
             except ControlError:
-                if one_shot is not None:
-                    one_shot.remove()
+                table.remove(one_shot)
                 raise
-            if before is not None:
-                before.remove()
+            table.remove(before)
         self._set_properties(table, handle, entry, one_shot)
 
     def _delete(self, table: Table, entry: v1.TableEntry) -> None:
         handle = table.find(entry).handle
         table.table.delete(handle)
-        extra = table.extras.pop(handle, None)
-        if extra is not None and extra.one_shot is not None:
-            extra.one_shot.remove()
+        table.remove(table.extras.pop(handle, Extra()).one_shot)
 
-    def _set_properties(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: OneShot | None) -> None:
+    def _set_properties(self, table: Table, handle: int, entry: v1.TableEntry, one_shot: Group | None) -> None:
         """Set an entry's properties besides its target."""
         if entry.HasField("counter_data"):
-            table.table.write_counter(handle, *rates.counts(entry.counter_data))
-        if table.meter_spec is not None:
-            self._set_meter(table, handle, entry.meter_config if entry.HasField("meter_config") else None)
+            table.table.write_counter(handle, *arrays.counts(entry.counter_data))
+        if "meter" in table.direct:
+            item, meter = table.direct["meter"]
+            config = entry.meter_config if entry.HasField("meter_config") else None
+            arrays.set_config(meter, index_of(handle), config, item.spec)
         if table.ages:
             table.table.set_timeout(handle, -(-entry.idle_timeout_ns // NS_PER_MS))
         table.extras[handle] = Extra(entry.metadata, entry.controller_metadata, entry.idle_timeout_ns, one_shot)
 
-    @staticmethod
-    def _set_meter(table: Table, handle: int, config: v1.MeterConfig | None) -> None:
-        rates.set_config(table.table.direct_meter, table.table.entry(handle).index, config, table.meter_spec)
-
-    def _target(self, table: Table, action: v1.TableAction, default: bool = False) -> tuple[Target, OneShot | None]:
+    def _target(self, table: Table, action: v1.TableAction, default: bool = False) -> tuple[Target, Group | None]:
         """The target of an entry; a one-shot's members and group are created."""
         kind = action.WhichOneof("type")
         if table.profile is None:
@@ -215,7 +213,7 @@ class Tables:
             return UseGroup(table.profile.group(action.action_profile_group_id).handle), None
         if kind == "action_profile_action_set" and not default:
             one_shot = table.profile.new_one_shot(action.action_profile_action_set)
-            return UseGroup(one_shot.group), one_shot
+            return UseGroup(one_shot.handle), one_shot
         raise refuse("INVALID_ARGUMENT", f"table {table.name} has an action profile: it can't take {kind}")
 
     def _write_default(self, kind: int, table: Table, entry: v1.TableEntry) -> None:
@@ -250,7 +248,7 @@ class Tables:
                 messages = (self._message(table, entry, pattern) for entry in entries)
             for message in messages:
                 if not pattern.table_id or self._passes(message, pattern):
-                    yield new_entity("table_entry", message)
+                    yield v1.Entity(table_entry=message)
 
     @staticmethod
     def _passes(message: v1.TableEntry, pattern: v1.TableEntry) -> bool:
@@ -267,10 +265,11 @@ class Tables:
         self._describe(table, message, entry.target, extra)
         message.idle_timeout_ns = extra.idle_timeout_ns
         message.is_const = table.table.is_immutable
-        if pattern.HasField("counter_data") and table.counter_spec is not None:
-            message.counter_data.CopyFrom(self._counter(table, entry.handle))
-        if pattern.HasField("meter_config") and table.meter_spec is not None:
-            config = self._meter(table, entry.handle)
+        if pattern.HasField("counter_data") and "counter" in table.direct:
+            item, counter = table.direct["counter"]
+            message.counter_data.CopyFrom(arrays.counter_data(*counter.read(entry.index), item.spec))
+        if pattern.HasField("meter_config") and "meter" in table.direct:
+            config = arrays.to_config(table.direct["meter"][1].get_rates(entry.index))
             if config is not None:
                 message.meter_config.CopyFrom(config)
         if pattern.HasField("time_since_last_hit") and table.ages:
@@ -298,64 +297,6 @@ class Tables:
         else:
             message.action.action_profile_group_id = table.profile.number_of_group(target.group)
 
-    # Direct counters and meters
-
-    @staticmethod
-    def _counter(table: Table, handle: int) -> v1.CounterData:
-        return rates.counter_data(*table.table.read_counter(handle), table.counter_spec)
-
-    @staticmethod
-    def _meter(table: Table, handle: int) -> v1.MeterConfig | None:
-        return rates.to_config(table.table.get_meter_rates(handle))
-
-    def _check_direct(self, key: v1.TableEntry, spec: str) -> Table:
-        table = self.one(key.table_id)
-        if getattr(table, spec) is None:
-            raise refuse("INVALID_ARGUMENT", f"table {table.name} has no direct {spec.removesuffix('_spec')}")
-        if key.is_default_action:
-            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
-        return table
-
-    def _direct(self, key: v1.TableEntry, spec: str) -> Iterator[tuple[Table, Entry]]:
-        """The entries whose direct counter or meter a read selects."""
-        if key.table_id:
-            table = self._check_direct(key, spec)
-            yield from ((table, entry) for entry in table.selected(key))
-            return
-        for table in self.by_number.values():
-            if getattr(table, spec) is not None:
-                yield from ((table, entry) for entry in table.table.all_entries())
-
-    def write_counter(self, kind: int, entry: v1.DirectCounterEntry) -> None:
-        """Do one update of a direct counter."""
-        rates.check_modify(kind, "direct counter")
-        table = self._check_direct(entry.table_entry, "counter_spec")
-        handle = table.find(entry.table_entry).handle
-        if entry.HasField("data"):
-            table.table.write_counter(handle, *rates.counts(entry.data))
-
-    def read_counters(self, pattern: v1.DirectCounterEntry) -> Iterator[v1.Entity]:
-        """Direct counters."""
-        for table, entry in self._direct(pattern.table_entry, "counter_spec"):
-            message = v1.DirectCounterEntry(table_entry=table.key_of(entry), data=self._counter(table, entry.handle))
-            yield new_entity("direct_counter_entry", message)
-
-    def write_meter(self, kind: int, entry: v1.DirectMeterEntry) -> None:
-        """Do one update of a direct meter."""
-        rates.check_modify(kind, "direct meter")
-        rates.check_no_colours(entry)
-        table = self._check_direct(entry.table_entry, "meter_spec")
-        handle = table.find(entry.table_entry).handle
-        self._set_meter(table, handle, entry.config if entry.HasField("config") else None)
-
-    def read_meters(self, pattern: v1.DirectMeterEntry) -> Iterator[v1.Entity]:
-        """Direct meters."""
-        rates.check_no_colours(pattern)
-        for table, entry in self._direct(pattern.table_entry, "meter_spec"):
-            config = self._meter(table, entry.handle)
-            message = v1.DirectMeterEntry(table_entry=table.key_of(entry), config=config)
-            yield new_entity("direct_meter_entry", message)
-
     # Idle time-outs
 
     def newly_idle(self) -> list[v1.TableEntry]:
@@ -372,3 +313,37 @@ class Tables:
                     messages.append(self._message(table, entry, v1.TableEntry()))
         self._idle = idle
         return messages
+
+
+class DirectCells:
+    """Answers for the direct counters or meters of `tables`; `cells` translates them."""
+
+    def __init__(self, tables: Tables, cells: arrays.CellArrays) -> None:
+        self.tables = tables
+        self.cells = cells
+        self.sort = cells.sort
+
+    def _table(self, key: v1.TableEntry) -> Table:
+        table = self.tables.one(key.table_id)
+        table.cells(self.sort)
+        if key.is_default_action:
+            raise refuse("UNIMPLEMENTED", f"table {table.name}: BMv2 does not count or meter misses")
+        return table
+
+    def write(self, kind: int, entry: Any) -> None:
+        arrays.check_modify(kind, f"direct {self.sort}")
+        self.cells.check(entry)
+        table = self._table(entry.table_entry)
+        index = table.find(entry.table_entry).index
+        self.cells.write_cells(*table.cells(self.sort), range(index, index + 1), entry)
+
+    def read(self, pattern: Any) -> Iterator[v1.Entity]:
+        """The cells of the table entries that a pattern selects."""
+        self.cells.check(pattern)
+        key = pattern.table_entry
+        for table in [self._table(key)] if key.table_id else self.tables.by_number.values():
+            if self.sort in table.direct:
+                for entry in table.selected(key) if key.table_id else table.table.all_entries():
+                    value = self.cells.value(*table.direct[self.sort], entry.index)
+                    message = {"table_entry": table.key_of(entry)} | value
+                    yield v1.Entity(**{f"direct_{self.sort}_entry": message})

@@ -51,7 +51,6 @@ class LivePort(ABC):
         self.dumps: tuple[PcapWriter, PcapWriter] | None = None
 
     def warm(self) -> None:
-        """Have the port's kernels compiled."""
         self._receive.compile()
         self._send_batch.compile()
         self.is_warm = True
@@ -167,8 +166,6 @@ def _frames(addresses: np.ndarray, lengths: np.ndarray) -> list[bytes]:
 
 
 class LivePorts(Ports):
-    """Interfaces and UDP sockets."""
-
     def __init__(self) -> None:
         self._io = new_packet_io()
         self._batch = new_batch()

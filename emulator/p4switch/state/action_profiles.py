@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from threading import RLock
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.handles import Handles, locked
+from emulator.p4switch.state.handles import Handled, changing, locked
 from switchml.errors import ControlError
 
 
@@ -48,10 +48,9 @@ def check_action(program: ir.Program, allowed: Sequence[int], run: RunAction, ow
     if run.action not in allowed:
         raise table_error("INVALID_ACTION_NAME", f"{owner} does not have that action")
     action = program.actions[run.action]
-    if len(run.args) != len(action.params):
-        raise table_error(
-            "BAD_ACTION_DATA", f"action {action.name} takes {len(action.params)} arguments, not {len(run.args)}"
-        )
+    n = len(action.params)
+    if len(run.args) != n:
+        raise table_error("BAD_ACTION_DATA", f"action {action.name} takes {n} arguments, not {len(run.args)}")
 
 
 def action_named(program: ir.Program, allowed: Sequence[int], name: str, owner: str) -> int:
@@ -86,18 +85,16 @@ class Group:
 
 class ActionProfile:
     """`members`: handle → Member; `groups`: handle → Group. `version` grows with each change. Tables count their uses
-    with `use` and `unuse`."""
+    with `use`."""
 
     def __init__(self, profile: ir.ActionProfile, program: ir.Program, lock: RLock) -> None:
         self.profile = profile
         self.program = program
         self.name = profile.name
         self.lock = lock
-        self.members: dict[int, Member] = {}
-        self.groups: dict[int, Group] = {}
+        self.members: Handled[Member] = Handled()
+        self.groups: Handled[Group] = Handled()
         self.version = 0
-        self._member_handles = Handles()
-        self._group_handles = Handles()
 
     @property
     def has_selector(self) -> bool:
@@ -130,41 +127,31 @@ class ActionProfile:
             raise table_error("INVALID_GRP_HANDLE", f"action profile {self.name} has no group {handle}")
         return self.groups[handle]
 
-    @locked
+    @changing
     def add_member(self, run: RunAction) -> int:
         """A new member; returns its handle."""
         self._check(run)
-        handle = self._member_handles.take()
-        self.members[handle] = Member(run)
-        self.version += 1
-        return handle
+        return self.members.add(Member(run))
 
-    @locked
+    @changing
     def modify_member(self, handle: int, run: RunAction) -> None:
-        """Change a member's action."""
         self._check(run)
         self.member(handle).run = run
-        self.version += 1
 
-    @locked
+    @changing
     def delete_member(self, handle: int) -> None:
         """Remove a member that nothing uses."""
         if self.member(handle).uses:
             raise table_error("MBR_STILL_USED", f"member {handle} of {self.name} is still used")
-        del self.members[handle]
-        self._member_handles.release(handle)
-        self.version += 1
+        self.members.release(handle)
 
-    @locked
+    @changing
     def create_group(self) -> int:
         """A new, empty group; returns its handle."""
         self._check_selector()
-        handle = self._group_handles.take()
-        self.groups[handle] = Group()
-        self.version += 1
-        return handle
+        return self.groups.add(Group())
 
-    @locked
+    @changing
     def delete_group(self, handle: int) -> None:
         """Remove a group that no entry uses; its members stay."""
         group = self.group(handle)
@@ -172,13 +159,10 @@ class ActionProfile:
             raise table_error("GRP_STILL_USED", f"group {handle} of {self.name} is still used")
         for member in group.members:
             self.members[member].uses -= 1
-        del self.groups[handle]
-        self._group_handles.release(handle)
-        self.version += 1
+        self.groups.release(handle)
 
-    @locked
+    @changing
     def add_to_group(self, member: int, group: int, weight: int = 1) -> None:
-        """Put a member into a group."""
         profile_member = self.member(member)
         members = self.group(group).members
         if member in members:
@@ -187,18 +171,15 @@ class ActionProfile:
             raise table_error("ERROR", f"a member's weight must be at least 1, not {weight}")
         members[member] = weight
         profile_member.uses += 1
-        self.version += 1
 
-    @locked
+    @changing
     def remove_from_group(self, member: int, group: int) -> None:
-        """Remove a member from a group."""
         profile_member = self.member(member)
         members = self.group(group).members
         if member not in members:
             raise table_error("MBR_NOT_IN_GRP", f"member {member} is not in group {group} of {self.name}")
         del members[member]
         profile_member.uses -= 1
-        self.version += 1
 
     @locked
     def set_inactive(self, group: int, members: frozenset[int]) -> None:
@@ -208,32 +189,25 @@ class ActionProfile:
             changed.inactive = members
             self.version += 1
 
-    @locked
+    @changing
     def restore(self, members: Mapping[int, RunAction], groups: Mapping[int, Mapping[int, int]]) -> None:
         """Replace all members, and all groups (handle → member → weight), before any entry uses them."""
         for run in members.values():
             self._check(run)
-        self.members = {handle: Member(run) for handle, run in members.items()}
-        self.groups = {handle: Group() for handle in groups}
-        self._member_handles.restore(self.members)
-        self._group_handles.restore(self.groups)
+        self.members.restore({handle: Member(run) for handle, run in members.items()})
+        self.groups.restore({handle: Group() for handle in groups})
         for group, weights in groups.items():
             for member, weight in weights.items():
                 self.add_to_group(member, group, weight)
-        self.version += 1
 
-    def use(self, target: Target, by: int = 1) -> None:
+    def use(self, target: Target | None, by: int = 1) -> None:
         """Count references from a table, `by` more or fewer."""
         if isinstance(target, UseMember):
             self.member(target.member).uses += by
         elif isinstance(target, UseGroup):
             self.group(target.group).uses += by
 
-    @locked
+    @changing
     def reset(self) -> None:
-        """Remove all members and groups."""
         self.members.clear()
         self.groups.clear()
-        self._member_handles.clear()
-        self._group_handles.clear()
-        self.version += 1

@@ -21,6 +21,7 @@ class CellArray:
     """What arrays of one cell per index share. `operation` is that of their ControlErrors."""
 
     operation: ClassVar[str]
+    data: np.ndarray
 
     def __init__(self, array: ir.RegisterArray | ir.CounterArray | ir.MeterArray, lock: RLock) -> None:
         self.name = array.name
@@ -29,11 +30,14 @@ class CellArray:
 
     def _check(self, index: int) -> None:
         if not 0 <= index < self.size:
-            what = f"{self.operation.lower()} {self.name}"
-            raise self._refusal("INVALID_INDEX", f"{what} has {self.size} cells, there is no cell {index}")
+            raise self._refusal("INVALID_INDEX", f"has {self.size} cells, there is no cell {index}")
 
-    def _refusal(self, code: str, message: str) -> ControlError:
-        return ControlError(self.operation, code, message)
+    def _refusal(self, code: str, problem: str) -> ControlError:
+        return ControlError(self.operation, code, f"{self.operation.lower()} {self.name} {problem}")
+
+    @locked
+    def reset(self) -> None:
+        self.data[:] = 0
 
 
 class RegisterArray(CellArray):
@@ -57,13 +61,11 @@ class RegisterArray(CellArray):
 
     @locked
     def read(self, index: int) -> int:
-        """The value of a cell."""
         self._check(index)
         return self[index]
 
     @locked
     def read_all(self) -> list[int]:
-        """The values of all cells."""
         return [self[index] for index in range(self.size)]
 
     @locked
@@ -76,14 +78,9 @@ class RegisterArray(CellArray):
     def write_range(self, start: int, end: int, value: int) -> None:
         """Store in cells start..end-1."""
         if not 0 <= start <= end <= self.size:
-            raise self._refusal("INVALID_INDEX", f"register {self.name} has {self.size} cells, not {start} to {end}")
+            raise self._refusal("INVALID_INDEX", f"has {self.size} cells, not {start} to {end}")
         for index in range(start, end):
             self[index] = value
-
-    @locked
-    def reset(self) -> None:
-        """Zero all cells."""
-        self.data[:] = 0
 
 
 class CounterArray(CellArray):
@@ -108,11 +105,5 @@ class CounterArray(CellArray):
 
     @locked
     def write(self, index: int, packets: int, n_bytes: int) -> None:
-        """Set both numbers of a cell."""
         self._check(index)
         self.data[index] = np.array((packets & (2**64 - 1), n_bytes & (2**64 - 1)), dtype=np.uint64)
-
-    @locked
-    def reset(self) -> None:
-        """Zero all cells."""
-        self.data[:] = 0

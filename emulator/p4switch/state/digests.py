@@ -44,7 +44,6 @@ class DigestList:
 
     @locked
     def reset(self) -> None:
-        """Forget all samples."""
         self.buffer_id = 0
         self.pending: list[tuple[int, ...]] = []
         self.started_us = 0
@@ -65,7 +64,6 @@ class DigestList:
 
     @locked
     def flush(self) -> None:
-        """Send the collected samples."""
         if not self.pending:
             return
         digest = Digest(self.list.id, self.buffer_id, tuple(self.pending))

@@ -1,45 +1,48 @@
-"""Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte."""
+"""Handles as BMv2 assigns them: the smallest free number, and for table entries a version in the upper byte; and the
+decorators of methods that the control plane calls."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 INDEX_BITS = 24
 
 
-class Handles:
-    """A set of numbers in use; `take` returns the smallest free one."""
+class Handled(dict[int, T]):
+    """Objects by their handles."""
 
     def __init__(self) -> None:
-        self.used: set[int] = set()
+        super().__init__()
         self._free: list[int] = []
         self._next = 0
 
-    def take(self) -> int:
-        """Mark the smallest free number as used and return it."""
+    def add(self, item: T) -> int:
+        """Store an object under the smallest free number, which is returned."""
         if self._free:
-            number = heapq.heappop(self._free)
+            handle = heapq.heappop(self._free)
         else:
-            number, self._next = self._next, self._next + 1
-        self.used.add(number)
-        return number
+            handle, self._next = self._next, self._next + 1
+        self[handle] = item
+        return handle
 
-    def release(self, number: int) -> None:
-        """Free a number in use."""
-        self.used.remove(number)
-        heapq.heappush(self._free, number)
+    def release(self, handle: int) -> None:
+        """Remove an object; its number is free from now on."""
+        del self[handle]
+        heapq.heappush(self._free, handle)
+
+    def restore(self, items: Mapping[int, T]) -> None:
+        super().clear()
+        self.update(items)
+        self._next = max(self, default=-1) + 1
+        self._free = [number for number in range(self._next) if number not in self]
 
     def clear(self) -> None:
-        """Free all."""
-        self.__init__()
-
-    def restore(self, used: Iterable[int]) -> None:
-        """Mark exactly these numbers as used."""
-        self.used = set(used)
-        self._next = max(self.used, default=-1) + 1
-        self._free = [number for number in range(self._next) if number not in self.used]
+        self.restore({})
 
 
 def entry_handle(version: int, index: int) -> int:
@@ -48,16 +51,14 @@ def entry_handle(version: int, index: int) -> int:
 
 
 def index_of(handle: int) -> int:
-    """The index within a handle."""
     return handle & ((1 << INDEX_BITS) - 1)
 
 
 def version_of(handle: int) -> int:
-    """The version within a handle."""
     return handle >> INDEX_BITS & 0xFF
 
 
-def locked(method: Callable) -> Callable:
+def locked(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method that holds `self.lock` while it runs."""
 
     @wraps(method)
@@ -66,3 +67,16 @@ def locked(method: Callable) -> Callable:
             return method(self, *args, **kwargs)
 
     return with_lock
+
+
+def changing(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that holds `self.lock` while it runs, and then counts the change in `self.version`."""
+
+    @wraps(method)
+    def with_version(self, *args, **kwargs):
+        with self.lock:
+            result = method(self, *args, **kwargs)
+            self.version += 1
+            return result
+
+    return with_version

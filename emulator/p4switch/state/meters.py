@@ -55,7 +55,7 @@ class MeterArray(CellArray):
             self.tokens[index, level] = tokens - cost
         return max(pre_color, color)
 
-    def _set(self, index: int, rates: Sequence[tuple[float, int]]) -> None:
+    def _set(self, index: int | slice, rates: Sequence[tuple[float, int]]) -> None:
         self.rate[index] = [rate for rate, _ in rates]
         self.burst[index] = self.tokens[index] = np.array([burst for _, burst in rates], dtype=np.uint64)
         self.last[index] = 0
@@ -63,12 +63,12 @@ class MeterArray(CellArray):
 
     def _check_rates(self, rates: Sequence[tuple[float, int]]) -> None:
         if len(rates) != self.rate_count:
-            raise self._refusal("BAD_RATES_LIST", f"meter {self.name} takes {self.rate_count} rates, not {len(rates)}")
+            raise self._refusal("BAD_RATES_LIST", f"takes {self.rate_count} rates, not {len(rates)}")
         values = [rate for rate, _ in rates]
         if values != sorted(values) or any(not 0 <= rate < float("inf") for rate in values):
-            raise self._refusal("INVALID_INFO_RATE_VALUE", f"meter {self.name}: the rates {values} must ascend from 0")
+            raise self._refusal("INVALID_INFO_RATE_VALUE", f"has rates {values}: they must ascend from 0")
         if any(burst < 0 for _, burst in rates):
-            raise self._refusal("INVALID_BURST_SIZE_VALUE", f"meter {self.name}: a burst can't be negative")
+            raise self._refusal("INVALID_BURST_SIZE_VALUE", "can't have a negative burst")
 
     @locked
     def set_rates(self, index: int, rates: Sequence[tuple[float, int]]) -> None:
@@ -79,10 +79,8 @@ class MeterArray(CellArray):
 
     @locked
     def set_all_rates(self, rates: Sequence[tuple[float, int]]) -> None:
-        """`set_rates` on every cell."""
         self._check_rates(rates)
-        for index in range(self.size):
-            self._set(index, rates)
+        self._set(slice(None), rates)
 
     @locked
     def get_rates(self, index: int) -> list[tuple[float, int]]:
@@ -100,5 +98,4 @@ class MeterArray(CellArray):
 
     @locked
     def reset(self) -> None:
-        """`reset_rates` on every cell."""
         self.configured[:] = False

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import RLock
-from typing import Any
+from typing import Any, TypeVar
 
 from emulator.p4switch import hashes
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import ActionProfile
 from emulator.p4switch.state.arrays import CounterArray, RegisterArray
 from emulator.p4switch.state.digests import DigestList
-from emulator.p4switch.state.handles import locked
+from emulator.p4switch.state.handles import changing, locked
 from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.state.replication import Mirroring, Replication
 from emulator.p4switch.state.tables import MatchTable
 from emulator.p4switch.values import mask
 from switchml.errors import ControlError, ProgramError
+
+T = TypeVar("T")
 
 QUEUE_DEPTH = 64
 """Packets that an egress queue holds by default."""
@@ -42,30 +44,26 @@ class ParseVSet:
         if not 0 <= value <= mask(self.width):
             raise ControlError("ParseVSet", "ERROR", f"{value:#x} does not fit the {self.width} bits of {self.name}")
 
-    @locked
+    @changing
     def add(self, value: int) -> None:
         """Add a value (it may be present already)."""
         self._check(value)
         self.values.add(value)
-        self.version += 1
 
-    @locked
+    @changing
     def remove(self, value: int) -> None:
         """Remove a value (it need not be present)."""
         self._check(value)
         self.values.discard(value)
-        self.version += 1
 
     @locked
     def get(self) -> list[int]:
         """All values, ascending."""
         return sorted(self.values)
 
-    @locked
-    def clear(self) -> None:
-        """Remove all values."""
+    @changing
+    def reset(self) -> None:
         self.values.clear()
-        self.version += 1
 
 
 class Queues:
@@ -78,22 +76,22 @@ class Queues:
         self._depth: dict[tuple[int | None, int | None], int] = {(None, None): QUEUE_DEPTH}
         self._rate: dict[tuple[int | None, int | None], int] = {(None, None): 0}
 
-    @locked
+    @changing
     def set_depth(self, depth: int, port: int | None = None, priority: int | None = None) -> None:
         """Set it for a queue, for all queues of a port, or for all; more specific settings are dropped."""
-        self._set(self._depth, max(depth, 0), port, priority)
+        self._set(self._depth, depth, port, priority)
 
-    @locked
+    @changing
     def set_rate(self, rate_pps: int, port: int | None = None, priority: int | None = None) -> None:
         """As set_depth."""
-        self._set(self._rate, max(rate_pps, 0), port, priority)
+        self._set(self._rate, rate_pps, port, priority)
 
-    def _set(self, settings: dict, value: int, port: int | None, priority: int | None) -> None:
+    @staticmethod
+    def _set(settings: dict, value: int, port: int | None, priority: int | None) -> None:
         if priority is None:
             for key in [key for key in settings if key != (None, None) and port in (None, key[0])]:
                 del settings[key]
-        settings[port, priority] = value
-        self.version += 1
+        settings[port, priority] = max(value, 0)
 
     def depth(self, port: int, priority: int = 0) -> int:
         """Packets that a queue holds."""
@@ -110,24 +108,28 @@ class Queues:
 
     @staticmethod
     def _get(settings: dict, port: int, priority: int) -> int:
-        for key in ((port, priority), (port, None), (None, None)):
-            if key in settings:
-                return settings[key]
-        raise AssertionError("there is always a setting for all queues")
-
-    @locked
-    def reset(self) -> None:
-        """Restore the defaults."""
-        self._depth, self._rate = {(None, None): QUEUE_DEPTH}, {(None, None): 0}
-        self.version += 1
+        return next(settings[key] for key in ((port, priority), (port, None), (None, None)) if key in settings)
 
 
 def _array(kind: type, array: Any, lock: RLock) -> Any:
-    """A register, counter or meter array."""
     try:
         return kind(array, lock)
     except (MemoryError, ValueError) as error:
         raise ProgramError(f"there is no memory for the {array.size} cells of {array.name!r}") from error
+
+
+def _finder(kind: type[T], parts: str, operation: str, sort: str) -> Callable[[State, str], T]:
+    """The method that looks up a part of the state by its name; not a direct counter, which is its table's. Raises
+    INVALID_…_NAME."""
+    code = f"INVALID_{parts.removesuffix('s').upper()}_NAME"
+
+    def find(self: State, name: str) -> T:
+        for part in getattr(self, parts):
+            if part.name == name and (kind is not CounterArray or part.table is None):
+                return part
+        raise ControlError(operation, code, f"the program has no {sort} {name!r}")
+
+    return find
 
 
 class State:
@@ -166,32 +168,12 @@ class State:
             place = f" ({table.source})" if str(table.source) else ""
             raise ProgramError(f"table {table.name!r}{place}: a const entry is wrong: {error}") from error
 
-    # Lookup by name
-
-    def table(self, name: str) -> MatchTable:
-        """Raises INVALID_TABLE_NAME."""
-        return self._find(self.tables, name, "Table", "INVALID_TABLE_NAME", "table")
-
-    def action_profile(self, name: str) -> ActionProfile:
-        """Raises INVALID_ACTION_PROFILE_NAME."""
-        return self._find(self.action_profiles, name, "Table", "INVALID_ACTION_PROFILE_NAME", "action profile")
-
-    def counter(self, name: str) -> CounterArray:
-        """Raises INVALID_COUNTER_NAME, also for a direct counter, which is its table's."""
-        arrays = [array for array in self.counters if array.table is None]
-        return self._find(arrays, name, "Counter", "INVALID_COUNTER_NAME", "counter")
-
-    def meter(self, name: str) -> MeterArray:
-        """Raises INVALID_METER_NAME."""
-        return self._find(self.meters, name, "Meter", "INVALID_METER_NAME", "meter")
-
-    def register(self, name: str) -> RegisterArray:
-        """Raises INVALID_REGISTER_NAME."""
-        return self._find(self.registers, name, "Register", "INVALID_REGISTER_NAME", "register")
-
-    def parse_vset(self, name: str) -> ParseVSet:
-        """Raises INVALID_PARSE_VSET_NAME."""
-        return self._find(self.parse_vsets, name, "ParseVSet", "INVALID_PARSE_VSET_NAME", "parse value set")
+    table = _finder(MatchTable, "tables", "Table", "table")
+    action_profile = _finder(ActionProfile, "action_profiles", "Table", "action profile")
+    counter = _finder(CounterArray, "counters", "Counter", "counter")
+    meter = _finder(MeterArray, "meters", "Meter", "meter")
+    register = _finder(RegisterArray, "registers", "Register", "register")
+    parse_vset = _finder(ParseVSet, "parse_vsets", "ParseVSet", "parse value set")
 
     def digest(self, list_id: int) -> DigestList:
         """Raises INVALID_LIST_ID."""
@@ -199,13 +181,6 @@ class State:
             if digest.list.id == list_id:
                 return digest
         raise ControlError("Learn", "INVALID_LIST_ID", f"the program has no digest {list_id}")
-
-    @staticmethod
-    def _find(objects: list, name: str, operation: str, code: str, sort: str) -> Any:
-        for obj in objects:
-            if obj.name == name:
-                return obj
-        raise ControlError(operation, code, f"the program has no {sort} {name!r}")
 
     # Calculations
 
@@ -216,22 +191,13 @@ class State:
         raise ControlError(operation, "INVALID_CALCULATION_NAME", f"the program has no calculation {name!r}")
 
     @locked
-    def set_crc(
-        self,
-        name: str,
-        width: int,
-        polynomial: int,
-        initial: int,
-        final_xor: int,
-        reflect_data: bool,
-        reflect_rest: bool,
-    ) -> None:
-        """Set the parameters of a calculation with the algorithm crc{width}_custom."""
+    def set_crc(self, name: str, width: int, *parameters: Any) -> None:
+        """Set the parameters of a calculation with the algorithm crc{width}_custom: those of Hash.set_crc."""
         function = self._hash(name, "Crc")
         # BMv2 makes all CRCs of its long list from the custom ones, but crc16 and crc32 are separate.
         if function.crc is None or function.crc.width != width or function.algo in ("crc16", "crc32", "crcCCITT"):
             raise ControlError("Crc", "WRONG_TYPE_CALCULATION", f"calculation {name!r} is {function.algo}")
-        function.set_crc(polynomial, initial, final_xor, reflect_data, reflect_rest)
+        function.set_crc(*parameters)
 
     @locked
     def set_toeplitz_key(self, name: str, key: bytes) -> None:
@@ -250,10 +216,8 @@ class State:
         reset_state removes, too."""
         for table in self.tables:
             table.clear(reset_default=True)
-        for part in (
-            *self.registers, *self.counters, *self.meters, *self.action_profiles, *self.digests,
-            self.replication, self.mirroring,
-        ):  # fmt: skip
+        parts: list[Any] = [self.replication, self.mirroring]
+        for same in (self.registers, self.counters, self.meters, self.action_profiles, self.digests, self.parse_vsets):
+            parts += same
+        for part in parts:
             part.reset()
-        for vset in self.parse_vsets:
-            vset.clear()

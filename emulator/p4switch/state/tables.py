@@ -13,21 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import RLock
+from typing import Any
 
 import numpy as np
 
 from emulator.p4switch.program import ir
-from emulator.p4switch.state.action_profiles import (
-    ActionProfile,
-    RunAction,
-    Target,
-    UseGroup,
-    UseMember,
-    action_named,
-    check_action,
-    table_error,
-)
-from emulator.p4switch.state.handles import Handles, entry_handle, index_of, locked, version_of
+from emulator.p4switch.state import action_profiles
+from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember, table_error
+from emulator.p4switch.state.arrays import CounterArray
+from emulator.p4switch.state.handles import Handled, changing, entry_handle, index_of, locked, version_of
 from emulator.p4switch.state.meters import MeterArray
 from emulator.p4switch.values import mask, n_bytes
 
@@ -69,10 +63,10 @@ def matches(param: ir.MatchParam, width: int, value: int) -> bool:
 
 
 class MatchTable:
-    """`entries[i]` is the entry with index i or None. `version` grows with each change of entries or default.
+    """`entries`: index → Entry. `version` grows with each change of entries or default.
 
-    Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64). `direct_meter` is
-    the meter array whose cells have the entries' indices, or None."""
+    Arrays over indices: `counters` (packets, bytes; uint64), `last_hit_us` and `timeout_us` (int64); and those that the
+    program has of its `direct` "counter" and "meter", which is also `direct_meter`."""
 
     def __init__(
         self,
@@ -92,7 +86,10 @@ class MatchTable:
         self.clock = clock
         self.widths = tuple(8 if field.kind == "valid" else field.width for field in table.key)
         self.size = max(table.max_size, 0) if table.key else KEYLESS_SIZE
-        self.counters = np.zeros((self.size, 2), dtype=np.uint64)
+        self._counter = CounterArray(ir.CounterArray(table.name, table.id, self.size), lock)
+        self.counters = self._counter.data
+        direct = {"counter": self._counter if table.with_counters else None, "meter": direct_meter}
+        self.direct = {sort: cells for sort, cells in direct.items() if cells is not None}
         self.last_hit_us = np.zeros(self.size, dtype=np.int64)
         self.timeout_us = np.zeros(self.size, dtype=np.int64)
         self.version = 0
@@ -105,11 +102,10 @@ class MatchTable:
         self.is_immutable = table.entries is not None
 
     def _clear_entries(self) -> None:
-        self.entries: list[Entry | None] = []
-        self._handles = Handles()
+        self.entries: Handled[Entry] = Handled()
         self._versions: dict[int, int] = {}
-        self._index_of_key: dict[tuple, int] = {}
-        self._by_priority: list[Entry] | None = None
+        self._by_key: dict[tuple, Entry] = {}
+        self._by_rank: tuple[int, list[Entry]] = (-1, [])  # at a version of the table
 
     # Lookup
 
@@ -121,11 +117,10 @@ class MatchTable:
     def lookup(self, values: Sequence[int]) -> Entry | None:
         """The entry that matches the key's values (in the order of the key, static masks applied), or None."""
         if self.table.match_type == "exact":
-            index = self._index_of_key.get(tuple(values))
-            return None if index is None else self.entries[index]
-        if self._by_priority is None:
-            self._by_priority = sorted((entry for entry in self.entries if entry), key=self._rank)
-        for entry in self._by_priority:
+            return self._by_key.get(tuple(values))
+        if self._by_rank[0] != self.version:
+            self._by_rank = self.version, sorted(self.entries.values(), key=self._rank)
+        for entry in self._by_rank[1]:
             if all(map(matches, entry.match, self.widths, values)):
                 return entry
         return None
@@ -138,7 +133,7 @@ class MatchTable:
 
     def hit(self, entry: Entry, n_bytes_: int) -> None:
         """Count a packet that matched."""
-        self.counters[entry.index] += np.array((1, n_bytes_), dtype=np.uint64)
+        self._counter.count(entry.index, n_bytes_)
         self.last_hit_us[entry.index] = self.clock()
 
     # Keys of entries
@@ -157,14 +152,11 @@ class MatchTable:
             return stored, priority, (priority, *stored)
         if self.table.match_type == "exact":
             return stored, -1, tuple(param.value for param in stored)
-        return (
-            stored,
-            -1,
-            tuple(
-                (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
-                for param, width in zip(stored, self.widths, strict=True)
-            ),
+        key_parts = tuple(
+            (param.value & prefix_mask(width, param.extra), param.extra) if param.kind == "lpm" else param.value
+            for param, width in zip(stored, self.widths, strict=True)
         )
+        return stored, -1, key_parts
 
     def _normal_param(self, param: ir.MatchParam, field: ir.KeyField, width: int) -> ir.MatchParam:
         def bad(problem: str) -> Exception:
@@ -192,37 +184,34 @@ class MatchTable:
 
     def action(self, name: str) -> int:
         """The index of one of the table's actions. Raises INVALID_ACTION_NAME."""
-        return action_named(self.program, self.table.actions, name, f"table {self.name}")
+        return action_profiles.action_named(self.program, self.table.actions, name, f"table {self.name}")
 
     def _check_target(self, target: Target) -> None:
         kinds = {ir.SIMPLE: RunAction, ir.INDIRECT: UseMember, ir.INDIRECT_WS: UseMember | UseGroup}
         if not isinstance(target, kinds[self.table.type]):
             raise table_error("WRONG_TABLE_TYPE", f"table {self.name} is {self.table.type}")
         if isinstance(target, RunAction):
-            check_action(self.program, self.table.actions, target, f"table {self.name}")
+            action_profiles.check_action(self.program, self.table.actions, target, f"table {self.name}")
         elif isinstance(target, UseMember):
             self.profile.member(target.member)
         elif not self.profile.group(target.group).members:
             raise table_error("EMPTY_GRP", f"group {target.group} of {self.profile.name} has no members")
 
     def _use(self, target: Target | None, by: int = 1) -> None:
-        if self.profile is not None and target is not None:
+        if self.profile is not None:
             self.profile.use(target, by)
 
     # Entries
 
-    def _check_mutable(self) -> None:
+    def check_mutable(self) -> None:
+        """Raises IMMUTABLE_TABLE_ENTRIES for a table of const entries."""
         if self.is_immutable:
             raise table_error("IMMUTABLE_TABLE_ENTRIES", f"the entries of table {self.name} are const")
-
-    def _changed(self) -> None:
-        self.version += 1
-        self._by_priority = None
 
     def _index(self, handle: int) -> int:
         """The index in a handle. Raises INVALID_HANDLE if there is no such entry; the version is not checked."""
         index = index_of(handle)
-        if index >= len(self.entries) or self.entries[index] is None:
+        if index not in self.entries:
             raise table_error("INVALID_HANDLE", f"table {self.name} has no entry {handle}")
         return index
 
@@ -234,97 +223,90 @@ class MatchTable:
             raise table_error("EXPIRED_HANDLE", f"entry {handle} of table {self.name} was deleted")
         return entry
 
-    @locked
+    @changing
     def add(self, match: Sequence[ir.MatchParam], target: Target, priority: int = 0) -> int:
         """A new entry; returns its handle."""
-        self._check_mutable()
+        self.check_mutable()
         self._check_target(target)
         stored, priority, key = self._normal(match, priority)
-        if key in self._index_of_key:
+        if key in self._by_key:
             raise table_error("DUPLICATE_ENTRY", f"table {self.name} already has an entry with this key")
-        if len(self._index_of_key) >= self.size:
+        if len(self.entries) >= self.size:
             raise table_error("TABLE_FULL", f"table {self.name} has no room for more than {self.size} entries")
-        return self._place(self._handles.take(), stored, priority, key, target)
-
-    def _place(self, index: int, stored: tuple[ir.MatchParam, ...], priority: int, key: tuple, target: Target) -> int:
-        """Store an entry at an index that is reserved for it; returns its handle."""
-        self.entries.extend([None] * (index + 1 - len(self.entries)))
-        entry = Entry(entry_handle(self._versions.get(index, 0), index), stored, priority, target)
-        self.entries[index] = entry
-        self._index_of_key[key] = index
-        self.counters[index] = 0
-        self.timeout_us[index] = 0
-        self.last_hit_us[index] = self.clock()
-        self._use(target)
-        self._changed()
+        entry = Entry(0, stored, priority, target)
+        index = self.entries.add(entry)
+        entry.handle = entry_handle(self._versions.get(index, 0), index)
+        self._start(entry, key)
         return entry.handle
 
-    @locked
+    def _start(self, entry: Entry, key: tuple) -> None:
+        """Have a new entry looked up, with counters of its own."""
+        self._by_key[key] = entry
+        self.counters[entry.index] = 0
+        self.timeout_us[entry.index] = 0
+        self.last_hit_us[entry.index] = self.clock()
+        self._use(entry.target)
+
+    @changing
     def restore(self, entries: Sequence[tuple[int, Sequence[ir.MatchParam], Target, int]]) -> None:
         """Replace all entries by these: (handle, match, target, priority). Raises as `add` does."""
         self.clear()
         for handle, match, target, priority in entries:
             self._check_target(target)
             stored, priority, key = self._normal(match, priority)
-            index = index_of(handle)
-            if key in self._index_of_key or index >= self.size:
+            entry = Entry(handle, stored, priority, target)
+            if key in self._by_key or entry.index >= self.size:
                 raise table_error("ERROR", f"table {self.name} can't have entry {handle}")
-            self._versions[index] = version_of(handle)
-            self._place(index, stored, priority, key, target)
-        self._handles.restore(self._index_of_key.values())
+            self._versions[entry.index] = version_of(handle)
+            self._start(entry, key)
+        self.entries.restore({entry.index: entry for entry in self._by_key.values()})
 
-    @locked
+    @changing
     def delete(self, handle: int) -> None:
-        """Remove an entry."""
-        self._check_mutable()
+        self.check_mutable()
         entry = self.entry(handle)
-        del self._index_of_key[self._normal(entry.match, entry.priority)[2]]
-        self.entries[entry.index] = None
+        del self._by_key[self._normal(entry.match, entry.priority)[2]]
+        self.entries.release(entry.index)
         self._versions[entry.index] = (version_of(handle) + 1) & 0xFF
-        self._handles.release(entry.index)
         self._use(entry.target, -1)
-        self._changed()
 
-    @locked
+    @changing
     def modify(self, handle: int, target: Target) -> None:
-        """Change an entry's target."""
-        self._check_mutable()
+        self.check_mutable()
         entry = self.entry(handle)
         self._check_target(target)
         self._use(entry.target, -1)
         self._use(target)
         entry.target = target
-        self._changed()
 
     @locked
     def all_entries(self) -> list[Entry]:
         """All entries by index."""
-        return [entry for entry in self.entries if entry is not None]
+        return [self.entries[index] for index in sorted(self.entries)]
 
     @locked
     def entry_from_key(self, match: Sequence[ir.MatchParam], priority: int = 0) -> Entry:
         """The entry with exactly this key (and priority, where there are priorities). Raises BAD_MATCH_KEY."""
         key = self._normal(match, priority)[2]
-        if key not in self._index_of_key:
+        if key not in self._by_key:
             raise table_error("BAD_MATCH_KEY", f"table {self.name} has no entry with this key")
-        return self.entries[self._index_of_key[key]]
+        return self._by_key[key]
 
-    @locked
+    @changing
     def clear(self, reset_default: bool = False) -> None:
         """Remove all entries, const ones too as BMv2 does, and reset the default on request."""
-        for entry in self.all_entries():
+        for entry in self.entries.values():
             self._use(entry.target, -1)
         self._clear_entries()
         if reset_default:
             self.reset_default()
-        self._changed()
 
     def __len__(self) -> int:
-        return len(self._index_of_key)
+        return len(self.entries)
 
     # Default entry
 
-    @locked
+    @changing
     def set_default(self, target: Target) -> None:
         """Change the target of a miss."""
         const = self.table.default
@@ -336,15 +318,13 @@ class MatchTable:
         self._use(self.default, -1)
         self._use(target)
         self.default = target
-        self._changed()
 
-    @locked
+    @changing
     def reset_default(self) -> None:
         """Reset the default to the program's."""
         self._use(self.default, -1)
         self.default = self.initial_default
         self._use(self.default)
-        self._changed()
 
     @locked
     def get_default(self) -> Target:
@@ -355,44 +335,34 @@ class MatchTable:
 
     # Counters, meters, time-outs
 
+    def cells(self, sort: str) -> Any:
+        """The table's direct "counter" or "meter", an array with a cell for each index. Raises COUNTERS_DISABLED or
+        METERS_DISABLED."""
+        if sort not in self.direct:
+            raise table_error(f"{sort.upper()}S_DISABLED", f"table {self.name} has no direct {sort}")
+        return self.direct[sort]
+
     @locked
     def read_counter(self, handle: int) -> tuple[int, int]:
         """(packets, bytes) that hit an entry."""
-        self._check_counters()
-        packets, n_bytes_ = self.counters[self._index(handle)]
-        return int(packets), int(n_bytes_)
+        return self.cells("counter").read(self._index(handle))
 
     @locked
     def write_counter(self, handle: int, packets: int, n_bytes_: int) -> None:
-        """Set both numbers of an entry."""
-        self._check_counters()
-        limit = 2**64 - 1
-        self.counters[self._index(handle)] = np.array((packets & limit, n_bytes_ & limit), dtype=np.uint64)
+        self.cells("counter").write(self._index(handle), packets, n_bytes_)
 
     @locked
     def reset_counters(self) -> None:
-        """Zero all counters."""
-        self._check_counters()
-        self.counters[:] = 0
-
-    def _check_counters(self) -> None:
-        if not self.table.with_counters:
-            raise table_error("COUNTERS_DISABLED", f"table {self.name} has no direct counter")
+        self.cells("counter").reset()
 
     @locked
     def set_meter_rates(self, handle: int, rates: Sequence[tuple[float, int]]) -> None:
         """Set an entry's direct meter; see MeterArray.set_rates."""
-        self._check_meter().set_rates(self._index(handle), rates)
+        self.cells("meter").set_rates(self._index(handle), rates)
 
     @locked
     def get_meter_rates(self, handle: int) -> list[tuple[float, int]]:
-        """The rates of an entry's direct meter."""
-        return self._check_meter().get_rates(self._index(handle))
-
-    def _check_meter(self) -> MeterArray:
-        if self.direct_meter is None:
-            raise table_error("METERS_DISABLED", f"table {self.name} has no direct meter")
-        return self.direct_meter
+        return self.cells("meter").get_rates(self._index(handle))
 
     @locked
     def set_timeout(self, handle: int, timeout_ms: int) -> None:

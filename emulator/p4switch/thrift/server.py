@@ -13,27 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from emulator.p4switch.device import Device
-from emulator.p4switch.thrift.multicast import SimplePreLag
-from emulator.p4switch.thrift.simple_switch import SimpleSwitch
-from emulator.p4switch.thrift.standard import Standard
+from emulator.p4switch.thrift.services import SimplePreLag, SimpleSwitch, Standard
+from switchml.control.thrift import protocol
 from switchml.control.thrift.idl import interface
-from switchml.control.thrift.protocol import (
-    APPLICATION_ERROR,
-    BAD_MESSAGE_KIND,
-    CALL,
-    EXCEPTION,
-    INTERNAL_ERROR,
-    ONEWAY,
-    REPLY,
-    STRUCT,
-    UNKNOWN_METHOD,
-    Message,
-    ProtocolError,
-    Reader,
-    read_message,
-    write_message,
-)
-from switchml.errors import ConfigError, ControlError, SwitchMLError
+from switchml.control.thrift.protocol import Message, ProtocolError, Reader
+from switchml.errors import ConfigError, SwitchMLError
 
 log = logging.getLogger("switchml.bmv2")
 
@@ -47,16 +31,17 @@ class Dispatcher:
 
     def answer(self, reader: Reader) -> bytes:
         """Read and run one call; returns the bytes of the reply, none for a one-way call."""
-        message = read_message(reader)
-        if message.kind not in (CALL, ONEWAY):
-            reader.skip(STRUCT)
-            return self._error(message, BAD_MESSAGE_KIND, f"{message.name}: message kind {message.kind} is no call")
+        message = protocol.read_message(reader)
+        if message.kind not in (protocol.CALL, protocol.ONEWAY):
+            reader.skip(protocol.STRUCT)
+            text = f"{message.name}: message kind {message.kind} is no call"
+            return _error(message, protocol.BAD_MESSAGE_KIND, text)
         service, _, name = message.name.rpartition(":")
         call = self.interface.services.get(service or "standard", {}).get(name)
         handler = self.handlers.get(service or "standard")
         if call is None or handler is None:
-            reader.skip(STRUCT)
-            return self._error(message, UNKNOWN_METHOD, f"there is no call {message.name!r}")
+            reader.skip(protocol.STRUCT)
+            return _error(message, protocol.UNKNOWN_METHOD, f"there is no call {message.name!r}")
         arguments = call.arguments.read(reader)
         values = [
             field.type.default if (value := getattr(arguments, field.name)) is None else value  # as in Thrift's C++
@@ -64,28 +49,27 @@ class Dispatcher:
         ]
         try:
             result = SimpleNamespace(success=getattr(handler, name)(*values))
-        except ControlError as error:
-            refusal = f"Invalid{error.operation}" + ("" if error.operation == "IdLookup" else "Operation")
-            log.error("%s: %s", name, error)
-            if refusal != call.exception:
-                return self._error(message, INTERNAL_ERROR, str(error))
-            result = SimpleNamespace(refused=self.interface.refusal(refusal, error.code))
         except SwitchMLError as error:
             log.error("%s: %s", name, error)
-            return self._error(message, INTERNAL_ERROR, str(error))
+            operation = getattr(error, "operation", "")
+            refusal = f"Invalid{operation}" + ("" if operation == "IdLookup" else "Operation")
+            if refusal != call.exception:
+                return _error(message, protocol.INTERNAL_ERROR, str(error))
+            result = SimpleNamespace(refused=self.interface.refusal(refusal, error.code))
         except Exception as error:
             log.exception("%s failed", name)
-            return self._error(message, INTERNAL_ERROR, f"{name}: {type(error).__name__}: {error}")
-        if message.kind == ONEWAY:
+            return _error(message, protocol.INTERNAL_ERROR, f"{name}: {type(error).__name__}: {error}")
+        if message.kind == protocol.ONEWAY:
             return b""
-        out = write_message(Message(REPLY, name, message.sequence))
+        out = protocol.write_message(Message(protocol.REPLY, name, message.sequence))
         call.result.write(out, result)
         return bytes(out)
 
-    def _error(self, message: Message, kind: int, text: str) -> bytes:
-        out = write_message(Message(EXCEPTION, message.name.rpartition(":")[2], message.sequence))
-        APPLICATION_ERROR.write(out, SimpleNamespace(message=text, type=kind))
-        return bytes(out)
+
+def _error(message: Message, kind: int, text: str) -> bytes:
+    out = protocol.write_message(Message(protocol.EXCEPTION, message.name.rpartition(":")[2], message.sequence))
+    protocol.APPLICATION_ERROR.write(out, SimpleNamespace(message=text, type=kind))
+    return bytes(out)
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -106,19 +90,18 @@ class _Connection(socketserver.StreamRequestHandler):
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    allow_reuse_address = True
+    """Without an address, it accepts IPv4 and IPv6 on one socket, as BMv2 does."""
+
     daemon_threads = True
-    request_queue_size = 64
 
-
-class _DualListener(_Listener):
-    """Accepts IPv4 and IPv6 on one socket, as BMv2 does."""
-
-    address_family = socket.AF_INET6
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
+    def __init__(self, port: int, address: str | None, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        is_dual = address is None and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if is_dual else socket.AF_INET
+        listening = socket.create_server((address or "", port), family=family, backlog=64, dualstack_ipv6=is_dual)
+        super().__init__(listening.getsockname(), _Connection, bind_and_activate=False)
+        self.socket.close()  # the one that socketserver has made
+        self.socket = listening
 
 
 class ThriftServer:
@@ -126,15 +109,12 @@ class ThriftServer:
     until `close`. Raises ConfigError if the port is in use."""
 
     def __init__(self, device: Device, port: int, address: str | None = None) -> None:
-        pre = SimplePreLag(device)
-        handlers = {
-            "standard": Standard(device),
-            "simple_pre": pre,
-            "simple_pre_lag": pre,
-            "simple_switch": SimpleSwitch(device),
-        }
-        self._listener = _listen(port, address)
-        self._listener.dispatcher = Dispatcher(handlers)
+        handlers = {"standard": Standard(device), "simple_switch": SimpleSwitch(device)}
+        handlers["simple_pre"] = handlers["simple_pre_lag"] = SimplePreLag(device)
+        try:
+            self._listener = _Listener(port, address, Dispatcher(handlers))
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"can't listen on port {port} for Thrift: {error}; is another switch running?") from error
         self.port = self._listener.server_address[1]
         self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.1,), name="thrift", daemon=True)
         self._thread.start()
@@ -144,12 +124,3 @@ class ThriftServer:
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()
-
-
-def _listen(port: int, address: str | None) -> _Listener:
-    try:
-        if address is None and socket.has_dualstack_ipv6():
-            return _DualListener(("::", port), _Connection)
-        return _Listener((address or "", port), _Connection)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"can't listen on port {port} for Thrift: {error}; is another switch running?") from error

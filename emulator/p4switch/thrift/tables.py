@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from emulator.p4switch.device import Device
 from emulator.p4switch.program import ir
 from emulator.p4switch.state.action_profiles import ActionProfile, RunAction, Target, UseGroup, UseMember, table_error
 from emulator.p4switch.state.state import State
 from emulator.p4switch.state.tables import Entry, MatchTable
-from emulator.p4switch.thrift.handlers import passed_to
 from emulator.p4switch.values import n_bytes
 from switchml.errors import ControlError
 
-EXACT, LPM, TERNARY, VALID, RANGE = range(5)
-"""Values of MatchKind."""
 NO_ENTRY, ACTION_DATA, MEMBER, GROUP = range(4)
 """Values of ActionKind."""
 
-_VALUES_OF_KIND = {
-    EXACT: ("exact", "exact", ("key",)),
-    LPM: ("lpm", "lpm", ("key", "prefix_length")),
-    TERNARY: ("ternary", "ternary", ("key", "mask")),
-    VALID: ("valid", "valid", ("key",)),
-    RANGE: ("range", "range", ("start", "end_")),
+_PARTS_OF_KIND = {
+    "exact": ("key",),
+    "lpm": ("key", "prefix_length"),
+    "ternary": ("key", "mask"),
+    "valid": ("key",),
+    "range": ("start", "end_"),
 }
-"""MatchKind → kind in the IR, the field of MatchParam that holds it, and its fields."""
-_NUMBER_OF_KIND = {kind: number for number, (kind, _, _) in _VALUES_OF_KIND.items()}
+"""Kind in the IR, also the field of MatchParam that holds its parts, in the order of MatchKind → the parts."""
+_KINDS = list(_PARTS_OF_KIND)
 
 
 def match_from_wire(table: ir.Table, params: Sequence[SimpleNamespace]) -> list[ir.MatchParam]:
@@ -38,23 +36,20 @@ def match_from_wire(table: ir.Table, params: Sequence[SimpleNamespace]) -> list[
 
 
 def _param_from_wire(table: ir.Table, field: ir.KeyField, param: SimpleNamespace) -> ir.MatchParam:
-    kind, holder, names = _VALUES_OF_KIND.get(param.type, (None, None, ()))
-    value = getattr(param, holder, None) if holder else None
-    if value is None or None in (parts := [getattr(value, name) for name in names]):
-        raise table_error("BAD_MATCH_KEY", f"table {table.name}, field {field.name}: a part of the value is missing")
+    def bad(problem: str) -> ControlError:
+        return table_error("BAD_MATCH_KEY", f"table {table.name}, field {field.name}: {problem}")
+
+    kind = _KINDS[param.type] if param.type in range(len(_KINDS)) else ""
+    value = getattr(param, kind, None)
+    if value is None or None in (parts := [getattr(value, name) for name in _PARTS_OF_KIND[kind]]):
+        raise bad("a part of the value is missing")
     for number, part in enumerate(parts):
         if isinstance(part, bytes):
             if len(part) != n_bytes(field.width):
-                raise table_error(
-                    "BAD_MATCH_KEY",
-                    f"table {table.name}, field {field.name}: {len(part)} bytes, but it has {n_bytes(field.width)}",
-                )
+                raise bad(f"{len(part)} bytes, but it has {n_bytes(field.width)}")
             parts[number] = int.from_bytes(part, "big")
     if kind == "lpm" and parts[1] > field.width:  # though a prefix counts the padding: BMv2 refuses it
-        raise table_error(
-            "BAD_MATCH_KEY",
-            f"table {table.name}, field {field.name}: a prefix of {parts[1]} bits, but it has {field.width}",
-        )
+        raise bad(f"a prefix of {parts[1]} bits, but it has {field.width}")
     return ir.MatchParam(kind, *map(int, parts))
 
 
@@ -62,23 +57,20 @@ def match_to_wire(table: ir.Table, match: Sequence[ir.MatchParam]) -> list[Simpl
     """The key of an entry as MatchParams."""
     records = []
     for field, param in zip(table.key, match, strict=True):
-        number = _NUMBER_OF_KIND[param.kind]
-        _, holder, names = _VALUES_OF_KIND[number]
         size = n_bytes(field.width)
         values = [param.value.to_bytes(size, "big"), param.extra]
         if param.kind == "valid":
             values[0] = bool(param.value)
         elif param.kind in ("ternary", "range"):
             values[1] = param.extra.to_bytes(size, "big")
-        records.append(
-            SimpleNamespace(type=number, **{holder: SimpleNamespace(**dict(zip(names, values, strict=False)))})
-        )
+        parts = SimpleNamespace(**dict(zip(_PARTS_OF_KIND[param.kind], values, strict=False)))
+        records.append(SimpleNamespace(type=_KINDS.index(param.kind), **{param.kind: parts}))
     return records
 
 
-def rates_from_wire(rates: Sequence[SimpleNamespace]) -> list[tuple[float, int]]:
-    """(units/µs, burst in units) of each rate of a meter."""
-    return [(rate.units_per_micros or 0.0, rate.burst_size or 0) for rate in rates]
+def rates_from_wire(rates: Sequence[SimpleNamespace]) -> tuple[list[tuple[float, int]]]:
+    """(units/µs, burst in units) of each rate of a meter: one argument."""
+    return ([(rate.units_per_micros or 0.0, rate.burst_size or 0) for rate in rates],)
 
 
 def rates_to_wire(rates: Sequence[tuple[float, int]]) -> list[SimpleNamespace]:
@@ -86,18 +78,35 @@ def rates_to_wire(rates: Sequence[tuple[float, int]]) -> list[SimpleNamespace]:
     return [SimpleNamespace(units_per_micros=rate, burst_size=burst) for rate, burst in rates]
 
 
-def counter_to_wire(packets: int, n_bytes_: int) -> SimpleNamespace:
-    """A CounterValue."""
-    return SimpleNamespace(packets=packets, bytes=n_bytes_)
+def counter_from_wire(value: SimpleNamespace) -> tuple[int, int]:
+    """A CounterValue as (packets, bytes)."""
+    return value.packets or 0, value.bytes or 0
 
 
-def _data_to_wire(run: RunAction) -> list[bytes]:
-    """Arguments in BMv2's form: without leading zero bytes."""
-    return [value.to_bytes(max(n_bytes(value.bit_length()), 1), "big") for value in run.args]
+def counter_to_wire(value: tuple[int, int]) -> SimpleNamespace:
+    """The reverse of `counter_from_wire`."""
+    return SimpleNamespace(packets=value[0], bytes=value[1])
 
 
-def _run(owner: MatchTable | ActionProfile, action: str, data: Sequence[bytes]) -> RunAction:
-    return RunAction(owner.action(action), tuple(int.from_bytes(item, "big") for item in data))
+Answer = Callable[..., Any]
+
+
+def passed_to(
+    find: Callable[[State, Any], Any],
+    method: Callable[..., Any],
+    last: Callable[[Any], tuple] | None = None,
+    to_wire: Callable[[Any], Any] | None = None,
+) -> Answer:
+    """The answer to a call whose arguments are a context, what `find` looks an object up by, and those of the object's
+    `method`. `last` gives the method's arguments for the last of the call's; `to_wire` the call's result."""
+
+    def answer(self, cxt: int, name: Any, *arguments: Any) -> Any:
+        if last is not None:
+            arguments = *arguments[:-1], *last(arguments[-1])
+        result = method(find(self.device.state, name), *arguments)
+        return result if to_wire is None else to_wire(result)
+
+    return answer
 
 
 def _of_type(*types: str) -> Callable[[State, str], MatchTable]:
@@ -115,8 +124,29 @@ def _of_type(*types: str) -> Callable[[State, str], MatchTable]:
 _simple, _profiled, _selecting = _of_type(ir.SIMPLE), _of_type(ir.INDIRECT, ir.INDIRECT_WS), _of_type(ir.INDIRECT_WS)
 
 
-def _add(table: MatchTable, match: Sequence[SimpleNamespace], target: Target, options: SimpleNamespace) -> int:
-    return table.add(match_from_wire(table.table, match), target, options.priority or 0)
+def _run(owner: MatchTable | ActionProfile, action: str, data: Sequence[bytes]) -> RunAction:
+    return RunAction(owner.action(action), tuple(int.from_bytes(item, "big") for item in data))
+
+
+def _entry_calls(find: Callable[[State, str], MatchTable], target: Callable[..., Target]) -> tuple[Answer, ...]:
+    """The calls that add an entry, modify one, and set the default of tables which `find` looks up; `target` is called
+    with the table and the call's arguments for the target."""
+
+    def add(self, cxt, name, match, *arguments):
+        *parts, options = arguments
+        table = find(self.device.state, name)
+        run = target(table, *parts)
+        return table.add(match_from_wire(table.table, match), run, options.priority or 0)
+
+    def modify(self, cxt, name, entry, *parts):
+        table = find(self.device.state, name)
+        table.modify(entry, target(table, *parts))
+
+    def set_default(self, cxt, name, *parts):
+        table = find(self.device.state, name)
+        table.set_default(target(table, *parts))
+
+    return add, modify, set_default
 
 
 class TableCalls:
@@ -135,52 +165,33 @@ class TableCalls:
 
     bm_mt_delete_entry = passed_to(_simple, MatchTable.delete)
     bm_mt_reset_default_entry = passed_to(_simple, MatchTable.reset_default)
-
-    def bm_mt_add_entry(self, cxt, name, match, action, data, options):
-        table = _simple(self.device.state, name)
-        return _add(table, match, _run(table, action, data), options)
-
-    def bm_mt_modify_entry(self, cxt, name, entry, action, data):
-        table = _simple(self.device.state, name)
-        table.modify(entry, _run(table, action, data))
-
-    def bm_mt_set_default_action(self, cxt, name, action, data):
-        table = _simple(self.device.state, name)
-        table.set_default(_run(table, action, data))
+    bm_mt_add_entry, bm_mt_modify_entry, bm_mt_set_default_action = _entry_calls(_simple, _run)
 
     # Entries that refer to an action profile
 
     bm_mt_indirect_delete_entry = passed_to(_profiled, MatchTable.delete)
     bm_mt_indirect_reset_default_entry = passed_to(_profiled, MatchTable.reset_default)
-
-    def bm_mt_indirect_add_entry(self, cxt, name, match, member, options):
-        return _add(_profiled(self.device.state, name), match, UseMember(member), options)
-
-    def bm_mt_indirect_modify_entry(self, cxt, name, entry, member):
-        _profiled(self.device.state, name).modify(entry, UseMember(member))
-
-    def bm_mt_indirect_set_default_member(self, cxt, name, member):
-        _profiled(self.device.state, name).set_default(UseMember(member))
-
-    def bm_mt_indirect_ws_add_entry(self, cxt, name, match, group, options):
-        return _add(_selecting(self.device.state, name), match, UseGroup(group), options)
-
-    def bm_mt_indirect_ws_modify_entry(self, cxt, name, entry, group):
-        _selecting(self.device.state, name).modify(entry, UseGroup(group))
-
-    def bm_mt_indirect_ws_set_default_group(self, cxt, name, group):
-        _selecting(self.device.state, name).set_default(UseGroup(group))
+    bm_mt_indirect_add_entry, bm_mt_indirect_modify_entry, bm_mt_indirect_set_default_member = _entry_calls(
+        _profiled, lambda table, member: UseMember(member)
+    )
+    bm_mt_indirect_ws_add_entry, bm_mt_indirect_ws_modify_entry, bm_mt_indirect_ws_set_default_group = _entry_calls(
+        _selecting, lambda table, group: UseGroup(group)
+    )
 
     # Reading entries
+
+    def _run_to_wire(self, run: RunAction, **fields: int) -> SimpleNamespace:
+        """A record of these fields and an action, its arguments in BMv2's form: without leading zero bytes."""
+        data = [value.to_bytes(max(n_bytes(value.bit_length()), 1), "big") for value in run.args]
+        name = self.device.state.program.actions[run.action].name
+        return SimpleNamespace(action_name=name, action_data=data, **fields)
 
     def _target_to_wire(self, target: Target) -> SimpleNamespace:
         if isinstance(target, UseMember):
             return SimpleNamespace(action_type=MEMBER, mbr_handle=target.member)
         if isinstance(target, UseGroup):
             return SimpleNamespace(action_type=GROUP, grp_handle=target.group)
-        program = self.device.state.program
-        name = program.actions[target.action].name
-        return SimpleNamespace(action_type=ACTION_DATA, action_name=name, action_data=_data_to_wire(target))
+        return self._run_to_wire(target, action_type=ACTION_DATA)
 
     def _entry_to_wire(self, table: MatchTable, entry: Entry) -> SimpleNamespace:
         life = table.life_ms(entry.handle)
@@ -219,18 +230,10 @@ class TableCalls:
     # Direct counters and meters
 
     bm_mt_reset_counters = passed_to(State.table, MatchTable.reset_counters)
-
-    def bm_mt_read_counter(self, cxt, name, entry):
-        return counter_to_wire(*self.device.state.table(name).read_counter(entry))
-
-    def bm_mt_write_counter(self, cxt, name, entry, value):
-        self.device.state.table(name).write_counter(entry, value.packets or 0, value.bytes or 0)
-
-    def bm_mt_set_meter_rates(self, cxt, name, entry, rates):
-        self.device.state.table(name).set_meter_rates(entry, rates_from_wire(rates))
-
-    def bm_mt_get_meter_rates(self, cxt, name, entry):
-        return rates_to_wire(self.device.state.table(name).get_meter_rates(entry))
+    bm_mt_read_counter = passed_to(State.table, MatchTable.read_counter, to_wire=counter_to_wire)
+    bm_mt_write_counter = passed_to(State.table, MatchTable.write_counter, counter_from_wire)
+    bm_mt_set_meter_rates = passed_to(State.table, MatchTable.set_meter_rates, rates_from_wire)
+    bm_mt_get_meter_rates = passed_to(State.table, MatchTable.get_meter_rates, to_wire=rates_to_wire)
 
     # Action profiles
 
@@ -250,8 +253,7 @@ class TableCalls:
 
     def bm_mt_act_prof_get_member(self, cxt, name, member):
         run = self.device.state.action_profile(name).member(member).run
-        action = self.device.state.program.actions[run.action].name
-        return SimpleNamespace(mbr_handle=member, action_name=action, action_data=_data_to_wire(run))
+        return self._run_to_wire(run, mbr_handle=member)
 
     def bm_mt_act_prof_get_members(self, cxt, name):
         profile = self.device.state.action_profile(name)

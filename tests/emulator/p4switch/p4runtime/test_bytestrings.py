@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.p4switch.p4runtime.bytestrings import decode, decode_signed, encode, encode_signed
+from emulator.p4switch.p4runtime.bytestrings import decode, encode, encode_signed
 from switchml.errors import ControlError
 
 
@@ -54,13 +54,13 @@ def test_invalid(width, data):
     ],
 )
 def test_valid_signed(width, data, value):
-    assert decode_signed(data, width, "x") == value
+    assert decode(data, width, "x", signed=True) == value
 
 
 @pytest.mark.parametrize(("width", "data"), [(8, b"\x00\x9d"), (12, b"\x8d\x1d"), (16, b"")])
 def test_invalid_signed(width, data):
     with pytest.raises(ControlError) as refused:
-        decode_signed(data, width, "x")
+        decode(data, width, "x", signed=True)
     assert refused.value.code == "OUT_OF_RANGE"
 
 
@@ -81,4 +81,4 @@ def test_there_and_back(width, data):
     value = data.draw(st.integers(0, 2**width - 1))
     assert decode(encode(value), width, "x") == value
     signed = value - 2**width if value >> (width - 1) else value
-    assert decode_signed(encode_signed(value, width), width, "x") == signed
+    assert decode(encode_signed(value, width), width, "x", signed=True) == signed

@@ -139,7 +139,7 @@ def test_bad_configs(primary, target):
 
 def test_a_program_that_came_through_thrift_has_no_p4info(primary, target):
     controller = primary("exact")
-    target.device.load(target.device.switch.program)
+    target.device.switch.load(target.device.switch.program)
     with refused("FAILED_PRECONDITION"):
         controller.read(table_entry={})
     assert not get(controller).HasField("config")

@@ -256,7 +256,7 @@ def test_parse_value_sets(program):
     vset.remove(5)
     assert vset.get() == [3]
     refused("ParseVSet", "ERROR", vset.add, 1 << 16)
-    vset.clear()
+    vset.reset()
     assert vset.get() == []
 
 

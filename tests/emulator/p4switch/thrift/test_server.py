@@ -110,12 +110,12 @@ def test_const_entries_can_be_cleared_but_not_changed(serve):
     client.call("standard", "bm_mt_clear_entries", cxt=0, table=table.name, reset_default=False)
     assert client.call("standard", "bm_mt_get_entries", cxt=0, table=table.name) == []
     saved = device.serialize()
-    device.load(device.state.program)
+    device.switch.load(device.state.program)
     table = device.state.table(table.name)
     assert len(table)
     client.call("standard", "bm_reset_state")
     assert not len(table)
-    device.load(device.state.program)
+    device.switch.load(device.state.program)
     snapshot.restore(device.state, saved)
     assert not len(device.state.table(table.name))
 

@@ -1,22 +1,27 @@
-"""Counter values and meter rates in P4Runtime's form, counters in P4Info's unit and rates per second; and indexed
-counters and meters (sections "CounterEntry" and "MeterEntry")."""
+"""Arrays and value sets: counters, meters and registers, by index or attached to table entries, and parser value sets
+(sections "CounterEntry", "MeterEntry", "RegisterEntry" and "ValueSetEntry"). P4Runtime counts in P4Info's unit, and its
+rates are per second."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+from emulator.p4switch.p4runtime.bytestrings import decode_data, encode_data
+from emulator.p4switch.p4runtime.matches import EXACT, Key, KeyField
 from emulator.p4switch.p4runtime.pipeline import Pipeline
 from emulator.p4switch.p4runtime.refusals import refuse
-from emulator.p4switch.state.arrays import CounterArray
+from emulator.p4switch.program.ir import MatchParam
+from emulator.p4switch.state.arrays import CounterArray, RegisterArray
 from emulator.p4switch.state.meters import MeterArray
-from switchml.control.p4runtime_protos import info, new_entity, v1
+from emulator.p4switch.state.state import ParseVSet
+from emulator.p4switch.values import mask
+from switchml.control.p4runtime_protos import info, v1
 
 PER_S = 1_000_000
 """The switch's meters have rates per microsecond."""
 
 ONE_RATE = (info.MeterSpec.SINGLE_RATE_THREE_COLOR, info.MeterSpec.SINGLE_RATE_TWO_COLOR)
-
 
 MOST = 2**63 - 1
 """P4Runtime's highest count or rate; higher ones, which Thrift can set, are shown as this."""
@@ -72,12 +77,6 @@ def set_config(meter: MeterArray, index: int, config: v1.MeterConfig | None, spe
         meter.set_rates(index, from_config(config, spec)[: meter.rate_count])
 
 
-def check_no_colours(entry: v1.MeterEntry | v1.DirectMeterEntry) -> None:
-    """Refuse counters by colour, which BMv2's meters lack."""
-    if entry.HasField("counter_data"):
-        raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
-
-
 def cells(entry, array, sort: str) -> range:
     """The cells that an entry's index selects: one, or all without an index. Raises INVALID_ARGUMENT or
     OUT_OF_RANGE."""
@@ -98,8 +97,8 @@ def check_modify(kind: int, sort: str) -> None:
 
 
 class CellArrays:
-    """Answers for indexed arrays of one sort, which is in the names of messages and fields. Subclasses translate
-    cells."""
+    """Answers for indexed arrays of one sort, which is in the names of messages and fields. Subclasses translate cells,
+    also those of direct counters and meters; `item` is P4Info's object."""
 
     sort: ClassVar[str]
 
@@ -108,24 +107,27 @@ class CellArrays:
         self.arrays = getattr(pipeline, f"{self.sort}s")
 
     def write(self, kind: int, entry: Any) -> None:
-        """Do one update."""
         check_modify(kind, self.sort)
         item, array = self.pipeline.one(self.arrays, getattr(entry, f"{self.sort}_id"), self.sort)
         self.write_cells(item, array, cells(entry, array, self.sort), entry)
 
     def read(self, pattern: Any) -> Iterator[v1.Entity]:
-        """All cells that `pattern` selects."""
+        self.check(pattern)
         number = getattr(pattern, f"{self.sort}_id")
         for item, array in self.pipeline.pick(self.arrays, number, self.sort):
             for index in cells(pattern, array, self.sort) if number else range(array.size):
-                yield new_entity(f"{self.sort}_entry", self.message(item, array, index))
+                key = {f"{self.sort}_id": item.preamble.id, "index": {"index": index}}
+                yield v1.Entity(**{f"{self.sort}_entry": key | self.value(item, array, index)})
+
+    def check(self, entry: Any) -> None:
+        """Refuse what an entry or a pattern may not have."""
 
     def write_cells(self, item: Any, array: Any, indices: range, entry: Any) -> None:
         """Write the entry's value to cells."""
         raise NotImplementedError
 
-    def message(self, item: Any, array: Any, index: int) -> Any:
-        """The entry of one cell."""
+    def value(self, item: Any, array: Any, index: int) -> dict[str, Any]:
+        """The field of an entry that holds a cell's value."""
         raise NotImplementedError
 
 
@@ -134,15 +136,14 @@ class Counters(CellArrays):
 
     sort = "counter"
 
-    def write_cells(self, item: Any, array: CounterArray, indices: range, entry: v1.CounterEntry) -> None:
+    def write_cells(self, item: Any, array: CounterArray, indices: range, entry: Any) -> None:
         if entry.HasField("data"):
             packets, n_bytes = counts(entry.data)
             for index in indices:
                 array.write(index, packets, n_bytes)
 
-    def message(self, item: Any, array: CounterArray, index: int) -> v1.CounterEntry:
-        data = counter_data(*array.read(index), item.spec)
-        return v1.CounterEntry(counter_id=item.preamble.id, index={"index": index}, data=data)
+    def value(self, item: Any, array: CounterArray, index: int) -> dict[str, Any]:
+        return {"data": counter_data(*array.read(index), item.spec)}
 
 
 class Meters(CellArrays):
@@ -150,16 +151,74 @@ class Meters(CellArrays):
 
     sort = "meter"
 
-    def write_cells(self, item: Any, array: MeterArray, indices: range, entry: v1.MeterEntry) -> None:
-        check_no_colours(entry)
+    def check(self, entry: Any) -> None:
+        if entry.HasField("counter_data"):
+            raise refuse("UNIMPLEMENTED", "meters do not count packets by colour")
+
+    def write_cells(self, item: Any, array: MeterArray, indices: range, entry: Any) -> None:
+        self.check(entry)
         for index in indices:
             set_config(array, index, entry.config if entry.HasField("config") else None, item.spec)
 
-    def read(self, pattern: v1.MeterEntry) -> Iterator[v1.Entity]:
-        """All cells that `pattern` selects. Raises UNIMPLEMENTED for one with counters by colour."""
-        check_no_colours(pattern)
-        yield from super().read(pattern)
+    def value(self, item: Any, array: MeterArray, index: int) -> dict[str, Any]:
+        return {"config": to_config(array.get_rates(index))}
 
-    def message(self, item: Any, array: MeterArray, index: int) -> v1.MeterEntry:
-        config = to_config(array.get_rates(index))
-        return v1.MeterEntry(meter_id=item.preamble.id, index={"index": index}, config=config)
+
+class Registers(CellArrays):
+    """Answers for registers. BMv2's own server does not serve them."""
+
+    sort = "register"
+
+    def write_cells(self, item: Any, array: RegisterArray, indices: range, entry: v1.RegisterEntry) -> None:
+        types = self.pipeline.p4info.type_info
+        value = decode_data(item.type_spec, types, entry.data, array.width, f"register {array.name}")
+        array.write_range(indices.start, indices.stop, value)
+
+    def value(self, item: Any, array: RegisterArray, index: int) -> dict[str, Any]:
+        return {"data": encode_data(item.type_spec, self.pipeline.p4info.type_info, iter((array.read(index),)))}
+
+
+class ValueSets:
+    """Answers for parser value sets. BMv2 stores a member's fields as one number, the first one most significant."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def _key(self, item, vset: ParseVSet) -> Key:
+        fields = tuple(KeyField(m.id, m.name or vset.name, m.match_type, "exact", m.bitwidth) for m in item.match)
+        if any(field.match != EXACT for field in fields):
+            raise refuse("UNIMPLEMENTED", f"value set {vset.name}: BMv2's value sets match exactly only")
+        if sum(field.width for field in fields) != vset.width:
+            raise refuse("INVALID_ARGUMENT", f"value set {vset.name} has {vset.width} bits in the BMv2 JSON")
+        return Key(vset.name, fields)
+
+    def write(self, kind: int, entry: v1.ValueSetEntry) -> None:
+        """Do one update: replace all members."""
+        check_modify(kind, "value set")
+        item, vset = self.pipeline.one(self.pipeline.value_sets, entry.value_set_id, "value set")
+        key = self._key(item, vset)
+        values = []
+        for member in entry.members:
+            values.append(0)
+            for field, param in zip(key.fields, key.decode(member.match), strict=True):
+                values[-1] = values[-1] << field.width | param.value
+        if len(set(values)) < len(values):
+            raise refuse("ALREADY_EXISTS", f"value set {vset.name}: a member occurs twice")
+        if item.size and len(values) > item.size:
+            raise refuse("RESOURCE_EXHAUSTED", f"value set {vset.name} has room for {item.size}, not {len(values)}")
+        vset.reset()
+        for value in values:
+            vset.add(value)
+
+    def read(self, pattern: v1.ValueSetEntry) -> Iterator[v1.Entity]:
+        for item, vset in self.pipeline.pick(self.pipeline.value_sets, pattern.value_set_id, "value set"):
+            message = v1.ValueSetEntry(value_set_id=item.preamble.id)
+            key = self._key(item, vset)
+            for value in vset.get():
+                left = vset.width
+                member = message.members.add()
+                for field in key.fields:
+                    left -= field.width
+                    part = (value >> left) & mask(field.width)
+                    member.match.append(field.encode(MatchParam("exact", part)))
+            yield v1.Entity(value_set_entry=message)

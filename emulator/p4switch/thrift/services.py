@@ -1,0 +1,252 @@
+"""The services of BMv2's switches but for the calls on tables, which are in tables.py: `standard`, which every target
+has; `simple_pre` and `simple_pre_lag`, multicast groups and their nodes; `simple_switch`, mirroring sessions, egress
+queues and the clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from emulator.p4switch.device import Device
+from emulator.p4switch.state.arrays import CounterArray, RegisterArray
+from emulator.p4switch.state.digests import DigestList
+from emulator.p4switch.state.meters import MeterArray
+from emulator.p4switch.state.replication import Replication
+from emulator.p4switch.state.state import ParseVSet, Queues, State
+from emulator.p4switch.thrift import tables
+from emulator.p4switch.thrift.tables import Answer, passed_to
+from emulator.p4switch.values import n_bytes
+from switchml.errors import ConfigError, ControlError
+
+log = logging.getLogger("switchml.bmv2")
+
+_RESOURCES = ("tables", "action_profiles", "counters", "meters", "registers", "learn_lists")
+"""The attribute of the program for each ResourceType."""
+
+LARGEST = (1 << 63) - 1
+"""The largest register value that the interface, which has signed 64 bits for it, can carry; larger ones read as
+this."""
+
+
+def _number(value: bytes) -> tuple[int]:
+    """A value of a parse value set; simple_switch_CLI sends those of whole bytes with a byte too many, on which BMv2
+    dies."""
+    return (int.from_bytes(value, "big"),)
+
+
+def _refusable(change: Callable[..., None], *arguments: Any) -> None:
+    """Change the ports."""
+    try:
+        change(*arguments)
+    except ConfigError as error:
+        raise ControlError("DevMgr", "ERROR", str(error)) from error
+
+
+class Standard(tables.TableCalls):
+    """Answers for `device`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    # Counters, meters, registers
+
+    bm_counter_read = passed_to(State.counter, CounterArray.read, to_wire=tables.counter_to_wire)
+    bm_counter_write = passed_to(State.counter, CounterArray.write, tables.counter_from_wire)
+    bm_counter_reset_all = passed_to(State.counter, CounterArray.reset)
+    bm_meter_array_set_rates = passed_to(State.meter, MeterArray.set_all_rates, tables.rates_from_wire)
+    bm_meter_set_rates = passed_to(State.meter, MeterArray.set_rates, tables.rates_from_wire)
+    bm_meter_get_rates = passed_to(State.meter, MeterArray.get_rates, to_wire=tables.rates_to_wire)
+    bm_register_read = passed_to(State.register, RegisterArray.read, to_wire=lambda value: min(value, LARGEST))
+    bm_register_write = passed_to(State.register, RegisterArray.write)
+    bm_register_write_range = passed_to(State.register, RegisterArray.write_range)
+    bm_register_reset = passed_to(State.register, RegisterArray.reset)
+
+    def bm_register_read_all(self, cxt, array):
+        return [min(value, LARGEST) for value in self.device.state.register(array).read_all()]
+
+    # Parse value sets
+
+    bm_parse_vset_add = passed_to(State.parse_vset, ParseVSet.add, _number)
+    bm_parse_vset_remove = passed_to(State.parse_vset, ParseVSet.remove, _number)
+    bm_parse_vset_clear = passed_to(State.parse_vset, ParseVSet.reset)
+
+    def bm_parse_vset_get(self, cxt, vset):
+        value_set = self.device.state.parse_vset(vset)
+        return [value.to_bytes(n_bytes(value_set.width), "big") for value in value_set.get()]
+
+    # Digests
+
+    bm_learning_ack = passed_to(State.digest, DigestList.acknowledge)
+    bm_learning_ack_buffer = passed_to(State.digest, DigestList.acknowledge)
+    bm_learning_set_timeout = passed_to(State.digest, DigestList.set_timeout)
+    bm_learning_set_buffer_size = passed_to(State.digest, DigestList.set_max_samples)
+
+    # Ports
+
+    def bm_dev_mgr_add_port(self, iface_name, port, pcap):
+        _refusable(self.device.ports.add, port, iface_name, pcap or None)
+
+    def bm_dev_mgr_remove_port(self, port):
+        _refusable(self.device.ports.remove, port)
+
+    def bm_dev_mgr_show_ports(self):
+        return [
+            SimpleNamespace(port_num=port.number, iface_name=port.interface, is_up=port.is_up, extra=port.extra)
+            for port in self.device.ports.show()
+        ]
+
+    # The program
+
+    def bm_get_config(self):
+        return self.device.state.program.text
+
+    def bm_get_config_md5(self):
+        return hashlib.md5(self.device.state.program.text.encode(), usedforsecurity=False).digest()
+
+    def bm_load_new_config(self, config):
+        self.device.load_later(config)
+
+    def bm_swap_configs(self):
+        self.device.swap()
+
+    def bm_get_id_from_name(self, cxt, sort, name):
+        if not 0 <= sort < len(_RESOURCES):
+            raise ControlError("IdLookup", "INVALID_RESOURCE_TYPE", f"there is no resource type {sort}")
+        for item in getattr(self.device.state.program, _RESOURCES[sort]):
+            if item.name == name:
+                return item.id
+        raise ControlError("IdLookup", "INVALID_RESOURCE_NAME", f"the program has no {name!r}")
+
+    def bm_set_crc16_custom_parameters(self, cxt, calculation, parameters):
+        self._set_crc(calculation, 16, parameters)
+
+    def bm_set_crc32_custom_parameters(self, cxt, calculation, parameters):
+        self._set_crc(calculation, 32, parameters)
+
+    def _set_crc(self, calculation: str, width: int, p: SimpleNamespace) -> None:
+        numbers = p.polynomial, p.initial_remainder, p.final_xor_value, p.data_reflected, p.remainder_reflected
+        self.device.state.set_crc(calculation, width, *(number or 0 for number in numbers))
+
+    def bm_set_toeplitz_hash_key(self, cxt, calculation, key):
+        self.device.state.set_toeplitz_key(calculation, key)
+
+    # The switch
+
+    def bm_mgmt_get_info(self):
+        device = self.device
+        return SimpleNamespace(
+            device_id=device.device_id,
+            thrift_port=device.thrift_port,
+            notifications_socket=device.notifications_address,
+        )
+
+    def bm_reset_state(self):
+        self.device.state.reset()
+
+    def bm_serialize_state(self):
+        return self.device.serialize()
+
+
+def ports_of(bits: str) -> list[int]:
+    """The numbers in a set of ports or LAGs: one character 0 or 1 for each, port 0 last."""
+    if set(bits) - set("01"):
+        raise ControlError("Mc", "ERROR", f"{bits!r} is not a set of ports: expected 0s and 1s")
+    return [number for number, bit in enumerate(reversed(bits)) if bit == "1"]
+
+
+def _replicating(method: Callable[..., Any]) -> Answer:
+    """The answer to a call whose arguments are a context and those of a method of Replication; text is a set."""
+
+    def answer(self, cxt: int, *arguments: int | str) -> Any:
+        numbers = [ports_of(value) if isinstance(value, str) else value for value in arguments]
+        return method(self.device.state.replication, *numbers)
+
+    return answer
+
+
+class SimplePreLag:
+    """Answers for `device`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    bm_mc_mgrp_create = _replicating(Replication.create_group)
+    bm_mc_mgrp_destroy = _replicating(Replication.destroy_group)
+    bm_mc_node_create = _replicating(Replication.create_node)
+    bm_mc_node_update = _replicating(Replication.update_node)
+    bm_mc_node_associate = _replicating(Replication.associate_node)
+    bm_mc_node_dissociate = _replicating(Replication.dissociate_node)
+    bm_mc_node_destroy = _replicating(Replication.destroy_node)
+    bm_mc_set_lag_membership = _replicating(Replication.set_lag)
+
+    def bm_mc_get_entries(self, cxt):
+        return json.dumps(self.device.state.replication.describe())
+
+
+def _queue_setting(set_value: Callable[..., None]) -> Answer:
+    """The answer to a call that sets the depth or rate of all egress queues, of a port's or of one: the port and the
+    priority come first, the value last."""
+
+    def answer(self, *arguments: int) -> int:
+        *queue, value = arguments
+        set_value(self.device.state.queues, value, *queue)
+        return 0
+
+    return answer
+
+
+class SimpleSwitch:
+    """Answers for `device`."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    # Mirroring; the first three are from before BMv2 1.11, and report failure by their result
+
+    def mirroring_mapping_add(self, session, port):
+        self.mirroring_session_add(session, SimpleNamespace(port=port, mgid=None))
+        return 0
+
+    def mirroring_mapping_delete(self, session):
+        try:
+            self.device.state.mirroring.delete(session)
+        except ControlError:
+            return 1
+        return 0
+
+    def mirroring_mapping_get_egress_port(self, session):
+        target = self.device.state.mirroring.sessions.get(session)
+        return -1 if target is None or target.port is None else target.port
+
+    def mirroring_session_add(self, session, config):
+        try:
+            self.device.state.mirroring.add(session, config.port, config.mgid)
+        except ControlError as error:  # as in BMv2, only the log reports a number out of range
+            log.error("%s", error)
+
+    def mirroring_session_delete(self, session):
+        self.device.state.mirroring.delete(session)
+
+    def mirroring_session_get(self, session):
+        return self.device.state.mirroring.get(session)
+
+    # Queues
+
+    set_egress_priority_queue_depth = _queue_setting(Queues.set_depth)
+    set_egress_queue_depth = _queue_setting(Queues.set_depth)
+    set_all_egress_queue_depths = _queue_setting(Queues.set_depth)
+    set_egress_priority_queue_rate = _queue_setting(Queues.set_rate)
+    set_egress_queue_rate = _queue_setting(Queues.set_rate)
+    set_all_egress_queue_rates = _queue_setting(Queues.set_rate)
+
+    # Time
+
+    def get_time_elapsed_us(self):
+        return self.device.switch.clock()
+
+    def get_time_since_epoch_us(self):
+        return self.device.started_us + self.device.switch.clock()
