@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emulator.p4switch import snapshot
-from emulator.p4switch.ports.port import Frames, PortInfo, Ports
+from emulator.p4switch.ports.port import Frames, Ports
 from emulator.p4switch.program import ir
 from emulator.p4switch.program.loader import loader
 from emulator.p4switch.state.state import State
@@ -57,7 +57,6 @@ class Device:
         self.started_us = time.time_ns() // 1000 - switch.clock()
         self._next_program: ir.Program | None = None
         self._listeners: dict[int, Callable[[bytes], None]] = {}
-        self._on_load: Callable[[State], None] | None = None
         self._closed = threading.Event()
         self._order = threading.Lock()
 
@@ -74,15 +73,13 @@ class Device:
         threading.Thread(target=self._run_timer, name="timer", daemon=True).start()
 
     def close(self) -> None:
-        """Stop, and detach all ports."""
         self._closed.set()
         self.ports.close()
 
     def take(self, frames: Frames) -> None:
         """Run frames through the switch and send those that leave."""
         for port, data in frames:
-            if self.dump_bytes:
-                self._dump("Received packet of length %d on port %d: %s", port, data)
+            self._dump("Received", port, data)
             self._run(lambda port=port, data=data: self.switch.receive(port, data))
 
     def take_batch(self, batch: Batch, n: int, send: Callable[[np.ndarray], None]) -> bool:
@@ -113,14 +110,11 @@ class Device:
         self._listeners[port] = receive
 
     def send(self, frames: Frames) -> None:
-        """Send frames out of ports."""
         frames = list(frames)
-        for port, data in frames if self._listeners else ():
+        for port, data in frames:
             if port in self._listeners:
                 self._listeners[port](data)
-        if self.dump_bytes:
-            for port, data in frames:
-                self._dump("Sending packet of length %d on port %d: %s", port, data)
+            self._dump("Sending", port, data)
         self.ports.send(frames)
 
     def _run(self, step: Callable[[], list[tuple[int, bytes]]]) -> None:
@@ -141,8 +135,10 @@ class Device:
         except Exception:
             log.exception("Dropping a packet")
 
-    def _dump(self, text: str, port: int, data: bytes) -> None:
-        log.info(text, len(data), port, data[: self.dump_bytes].hex())
+    def _dump(self, verb: str, port: int, data: bytes) -> None:
+        if self.dump_bytes:
+            start = data[: self.dump_bytes].hex()
+            log.info("%s packet of length %d on port %d: %s", verb, len(data), port, start)
 
     def _run_timer(self) -> None:
         """Send packets of queues with a rate, and digests that are due."""
@@ -153,36 +149,18 @@ class Device:
         due = self.switch.next_us()
         return POLL_S if due is None else min(max((due - self.switch.clock()) / 1e6, 0.0002), POLL_S)
 
-    # Ports
-
-    def add_port(self, number: int, interface: str, pcap_dir: str | None = None) -> None:
-        """Attach an interface, for a control plane."""
-        self._on_ports(lambda: self.ports.add(number, interface, pcap_dir))
-
-    def remove_port(self, number: int) -> None:
-        """Detach a port, for a control plane."""
-        self._on_ports(lambda: self.ports.remove(number))
-
-    def _on_ports(self, change: Callable[[], None]) -> None:
-        try:
-            change()
-        except ConfigError as error:
-            raise ControlError("DevMgr", "ERROR", str(error)) from error
-
-    def show_ports(self) -> list[PortInfo]:
-        """All ports, by number."""
-        return self.ports.show()
-
     def ports_up(self) -> set[int]:
-        """The ports that exist and are up."""
         return {port.number for port in self.ports.show() if port.is_up}
 
     # Programs
 
-    def load_later(self, text: str) -> None:
-        """Store a program for `swap` to run."""
+    def _check_swap(self) -> None:
         if not self.can_swap:
             raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
+
+    def load_later(self, text: str) -> None:
+        """Store a program for `swap` to run."""
+        self._check_swap()
         if self._next_program is not None:
             raise ControlError("Swap", "ONGOING_SWAP", "a program is waiting to be swapped in already")
         program = loader.loads(text)
@@ -191,36 +169,11 @@ class Device:
 
     def swap(self) -> None:
         """Run the program that was loaded, with fresh state."""
-        if not self.can_swap:
-            raise ControlError("Swap", "CONFIG_SWAP_DISABLED", "the switch was started without --enable-swap")
+        self._check_swap()
         if self._next_program is None:
             raise ControlError("Swap", "NO_ONGOING_SWAP", "no program was loaded")
         program, self._next_program = self._next_program, None
-        self.load(program)
-
-    def load(self, program: ir.Program) -> None:
-        """Run another program, with fresh state. Raises ProgramError."""
         self.switch.load(program)
-        self._loaded()
-
-    def run(self, state: State) -> None:
-        """Run a state's program. Raises ProgramError."""
-        self.switch.run(state)
-        self._loaded()
-
-    def _loaded(self) -> None:
-        if self._on_load is not None:
-            self._on_load(self.state)
-
-    @property
-    def on_load(self) -> Callable[[State], None] | None:
-        """A function that is called with the state, at once and whenever another program is loaded."""
-        return self._on_load
-
-    @on_load.setter
-    def on_load(self, call: Callable[[State], None]) -> None:
-        self._on_load = call
-        call(self.state)
 
     def change_engine(self, make: Callable[[State, int, int, int | None], Engine]) -> None:
         """Replace the engine; the new one takes over the state and the packets in queues. Making it may take long;

@@ -7,12 +7,11 @@ entries."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import socket
 import struct
 import threading
+from pathlib import Path
 
 from emulator.p4switch.state.digests import Digest, DigestList
 from emulator.p4switch.state.state import State
@@ -37,24 +36,21 @@ class Publisher:
 
     def __init__(self, address: str) -> None:
         kind, _, place = address.partition("://")
+        if kind not in ("ipc", "tcp"):
+            raise ConfigError(f"notifications can't be sent to {address!r}: expected ipc://PATH or tcp://HOST:PORT")
         self._is_ipc = kind == "ipc"
         self._peers: list[socket.socket] = []
         self._lock = threading.Lock()
         try:
             if self._is_ipc:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(place)
+                Path(place).unlink(missing_ok=True)
                 self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 self._listener.bind(place)
                 self._listener.listen()
-            elif kind == "tcp":
+            else:
                 host, _, port = place.rpartition(":")
                 self._listener = socket.create_server(("" if host == "*" else host, int(port)))
-            else:
-                raise ConfigError(f"notifications can't be sent to {address!r}: expected ipc://PATH or tcp://HOST:PORT")
         except (OSError, ValueError, OverflowError) as error:
-            if isinstance(error, ConfigError):
-                raise
             raise ConfigError(f"notifications can't be sent to {address!r}: {error}") from error
         threading.Thread(target=self._accept, name="notifications", daemon=True).start()
 
@@ -91,7 +87,6 @@ class Publisher:
                     peer.close()
 
     def close(self) -> None:
-        """Disconnect all."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._lock:
@@ -146,6 +141,5 @@ class Notifications:
                 self.publisher.publish(header + struct.pack(f"={len(new)}I", *new))
 
     def close(self) -> None:
-        """Stop."""
         self._closed.set()
         self.publisher.close()

@@ -81,26 +81,22 @@ class Settings:
 
     def _check_tls(self) -> None:
         """Check options as simple_switch_grpc does, and that there is a server to apply them."""
-        details = {
-            "--grpc-server-cacert": self.grpc_server_cacert,
-            "--grpc-server-cert": self.grpc_server_cert,
-            "--grpc-server-key": self.grpc_server_key,
-            "--grpc-server-with-client-auth": self.grpc_server_with_client_auth,
-        }
-        if not self.grpc_server_ssl:
-            names = [name for name, value in details.items() if value]
-            if names:
-                raise ConfigError(f"{names[0]} needs --grpc-server-ssl")
-            return
-        if self.grpc_server_addr is None:
-            raise ConfigError("--grpc-server-ssl needs --grpc-server-addr")
-        for name in ("--grpc-server-cert", "--grpc-server-key"):
-            if not details[name]:
-                raise ConfigError(f"--grpc-server-ssl needs {name}")
-        if self.grpc_server_with_client_auth and not self.grpc_server_cacert:
-            raise ConfigError(
-                "--grpc-server-with-client-auth needs --grpc-server-cacert, which signs clients' certificates"
-            )
+        ssl, addr, cert, key, cacert, auth = (
+            f"--grpc-server-{name}" for name in ("ssl", "addr", "cert", "key", "cacert", "with-client-auth")
+        )
+        values = {
+            addr: self.grpc_server_addr, cert: self.grpc_server_cert, key: self.grpc_server_key,
+            cacert: self.grpc_server_cacert, auth: self.grpc_server_with_client_auth,
+        }  # fmt: skip
+        if self.grpc_server_ssl:
+            needs = [(ssl, other) for other in (addr, cert, key)]
+        else:
+            needs = [(option, ssl) for option in (cacert, cert, key, auth) if values[option]]
+        for option, other in needs:
+            if not values.get(other):
+                raise ConfigError(f"{option} needs {other}")
+        if values[auth] and not values[cacert]:
+            raise ConfigError(f"{auth} needs {cacert}, which signs clients' certificates")
 
 
 class Process:
@@ -168,7 +164,9 @@ class Process:
                 raise
             log.warning("%s", error)
             return
-        self.device.on_load = Notifications(publisher, self.settings.device_id).watch
+        watch = Notifications(publisher, self.settings.device_id).watch
+        watch(self.device.state)
+        self.device.switch.on_load = watch
 
     def _make_ports(self) -> Ports:
         if self.settings.use_files is not None:
@@ -200,7 +198,6 @@ def start(settings: Settings) -> Process:
 
 
 def make_switch(settings: Settings) -> Switch:
-    """The switch for these settings."""
     program = loader.load(settings.program or NO_PROGRAM)
     # With "auto" the compiled engine follows, but not for files: tests end before kernels are loaded.
     engine = compiled if settings.engine == "compiled" else Interpreter

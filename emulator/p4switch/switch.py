@@ -46,8 +46,8 @@ class Switch:
     """A switch that runs `program`. `clock` gives µs since the switch started. `drop_port` and `n_priorities` are
     simple_switch's --drop-port and --priority-queues; `seed` makes random() repeatable; `engine` makes the Engine.
 
-    `state` is what the control plane works on, under `lock`. Raises ProgramError for a program that is not one for
-    simple_switch."""
+    `state` is what the control plane works on, under `lock`; `on_load` is called with each further program's.
+    Raises ProgramError for a program that is not one for simple_switch."""
 
     def __init__(
         self,
@@ -64,6 +64,7 @@ class Switch:
         self.n_priorities = n_priorities
         self.seed = seed
         self.make_engine = engine
+        self.on_load: Callable[[State], None] = lambda state: None
         self.lock = RLock()
         self.load(program)
 
@@ -77,6 +78,7 @@ class Switch:
         engine = self.make_engine(state, self.drop_port, self.n_priorities, self.seed)
         with self.lock:
             self.program, self.state, self.engine = state.program, state, engine
+        self.on_load(state)
 
     def receive(self, port: int, data: bytes) -> list[tuple[int, bytes]]:
         """Take a frame in at a port; returns (port, frame) for all that leave now, in order."""

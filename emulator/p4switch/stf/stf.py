@@ -8,6 +8,7 @@ only packets and counters decide.
 
 from __future__ import annotations
 
+import operator as op
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,15 +36,7 @@ _KEY = re.compile(r"([^\s:]+)\s*:\s*(\S+)")
 _CALL = re.compile(r"([^\s(]+)\s*\((.*)\)")
 _COUNTER = re.compile(r"(\S+?)\s*\(\s*(\S+?)\s*\)\s*(?:(packets|bytes)\s*(==|!=|<=|<|>=|>)\s*(\S+))?$", re.IGNORECASE)
 
-COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
-}
-
+COMPARE = {"==": op.eq, "!=": op.ne, "<": op.lt, "<=": op.le, ">": op.gt, ">=": op.ge}
 
 ON_CELLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "counter_read": ("counter", CounterArray.read),
