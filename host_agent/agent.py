@@ -16,7 +16,6 @@ import functools
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -26,8 +25,8 @@ from host_agent import joining, loop, packet_log, recording
 from host_agent.base import Agent, SparseOption
 from host_agent.calls import Handle, Request
 from host_agent.core import Core, new_worker
-from host_agent.hierarchy import choice
 from host_agent.hierarchy.agent import HierarchicalAgent
+from host_agent.hierarchy.hosts import resolve
 from host_agent.sharded import ShardedAgent, split_addresses
 from switchml.errors import AggregatorLost, ConfigError, JobError, SwitchMLError
 from switchml.protocol.sizes import WIRES
@@ -41,7 +40,6 @@ class HostAgent(Agent):
     global_ranks: tuple[int, ...] = ()
 
     def __init__(self, joined: joining.Joined):
-        super().__init__()
         options, info = joined.options, joined.session.info
         self.transport = joined.transport_name
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
@@ -61,6 +59,7 @@ class HostAgent(Agent):
             udp=self.transport == "udp",
             sparse=joined.sparse,
         )
+        super().__init__(self.core)
         self.wire, self.takes_sparse = self.core.wire, self.core.takes_sparse
         self._loop: loop.Loop | None = loop.new_loop(
             self._worker,
@@ -79,7 +78,7 @@ class HostAgent(Agent):
         self._session.events(lambda event: self.core.on_event(event, time.monotonic()))
         if self._tunnel is not None:
             self._tunnel.on_lost(
-                lambda reason: self.core.fail(AggregatorLost(f"job '{self.job}': aggregator lost: {reason}"))
+                lambda reason: self.abort(AggregatorLost(f"job '{self.job}': aggregator lost: {reason}"))
             )
 
     @classmethod
@@ -145,7 +144,7 @@ class HostAgent(Agent):
             wire=wire,
             sparse=sparse,
         )
-        level, host = choice.resolve(hierarchy)
+        level, host = resolve(hierarchy)
         join = functools.partial(_join_aggregators, cls)
         if level == "node":
             return HierarchicalAgent.join_hosts(address, options, host, join)
@@ -172,12 +171,6 @@ class HostAgent(Agent):
 
     def submit(self, request: Request) -> None:
         self.core.submit(request, time.monotonic())
-
-    def abort(self, error: BaseException) -> None:
-        self.core.fail(error)
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        self.core.on_failure(callback)
 
     def missing_ranks(self) -> tuple[int, ...]:
         return self.core.missing_ranks(time.monotonic())
@@ -206,7 +199,7 @@ class HostAgent(Agent):
                 with suppress(BlockingIOError):  # this write was read together with an earlier one
                     os.eventfd_read(self._wake)
             core.finish_turn(time.monotonic())
-        if core.end_calls():
+        if core.end():
             self._session.leave()
 
 

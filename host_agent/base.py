@@ -5,15 +5,18 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from host_agent import density, tensors
-from host_agent.calls import Handle, OnDone, Request
+from host_agent.calls import Ending, Handle, OnDone, Request
 from switchml.errors import ConfigError, UnsupportedTensor
 from switchml.protocol.sparse import Sparse
 from switchml.runtime.memory import f32_at
+
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 SparseOption = density.Choice | Sparse | bool | str | None
 """What callers may pass as `sparse` (density.choice)."""
@@ -31,7 +34,8 @@ class Agent(abc.ABC):
     takes_sparse: bool
     """Whether the aggregator accepts sparse streams."""
 
-    def __init__(self) -> None:
+    def __init__(self, ending: Ending) -> None:
+        self._ending = ending
         self._compressors: dict[tuple[str, str | None], Any] = {}
 
     def __enter__(self) -> Self:
@@ -62,14 +66,14 @@ class Agent(abc.ABC):
     def leave(self) -> None:
         """Leave the job and free everything; calls that are still under way fail. May be called twice."""
 
-    @abc.abstractmethod
     def abort(self, error: BaseException) -> None:
         """Fail every call under way, and every later one, with `error`; the agent stays joined until `leave`."""
+        self._ending.fail(error)
 
-    @abc.abstractmethod
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         """Call `callback` once with the error that ends this agent's part in the job; at once if there is one. From
         any thread."""
+        self._ending.on_failure(callback)
 
     @abc.abstractmethod
     def missing_ranks(self) -> tuple[int, ...]:
@@ -118,23 +122,13 @@ class Agent(abc.ABC):
             raise ConfigError(f"memory {memory!r} needs a codec")
         tensor = tensors.prepare(x, out)
         handle = Handle()
-
-        def done(error: BaseException | None) -> None:
-            result = None
-            if error is None:
-                try:
-                    result = tensor.finish()
-                except BaseException as problem:
-                    error = problem
-            handle.finish(error, result)
-
         self.allreduce_address(
             tensor.source,
             tensor.target,
             tensor.numel,
             tensor.dtype,
             op,
-            done,
+            lambda error: handle.finish(error, tensor.result),
             timeout_s=timeout_s,
             keep=tensor,
             sparse=sparse,
@@ -155,7 +149,7 @@ class Agent(abc.ABC):
         # A copy: `out` may be `x`, and an exchange reads it to its end.
         mean = self._compressors[key].allreduce(name, f32_at(tensor.source, tensor.numel).copy(), tuple(x.shape))
         f32_at(tensor.target, tensor.numel)[:] = mean if op == "mean" else mean * np.float32(self.world_size)
-        return tensor.finish()
+        return tensor.result
 
     def allreduce_address(
         self,

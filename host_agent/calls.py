@@ -3,14 +3,16 @@ wait gets (`Handle`)."""
 
 from __future__ import annotations
 
+import collections
 import logging
+import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from host_agent import density
-from switchml.errors import CollectiveTimeout
+from switchml.errors import CollectiveTimeout, SumOverflow
 
 log = logging.getLogger("host_agent")
 
@@ -37,32 +39,140 @@ class Request:
     sparse: density.Choice | None = None
     wire: str | None = None
 
+    def divisor(self, world_size: int) -> int:
+        """What the sum is divided by."""
+        return world_size if self.op == "mean" else 1
+
+    def deadline(self, now: float) -> float:
+        """In seconds of the clock that says `now`."""
+        return math.inf if self.timeout_s is None else now + self.timeout_s
+
 
 @dataclass
 class Call:
-    """An all-reduce from submission to completion. `dtype`: a key of fixedpoint.FORMATS. `deadline`: in seconds of the
-    agent's clock. `index`: counts this agent's calls; `number`: the worker's task, -1 before it starts. `kind`: under
-    `sparse="auto"`, the kind of tensor whose density its result decides (density.py)."""
+    """An all-reduce from submission to completion. `deadline`: in seconds of the agent's clock. `index`: counts this
+    agent's calls."""
 
-    source: int
-    target: int
-    numel: int
-    dtype: str
+    request: Request
+    sparse: density.Choice
     divisor: int
-    on_done: OnDone
     deadline: float
-    index: int = 0
-    number: int = -1
-    keep: object = None
-    sparse: density.Choice = field(default_factory=density.Choice)
-    kind: density.Kind | None = None
+    index: int = field(default=0, init=False)
 
     def end(self, error: BaseException | None) -> None:
         """Report completion. An exception in the callback is logged."""
         try:
-            self.on_done(error)
+            self.request.on_done(error)
         except Exception:
             log.exception("all-reduce %d: its completion callback failed", self.index)
+
+
+def overflow(misfits: int, numel: int, dtype: str) -> SumOverflow | None:
+    """The error of a call of which so many sums do not fit."""
+    if not misfits:
+        return None
+    return SumOverflow(f"{misfits} of {numel} sums do not fit {dtype}; use a wider dtype", misfits)
+
+
+class Ending:
+    """What ends a rank's part in its job: the first error counts. All methods may be called from any thread."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake`: called, with the lock held, when somebody has something to do."""
+        self.error: BaseException | None = None
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._on_failure: list[Callable[[BaseException], None]] = []
+
+    def fail(self, error: BaseException) -> bool:
+        """Every call under way and every later one fails with `error`; False if there was one before."""
+        with self._lock:
+            if self.error is not None:
+                return False
+            self.error = error
+            callbacks, self._on_failure = self._on_failure, []
+            self._wake()
+        for callback in callbacks:
+            callback(error)
+        return True
+
+    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
+        """Call `callback` once with the error, after those before; at once if there is one."""
+        with self._lock:
+            error = self.error
+            if error is None:
+                self._on_failure.append(callback)
+        if error is not None:
+            callback(error)
+
+
+C = TypeVar("C", bound=Call)
+
+
+class CallQueue(Ending, Generic[C]):
+    """Calls that wait to be started, in the order of their submission, and totals of all calls."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        super().__init__(wake)
+        self.calls = self.bytes = 0
+        """All-reduces submitted so far, and bytes of results."""
+        self._queue: collections.deque[C] = collections.deque()
+        self._busy_s = self._busy_since = 0.0
+
+    def add(
+        self,
+        call: C,
+        departure: Callable[[], BaseException | None],
+        log_call: Callable[[int], None] = lambda index: None,
+    ) -> None:
+        """Queue a call, whose index `log_call` gets. It ends at once if its tensor is empty, if the job is over, or
+        with the error of a `departure`."""
+        if call.request.numel == 0:
+            call.request.on_done(self.error)
+            return
+        with self._lock:
+            error = self.error or departure()
+            if error is None:
+                call.index = self.calls
+                self.calls += 1
+                log_call(call.index)
+                self._queue.append(call)
+                self._wake()
+        if error is not None:
+            call.request.on_done(error)
+
+    def take(self) -> C | None:
+        """The next call that waits."""
+        with self._lock:
+            return self._queue.popleft() if self._queue else None
+
+    def queued(self) -> list[C]:
+        """Those that wait."""
+        with self._lock:
+            return list(self._queue)
+
+    def note_busy(self, now: float, is_busy: bool) -> None:
+        """Whether calls are under way."""
+        if is_busy and not self._busy_since:
+            self._busy_since = now
+        elif not is_busy and self._busy_since:
+            self._busy_s += now - self._busy_since
+            self._busy_since = 0.0
+
+    def totals(self) -> dict[str, float]:
+        """Calls, bytes reduced, the seconds in which calls were under way, and goodput in bits of tensor per such
+        second."""
+        goodput_bps = 8 * self.bytes / self._busy_s if self._busy_s else 0.0
+        return {"calls": self.calls, "bytes": self.bytes, "busy_s": self._busy_s, "goodput_bps": goodput_bps}
+
+    def end_calls(self, running: Iterable[C]) -> None:
+        """Fail those that run and those that wait."""
+        calls = list(running)
+        with self._lock:
+            calls += self._queue
+            self._queue.clear()
+        for call in calls:
+            call.end(self.error)
 
 
 @dataclass

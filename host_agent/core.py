@@ -8,33 +8,26 @@ it in virtual time. One turn of a driver:
     while core.start_queued(now):
         ...                      # move packets between the network and core.worker (loop.run, or its like)
         core.finish_turn(now)
-    core.end_calls()
+    core.end()
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import threading
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from host_agent import density, tensors
-from host_agent.calls import Call, OnDone, Request
+from host_agent.calls import Call, CallQueue, Request, overflow
 from host_agent.histories import Histories
-from host_agent.watch import INTERVAL_S, Watch
+from host_agent.recording import AgentLog
+from host_agent.watch import INTERVAL_S, Watch, lost
 from switchml.control import client, membership
-from switchml.errors import (
-    AggregatorLost,
-    CollectiveTimeout,
-    ConfigError,
-    JobError,
-    RanksDisagree,
-    SumOverflow,
-    UnsupportedTensor,
-)
+from switchml.errors import AggregatorLost, CollectiveTimeout, ConfigError, JobError, RanksDisagree, UnsupportedTensor
 from switchml.protocol import worker_state
 from switchml.protocol.fixedpoint import ITEM_BYTES
 from switchml.protocol.sizes import WIRES
@@ -53,16 +46,8 @@ _DISAGREEMENTS = {
 }
 
 
-def new_worker(
-    info: client.JobInfo,
-    rank: int,
-    world_size: int,
-    *,
-    packets: np.ndarray | None = None,
-    wide: np.ndarray | None = None,
-    lossless: bool = False,
-) -> Worker:
-    """The worker of a rank that has joined; the arguments are those of Worker."""
+def new_worker(info: client.JobInfo, rank: int, world_size: int, **memory: Any) -> Worker:
+    """The worker of a rank that has joined. `memory`: where it builds packets, as arguments of Worker."""
     return Worker(
         rank=rank,
         workers=world_size,
@@ -71,10 +56,8 @@ def new_worker(
         isn=info.isn,
         window=info.window,
         payload_bytes=info.payload_bytes,
-        packets=packets,
-        wide=wide,
-        lossless=lossless,
         padded=info.padded,
+        **memory,
     )
 
 
@@ -95,17 +78,16 @@ def accepted(
     return _widened(request) if request.dtype in tensors.HALVES else request, sparse
 
 
-class CallLog(Protocol):
-    """Where a core records the life of its calls (recording.py has the one that profiles use)."""
+@dataclass
+class TaskCall(Call):
+    """A call that is a task of the worker's. `dtype`: a key of fixedpoint.FORMATS. `kind`: under `sparse="auto"`, the
+    kind of tensor whose density its result decides (density.py)."""
 
-    def submitted(self, index: int, nbytes: int) -> None: ...
-
-    def started(self, index: int) -> None: ...
-
-    def done(self, index: int, failed: bool) -> None: ...
+    dtype: str
+    kind: density.Kind | None = None
 
 
-class Core:
+class Core(CallQueue[TaskCall]):
     """`submit`, `fail`, `on_failure` and `on_event` may be called from any thread, all other methods by the driver
     alone."""
 
@@ -122,26 +104,18 @@ class Core:
         sparse: density.Choice = density.OFF,
     ):
         """`udp`: the network may drop all packets (for messages); `sparse`: for requests that leave it open."""
+        super().__init__(wake)
         self.worker, self.job, self.rank, self.world_size, self.sparse = worker, job, rank, world_size, sparse
         self.wire = next(name for name, code in WIRES.items() if code == info.wire)
         self.takes_sparse = not info.dense_only
         """Whether the aggregator accepts sparse streams; switches in a tree don't."""
-        self.error: BaseException | None = None
-        """What ended this rank's part in the job."""
-        self.call_log: CallLog | None = None
-        self.calls = 0
-        """All-reduces submitted so far."""
+        self.call_log: AgentLog | None = None
         self.completed = 0
         """The worker's tasks whose calls have been reported."""
-        self._wake = wake
-        self._queue: collections.deque[Call] = collections.deque()
-        self._running: collections.OrderedDict[int, Call] = collections.OrderedDict()
+        self._running: collections.OrderedDict[int, TaskCall] = collections.OrderedDict()
         self._densities, self._histories = density.Memory(), Histories(worker)
         self._watch = Watch(worker, job, rank, info.data_address, udp)
-        self._lock = threading.Lock()
-        self._on_failure: list[Callable[[BaseException], None]] = []
-        self._bytes = 0
-        self._busy_s = self._busy_since = self._check_at = 0.0
+        self._check_at = 0.0
 
     # From any thread
 
@@ -157,63 +131,24 @@ class Core:
         dtype = request.dtype
         if dtype == "float32" and (request.wire or self.wire) != "int32":
             dtype = f"float32/{self.wire}"
-        if request.numel == 0:
-            request.on_done(self.error)
-            return
-        call = Call(
-            request.source,
-            request.target,
-            request.numel,
-            dtype,
-            self.world_size if request.op == "mean" else 1,
-            request.on_done,
-            deadline=now + request.timeout_s if request.timeout_s is not None else float("inf"),
-            keep=request.keep,
-            sparse=sparse,
-        )
-        with self._lock:
-            error = self.error or self._watch.departure
-            if error is None:
-                call.index = self.calls
-                self.calls += 1
-                if self.call_log is not None:
-                    self.call_log.submitted(call.index, nbytes)
-                self._queue.append(call)
-                self._wake()
-        if error is not None:
-            request.on_done(error)
+
+        def log_call(index: int) -> None:
+            if self.call_log is not None:
+                self.call_log.submitted(index, nbytes)
+
+        call = TaskCall(request, sparse, request.divisor(self.world_size), request.deadline(now), dtype)
+        self.add(call, lambda: self._watch.departure, log_call)
 
     def missing_ranks(self, now: float) -> tuple[int, ...]:
         """Ranks that a stalled round waited for a moment ago."""
         return self._watch.missing_ranks(now)
-
-    def fail(self, error: BaseException) -> None:
-        """End this rank's part in the job: every call under way and every later one fails with `error`. Only the first
-        error counts."""
-        with self._lock:
-            if self.error is not None:
-                return
-            self.error = error
-            callbacks, self._on_failure = self._on_failure, []
-            self._wake()
-        for callback in callbacks:
-            callback(error)
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback` once with the error that ends this rank's part in the job; at once if there is one."""
-        with self._lock:
-            error = self.error
-            if error is None:
-                self._on_failure.append(callback)
-        if error is not None:
-            callback(error)
 
     def on_event(self, event: client.SessionEvent, now: float) -> None:
         """What the session reports about the aggregator and the other ranks."""
         if isinstance(event, client.AggregatorLost):
             self.fail(AggregatorLost(f"job '{self.job}': aggregator lost: {event.reason}"))
         elif isinstance(event, membership.PeerLost):
-            self.fail(self._watch.loss(event))
+            self.fail(lost(self.job, event.ranks, event.reason))
         else:
             with self._lock:
                 self._watch.peer_left(event, now)
@@ -242,8 +177,7 @@ class Core:
                 return False
             while self._queue and self.worker.outstanding < TASKS and self._start(self._queue[0]):
                 self._queue.popleft()
-        if self._running and not self._busy_since:
-            self._busy_since = now
+        self.note_busy(now, bool(self._running))
         return True
 
     def finish_turn(self, now: float) -> None:
@@ -255,60 +189,50 @@ class Core:
         if completed != self.completed:
             self.completed = completed
             self._report_done()
-        if self._busy_since and not self._running:
-            self._busy_s += now - self._busy_since
-            self._busy_since = 0.0
+        self.note_busy(now, bool(self._running))
         if now >= self._check_at:  # a busy loop has no quiet moment
             self._check_at = now + INTERVAL_S
             self._check_progress(now)
 
-    def end_calls(self) -> bool:
+    def end(self) -> bool:
         """Fail every call that is left with `error`. Returns whether this rank should leave the job at once, so that
         the others need not wait for it in vain: it failed by itself."""
-        calls = list(self._running.values())
-        with self._lock:
-            calls += self._queue
-            self._queue.clear()
+        self.end_calls(self._running.values())
         self._running.clear()
-        for call in calls:
-            call.end(self.error)
         return isinstance(self.error, (RanksDisagree, CollectiveTimeout))
 
     def stats(self) -> dict[str, float]:
         """Counters since joining: packets sent (retransmissions included), received, retransmitted, refused, waits,
         spurious, repeats, streamed (rounds of sparse streams after their first); round-trip time and retransmission
-        timeout in seconds; the window in rounds; calls, bytes reduced, the seconds in which calls were under way, and
-        goodput in bits of tensor per such second."""
+        timeout in seconds; the window in rounds; and `totals`."""
         worker = self.worker
         return {name: int(worker.counters[name]) for name in COUNTERS} | {
             "rtt_s": int(worker.rtt["srtt"]) / 1e9,
             "rto_s": int(worker.rtt["rto"]) / 1e9,
             "window": int(worker.window["size"]),
-            "calls": self.calls,
-            "bytes": self._bytes,
-            "busy_s": self._busy_s,
-            "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0,
+            **self.totals(),
         }
 
-    def _start(self, call: Call) -> bool:
+    def _start(self, call: TaskCall) -> bool:
         """Give a call to the worker; False if it has to wait for the density of an earlier result."""
+        request, blocks = call.request, call.sparse.blocks
         is_sparse = call.sparse.mode == "on"
-        if call.sparse.mode == "auto" and call.numel >= density.LEAST_BLOCKS * call.sparse.blocks.block:
-            kind = self._densities.kind(call.dtype, call.numel, call.sparse.blocks)
+        if call.sparse.mode == "auto" and request.numel >= density.LEAST_BLOCKS * blocks.block:
+            kind = self._densities.kind(call.dtype, request.numel, blocks)
             if kind.is_awaited:
                 return False
             is_sparse = kind.is_sparse
             call.kind = kind if self._densities.start(kind) else None
-        call.number = self.worker.start(
-            call.source,
-            call.target,
-            call.numel,
+        number = self.worker.start(
+            request.source,
+            request.target,
+            request.numel,
             call.dtype,
             call.divisor,
-            None if is_sparse else self._histories.of(call),
-            call.sparse.blocks if is_sparse else None,
+            None if is_sparse else self._histories.of(call.dtype, request.numel),
+            blocks if is_sparse else None,
         )
-        self._running[call.number] = call
+        self._running[number] = call
         if self.call_log is not None:
             self.call_log.started(call.index)
         return True
@@ -318,23 +242,17 @@ class Core:
         numbers = np.fromiter(self._running, np.int64, len(self._running))
         for number in numbers[tasks["state"][numbers % TASKS] == DONE].tolist():
             call, task = self._running.pop(number), tasks[number % TASKS]
+            numel = call.request.numel
             if call.kind is not None:
-                self._densities.look(call.kind, call.target, call.numel, call.dtype, call.sparse.blocks)
-            self._bytes += call.numel * ITEM_BYTES[task["fmt"]]
-            error = None
-            if misfits := int(task["misfits"]):
-                message = f"{misfits} of {call.numel} sums do not fit {call.dtype}; use a wider dtype"
-                error = SumOverflow(message, misfits)
+                self._densities.look(call.kind, call.request.target, numel, call.dtype, call.sparse.blocks)
+            self.bytes += numel * ITEM_BYTES[task["fmt"]]
+            error = overflow(int(task["misfits"]), numel, call.dtype)
             if self.call_log is not None:
                 self.call_log.done(call.index, error is not None)
             call.end(error)
 
     def _check_progress(self, now: float) -> None:
-        if not self._running:
-            return
-        with self._lock:
-            queued = list(self._queue)
-        if (error := self._watch.check(now, self._running.values(), queued)) is not None:
+        if self._running and (error := self._watch.check(now, self._running.values(), self.queued())) is not None:
             self.fail(error)
 
     def _disagreement(self) -> JobError:
@@ -347,16 +265,14 @@ class Core:
 
 def _widened(request: Request) -> Request:
     """A request for half-precision values as one for float32 copies of them, rounded once at the end."""
-    copies = tensors.widen_at(request.source, request.target, request.numel, request.dtype)
+    values, narrow = tensors.widen_at(request.source, request.target, request.numel, request.dtype)
+    at = values.ctypes.data
 
-    def narrow(error: BaseException | None, on_done: OnDone = request.on_done) -> None:
-        tensors.narrow_then(copies, error, on_done)
+    def done(error: BaseException | None) -> None:
+        if error is None:
+            narrow()
+        request.on_done(error)
 
     return dataclasses.replace(
-        request,
-        source=copies.address,
-        target=copies.address,
-        dtype="float32",
-        on_done=narrow,
-        keep=(request.keep, copies),
+        request, source=at, target=at, dtype="float32", on_done=done, keep=(request.keep, values)
     )

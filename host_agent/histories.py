@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from host_agent.calls import Call
 from switchml.protocol.fixedpoint import FORMATS
 from switchml.protocol.packet import CODE_ZERO
 from switchml.protocol.worker import Worker, elements_per_chunk
@@ -45,11 +44,12 @@ class Histories:
         self._followed = -1
         """The place whose exponents the last tensor took; -1: none."""
 
-    def of(self, call: Call) -> np.ndarray | None:
-        """int8[chunks of the first window], which the worker reads and writes; None for integer tensors."""
-        if call.dtype in ("int32", "int64"):
+    def of(self, dtype: str, numel: int) -> np.ndarray | None:
+        """For a tensor of `numel` elements of `dtype` (of FORMATS): int8[chunks of the first window], which the worker
+        reads and writes; None for integers."""
+        if dtype in ("int32", "int64"):
             return None
-        shape = (call.dtype, call.numel)
+        shape = (dtype, numel)
         before = tuple(entry.shape for entry in self._log[-_BEHIND[0] :])
         keys = [(*before[len(before) - behind :], shape) for behind in _BEHIND if behind <= len(before)]
         model = self._at(self._followed + 1) if self._followed >= 0 else None
@@ -58,7 +58,7 @@ class Histories:
         else:
             self._followed = next((self._last[key] for key in keys if key in self._last), -1)
             model = self._at(self._followed)
-        codes = self._new(call) if model is None else model.codes.copy()  # another tensor may take the same
+        codes = self._new(shape) if model is None else model.codes.copy()  # another tensor may take the same
         place = self._forgotten + len(self._log)
         self._log.append(_Entry(shape, codes))
         self._last.update(dict.fromkeys(keys, place))
@@ -70,9 +70,10 @@ class Histories:
         at = place - self._forgotten
         return self._log[at] if 0 <= at < len(self._log) else None
 
-    def _new(self, call: Call) -> np.ndarray:
-        per_chunk = elements_per_chunk(FORMATS[call.dtype], self._payload_bytes)
-        return np.full(min(self._slots, -(-call.numel // per_chunk)), CODE_ZERO, np.int8)
+    def _new(self, shape: Shape) -> np.ndarray:
+        dtype, numel = shape
+        per_chunk = elements_per_chunk(FORMATS[dtype], self._payload_bytes)
+        return np.full(min(self._slots, -(-numel // per_chunk)), CODE_ZERO, np.int8)
 
     def _forget(self) -> None:
         self._forgotten += len(self._log) - _MOST

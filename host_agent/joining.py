@@ -13,7 +13,7 @@ from typing import Any
 
 from host_agent import density, loop, reach
 from host_agent.core import DENSE_ONLY
-from host_agent.warmup import warm_up
+from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.errors import ConfigError, JoinError
 from switchml.net import shm
@@ -24,6 +24,7 @@ from switchml.protocol.sparse import Sparse
 
 log = logging.getLogger("host_agent")
 
+_SHORTEST_JOIN_S = 1.0
 _FEW_LEVELS = 8
 """Lanes in which a rank has fewer steps than this on each side of zero are worth a warning: int8 from 16 ranks on."""
 
@@ -45,6 +46,15 @@ class Options:
     transport: str | None
     wire: str | None
     sparse: density.Choice | Sparse | bool | str | None
+
+    def until(self, deadline: float, **changes: Any) -> Options:
+        """With so much time as is left, but a little of it, and `changes`."""
+        return replace(self, timeout_s=max(deadline - time.monotonic(), _SHORTEST_JOIN_S), **changes)
+
+    def client_options(self) -> dict[str, Any]:
+        """For every `client.join`, whatever the job."""
+        secret = {} if self.secret is None else {"secret": self.secret}
+        return {"peer_timeout_s": self.peer_timeout_s, "tls_ca": self.tls_ca, **secret}
 
 
 @dataclass(frozen=True)
@@ -120,10 +130,8 @@ def join(address: str, options: Options) -> Joined:
             receive_buffer_bytes=buffer_bytes,
             transport="udp" if transport.name == "auto" else transport.name,
             mac=transport.mac,
-            timeout_s=max(deadline - time.monotonic(), 1.0),
-            peer_timeout_s=options.peer_timeout_s,
-            tls_ca=options.tls_ca,
-            **({} if options.secret is None else {"secret": options.secret}),
+            timeout_s=options.until(deadline).timeout_s,
+            **options.client_options(),
         )
         undo.callback(session.leave)
         transport.follow(session.info)
@@ -132,18 +140,11 @@ def join(address: str, options: Options) -> Joined:
         segment, why_not = _shared_memory(session.info.segment, transport.name if impaired is None else "udp")
         undo.pop_all()
     joined = Joined(options, session, transport, segment, tunnel, impaired, sparse)
+    ip, port = session.info.data_address
     log.info(
-        "job '%s' rank %d of %d: %s%s, %s, %d slots, window %d, %d bytes a packet, aggregator %s:%d",
-        options.job,
-        options.rank,
-        options.world_size,
-        joined.transport_name,
-        why_not,
-        options.wire,
-        session.info.slots,
-        session.info.window,
-        options.payload_bytes,
-        *session.info.data_address,
+        f"job '{options.job}' rank {options.rank} of {options.world_size}: {joined.transport_name}{why_not}, "
+        f"{options.wire}, {session.info.slots} slots, window {session.info.window}, {options.payload_bytes} bytes a "
+        f"packet, aggregator {ip}:{port}"
     )
     _warn_of_few_levels(options, wire)
     return joined
@@ -170,12 +171,8 @@ def _warn_of_few_levels(options: Options, wire: str) -> None:
     levels = headroom(options.world_size)[WIRES[wire]]
     if WIRES[wire] and levels < _FEW_LEVELS:
         log.warning(
-            "job '%s': with %d ranks an %s lane has %d steps on each side of zero for a rank's values; int16 or int32 "
-            "lanes are more exact",
-            options.job,
-            options.world_size,
-            wire,
-            levels,
+            f"job '{options.job}': with {options.world_size} ranks an {wire} lane has {levels} steps on each side of "
+            "zero for a rank's values; int16 or int32 lanes are more exact"
         )
 
 

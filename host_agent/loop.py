@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from host_agent import packet_log
+from host_agent import density, packet_log
 from switchml.net import frames, impair, libc, shm, udp
 from switchml.protocol import worker as rules
 from switchml.protocol.worker_state import State, seq_of
-from switchml.runtime.jit import kernel
+from switchml.runtime.jit import compile_once, kernel
 from switchml.runtime.memory import borrowed, copy_bytes
 
 WOKEN, TASK_DONE, FAILED, TICK = range(4)
@@ -261,3 +261,12 @@ def _hand_over(loop, fresh, n):
             loop.aggregator[0],
         )
         udp.send_batch(loop.io, loop.outgoing, 1)
+
+
+def warm_up() -> None:
+    """Compile the agent's kernels (about 15 s the first time on a machine) or load them from the cache (a fraction of a
+    second). Before joining a job, so that no rank keeps the others waiting."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        worker = rules.Worker(rank=0, workers=1, slots=2, tag=0, isn=0)
+        compile_once(run, new_loop(worker, sock, wake=0, aggregator=("127.0.0.1", 1)), 0, 0)
+    density.warm_up()

@@ -113,17 +113,15 @@ def choose(
         return Transport(
             transport, bound(bind_ip or own_address("127.0.0.1" if transport == "zmq" else host, job, rank))
         )
-    offered = tuple(plane.transports)
     switch = plane.address.ip
     interface = os.environ.get("SWITCHML_INTERFACE") or interface_to(switch)
+    usable = [name for name in plane.transports if name == "frames" or interface]
     if transport == "auto":
-        transport = next((name for name in offered if name == "frames" or interface), "")
-    if transport not in offered:
-        usable = " or ".join(name for name in offered if name == "frames" or interface) or (
-            f"an interface that leads to {switch}: none does here"
-        )
+        transport = usable[0] if usable else ""
+    if transport not in plane.transports:
+        listed = " or ".join(usable) or f"an interface that leads to {switch}: none does here"
         raise ConfigError(
-            f"the P4 switch at {plane.switch} is reached by {usable}, not by {transport or 'another way'}"
+            f"the P4 switch at {plane.switch} is reached by {listed}, not by {transport or 'another way'}"
         )
     if transport == "frames":
         return Transport(transport, bound(bind_ip or own_address(host, job, rank)))
@@ -168,8 +166,13 @@ def own_address(host: str, job: str, rank: int) -> str:
         raise ConfigError(f"aggregator host {host!r}: {error.strerror or error}") from None
     if remote.startswith("127."):
         return f"127.0.{1 + sum(job.encode()) % 254}.{rank % 254 + 1}"
+    return address_towards(remote)
+
+
+def address_towards(remote: str) -> str:
+    """The local IPv4 address that routes to `remote`. Sends nothing. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((remote, 9))
+        probe.connect((remote, _DISCARD))
         return str(probe.getsockname()[0])
 
 

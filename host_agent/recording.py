@@ -14,22 +14,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 if TYPE_CHECKING:
     from host_agent.packet_log import PacketLog  # compiled code takes a while to import
-
-CALL = np.dtype(
-    {
-        "names": ["tensor", "submitted", "started", "done", "bytes", "launch", "failed"],
-        "formats": ["i8", "i8", "i8", "i8", "i8", "i8", "?"],
-    }
-)
-"""One all-reduce, the fields of `Call`. `bytes` of the tensor; `launch`: the number of the span that submitted it
-(`launching`), -1 if none did; `failed`: it ended with an error, or was still under way when the recording ended."""
 
 MOST_PACKETS = 1 << 20
 """Default capacity of a packet log (32 MiB of memory, which is only used as records are written)."""
@@ -42,8 +33,10 @@ Span = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass
-class Call:
-    """One all-reduce, under way until `done` is set."""
+class CallRecord:
+    """One all-reduce, under way until `done` is set. `bytes` of the tensor; `launch`: the number of the span that
+    submitted it (`launching`), -1 if none did; `failed`: it ended with an error, or was still under way when the
+    recording ended."""
 
     tensor: int
     submitted: int
@@ -52,6 +45,10 @@ class Call:
     bytes: int
     launch: int
     failed: bool = True
+
+
+CALL = np.dtype([(each.name, "?" if each.type == "bool" else "i8") for each in fields(CallRecord)])
+"""The same in an array."""
 
 
 @dataclass(eq=False)
@@ -68,11 +65,11 @@ class AgentLog:
     packet_log: PacketLog
     before: dict[str, Any]
     after: dict[str, Any] = field(default_factory=dict)
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, CallRecord] = field(default_factory=dict)
     ended: int = 0
 
     def submitted(self, tensor: int, nbytes: int) -> None:
-        self.calls[tensor] = Call(tensor, time.monotonic_ns(), 0, 0, nbytes, _thread.launch)
+        self.calls[tensor] = CallRecord(tensor, time.monotonic_ns(), 0, 0, nbytes, _thread.launch)
 
     def started(self, tensor: int) -> None:
         if tensor in self.calls:

@@ -18,7 +18,7 @@ from typing import Any
 
 from host_agent import joining
 from host_agent.base import Agent
-from host_agent.calls import OnDone, Request
+from host_agent.calls import Ending, OnDone, Request, overflow
 from host_agent.tensors import HALVES, ITEM_BYTES
 from switchml.errors import AggregatorLost, ConfigError, JobError, SumOverflow, UnsupportedTensor
 from switchml.protocol.fixedpoint import FORMATS
@@ -26,7 +26,6 @@ from switchml.protocol.worker import elements_per_chunk
 
 LEAST_PART = 32
 """Packets of a part that is worth splitting a call for."""
-_SHORTEST_JOIN_S = 1.0
 _GAUGES = ("rtt_s", "rto_s", "busy_s")
 """Statistics of which the largest counts, not the sum."""
 
@@ -52,16 +51,15 @@ class ShardedAgent(Agent):
     """One rank of one job at several aggregators: `agents`, one at each. `HostAgent.join` makes it."""
 
     def __init__(self, agents: list[Agent], addresses: list[str], *, job: str, payload_bytes: int):
-        super().__init__()
+        super().__init__(Ending())
         self.job, self.rank, self.world_size, self.wire = job, agents[0].rank, agents[0].world_size, agents[0].wire
         self.transport = "+".join(sorted({agent.transport for agent in agents}))
         self.takes_sparse = all(agent.takes_sparse for agent in agents)
         self._agents, self._addresses, self._payload_bytes = agents, addresses, payload_bytes
         self._order = threading.Lock()  # all agents get their parts of the calls in one order
-        self._lock = threading.Lock()
-        self._failure: BaseException | None = None
-        self._on_failure: list[Callable[[BaseException], None]] = []
         self._calls = self._turn = 0
+        for agent in agents:  # the first failure ends the job at every aggregator
+            self.on_failure(agent.abort)
         for shard, agent in enumerate(agents):
             agent.on_failure(self._failure_at(shard))
 
@@ -74,9 +72,8 @@ class ShardedAgent(Agent):
         agents: list[Agent] = []
         try:
             for number, address in enumerate(addresses, 1):
-                remaining = max(deadline - time.monotonic(), _SHORTEST_JOIN_S)
                 name = f"{options.job}.{number}-of-{len(addresses)}"
-                agents.append(join(address, replace(options, job=name, timeout_s=remaining)))
+                agents.append(join(address, options.until(deadline, job=name)))
             return cls(agents, addresses, job=options.job, payload_bytes=options.payload_bytes)
         except BaseException:
             for agent in agents:
@@ -93,20 +90,9 @@ class ShardedAgent(Agent):
             agent.global_ranks = ranks
 
     def leave(self) -> None:
-        self._fail(JobError(f"rank {self.rank} left job '{self.job}'"))
+        self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
         for agent in self._agents:
             agent.leave()
-
-    def abort(self, error: BaseException) -> None:
-        self._fail(error)
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        with self._lock:
-            error = self._failure
-            if error is None:
-                self._on_failure.append(callback)
-        if error is not None:
-            callback(error)
 
     def submit(self, request: Request) -> None:
         """Split a request between the agents. Its `on_done` is called from the thread of whichever agent is last, with
@@ -137,7 +123,7 @@ class ShardedAgent(Agent):
                     )
                     self._agents[shard].submit(part)
             except BaseException as error:  # no memory, say: the other ranks have queued parts that this one has not
-                self._fail(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))
+                self.abort(JobError(f"job '{self.job}': rank {self.rank} could not queue an all-reduce: {error}"))
                 raise
         call.all_queued()  # outside the lock: the last report may call anything
 
@@ -160,25 +146,13 @@ class ShardedAgent(Agent):
         }
 
     def _failure_at(self, shard: int) -> Callable[[BaseException], None]:
-        return lambda error: self._fail(self._located(error, shard))
+        return lambda error: self.abort(self._located(error, shard))
 
     def _located(self, error: BaseException, shard: int) -> BaseException:
         """An agent's error with the name of its aggregator, where that matters."""
-        if isinstance(error, AggregatorLost) and error is not self._failure:
+        if isinstance(error, AggregatorLost) and error is not self._ending.error:
             return AggregatorLost(f"aggregator {self._addresses[shard]}, one of {len(self._agents)}: {error}")
         return error
-
-    def _fail(self, error: BaseException) -> None:
-        """The first failure ends the job at every aggregator."""
-        with self._lock:
-            if self._failure is not None:
-                return
-            self._failure = error
-            callbacks, self._on_failure = self._on_failure, []
-        for agent in self._agents:
-            agent.abort(error)
-        for callback in callbacks:
-            callback(error)
 
 
 class _Parts:
@@ -218,7 +192,6 @@ class _Parts:
     def _joined(self) -> BaseException | None:
         errors = [error for error in self._errors if error is not None]
         overflows = [error for error in errors if isinstance(error, SumOverflow)]
-        if errors and len(overflows) == len(errors):
-            misfits = sum(error.misfits for error in overflows)
-            return SumOverflow(f"{misfits} of {self._numel} sums do not fit {self._dtype}; use a wider dtype", misfits)
-        return errors[0] if errors else None
+        if len(overflows) == len(errors):
+            return overflow(sum(error.misfits for error in overflows), self._numel, self._dtype)
+        return errors[0]

@@ -24,17 +24,15 @@ ITEM_BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "int32": 
 
 @dataclass
 class Prepared:
-    """`source` and `target`: addresses of `numel` elements of `dtype`. `finish()` returns what the caller gets."""
+    """`source` and `target`: addresses of `numel` elements of `dtype`. `result`: what the caller gets. `keep`: whose
+    memory that is."""
 
     source: int
     target: int
     numel: int
     dtype: str
-    result: object
+    result: Any
     keep: object
-
-    def finish(self) -> Any:
-        return self.result
 
 
 def prepare(x: Any, out: Any = None) -> Prepared:
@@ -92,36 +90,20 @@ def _is_dense_on_cpu(x: Any) -> bool:
     return bool(x.device.type == "cpu") and str(x.layout) == "torch.strided"
 
 
-@dataclass
-class Widened:
-    """float32 copies of half-precision values, and where the narrowed result goes."""
-
-    values: np.ndarray
-    target: np.ndarray
-    dtype: str
-
-    @property
-    def address(self) -> int:
-        return self.values.ctypes.data
-
-
-def widen_at(source: int, target: int, numel: int, dtype: str) -> Widened:
-    """float32 values of `numel` float16 or bfloat16 numbers at `source`."""
-    halves = u16_at(source, numel)
+def widen_at(source: int, target: int, numel: int, dtype: str) -> tuple[np.ndarray, Callable[[], None]]:
+    """float32 copies of `numel` float16 or bfloat16 numbers at `source`, and what rounds them into `target`."""
+    halves, rounded = u16_at(source, numel), u16_at(target, numel)
     if dtype == "float16":
         values = halves.view(np.float16).astype(np.float32)
     else:
         values = np.empty(numel, np.float32)
         widen(halves, values.view(np.uint32))
-    return Widened(values, u16_at(target, numel), dtype)
 
-
-def narrow_then(widened: Widened, error: BaseException | None, on_done: Callable[[BaseException | None], None]) -> None:
-    """Round the float32 result into the target, then report the end of the call."""
-    if error is None:
-        if widened.dtype == "float16":
+    def narrow_all() -> None:
+        if dtype == "float16":
             with np.errstate(over="ignore"):  # a sum beyond 65504 is infinity, as float16 arithmetic has it
-                widened.target.view(np.float16)[:] = widened.values
+                rounded.view(np.float16)[:] = values
         else:
-            narrow(widened.values.view(np.uint32), widened.target)
-    on_done(error)
+            narrow(values.view(np.uint32), rounded)
+
+    return values, narrow_all

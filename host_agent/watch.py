@@ -23,28 +23,40 @@ _FRESH_S = 1.5
 """How long the ranks that a wait packet named count as missing: a stalled round is probed every 0.4 s or sooner."""
 
 
+class StallWarning:
+    """Says now and then what a rank has waited for."""
+
+    def __init__(self, job: str, rank: int):
+        self._job, self._rank = job, rank
+        self._at = 0.0
+
+    def __call__(self, now: float, stalled_s: float, index: int, culprits: str) -> None:
+        """All-reduce `index` has made no progress for `stalled_s`."""
+        if stalled_s >= _STALL_S and now >= self._at:
+            self._at = now + min(max(1.0, stalled_s), 30.0)
+            log.warning(
+                f"job '{self._job}' rank {self._rank}: all-reduce {index} has waited {stalled_s:.0f} s for {culprits}"
+            )
+
+
 class Watch:
     """Of `worker`'s calls. `job` and `rank` name it in messages, `aggregator` is (IPv4, port), `may_be_dropped`: the
     network may drop all UDP. Times are those of one clock, in seconds."""
 
     def __init__(self, worker: Worker, job: str, rank: int, aggregator: tuple[str, int], may_be_dropped: bool):
-        self._worker, self._job, self._rank = worker, job, rank
+        self._worker, self._job = worker, job
         self._aggregator, self._may_be_dropped = "{}:{}".format(*aggregator), may_be_dropped
         self.departure: PeerLost | None = None
         """The error of calls that begin now: a peer has left."""
         self._departed_at = 0.0
         self._waits, self._waited_at = 0, 0.0
-        self._warn_at = 0.0
-
-    def loss(self, event: membership.PeerLost | membership.PeerLeft) -> PeerLost:
-        """The error of calls that need these ranks."""
-        return PeerLost(f"job '{self._job}': rank {_listed(event.ranks)} lost: {event.reason}", tuple(event.ranks))
+        self._warn = StallWarning(job, rank)
 
     def peer_left(self, event: membership.PeerLeft, now: float) -> None:
         """A peer that left has read its last results, but this rank may still be waiting for its copy of them. So
         calls under way go on until the aggregator says that a round lacks a contribution of a rank that left; later
         calls fail at once."""
-        departure = self.loss(event)
+        departure = lost(self._job, event.ranks, event.reason)
         if self.departure is not None:
             departure.ranks = (*self.departure.ranks, *departure.ranks)
         self.departure, self._departed_at = departure, now
@@ -63,31 +75,29 @@ class Watch:
         is_settled = self._waited_at >= self._departed_at + _SETTLED_S  # an older wait packet proves nothing
         if self.departure is not None and is_settled and set(missing) & set(self.departure.ranks):
             return self.departure
-        late = [call for call in (*running, *queued) if call.deadline <= now]
-        if late:
-            missing = missing if stalled_s >= INTERVAL_S else ()
-            culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
-            return CollectiveTimeout(
-                f"job '{self._job}': all-reduce {late[0].index} is not done in the time it was given{culprits}", missing
-            )
-        if stalled_s >= _STALL_S and now >= self._warn_at:
-            self._warn(next(iter(running)).index, stalled_s, missing)
-            self._warn_at = now + min(max(1.0, stalled_s), 30.0)
-        return None
-
-    def _warn(self, index: int, stalled_s: float, missing: tuple[int, ...]) -> None:
+        if error := late(self._job, now, (*running, *queued), missing if stalled_s >= INTERVAL_S else ()):
+            return error
         culprits = f"rank {_listed(missing)}" if missing else f"an answer from the aggregator at {self._aggregator}"
         if self._may_be_dropped and not self._worker.counters["received"]:
             culprits += "; if the network between drops UDP, SWITCHML_TRANSPORT=zmq goes by TCP"
-        log.warning(
-            "job '%s' rank %d: all-reduce %d has waited %.0f s for %s",
-            self._job,
-            self._rank,
-            index,
-            stalled_s,
-            culprits,
-        )
+        self._warn(now, stalled_s, next(iter(running)).index, culprits)
+        return None
+
+
+def late(job: str, now: float, calls: Iterable[Call], missing: tuple[int, ...]) -> CollectiveTimeout | None:
+    """The error of the first of these calls whose deadline has passed; they wait for the ranks `missing`."""
+    index = next((call.index for call in calls if call.deadline <= now), None)
+    if index is None:
+        return None
+    culprits = f"; it waits for rank {_listed(missing)}" if missing else ""
+    return CollectiveTimeout(f"job '{job}': all-reduce {index} is not done in the time it was given{culprits}", missing)
+
+
+def lost(job: str, ranks: Iterable[int], reason: str) -> PeerLost:
+    """The error of calls that need these ranks."""
+    ranks = tuple(ranks)
+    return PeerLost(f"job '{job}': rank {_listed(ranks)} lost{': ' if reason else ''}{reason}", ranks)
 
 
 def _listed(ranks: Iterable[int]) -> str:
-    return ", ".join(str(rank) for rank in ranks)
+    return ", ".join(map(str, ranks))

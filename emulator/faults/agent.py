@@ -87,7 +87,7 @@ class VirtualAgent:
             while True:
                 if not core.start_queued(self._now_s):
                     self.vanish()
-                    if core.end_calls():
+                    if core.end():
                         self._session.leave()
                     return
                 packets, self._inbox = self._inbox, []

@@ -26,35 +26,25 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from host_agent import core, density, joining, warmup
+from host_agent import core, density, joining, loop
 from host_agent.base import Agent
-from host_agent.calls import Request
+from host_agent.calls import CallQueue, Request, overflow
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.blocks import Block, NodeCall
 from host_agent.hierarchy.hosts import Membership
-from host_agent.hierarchy.leader import await_leader, error_of, join_network
 from host_agent.hierarchy.memory import ARRIVED, DEPTH, DIGEST, DONE, MISFITS, OVERFLOWED, SUMMED, TAKEN
-from switchml.errors import (
-    CollectiveTimeout,
-    ConfigError,
-    JobError,
-    PeerLost,
-    RanksDisagree,
-    SumOverflow,
-)
+from host_agent.watch import StallWarning, late, lost
+from switchml.errors import CollectiveTimeout, ConfigError, JobError, PeerLost, RanksDisagree, SumOverflow
 from switchml.runtime.memory import i32_at, i64_at
 
 log = logging.getLogger("host_agent")
 
 _TICK_S = 0.25
 """How often to look whether calls get on."""
-_STALL_S = 1.0
-_SHORTEST_JOIN_S = 1.0
 
 Join = Callable[[str, joining.Options], Agent]
 
@@ -71,26 +61,23 @@ class HierarchicalAgent(Agent):
         sparse: density.Choice,
     ):
         """`network`: the leader's agent in the job of the hosts."""
-        super().__init__()
+        self._queue: CallQueue[NodeCall] = CallQueue(memory.ring_own)
+        super().__init__(self._queue)
         self.job, self.rank, self.world_size = options.job, options.rank, options.world_size
         facts = memory.facts()
         self.transport, self.wire, self.takes_sparse = facts["transport"], facts["wire"], facts["takes_sparse"]
         self.sparse = sparse
         self._membership, self._memory, self._network = membership, memory, network
         self._global_ranks = tuple(range(self.world_size))
-        self._lock = threading.Lock()
-        self._error: BaseException | None = None
-        self._on_failure: list[Callable[[BaseException], None]] = []
-        self._closing = False
-        self._calls = self._bytes = 0
-        self._busy_s = self._busy_since = 0.0
-        self._queue: collections.deque[NodeCall] = collections.deque()
+        self._close_lock, self._closing = threading.Lock(), False
         self._running: collections.deque[NodeCall] = collections.deque()
         self._to_copy: Iterator[Block] = iter(())
-        self._slots: list[Block | None] = [None] * DEPTH
+        self._slots: dict[int, Block] = {}
         self._arrived = self._summed = self._submitted = self._taken = 0
-        self._progress_at = self._warn_at = 0.0
+        self._progress_at = 0.0
+        self._warn = StallWarning(self.job, self.rank)
         if network is not None:
+            self.on_failure(network.abort)
             network.on_failure(self._on_network_failure)
         membership.on_failure(self.abort)
         self._thread = threading.Thread(target=self._run, name=f"switchml-host-{self.rank}", daemon=True)
@@ -103,33 +90,27 @@ class HierarchicalAgent(Agent):
         sparse = density.choice(os.environ.get("SWITCHML_SPARSE") if options.sparse is None else options.sparse)
         if not 0 <= options.rank < options.world_size:
             raise ConfigError(f"rank {options.rank} of {options.world_size}: expected 0 <= rank < world_size")
-        warmup.warm_up()
+        loop.warm_up()
         memories.warm_up()
         deadline = time.monotonic() + options.timeout_s
-        secret = {} if options.secret is None else {"secret": options.secret}
-        membership = Membership.join(
-            address.split(",")[0],
-            job=options.job,
-            rank=options.rank,
-            world_size=options.world_size,
-            host=host,
-            timeout_s=options.timeout_s,
-            peer_timeout_s=options.peer_timeout_s,
-            tls_ca=options.tls_ca,
-            **secret,
-        )
+        membership = Membership.join(address.split(",")[0], options, host)
         try:
-            remaining_s = max(deadline - time.monotonic(), _SHORTEST_JOIN_S)
             if len(membership.hosts) == options.world_size:
                 membership.leave()
-                return join(address, replace(options, timeout_s=remaining_s))
+                return join(address, options.until(deadline))
             memory = membership.share_memory(deadline)
             network = None
             if membership.index == 0:
-                own = replace(options, rank=membership.host, world_size=len(membership.hosts), timeout_s=remaining_s)
-                network = join_network(lambda: join(address, own), memory)
+                try:
+                    hosts = options.until(deadline, rank=membership.host, world_size=len(membership.hosts))
+                    network = join(address, hosts)
+                except BaseException as error:
+                    memory.announce_failure(error)
+                    raise
+                lanes = {"wire": network.wire, "takes_sparse": network.takes_sparse}
+                memory.announce(memories.READY, transport=network.transport, **lanes)
             else:
-                await_leader(membership, memory, deadline)
+                membership.await_leader(memory, deadline)
             return cls(membership, memory, network, options, sparse)
         except BaseException:
             membership.leave()
@@ -151,25 +132,14 @@ class HierarchicalAgent(Agent):
             self._network.global_ranks = tuple(ranks[each[0]] for each in self.hosts)
 
     def leave(self) -> None:
-        with self._lock:
+        with self._close_lock:
             if self._closing:
                 return
             self._closing = True
-        self._fail(JobError(f"rank {self.rank} left job '{self.job}'"))
+        self.abort(JobError(f"rank {self.rank} left job '{self.job}'"))
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._part()
-
-    def abort(self, error: BaseException) -> None:
-        self._fail(error)
-
-    def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        with self._lock:
-            error = self._error
-            if error is None:
-                self._on_failure.append(callback)
-        if error is not None:
-            callback(error)
 
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that the oldest block waits for: those of this host that have not copied it in, else those of the hosts
@@ -181,41 +151,22 @@ class HierarchicalAgent(Agent):
 
     def submit(self, request: Request) -> None:
         request, sparse = core.accepted(request, wire=self.wire, sparse=self.sparse, takes_sparse=self.takes_sparse)
-        if request.numel == 0:
-            request.on_done(self._error)
-            return
-        deadline = time.monotonic() + request.timeout_s if request.timeout_s is not None else float("inf")
-        call = NodeCall(request, sparse, self.world_size if request.op == "mean" else 1, deadline)
-        with self._lock:
-            error = self._error or self._membership.departure()
-            if error is None:
-                call.index = self._calls
-                self._calls += 1
-                self._queue.append(call)
-        if error is not None:
-            request.on_done(error)
-        else:
-            self._memory.ring_own()
+        call = NodeCall(request, sparse, request.divisor(self.world_size), request.deadline(time.monotonic()))
+        self._queue.add(call, self._membership.departure)
 
     def stats(self) -> dict[str, Any]:
         """Counters as of every agent; packets are those of the leader's agent, none for other ranks."""
         packets: dict[str, Any] = dict.fromkeys((*core.COUNTERS, "window", "rtt_s", "rto_s"), 0)
         if self._network is not None:
             packets = self._network.stats()
-        return packets | {
-            "transport": self.transport,
-            "calls": self._calls,
-            "bytes": self._bytes,
-            "busy_s": self._busy_s,
-            "goodput_bps": 8 * self._bytes / self._busy_s if self._busy_s else 0.0,
-        }
+        return packets | self._queue.totals() | {"transport": self.transport}
 
     # -- this rank's thread --
 
     def _run(self) -> None:
         check_at = 0.0
         try:
-            while self._error is None:
+            while self._queue.error is None:
                 heard = self._memory.rings()
                 is_busy = self._copy_in() | self._sum() | self._submit() | self._collect() | self._copy_out()
                 now = time.monotonic()
@@ -228,7 +179,7 @@ class HierarchicalAgent(Agent):
                     self._memory.wait(heard, _TICK_S)
         except Exception as error:  # not to leave callers waiting for a thread that is gone
             log.exception("job '%s' rank %d", self.job, self.rank)
-            self._fail(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
+            self.abort(JobError(f"job '{self.job}': rank {self.rank} failed: {error!r}"))
             self._part()
         self._wind_up()
 
@@ -253,12 +204,11 @@ class HierarchicalAgent(Agent):
     def _next_block(self) -> Block | None:
         block = next(self._to_copy, None)
         if block is None:
-            with self._lock:
-                if not self._queue:
-                    return None
-                call = self._queue.popleft()
-                self._running.append(call)
-                self._busy_since = self._busy_since or time.monotonic()
+            call = self._queue.take()
+            if call is None:
+                return None
+            self._running.append(call)
+            self._queue.note_busy(time.monotonic(), True)
             self._to_copy = iter(call.blocks())
             block = next(self._to_copy)
         return block
@@ -269,9 +219,8 @@ class HierarchicalAgent(Agent):
         while self._summed < ready:
             slot = self._summed % DEPTH
             block = self._slots[slot]
-            assert block is not None
             if (self._memory.records[:, slot, DIGEST] != block.call.digest).any():
-                self._fail(self._disagreement(slot, block.call))
+                self.abort(self._disagreement(slot, block.call))
                 return True
             overflowed = self._memory.sum_share(slot, block.kind, block.count)
             self._memory.records[self._memory.index, slot, OVERFLOWED] = overflowed
@@ -289,8 +238,7 @@ class HierarchicalAgent(Agent):
         while self._submitted < ready:
             slot = self._submitted % DEPTH
             block = self._slots[slot]
-            assert block is not None
-            previous = self._slots[(self._submitted - 1) % DEPTH]
+            previous = self._slots.get((self._submitted - 1) % DEPTH)
             if self._submitted > done and previous is not None and previous.is_integer:
                 break
             result, count = self._memory.result(slot), block.count
@@ -321,7 +269,6 @@ class HierarchicalAgent(Agent):
         while self._network is not None and done < self._submitted:
             slot = done % DEPTH
             block = self._slots[slot]
-            assert block is not None
             if not block.results:
                 break
             error = block.results[0]
@@ -363,14 +310,13 @@ class HierarchicalAgent(Agent):
     def _copy_out(self) -> bool:
         """Step 4."""
         done, before = self._memory.count(0, DONE), self._taken
-        while self._taken < done and self._error is None:
+        while self._taken < done and self._queue.error is None:
             slot = self._taken % DEPTH
             block = self._slots[slot]
-            assert block is not None
             call = block.call
             self._memory.copy_out(slot, block.kind, block.address(call.request.target), block.count, call.divisor)
             call.misfits += int(self._memory.records[0, slot, MISFITS])
-            self._slots[slot] = None
+            del self._slots[slot]
             self._taken += 1
             self._memory.publish(TAKEN, self._taken)
             if block.is_last:
@@ -378,18 +324,10 @@ class HierarchicalAgent(Agent):
         return self._taken > before
 
     def _complete(self, call: NodeCall) -> None:
-        with self._lock:
-            self._running.popleft()
-            self._bytes += call.request.numel * call.item_bytes
-            if not self._running and not self._queue:
-                self._busy_s += time.monotonic() - self._busy_since
-                self._busy_since = 0.0
-        error = None
-        if call.misfits:
-            request = call.request
-            text = f"{call.misfits} of {request.numel} sums do not fit {request.dtype}; use a wider dtype"
-            error = SumOverflow(text, call.misfits)
-        call.end(error)
+        self._running.popleft()
+        self._queue.bytes += call.request.numel * call.item_bytes
+        self._queue.note_busy(time.monotonic(), bool(self._running))
+        call.end(overflow(call.misfits, call.request.numel, call.request.dtype))
 
     # -- what can go wrong --
 
@@ -399,28 +337,20 @@ class HierarchicalAgent(Agent):
             memory.waits_for[:] = 0
             memory.waits_for[list(self._network.missing_ranks())] = 1
         elif memory.state == memories.FAILED:
-            self._fail(error_of(memory.facts()))
+            self.abort(memory.failure())
             return
         if not self._running:
             return
         gone = tuple(rank for rank in self._membership.departed if self._is_needed(rank))
         if gone:
-            self._fail(self._membership.lost(gone))
+            self.abort(self._membership.lost(gone))
             return
-        with self._lock:
-            late = [call for call in (*self._running, *self._queue) if call.deadline <= now]
-        if late:
-            missing = self.missing_ranks()
-            whom = f"; it waits for rank {', '.join(map(str, missing))}" if missing else ""
-            text = f"job '{self.job}': all-reduce {late[0].index} is not done in the time it was given{whom}"
-            self._fail(CollectiveTimeout(text, missing))
-        elif now - self._progress_at >= _STALL_S and now >= self._warn_at:
-            stalled_s = now - self._progress_at
-            whom = ", ".join(map(str, self.missing_ranks())) or "the network"
-            log.warning(
-                "job '%s' rank %d: an all-reduce has waited %.0f s for %s", self.job, self.rank, stalled_s, whom
-            )
-            self._warn_at = now + min(max(1.0, stalled_s), 30.0)
+        missing = self.missing_ranks()
+        if error := late(self.job, now, (*self._running, *self._queue.queued()), missing):
+            self.abort(error)
+            return
+        culprits = f"rank {', '.join(map(str, missing))}" if missing else "the network"
+        self._warn(now, now - self._progress_at, self._running[0].index, culprits)
 
     def _is_needed(self, rank: int) -> bool:
         """Whether the oldest block needs something of a rank of this host that it has not done."""
@@ -431,7 +361,7 @@ class HierarchicalAgent(Agent):
 
     def _on_network_failure(self, error: BaseException) -> None:
         """The leader's: its agent gave up, and so must all ranks of the host."""
-        if self._error is not None:  # which is why
+        if self._queue.error is not None:  # which is why
             return
         if isinstance(error, PeerLost):
             hosts = [self.hosts[host] for host in error.ranks]
@@ -439,13 +369,9 @@ class HierarchicalAgent(Agent):
             if ranks:
                 error = self._membership.lost(ranks)
             else:  # its own event comes a moment later
-                ranks = tuple(host[0] for host in hosts)
-                listed = ", ".join(map(str, ranks))
-                text = f"job '{self.job}': rank {listed} lost: the leader of its host is gone ({error})"
-                error = PeerLost(text, ranks)
-        if self._fail(error):
-            facts = {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
-            self._memory.announce(memories.FAILED, **facts)
+                error = lost(self.job, (host[0] for host in hosts), f"the leader of its host is gone ({error})")
+        if self._queue.fail(error):
+            self._memory.announce_failure(error)
 
     def _disagreement(self, slot: int, call: NodeCall) -> RanksDisagree:
         names = {kind: name for name, kind in memories.KINDS.items()}
@@ -459,31 +385,12 @@ class HierarchicalAgent(Agent):
             "every rank must all-reduce the same tensors in the same order"
         )
 
-    def _fail(self, error: BaseException) -> bool:
-        """End this rank's part in the job; False if that has happened."""
-        with self._lock:
-            if self._error is not None:
-                return False
-            self._error = error
-            callbacks, self._on_failure = self._on_failure, []
-        if self._network is not None:
-            self._network.abort(error)
-        self._memory.ring_own()
-        for callback in callbacks:
-            callback(error)
-        return True
-
     def _wind_up(self) -> None:
         """Fail every call that is left. Where this rank found out by itself what is wrong, it leaves, so that the
         others need not find out by waiting."""
-        error = self._error
-        assert error is not None
-        with self._lock:
-            calls = [*self._running, *self._queue]
-            self._running.clear()
-            self._queue.clear()
-        for call in calls:
-            call.end(error)
+        self._queue.end_calls(self._running)
+        self._running.clear()
+        error = self._queue.error
         if isinstance(error, (RanksDisagree, CollectiveTimeout)):
             self._part()
         elif isinstance(error, PeerLost) and self._network is not None:

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from host_agent import density, tensors
-from host_agent.calls import Request
+from host_agent import tensors
+from host_agent.calls import Call
 from host_agent.hierarchy import memory as memories
 from host_agent.hierarchy.memory import BLOCK_BYTES
 from switchml.runtime.memory import i32_at, i64_at
 
-log = logging.getLogger("host_agent")
-
 
 @dataclass
-class NodeCall:
-    """An all-reduce from submission to report. `digest`: of what all ranks must have alike."""
+class NodeCall(Call):
+    """An all-reduce in two levels. `digest`: of what all ranks must have alike."""
 
-    request: Request
-    sparse: density.Choice
-    divisor: int
-    deadline: float
-    index: int = 0
-    digest: int = 0
-    misfits: int = 0
+    digest: int = field(default=0, init=False)
+    misfits: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         request, blocks = self.request, self.sparse.blocks
@@ -40,13 +32,6 @@ class NodeCall:
     @property
     def kind(self) -> int:
         return memories.KINDS[self.request.dtype]
-
-    def end(self, error: BaseException | None) -> None:
-        """Report completion. An exception in the callback is logged."""
-        try:
-            self.request.on_done(error)
-        except Exception:
-            log.exception("all-reduce %d: its completion callback failed", self.index)
 
     def blocks(self) -> Iterator[Block]:
         most, numel = BLOCK_BYTES // self.item_bytes, self.request.numel

@@ -12,20 +12,34 @@ import hashlib
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
-from host_agent.hierarchy.memory import HostMemory, create
+from host_agent.calls import Ending
+from host_agent.hierarchy.memory import FAILED, STARTING, HostMemory, create
+from host_agent.joining import Options
+from host_agent.watch import lost
 from switchml.control import client
 from switchml.control.membership import CONTROL_ONLY
 from switchml.errors import AggregatorLost, ConfigError, JobError, JoinError, PeerLost
 
+HIERARCHIES = ("none", "node")
 RANKS_SUFFIX = ".ranks"
 """What the job of all ranks has behind the name of the job of the hosts."""
 _RETRY_S = 0.01
+_TICK_S = 0.25
+"""How often to look whether the job is still on."""
 _NO_ADDRESS = ("", 0)
+
+
+def resolve(choice: str | None) -> tuple[str, str]:
+    """(hierarchy, name of this host) of what a caller, or else SWITCHML_HIERARCHY, says: "none", "node" or
+    "node:NAME". Raises ConfigError."""
+    text = choice or os.environ.get("SWITCHML_HIERARCHY") or "none"
+    mode, _, name = text.partition(":")
+    if mode not in HIERARCHIES or (name and mode == "none"):
+        raise ConfigError(f"hierarchy {text!r}: expected {', '.join(HIERARCHIES)} or node:NAME-OF-THIS-HOST")
+    return mode, name
 
 
 def this_machine() -> str:
@@ -55,31 +69,27 @@ class Membership:
         leader = info.peers[self.hosts[self.host][0]]
         mark = f"{job} {info.job_id} {info.tag} {leader.rank} {leader.pid} {leader.host}"
         self._socket_name = f"\0switchml-{hashlib.blake2b(mark.encode(), digest_size=16).hexdigest()}"
-        self._lock = threading.Lock()
-        self._failure: JobError | None = None
-        self._on_failure: Callable[[BaseException], None] = lambda error: None
+        self._ending = Ending()
         self.departed: dict[int, str] = {}
         """Ranks that have left, and how."""
         session.events(self._on_event)
 
     @classmethod
-    def join(
-        cls, address: str, *, job: str, rank: int, world_size: int, host: str, timeout_s: float, **options: Any
-    ) -> Membership:
-        """Wait until all ranks are in. `host`: a name for it, or "" for the machine's own identity; `options` are
-        `client.join`'s. Raises JoinError."""
+    def join(cls, address: str, options: Options, host: str) -> Membership:
+        """Wait until all ranks are in. `host`: a name for it, or "" for the machine's own identity. Raises
+        JoinError."""
         session = client.join(
             address,
-            job=job + RANKS_SUFFIX,
-            rank=rank,
-            world_size=world_size,
+            job=options.job + RANKS_SUFFIX,
+            rank=options.rank,
+            world_size=options.world_size,
             data_address=_NO_ADDRESS,
             transport=CONTROL_ONLY,
             host_name=host_label(host),
-            timeout_s=timeout_s,
-            **options,
+            timeout_s=options.timeout_s,
+            **options.client_options(),
         )
-        return cls(session, job, rank)
+        return cls(session, options.job, options.rank)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -88,19 +98,15 @@ class Membership:
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
         """Call `callback` with what ends the job: PeerLost or AggregatorLost; at once if that has happened."""
-        with self._lock:
-            self._on_failure, error = callback, self._failure
-        if error is not None:
-            callback(error)
+        self._ending.on_failure(callback)
 
     def departure(self) -> PeerLost | None:
         """What calls that begin now must fail with, if a rank has left."""
         return self.lost(tuple(self.departed)) if self.departed else None
 
     def lost(self, ranks: tuple[int, ...]) -> PeerLost:
-        reasons = "; ".join(self.departed[rank] for rank in ranks if rank in self.departed)
-        listed = ", ".join(map(str, ranks))
-        return PeerLost(f"job '{self._job}': rank {listed} lost{': ' if reasons else ''}{reasons}", ranks)
+        """The error of calls that need these ranks."""
+        return lost(self._job, ranks, "; ".join(self.departed[rank] for rank in ranks if rank in self.departed))
 
     def share_memory(self, deadline: float) -> HostMemory:
         """The memory of this host's ranks, once all of them have it. Raises JoinError."""
@@ -117,13 +123,23 @@ class Membership:
         finally:
             os.close(fd)
 
+    def await_leader(self, memory: HostMemory, deadline: float) -> None:
+        """Wait until the leader of this host is in the job of the hosts. Raises its error."""
+        while memory.state == STARTING:
+            heard = memory.rings()
+            if memory.state == STARTING:
+                memory.wait(heard, _TICK_S)
+            self.check(deadline + 1.0, f"rank {self.ranks[0]} of this host did not join")
+        if memory.state == FAILED:
+            raise memory.failure()
+
     def leave(self) -> None:
         self._session.leave()
 
     def check(self, deadline: float, awaited: str) -> None:
         """While joining: raises JoinError when the job is over, or it is too late."""
-        if self._failure is not None:
-            raise JoinError(f"while this rank joined: {self._failure}")
+        if self._ending.error is not None:
+            raise JoinError(f"while this rank joined: {self._ending.error}")
         if self.departed:
             raise JoinError(f"while this rank joined: {self.departure()}")
         if time.monotonic() >= deadline:
@@ -173,11 +189,8 @@ class Membership:
         if isinstance(event, client.AggregatorLost):
             error = AggregatorLost(f"job '{self._job}': aggregator lost: {event.reason}")
         else:
-            listed = ", ".join(map(str, event.ranks))
-            error = PeerLost(f"job '{self._job}': rank {listed} lost: {event.reason}", tuple(event.ranks))
-        with self._lock:
-            self._failure, callback = error, self._on_failure
-        callback(error)
+            error = lost(self._job, event.ranks, event.reason)
+        self._ending.fail(error)
 
 
 def group_by(labels: list[str]) -> tuple[tuple[int, ...], ...]:

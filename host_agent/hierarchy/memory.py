@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from switchml import errors
+from switchml.errors import CollectiveTimeout, ConfigError, JobError, JoinError, PeerLost
 from switchml.net import doorbell
 from switchml.protocol.packet import V2_MAX_WORKERS
 from switchml.runtime.jit import compile_once, kernel
@@ -88,6 +90,19 @@ class HostMemory:
         store_count(self._base + _TEXT_LENGTH, len(text))
         store_count(self._base + _STATE, state)
         self.ring_others()
+
+    def announce_failure(self, error: BaseException) -> None:
+        """Leader's side: what ended the job of the hosts."""
+        ranks = list(getattr(error, "ranks", ()))
+        self.announce(FAILED, error=type(error).__name__, message=str(error), ranks=ranks)
+
+    def failure(self) -> BaseException:
+        """The error that the leader announced."""
+        facts = self.facts()
+        kind, message = getattr(errors, facts["error"], JoinError), facts["message"]
+        if issubclass(kind, (PeerLost, CollectiveTimeout)):
+            return kind(message, tuple(facts["ranks"]))
+        return (kind if issubclass(kind, (JobError, JoinError, ConfigError)) else JobError)(message)
 
     def facts(self) -> dict[str, Any]:
         """What the leader announced last."""

@@ -27,9 +27,9 @@ from torch._C._distributed_c10d import PrefixStore, Store, Work
 from host_agent import recording
 from host_agent.agent import HostAgent
 from host_agent.base import Agent
+from host_agent.loop import warm_up
 from host_agent.pytorch.rendezvous import Rendezvous
 from host_agent.pytorch.work import AllReduceWork, CallbackThreads, flat_memory
-from host_agent.warmup import warm_up
 from switchml.errors import JobError, PeerLost
 
 Done = Callable[[BaseException | None], None]
@@ -94,17 +94,17 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         self._shutdown_lock = threading.Lock()
         self._submit_lock = threading.Lock()
         self._callbacks = CallbackThreads(f"switchml-callbacks-{rank}")
-        self._rendezvous: Rendezvous | None = None
         store = _unused_part(store, size)
+        rendezvous = None
         if size > 1 or self._is_default:
             rendezvous = Rendezvous(PrefixStore("switchml/", store), rank, size, group_name, timeout, _default_address)
-            self._rendezvous = rendezvous
+        self._rendezvous = rendezvous
         try:
-            if self._rendezvous is not None:
-                self._rendezvous.prepare()
+            if rendezvous is not None:
+                rendezvous.prepare()
             self._gloo = _gloo_group(PrefixStore("gloo/", store), rank, size, timeout)
-            if self._rendezvous is not None:
-                self._join(self._rendezvous)
+            if rendezvous is not None:
+                self._join(rendezvous)
         except BaseException:
             self._leave(in_good_order=False)
             raise
@@ -172,36 +172,20 @@ class SwitchMLProcessGroup(dist.ProcessGroup):
         op, timeout = _op_and_timeout(args, kwargs)
         listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         # Several tensors in one call mean: one a device of this rank, all summed into each. Gloo knows how.
-        if len(listed) == 1 and self._carries_sparse(listed[0], op):
+        if len(listed) == 1 and _carries(listed, op, torch.strided):
+            return self._submit(listed, op, timeout)
+        takes_sparse = self._agent is not None and self._agent.takes_sparse
+        if takes_sparse and len(listed) == 1 and _carries(listed, op, torch.sparse_coo) and listed[0].numel():
             return self._submit_sparse(listed[0], op, timeout)
-        if len(listed) != 1 or not self._carries(listed, op):
-            return gloo.allreduce(tensors, *args, **kwargs)
-        return self._submit(listed, op, timeout)
+        return gloo.allreduce(tensors, *args, **kwargs)
 
     def allreduce_coalesced(self, tensors: Any, *args: Any, **kwargs: Any) -> Work:
         """`allreduce_coalesced(tensors, options)`: each tensor summed for itself."""
         gloo = self._require_gloo()
         op, timeout = _op_and_timeout(args, kwargs)
-        if not self._carries(tensors, op):
-            return gloo.allreduce_coalesced(tensors, *args, **kwargs)
-        return self._submit(list(tensors), op, timeout)
-
-    def _carries(self, tensors: list[torch.Tensor], op: Any) -> bool:
-        """Whether the aggregator can do it. Depends on nothing but what all ranks agree on."""
-        # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would
-        # always say no.
-        if not _is_sum_or_mean(op):
-            return False
-        return all(
-            tensor.layout == torch.strided and tensor.dtype in WIRE_DTYPES and tensor.device.type in ("cpu", "cuda")
-            for tensor in tensors
-        )
-
-    def _carries_sparse(self, tensor: torch.Tensor, op: Any) -> bool:
-        fits = tensor.layout == torch.sparse_coo and tensor.dtype in WIRE_DTYPES
-        fits = fits and tensor.device.type in ("cpu", "cuda")
-        is_taken = self._agent is not None and self._agent.takes_sparse
-        return fits and is_taken and tensor.numel() > 0 and _is_sum_or_mean(op)
+        if _carries(tensors, op, torch.strided):
+            return self._submit(list(tensors), op, timeout)
+        return gloo.allreduce_coalesced(tensors, *args, **kwargs)
 
     def _submit_sparse(self, tensor: torch.Tensor, op: Any, timeout: timedelta | None) -> Work:
         """As Gloo does, the sum is copied into `tensor`. On the CPU it waits until all ranks have told their rows; once
@@ -392,8 +376,14 @@ def _op_and_timeout(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any,
     return op, timeout if timeout is not None and timeout > timedelta(0) else None
 
 
-def _is_sum_or_mean(op: Any) -> bool:
-    return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG)
+def _carries(tensors: list[torch.Tensor], op: Any, layout: torch.layout) -> bool:
+    """Whether the aggregator can sum tensors of this layout. Depends on nothing but what all ranks agree on."""
+    # ReduceOp knows how to compare itself with an enum member; the members don't know ReduceOp, so `in` would always
+    # say no.
+    return bool(op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG) and all(
+        tensor.layout == layout and tensor.dtype in WIRE_DTYPES and tensor.device.type in ("cpu", "cuda")
+        for tensor in tensors
+    )
 
 
 def _shut_down_open_groups() -> None:

@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store
 
 from host_agent.hierarchy.hosts import this_machine
 from host_agent.pytorch.aggregator import ChildAggregator
+from host_agent.reach import address_towards
 from switchml.errors import JoinError, SwitchMLError
 
 FAREWELL_S = 5.0
@@ -67,39 +68,37 @@ class _OwnAggregator:
 own_aggregator = _OwnAggregator()
 
 
+@dataclass
 class Rendezvous:
-    """One group's meeting. `prepare`, then `meet` once at the beginning, `part` once at the end.
+    """That of one group's ranks. `prepare`, then `meet` once at the beginning, `part` once at the end.
 
     `known_address` is the aggregator of the default group, if this process has one: a sub-group uses it too.
     """
 
-    def __init__(
-        self, store: Store, rank: int, size: int, group_name: str, timeout: timedelta, known_address: str | None = None
-    ):
-        self._store = store
-        self._rank = rank
-        self._size = size
-        self._group_name = group_name
-        self._timeout = timeout
-        self._known_address = known_address
-        self._own: ChildAggregator | None = None
+    store: Store
+    rank: int
+    size: int
+    group_name: str
+    timeout: timedelta
+    known_address: str | None = None
+    _own: ChildAggregator | None = field(default=None, init=False)
 
     def prepare(self) -> None:
         """Let rank 0 start the aggregator if one is needed. Does not wait for it: there is other work meanwhile."""
-        self._store.set(f"machine/{self._rank}", this_machine())
-        if self._rank == 0 and self._given_address() is None:
+        self.store.set(f"machine/{self.rank}", this_machine())
+        if self.rank == 0 and self._given_address() is None:
             with self._telling_errors():
                 self._own = own_aggregator.acquire(self._choose_bind_address())
 
     def meet(self) -> Invitation:
         """Raises JoinError on every rank if rank 0 could not start the aggregator."""
-        if self._rank == 0:
+        if self.rank == 0:
             with self._telling_errors():
                 invitation = self._invite()
-            self._store.set("invitation", json.dumps(invitation.__dict__))
+            self.store.set("invitation", json.dumps(invitation.__dict__))
             return invitation
-        self._store.wait(["invitation"], self._timeout)
-        fields = json.loads(self._store.get("invitation"))
+        self.store.wait(["invitation"], self.timeout)
+        fields = json.loads(self.store.get("invitation"))
         if "error" in fields:
             raise JoinError(f"rank 0 could not start the aggregator: {fields['error']}")
         return Invitation(**fields)
@@ -110,17 +109,17 @@ class Rendezvous:
         Before leaving, this lets a rank that has its last result already stay until the others have theirs.
         """
         with contextlib.suppress(RuntimeError):  # the store's server has gone already
-            here = self._store.add(point, 1)
+            here = self.store.add(point, 1)
             deadline = time.monotonic() + FAREWELL_S
-            while here < self._size and time.monotonic() < deadline:
+            while here < self.size and time.monotonic() < deadline:
                 time.sleep(0.005)
-                here = self._store.add(point, 0)
+                here = self.store.add(point, 0)
 
     def part(self, in_good_order: bool) -> None:
         """This rank has left the job. If the aggregator is ours, stop it; in good order, when all others have left."""
         if self._own is None:
             with contextlib.suppress(RuntimeError):
-                self._store.add("gone", 1)
+                self.store.add("gone", 1)
             return
         if in_good_order:
             self.await_others("gone")
@@ -128,14 +127,14 @@ class Rendezvous:
         own_aggregator.release()
 
     def _given_address(self) -> str | None:
-        return os.environ.get("SWITCHML_AGGREGATOR") or self._known_address
+        return os.environ.get("SWITCHML_AGGREGATOR") or self.known_address
 
     def _invite(self) -> Invitation:
         address = self._own.address if self._own is not None else self._given_address()
         assert address is not None
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         name = "-".join(
-            part for part in (run_id if run_id != "none" else "torch", self._group_name, secrets.token_hex(6)) if part
+            part for part in (run_id if run_id != "none" else "torch", self.group_name, secrets.token_hex(6)) if part
         )
         return Invitation(
             address, name[-LONGEST_JOB_NAME:], os.environ.get("SWITCHML_SECRET") or secrets.token_urlsafe(24)
@@ -147,14 +146,14 @@ class Rendezvous:
         try:
             yield
         except SwitchMLError as error:
-            self._store.set("invitation", json.dumps({"error": str(error)}))
+            self.store.set("invitation", json.dumps({"error": str(error)}))
             raise
 
     def _choose_bind_address(self) -> str:
         """Loopback if all ranks run on this machine, else an address of this machine that the others can reach."""
-        self._store.wait([f"machine/{rank}" for rank in range(self._size)], self._timeout)
+        self.store.wait([f"machine/{rank}" for rank in range(self.size)], self.timeout)
         here = this_machine().encode()
-        if all(bytes(self._store.get(f"machine/{rank}")) == here for rank in range(self._size)):
+        if all(bytes(self.store.get(f"machine/{rank}")) == here for rank in range(self.size)):
             return "127.0.0.1"
         address = _address_for_others(os.environ.get("MASTER_ADDR", socket.gethostname()))
         print(
@@ -168,15 +167,13 @@ class Rendezvous:
 
 def _address_for_others(main_address: str) -> str:
     """This machine's IPv4 address on the way to `main_address`, which is usually this machine itself."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((main_address, 9))  # sends nothing: it only looks up the route
-            address: str = probe.getsockname()[0]
-        except OSError as error:
-            raise JoinError(
-                f"no route to MASTER_ADDR {main_address!r} ({error}), so no address to start the aggregator on; "
-                "set SWITCHML_AGGREGATOR=HOST:PORT"
-            ) from error
+    try:
+        address = address_towards(main_address)
+    except OSError as error:
+        raise JoinError(
+            f"no route to MASTER_ADDR {main_address!r} ({error}), so no address to start the aggregator on; "
+            "set SWITCHML_AGGREGATOR=HOST:PORT"
+        ) from error
     if address.startswith("127."):
         raise JoinError(
             f"the ranks run on several machines, but MASTER_ADDR {main_address!r} is loopback here; "

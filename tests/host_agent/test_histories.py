@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from host_agent import histories
-from host_agent.calls import Call
 from host_agent.histories import Histories
 from switchml.protocol import packet
 
@@ -18,7 +17,7 @@ def new() -> Histories:
 
 
 def of(known: Histories, numel: int, dtype: str = "float32"):
-    return known.of(SimpleNamespace(dtype=dtype, numel=numel))
+    return known.of(dtype, numel)
 
 
 def guesses(known: Histories, sizes, steps: int) -> list[list[int]]:
@@ -82,7 +81,3 @@ def test_a_tensor_of_which_nothing_is_known_is_not_confused_with_those_under_way
     known = new()
     first, second, third = of(known, 50), of(known, 60), of(known, 50)
     assert not np.shares_memory(first, third) and not np.shares_memory(second, third)
-
-
-def test_it_takes_an_agent_s_calls():
-    assert {"dtype", "numel"} <= set(Call.__dataclass_fields__)

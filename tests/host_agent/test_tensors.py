@@ -8,8 +8,12 @@ import ctypes
 import numpy as np
 import pytest
 
-from host_agent.tensors import HALVES, Prepared, narrow_then, prepare, widen_at
+from host_agent.calls import Request
+from host_agent.core import accepted
+from host_agent.density import OFF
+from host_agent.tensors import HALVES, Prepared, prepare
 from switchml.errors import UnsupportedTensor
+from switchml.runtime.memory import f32_at
 
 NATIVE = ("float32", "float64", "int32", "int64")
 
@@ -29,7 +33,7 @@ def reduced(call: Prepared, values: np.ndarray):
     """What the caller gets if the all-reduce writes `values` to `target`."""
     values = np.ascontiguousarray(values)
     ctypes.memmove(call.target, values.ctypes.data, values.nbytes)
-    return call.finish()
+    return call.result
 
 
 def sample(dtype, shape=(3, 4)) -> np.ndarray:
@@ -172,10 +176,12 @@ def test_refuses_a_read_only_out():
 def half_all_reduce(source: np.ndarray, dtype: str, change, error=None):
     """Widen, let `change` stand for the network, narrow: (result bits, errors that the callback saw)."""
     target, errors = np.full_like(source, 0x1234), []
-    widened = widen_at(source.ctypes.data, target.ctypes.data, source.size, dtype)
-    assert widened.address == widened.values.ctypes.data and widened.values.dtype == np.float32
-    widened.values[:] = change(widened.values)
-    narrow_then(widened, error, errors.append)
+    request = Request(source.ctypes.data, target.ctypes.data, source.size, dtype, "sum", errors.append)
+    widened, _ = accepted(request, wire="int32", sparse=OFF, takes_sparse=True)
+    assert (widened.source, widened.dtype) == (widened.target, "float32") and widened.source != request.source
+    values = f32_at(widened.source, source.size)
+    values[:] = change(values)
+    widened.on_done(error)
     return target, errors
 
 
@@ -230,7 +236,7 @@ def test_tensors_of_any_shape(torch, dtype, shape):
     assert call.source == x.data_ptr() and (call.target != call.source or not x.numel())
     same_bits = x.view(torch.int16) if dtype in HALVES else x
     assert seen(call).tobytes() == same_bits.numpy().tobytes()
-    assert call.finish().shape == x.shape and call.finish().dtype == x.dtype
+    assert call.result.shape == x.shape and call.result.dtype == x.dtype
 
 
 @pytest.mark.parametrize(
@@ -248,7 +254,7 @@ def test_tensors_that_are_not_contiguous(torch, view):
 
 def test_a_tensor_that_requires_grad_is_read_without_it(torch):
     x = torch.ones(4, requires_grad=True)
-    result = prepare(x).finish()
+    result = prepare(x).result
     assert not result.requires_grad and torch.equal(x.detach(), torch.ones(4))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from host_agent.agent import HostAgent
-from host_agent.warmup import warm_up
+from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.control.p4.dataplane import P4Dataplane, _free_udp_port, udp_window_bytes
 from switchml.control.p4.driver import Unreachable

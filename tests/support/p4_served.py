@@ -4,7 +4,7 @@
 import os
 import signal
 
-from host_agent.warmup import warm_up
+from host_agent.loop import warm_up
 from switchml.control import client
 from switchml.control.p4.dataplane import BMV2_WINDOW_BYTES, P4Dataplane, udp_window_bytes
 from switchml.control.p4.processes import OurSwitch, SimpleSwitch

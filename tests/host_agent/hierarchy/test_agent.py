@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from host_agent.agent import HostAgent
 from host_agent.hierarchy.agent import HierarchicalAgent
-from host_agent.hierarchy.choice import resolve
+from host_agent.hierarchy.hosts import resolve
 from host_agent.hierarchy.memory import BLOCK_BYTES, DEPTH
 from switchml.errors import ConfigError, JoinError, SumOverflow, UnsupportedTensor
 from tests.support.launch import (
