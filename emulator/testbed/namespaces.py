@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from host_agent.ranks import die_with_parent
 from switchml.errors import ConfigError, SwitchMLError
 
 NETNS_DIR = Path("/run/netns")
@@ -28,7 +29,6 @@ NETNS_DIR = Path("/run/netns")
 PREFIX = "switchml"
 
 _CLONE_NEWNET = 0x40000000
-_PR_SET_PDEATHSIG = 1
 _NAME = re.compile(rf"{PREFIX}-(\d+)-(\d+)-.+")
 _SBIN = os.pathsep.join(["/usr/sbin", "/sbin"])
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -167,15 +167,6 @@ def enter(name: str) -> None:
         call_libc("setns", fd, _CLONE_NEWNET)
     finally:
         os.close(fd)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
-    its process, as it was when it started this one; if it has ended already, this process ends, too.
-    """
-    call_libc("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def call_libc(function: str, *arguments: int | bytes | None) -> None:

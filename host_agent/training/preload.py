@@ -4,14 +4,11 @@ Not to be imported anywhere else: it changes its process.
 """
 
 # ruff: noqa: E402 (what changes the process comes before the imports)
-import ctypes
 import os
-import signal
 
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+from host_agent.ranks import die_with_parent
 
-# End with the command, even in the middle of compiling. Workers don't inherit this.
-ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+die_with_parent(os.getppid())  # even in the middle of compiling
 # Several workers share the machine's cores, and sums must not depend on the number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -20,9 +17,9 @@ import torch._dynamo
 import torch.distributed
 import torch.nn.parallel
 
+from host_agent.loop import warm_up
 from host_agent.pytorch import process_group as torch_process_group  # noqa: F401
 from host_agent.training import worker  # noqa: F401
-from host_agent.warmup import warm_up
 
 torch.set_num_threads(1)
 warm_up()

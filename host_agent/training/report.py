@@ -7,17 +7,20 @@ from typing import Any
 
 from host_agent.training.progress import TITLES
 from host_agent.training.runner import Comparison
-from host_agent.training.worker import Settings
+from host_agent.training.worker import BACKENDS, Settings
 from switchml import plotting
 
-SHOWN = ("gloo", "switchml")
 SHOWN_DECISIONS = 8
 """Latest changes of codec in the table; the JSON has all of them."""
 
 
 def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict[str, Any]:
     """Times in seconds, goodput in bits a second, one loss a step."""
-    outcomes = comparison.outcomes
+
+    def each(result: str) -> dict[str, Any]:
+        return {backend: getattr(outcome, result) for backend, outcome in comparison.outcomes.items()}
+
+    through = comparison.outcomes["switchml"]
     return {
         "workers": settings.workers,
         "steps": settings.steps,
@@ -27,19 +30,19 @@ def as_json(comparison: Comparison, settings: Settings, aggregator: str) -> dict
         "sparse": settings.sparse,
         "hierarchy": settings.hierarchy,
         "seed": settings.seed,
-        "accuracy": {name: outcome.accuracy for name, outcome in outcomes.items()},
+        "accuracy": each("accuracy"),
         "max_param_diff": comparison.max_param_diff,
-        "seconds": {name: outcome.seconds for name, outcome in outcomes.items()},
-        "median_step_seconds": {name: outcome.median_step_s for name, outcome in outcomes.items()},
+        "seconds": each("seconds"),
+        "median_step_seconds": each("median_step_s"),
         "seconds_to_first_step": comparison.seconds_to_first_step,
         "goodput_bps": comparison.goodput_bps,
         "packets": comparison.packets,
         "codec": settings.codec,
         "memory": settings.memory,
         "codec_totals": _codec_totals(comparison),
-        "codec_decisions": outcomes["switchml"].decisions,
-        "params_sha256": outcomes["switchml"].params_sha256,
-        "loss": {name: outcome.losses for name, outcome in outcomes.items()},
+        "codec_decisions": through.decisions,
+        "params_sha256": through.params_sha256,
+        "loss": each("losses"),
     }
 
 
@@ -61,9 +64,9 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
         title_justify="left",
     )
     table.add_column("")
-    for backend in SHOWN:
+    for backend in BACKENDS:
         table.add_column(TITLES[backend], justify="right")
-    outcomes = [comparison.outcomes[backend] for backend in SHOWN]
+    outcomes = [comparison.outcomes[backend] for backend in BACKENDS]
     table.add_row("accuracy on test images", *(f"{outcome.accuracy:.2%}" for outcome in outcomes))
     table.add_row("final loss", *(f"{outcome.losses[-1]:.5f}" for outcome in outcomes))
     table.add_row("largest parameter difference", "", f"{comparison.max_param_diff:.2e}")
@@ -89,7 +92,7 @@ def print_table(comparison: Comparison, settings: Settings, aggregator: str) -> 
 def plot(comparison: Comparison, path: Path) -> None:
     """Write both loss curves to `path`. Raises ConfigError if it cannot be written."""
     with plotting.figure(path, "loss over Gloo and through the aggregator", (8, 4.5)) as (axes,):
-        for backend, style in zip(SHOWN, ("-", "--"), strict=True):
+        for backend, style in zip(BACKENDS, ("-", "--"), strict=True):
             losses = comparison.outcomes[backend].losses
             axes.plot(range(1, len(losses) + 1), losses, style, label=TITLES[backend])
         axes.set(xlabel="step", ylabel="loss (mean over workers)", yscale="log")

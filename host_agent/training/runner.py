@@ -1,36 +1,27 @@
-"""The parent's side: start aggregator and workers, follow both phases, and always end all processes."""
+"""The parent's side: start aggregator and workers, follow both phases, and always end all processes. The parent needs
+no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import multiprocessing
-import signal
+import math
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from host_agent.forking import fork_server
+from host_agent.ranks import Rank, Report, Team, fork_server, how_it_ended
 from host_agent.training import data
-from host_agent.training.worker import BACKENDS, Failure, PhaseResult, Settings, Step
-from host_agent.training.worker import main as worker_main
-from switchml.errors import AggregatorLost, JobError, PeerLost, RanksDisagree, SwitchMLError
+from host_agent.training.worker import BACKENDS, DigitsRank, Phase, PhaseResult, Settings, Step
+from switchml.errors import AggregatorLost, RanksDisagree
 
 if TYPE_CHECKING:
     from host_agent.pytorch.aggregator import ChildAggregator
-
-ROOT_CAUSE_S = 3.0
-"""How long to wait for the cause after a first failure: other ranks may report a lost peer before its death is seen."""
-WATCH_EVERY_S = 0.5
-JOIN_S = 10.0
-"""How long workers may take to end after they have delivered everything."""
 
 
 @dataclass(frozen=True)
@@ -95,126 +86,52 @@ def compare(
 
     aggregator = ChildAggregator(options=aggregator_options, command=command_of(aggregator_kind, settings.workers))
     try:
-        return compare_with(aggregator, Workers(), settings, on_step)
+        return compare_with(aggregator, settings, on_step)
     finally:
         aggregator.stop()
 
 
 def compare_with(
-    aggregator: ChildAggregator, workers: Workers, settings: Settings, on_step: Callable[[Step], None]
+    aggregator: ChildAggregator,
+    settings: Settings,
+    on_step: Callable[[Step], None],
+    make: Callable[[int, Settings, Path, Report], Rank] = DigitsRank,
 ) -> Comparison:
-    """`compare`, with an aggregator that runs or starts, and workers that have not started."""
+    """`compare`, with an aggregator that runs or starts. `make`: what a worker's process does first."""
     started = time.monotonic()
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="switchml-train-")))
-        stack.callback(workers.stop)
-        workers.start(settings, folder)
-        # The aggregator starts while the workers train over Gloo; waiting for it must not keep us from following them.
-        threading.Thread(target=workers.send_address, args=(aggregator,), daemon=True).start()
-        results: dict[str, list[PhaseResult]] = {backend: [] for backend in settings.backends}
-        seconds_to_first_step = 0.0
-        for message in workers.messages(watch=lambda: _check_alive(aggregator)):
-            if isinstance(message, Step):
-                seconds_to_first_step = seconds_to_first_step or time.monotonic() - started
-                on_step(message)
-            else:
-                results[message.backend].append(message)
-        outcomes = {backend: _combine(backend, results[backend]) for backend in settings.backends}
-        return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
+    seconds_to_first_step = 0.0
 
+    def report(step: Step) -> None:
+        nonlocal seconds_to_first_step
+        seconds_to_first_step = seconds_to_first_step or time.monotonic() - started
+        on_step(step)
 
-class Workers:
-    """The worker processes, forked from one that has imported torch for all of them. The parent needs no torch.
-    `main`: what they run in place of worker.py's, with the same arguments."""
-
-    def __init__(self, main: Callable[..., None] = worker_main) -> None:
-        self._main = main
-        self._pipes: list[Connection] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-
-    def start(self, settings: Settings, folder: Path) -> None:
-        """Start them all; `folder` is where they find the digits and each other."""
-        context = fork_server("host_agent.training.preload")
+    with tempfile.TemporaryDirectory(prefix="switchml-train-") as name:
+        folder, outcomes = Path(name), {}
+        processes = fork_server("host_agent.training.preload")
         # Through a file, since data in the pipe to a new process would block once it exceeds the pipe's buffer.
         data.load().save(folder / "digits.npz")
-        for rank in range(settings.workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=self._main, args=(rank, settings, folder, theirs), name=f"rank {rank}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def send_address(self, aggregator: ChildAggregator) -> None:
-        """Wait for the aggregator and send its address to the workers."""
-        # If it does not start or a worker has died, `messages` notices it too, and closes the files that are read here
-        # (ValueError).
-        with contextlib.suppress(SwitchMLError, OSError, ValueError):
-            address = aggregator.address
-            for pipe in self._pipes:
-                pipe.send(address)
-
-    def messages(self, watch: Callable[[], None]) -> Iterator[Step | PhaseResult]:
-        """The workers' reports, until all have ended. Raises as `compare` does; `watch` is called often."""
-        ranks: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(self._pipes)}
-        failures: list[Failure] = []
-        give_up_at = float("inf")
-        while ranks and time.monotonic() < give_up_at:
-            for pipe in wait(list(ranks), WATCH_EVERY_S):
-                try:
-                    message = cast(Any, pipe).recv()
-                except (EOFError, OSError):
-                    rank = ranks.pop(pipe)
-                    self._processes[rank].join(JOIN_S)
-                    if self._processes[rank].exitcode != 0 and rank not in [failure.rank for failure in failures]:
-                        raise self._death(rank) from None
-                    continue
-                if isinstance(message, Failure):
-                    failures.append(message)
-                    give_up_at = min(give_up_at, time.monotonic() + (ROOT_CAUSE_S if message.is_consequence else 0.0))
-                else:
-                    yield message
-            watch()
-        if failures:
-            cause = next((failure for failure in failures if not failure.is_consequence), failures[0])
-            raise JobError(f"the worker of rank {cause.rank} failed: {cause.kind}: {cause.message}")
-
-    def stop(self) -> None:
-        """Kill the workers that still run."""
-        for process in self._processes:
-            if process.is_alive():
-                process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
-
-    def _death(self, rank: int) -> PeerLost:
-        process = self._processes[rank]
-        return PeerLost(f"the worker of rank {rank} (pid {process.pid}) {_how_it_ended(process.exitcode)}", (rank,))
-
-
-def _how_it_ended(exit_code: int | None) -> str:
-    if exit_code is not None and exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
+        with Team(processes, [partial(make, rank, settings, folder) for rank in range(settings.workers)]) as workers:
+            for backend in settings.backends:
+                # The aggregator starts while the workers train over Gloo.
+                phase = Phase(backend, aggregator.address if backend == "switchml" else "")
+                watch = partial(_check_alive, aggregator)
+                results = workers.ask(phase, timeout_s=math.inf, on_report=report, watch=watch)
+                outcomes[backend] = _combine(backend, results)
+        return Comparison(outcomes, _refused(aggregator.address), seconds_to_first_step)
 
 
 def _check_alive(aggregator: ChildAggregator) -> None:
     """Raises AggregatorLost if it has ended."""
     if aggregator.returncode is not None:
         last_line = f": {aggregator.last_line()}" if aggregator.returncode > 0 else ""
-        raise AggregatorLost(f"the aggregator (pid {aggregator.pid}) {_how_it_ended(aggregator.returncode)}{last_line}")
+        raise AggregatorLost(f"the aggregator (pid {aggregator.pid}) {how_it_ended(aggregator.returncode)}{last_line}")
 
 
 def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
     """Raises RanksDisagree if the ranks have not ended with the same parameters, bit for bit."""
-    ranks = sorted(results, key=lambda result: result.rank)
-    first = ranks[0]
-    odd = [result.rank for result in ranks if result.params_sha256 != first.params_sha256]
+    first = results[0]
+    odd = [rank for rank, result in enumerate(results) if result.params_sha256 != first.params_sha256]
     if odd:
         raise RanksDisagree(
             f"after training over {backend}, the parameters of ranks {odd} differ from those of rank 0: every rank "
@@ -224,13 +141,13 @@ def _combine(backend: str, results: list[PhaseResult]) -> Outcome:
     assert hashlib.sha256(first.parameters.tobytes()).hexdigest() == first.params_sha256
     return Outcome(
         accuracy=first.accuracy,
-        losses=np.mean([result.losses for result in ranks], axis=0).tolist(),
-        seconds=max(result.seconds for result in ranks),
-        median_step_s=float(np.median(np.concatenate([result.step_seconds for result in ranks]))),
+        losses=np.mean([result.losses for result in results], axis=0).tolist(),
+        seconds=max(result.seconds for result in results),
+        median_step_s=float(np.median(np.concatenate([result.step_seconds for result in results]))),
         params_sha256=first.params_sha256,
         parameters=first.parameters,
-        agents=[result.agent for result in ranks],
-        codecs=[result.codec for result in ranks if result.codec],
+        agents=[result.agent for result in results],
+        codecs=[result.codec for result in results if result.codec],
         decisions=first.decisions,
     )
 

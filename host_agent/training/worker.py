@@ -1,27 +1,20 @@
-"""One worker: trains over Gloo, then over the aggregator from the same seeds, and reports both.
-
-Reports travel through a pipe as the dataclasses below; the parent sends one text, the aggregator's address.
-"""
+"""One worker: trains over Gloo, then over the aggregator from the same seeds, and reports both."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import queue
-import re
-import threading
 import time
 from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from host_agent.ranks import Report
 from host_agent.training.data import BatchOrder, Digits
-from switchml import errors
 
 BACKENDS = ("gloo", "switchml")
 """The phases, in order."""
@@ -75,11 +68,17 @@ class Step:
 
 
 @dataclass(frozen=True)
-class PhaseResult:
-    """A rank has finished a phase. `losses` are of its own batches; rank 0 alone sends `parameters` and `accuracy`."""
+class Phase:
+    """Train over a backend. `aggregator`: its control port's HOST:PORT, "" for Gloo. Answer: `PhaseResult`."""
 
     backend: str
-    rank: int
+    aggregator: str
+
+
+@dataclass(frozen=True)
+class PhaseResult:
+    """What a phase gave one rank. `losses` are of its own batches; rank 0 alone sends `parameters` and `accuracy`."""
+
     losses: list[float]
     seconds: float
     step_seconds: list[float]
@@ -94,80 +93,48 @@ class PhaseResult:
     """With the codec `auto`: its changes, the same on all ranks."""
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A rank has failed. `is_consequence`: because of another rank's failure."""
+class DigitsRank:
+    """Answers each `Phase`. `folder`: has the digits, and the workers' rendezvous files. `report`: gets each `Step`."""
 
-    rank: int
-    kind: str
-    message: str
-    is_consequence: bool
+    def __init__(self, rank: int, settings: Settings, folder: Path, report: Report):
+        import torch
 
+        self._rank, self._settings, self._folder, self._report = rank, settings, folder, report
+        self._digits = Digits.restore(folder / "digits.npz")
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
 
-def main(rank: int, settings: Settings, folder: Path, pipe: Connection) -> None:
-    """Entry point of a worker process. `folder`: has the digits, and the workers' rendezvous files."""
-    from_parent: queue.SimpleQueue[str] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(pipe, from_parent), daemon=True).start()
-    try:
-        _train_both(rank, settings, folder, pipe, from_parent)
-    except Exception as error:
-        with contextlib.suppress(OSError):  # the parent has died
-            pipe.send(_failure(rank, error))
-        # Not a clean exit, which would wait for ranks that wait for this one.
-        os._exit(1)
+    def answer(self, phase: Phase) -> PhaseResult:
+        import torch
 
-
-def _listen(pipe: Connection, from_parent: queue.SimpleQueue[str]) -> None:
-    """Pass on the parent's messages; end this process when the parent dies."""
-    try:
-        while True:
-            from_parent.put(pipe.recv())
-    except (EOFError, OSError):
-        os._exit(1)
-
-
-def _failure(rank: int, error: Exception) -> Failure:
-    kind, message = type(error).__name__, str(error).strip().split("\n")[0]
-    # A future's error comes out of C++ as a RuntimeError that quotes the original.
-    quoted = re.search(r"when running the callback: (\w+): (.*)", message)
-    if quoted:
-        kind, message = quoted.groups()
-    lost_a_peer = isinstance(getattr(errors, kind, None), type) and issubclass(getattr(errors, kind), errors.JobError)
-    return Failure(
-        rank, kind, message, lost_a_peer or "Connection closed by peer" in message or "reset by peer" in message
-    )
-
-
-def _train_both(
-    rank: int, settings: Settings, folder: Path, pipe: Connection, from_parent: queue.SimpleQueue[str]
-) -> None:
-    import torch
-
-    digits = Digits.restore(folder / "digits.npz")
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name may not resolve
-    for backend in settings.backends:
-        if backend == "switchml":
-            os.environ["SWITCHML_AGGREGATOR"] = from_parent.get()
-            os.environ["SWITCHML_TRANSPORT"], os.environ["SWITCHML_WIRE"] = settings.transport, settings.wire
-            os.environ["SWITCHML_REORDER_RATE"], os.environ["SWITCHML_SEED"] = (
-                str(settings.reorder_rate),
-                str(settings.seed),
-            )
-            os.environ["SWITCHML_SPARSE"], os.environ["SWITCHML_HIERARCHY"] = settings.sparse, settings.hierarchy
+        settings = self._settings
+        os.environ["GLOO_SOCKET_IFNAME"] = settings.interface  # the host's own name may not resolve
+        if phase.aggregator:
+            os.environ |= {
+                "SWITCHML_AGGREGATOR": phase.aggregator,
+                "SWITCHML_TRANSPORT": settings.transport,
+                "SWITCHML_WIRE": settings.wire,
+                "SWITCHML_REORDER_RATE": str(settings.reorder_rate),
+                "SWITCHML_SEED": str(settings.seed),
+                "SWITCHML_SPARSE": settings.sparse,
+                "SWITCHML_HIERARCHY": settings.hierarchy,
+            }
         torch.distributed.init_process_group(
-            backend,
-            init_method=f"file://{folder}/{backend}",
-            rank=rank,
+            phase.backend,
+            init_method=f"file://{self._folder}/{phase.backend}",
+            rank=self._rank,
             world_size=settings.workers,
             timeout=GROUP_TIMEOUT,
         )
-        pipe.send(_train(backend, rank, settings, digits, pipe))
+        result = _train(phase.backend, self._rank, settings, self._digits, self._report)
         torch.distributed.destroy_process_group()
+        return result
+
+    def leave(self) -> None:
+        """Each phase has left its own job."""
 
 
-def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Connection) -> PhaseResult:
+def _train(backend: str, rank: int, settings: Settings, digits: Digits, report: Report) -> PhaseResult:
     import torch
     from torch.nn import functional
     from torch.nn.parallel import DistributedDataParallel
@@ -210,12 +177,10 @@ def _train(backend: str, rank: int, settings: Settings, digits: Digits, pipe: Co
             if rank == 0:
                 rate = (step + 1) * settings.workers * settings.batch_size / (now - start)
                 choices = tuple(hook.choices) if hook is not None else ()
-                pipe.send(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
+                report(Step(backend, step + 1, losses[-1], accuracy, rate, choices))
     parameters = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).numpy()
     agent = getattr(torch.distributed.group.WORLD, "agent", None)
     return PhaseResult(
-        backend,
-        rank,
         losses,
         before - start,
         step_seconds,

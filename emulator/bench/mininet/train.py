@@ -11,6 +11,7 @@ from pathlib import Path
 from emulator.bench.mininet.experiments import MininetPlan, aggregator, built, cases
 from emulator.testbed.namespaces import enter
 from emulator.testbed.star import INTERFACE
+from host_agent.ranks import Report
 from host_agent.training import runner, worker
 from host_agent.training.runner import Comparison
 from host_agent.training.worker import Settings, Step
@@ -37,10 +38,10 @@ def run(plan: MininetPlan, progress: Callable[[str], None]) -> Comparison:
 
     with built(case.layout, list(plan.captures), progress) as fabric, aggregator(case.series, fabric) as (control, _):
         names = [host.name for host in fabric.hosts]
-        return runner.compare_with(control, runner.Workers(partial(in_host, names)), settings_of(plan), on_step)
+        return runner.compare_with(control, settings_of(plan), on_step, partial(in_host, names))
 
 
-def in_host(names: list[str], rank: int, settings: Settings, folder: Path, pipe) -> None:
+def in_host(names: list[str], rank: int, settings: Settings, folder: Path, report: Report) -> worker.DigitsRank:
     """A worker's process: enters its host, and is then like any other."""
     enter(names[rank])
-    worker.main(rank, settings, folder, pipe)
+    return worker.DigitsRank(rank, settings, folder, report)

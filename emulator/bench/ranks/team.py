@@ -1,6 +1,4 @@
-"""The parent's side of the rank program: processes are started, asked, and ended; what goes wrong in one of them is
-raised here.
-"""
+"""The parent's side of the rank program: the teams of processes that all-reduce or train."""
 
 from __future__ import annotations
 
@@ -8,17 +6,16 @@ import contextlib
 import itertools
 import os
 import secrets
-import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, context
+from functools import partial
+from multiprocessing import context
 from statistics import mean
 from typing import Any
 
 from emulator.bench.ranks.inputs import SharedTensors
-from emulator.bench.ranks.process import Failure, Place, Rank, main
+from emulator.bench.ranks.process import Place, start_at
 from emulator.bench.ranks.reducing import (
     GLOO,
     Check,
@@ -34,15 +31,11 @@ from emulator.bench.ranks.training import AllReduces, DigitsModel, LayerStack, S
 from emulator.bench.sizes import Case
 from emulator.testbed.namespaces import Lab
 from emulator.testbed.star import INTERFACE, LinkOptions, Star
-from host_agent.forking import fork_server
+from host_agent import ranks
 from host_agent.pytorch.aggregator import ChildAggregator
-from switchml.errors import AggregatorLost, ConfigError, JobError, PeerLost, RanksDisagree, SwitchMLError
+from switchml.errors import JobError, RanksDisagree
 from switchml.protocol.sizes import LANE_BYTES
 
-ANSWER_S = 300.0
-"""How long a rank may take for anything; the first start on a machine compiles."""
-ROOT_CAUSE_S = 2.0
-"""After a first failure, how long to look for its cause."""
 STORE_PORT = 29500
 """Where rank 0 keeps a process group's rendezvous; its namespace has no other user. Each new group takes the next."""
 _GRID_BITS = 4
@@ -63,7 +56,7 @@ def training_context() -> context.ForkServerContext:
 def _context(*preload: str) -> context.ForkServerContext:
     # Read when torch is imported. Hosts in namespaces have no names, which torch would warn of.
     os.environ |= {"TORCH_CPP_LOG_LEVEL": "ERROR", "KINETO_LOG_LEVEL": "99"}
-    return fork_server(*preload)
+    return ranks.fork_server(*preload)
 
 
 def places(hosts: Sequence[Any], ranks_per_host: int = 1) -> list[Place]:
@@ -96,93 +89,14 @@ def aggregator_at(star: Star) -> ChildAggregator:
     return star.switch.call(lambda: ChildAggregator(bind=star.switch_address))
 
 
-class Team:
-    """The processes of a job's ranks, one for each place. `with` ends them: in good order, or at once if there was an
-    error. `kind` is what a process makes to answer requests."""
+class Team(ranks.Team):
+    """The processes of a job's ranks, one for each place. `kind` is what a process makes to answer requests."""
 
-    def __init__(self, ranks: context.ForkServerContext, kind: Callable[[Place], Rank], places: Sequence[Place]):
+    def __init__(
+        self, processes: context.ForkServerContext, kind: Callable[[Place], ranks.Rank], places: Sequence[Place]
+    ):
+        super().__init__(processes, [partial(start_at, place, kind) for place in places])
         self.places = list(places)
-        self._pipes: list[connection.Connection] = []
-        self._processes = []
-        for place in self.places:
-            ours, theirs = ranks.Pipe()
-            process = ranks.Process(target=main, args=(kind, place, theirs), name=f"rank {place.rank}", daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self.leave()
-        finally:
-            self.stop()
-
-    def ask(self, request: Any) -> list:
-        """The answer of each rank, in the order of ranks. Raises what went wrong with one of them."""
-        return self.ask_each([request] * len(self.places))
-
-    def ask_each(self, requests: Sequence[Any]) -> list:
-        """The same, with a request for each rank."""
-        self._send(requests)
-        answers: dict[int, Any] = {}
-        failures: list[Failure] = []
-        deadline = time.monotonic() + ANSWER_S
-        waiting = {pipe: rank for rank, pipe in enumerate(self._pipes)}
-        while waiting and (ready := connection.wait(list(waiting), max(0.0, deadline - time.monotonic()))):
-            for pipe in ready:
-                rank = waiting.pop(pipe)
-                try:
-                    answer = pipe.recv()
-                except (EOFError, OSError):
-                    raise self._death(rank) from None
-                if isinstance(answer, Failure):
-                    failures.append(answer)
-                    # A rank that misses a dead peer often reports it before the death is noticed here.
-                    deadline = min(deadline, time.monotonic() + (ROOT_CAUSE_S if answer.is_consequence else 0.0))
-                else:
-                    answers[rank] = answer
-        if failures:
-            cause = next((failure for failure in failures if not failure.is_consequence), failures[0])
-            error = {"AggregatorLost": AggregatorLost, "ConfigError": ConfigError}.get(cause.kind, JobError)
-            raise error(f"rank {cause.rank} failed: {cause.kind}: {cause.message}")
-        if waiting:
-            raise PeerLost(f"rank {sorted(waiting.values())} did not answer in {ANSWER_S:g} s", tuple(waiting.values()))
-        return [answers[rank] for rank in sorted(answers)]
-
-    def leave(self) -> None:
-        """Let the ranks leave their job in good order."""
-        self._send([None] * len(self.places))
-        for process in self._processes:
-            process.join(ROOT_CAUSE_S)
-
-    def stop(self) -> None:
-        """End whatever still runs."""
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-            process.close()
-        for pipe in self._pipes:
-            pipe.close()
-
-    def _send(self, requests: Sequence[Any]) -> None:
-        for rank, (pipe, request) in enumerate(zip(self._pipes, requests, strict=True)):
-            try:
-                pipe.send(request)
-            except OSError:
-                raise self._death(rank) from None
-
-    def _death(self, rank: int) -> SwitchMLError:
-        process = self._processes[rank]
-        process.join(ROOT_CAUSE_S)
-        code = process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with exit code {code}"
-        return PeerLost(f"rank {rank} (pid {process.pid}) {how}", (rank,))
 
 
 @dataclass(frozen=True)
@@ -205,8 +119,8 @@ class Repeat:
 class ReducingTeam(Team):
     """Ranks that all-reduce."""
 
-    def __init__(self, ranks: context.ForkServerContext, places: Sequence[Place]):
-        super().__init__(ranks, ReducingRank, places)
+    def __init__(self, processes: context.ForkServerContext, places: Sequence[Place]):
+        super().__init__(processes, ReducingRank, places)
 
     def join(
         self,
@@ -247,12 +161,12 @@ class TrainingTeam(Team):
 
     def __init__(
         self,
-        ranks: context.ForkServerContext,
+        processes: context.ForkServerContext,
         places: Sequence[Place],
         store: str = "",
         environment: Mapping[str, str] | None = None,
     ):
-        super().__init__(ranks, TrainingRank, places)
+        super().__init__(processes, TrainingRank, places)
         self._store, self._ports = store, itertools.count(STORE_PORT)
         self._environment = dict(environment or {})
 
@@ -271,10 +185,10 @@ class TrainingTeam(Team):
 @contextlib.contextmanager
 def training_on_star(hosts: int, link: LinkOptions, ranks_per_host: int = 1) -> Iterator[tuple[Star, TrainingTeam]]:
     """Ranks that train in the hosts of a star, whose agents reach the aggregator over the links."""
-    ranks = training_context()  # imports while the network is built
+    processes = training_context()  # imports while the network is built
     with star_with_aggregator(hosts, link) as (star, aggregator):
         environment = {"SWITCHML_AGGREGATOR": aggregator.address, "SWITCHML_TRANSPORT": "udp"}
-        with TrainingTeam(ranks, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
+        with TrainingTeam(processes, places(star.hosts, ranks_per_host), star.address(0), environment) as team:
             yield star, team
 
 

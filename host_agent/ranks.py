@@ -1,0 +1,219 @@
+"""The processes of a job's ranks: forked from one that has done their imports, asked by their parent, and ended.
+
+A request is a small frozen dataclass. A rank gives each exactly one answer, or a `Failure` in its place, and may report
+its progress before that. What requests mean is up to the rank's class.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, context, forkserver, get_context, process, resource_tracker
+from typing import Any, Protocol, Self
+
+from switchml import errors
+from switchml.errors import AggregatorLost, ConfigError, JobError, PeerLost
+
+ANSWER_S = 300.0
+"""How long a rank may take for anything; the first start on a machine compiles."""
+ROOT_CAUSE_S = 3.0
+"""After a first failure, how long to look for its cause: a rank that misses a dead peer often reports it before the
+death is noticed."""
+_WATCH_EVERY_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+Report = Callable[[Any], None]
+"""Sends the parent a report of a rank's progress."""
+
+
+def fork_server(*preload: str) -> context.ForkServerContext:
+    """A multiprocessing context whose fork server imports the modules `preload` in the background. There is one such
+    server per process: only the first call starts it.
+
+    Ctrl-C in a terminal reaches all of its processes, even while they import: SIGINT stays blocked in the server and
+    its children, and the caller decides when they end.
+    """
+    server_context = get_context("forkserver")
+    server_context.set_forkserver_preload(list(preload))
+    resource_tracker.ensure_running()  # starting it would unblock the signal
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    return server_context
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends (prctl(2), PR_SET_PDEATHSIG). `parent`:
+    its process, as it was when it started this one; if it has ended already, this process ends, too."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """A process's end, in words."""
+    if exit_code is not None and exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+# The process of one rank
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank cannot go on. `is_consequence`: only because of what happened to another one."""
+
+    kind: str
+    message: str
+    is_consequence: bool
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        kind = type(error).__name__
+        message = (str(error).strip() or kind).split("\n")[0]
+        # A future's error comes out of C++ as a RuntimeError that quotes the original.
+        if quoted := re.search(r"when running the callback: (\w+): (.*)", message):
+            kind, message = quoted.groups()
+        is_consequence = issubclass(getattr(errors, kind, Exception), JobError)
+        is_consequence |= "onnection closed" in message or "onnection reset" in message
+        return cls(kind, message, is_consequence)
+
+
+@dataclass(frozen=True)
+class _Progress:
+    """A report, on its way to the parent."""
+
+    report: Any
+
+
+class Rank(Protocol):
+    """What a rank does."""
+
+    def answer(self, request: Any) -> Any:
+        """Do what a request says. What it raises becomes a `Failure`."""
+
+    def leave(self) -> None:
+        """Leave the job in good order."""
+
+
+def _main(make: Callable[[Report], Rank], pipe: connection.Connection) -> None:
+    """Entry point of the process. Its parent is the fork server, which ends with the process that it forks for."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides what ends when
+    die_with_parent(os.getppid())  # a namespace stays for as long as a process lives in it
+    try:
+        rank = make(lambda report: pipe.send(_Progress(report)))
+        while (request := pipe.recv()) is not None:
+            pipe.send(rank.answer(request))
+        rank.leave()
+    except (EOFError, ConnectionError):
+        os._exit(1)  # the parent is gone, or has closed the pipe
+    except Exception as error:
+        pipe.send(Failure.of(error))
+        os._exit(1)  # leaving in good order would wait for ranks that wait for us
+
+
+# The parent
+
+
+class Team:
+    """The processes of a job's ranks, one for each of `makers`, whose result answers requests. `with` ends them: in
+    good order, or at once if there was an error."""
+
+    def __init__(self, ranks: context.ForkServerContext, makers: Sequence[Callable[[Report], Rank]]):
+        self._pipes: list[connection.Connection] = []
+        self._processes: list[process.BaseProcess] = []
+        for rank, make in enumerate(makers):
+            ours, theirs = ranks.Pipe()
+            child = ranks.Process(target=_main, args=(make, theirs), name=f"rank {rank}", daemon=True)
+            child.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(child)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._send([None] * len(self._pipes))
+                for child in self._processes:
+                    child.join(ROOT_CAUSE_S)
+        finally:
+            self._stop()
+
+    def ask(self, request: Any, **options: Any) -> list[Any]:
+        """The answer of each rank, in the order of ranks. Raises what went wrong with one of them; `options` are
+        `ask_each`'s."""
+        return self.ask_each([request] * len(self._pipes), **options)
+
+    def ask_each(
+        self,
+        requests: Sequence[Any],
+        *,
+        timeout_s: float = ANSWER_S,
+        on_report: Report = lambda report: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> list[Any]:
+        """The same, with a request for each rank. `on_report` gets the ranks' reports; `watch` is called often, and may
+        raise."""
+        self._send(requests)
+        answers: dict[int, Any] = {}
+        failures: dict[int, Failure] = {}
+        deadline = time.monotonic() + timeout_s
+        waiting: dict[Any, int] = {pipe: rank for rank, pipe in enumerate(self._pipes)}
+        while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+            for pipe in connection.wait(list(waiting), min(remaining_s, _WATCH_EVERY_S)):
+                rank = waiting[pipe]
+                try:
+                    answer = self._pipes[rank].recv()
+                except (EOFError, OSError):
+                    raise self._death(rank) from None
+                if isinstance(answer, _Progress):
+                    on_report(answer.report)
+                    continue
+                del waiting[pipe]
+                if isinstance(answer, Failure):
+                    failures[rank] = answer
+                    deadline = min(deadline, time.monotonic() + (ROOT_CAUSE_S if answer.is_consequence else 0.0))
+                else:
+                    answers[rank] = answer
+            watch()
+        if failures:
+            rank = next((rank for rank, each in failures.items() if not each.is_consequence), next(iter(failures)))
+            cause = failures[rank]
+            error = {"AggregatorLost": AggregatorLost, "ConfigError": ConfigError}.get(cause.kind, JobError)
+            raise error(f"rank {rank} failed: {cause.kind}: {cause.message}")
+        if waiting:
+            raise PeerLost(f"rank {sorted(waiting.values())} did not answer in {timeout_s:g} s", (*waiting.values(),))
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _stop(self) -> None:
+        """End whatever still runs."""
+        for child in self._processes:
+            child.kill()
+        for child in self._processes:
+            child.join()
+            child.close()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _send(self, requests: Sequence[Any]) -> None:
+        for rank, (pipe, request) in enumerate(zip(self._pipes, requests, strict=True)):
+            try:
+                pipe.send(request)
+            except OSError:
+                raise self._death(rank) from None
+
+    def _death(self, rank: int) -> PeerLost:
+        child = self._processes[rank]
+        child.join(ROOT_CAUSE_S)
+        return PeerLost(f"rank {rank} (pid {child.pid}) {how_it_ended(child.exitcode)}", (rank,))
