@@ -9,6 +9,7 @@ is done.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -57,7 +58,30 @@ def round_trips(request: Request) -> int:
     return 2 if asks_first else 1
 
 
-class Compressor:
+def turn_of(reducer: Answerer, name: str, **rest: Any) -> Turn:
+    """A turn of the reducer's rank; `rest` are further fields."""
+    return Turn(name, rank=reducer.rank, world=reducer.world, **rest)
+
+
+class RankCompressor:
+    """What all compressors have: one rank's reducer, memory and seed, which every rank must have alike."""
+
+    by_matrix = False
+
+    def __init__(self, reducer: Reducer, memory: Memory, seed: int):
+        self.reducer, self.memory, self.seed = reducer, memory, seed
+        self.lr = 1.0
+        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
+        self._agreed = False
+
+    def _agree(self, codec: str) -> None:
+        """In the first call: raises RanksDisagree, on every rank, unless all ranks have the same codec."""
+        if not self._agreed:
+            agree(self.reducer, f"codec {codec}, memory {self.memory}, seed {self.seed}")
+            self._agreed = True
+
+
+class Compressor(RankCompressor):
     """One rank's compressed all-reduces with one codec and one memory.
 
     `codec`, `memory`: texts as in docs/codecs.md ("topk:ratio=0.01"); `memory` None for the one that the codec's paper
@@ -66,43 +90,26 @@ class Compressor:
     """
 
     def __init__(self, reducer: Reducer, codec: str | Codec, memory: str | Memory | None = None, *, seed: int = 0):
-        self.reducer, self.seed = reducer, seed
-        self.lr = 1.0
-        """The step's learning rate, for memories that ask for it; the caller's to set where it changes."""
         self.codec = codecs.parse(codec) if isinstance(codec, str) else codec
+        self.by_matrix = self.codec.by_matrix
         memory = self.codec.memory if memory is None else memory
-        self.memory = codecs.parse_memory(memory) if isinstance(memory, str) else memory
+        super().__init__(reducer, codecs.parse_memory(memory) if isinstance(memory, str) else memory, seed)
         warm_up([self.codec], reducer)
         self._states: dict[tuple[str, int], tuple[Any, Any]] = {}
         self._steps: dict[tuple[str, int], int] = {}
-        self._agreed = False
-
-    @property
-    def by_matrix(self) -> bool:
-        return self.codec.by_matrix
 
     def allreduce(self, name: str, x: Array, shape: tuple[int, ...] | None = None) -> Array:
         """The mean over the ranks of `x`, float32[n], as the codec sees it; the same bits on every rank.
 
         `name` says whose state it is, together with n; `shape` is the tensor's own, where it has one.
         """
-        if not self._agreed:
-            agree(self.reducer, f"codec {self.codec}, memory {self.memory}, seed {self.seed}")
-            self._agreed = True
+        self._agree(str(self.codec))
         key = (name, x.size)
         if key not in self._states:
             self._states[key] = self.codec.new_state(), self.memory.new_state()
         codec_state, memory_state = self._states[key]
         step = self._steps[key] = self._steps.get(key, -1) + 1
-        turn = Turn(
-            name=name,
-            step=step,
-            seed=self.seed,
-            rank=self.reducer.rank,
-            world=self.reducer.world,
-            lr=self.lr,
-            shape=shape,
-        )
+        turn = turn_of(self.reducer, name, step=step, seed=self.seed, lr=self.lr, shape=shape)
         exchange = codecs.allreduce(self.codec, self.memory, codec_state, memory_state, x, turn)
         mean: Array = drive(exchange, self.reducer, turn)
         return mean
@@ -124,7 +131,7 @@ def agree(reducer: Reducer, what: str) -> None:
     digest = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=4).digest(), "little")
     places = np.zeros(reducer.world, np.int32)
     places.view(np.uint32)[reducer.rank] = digest
-    digests = reducer.reduce(Sum(places, "int32"), Turn("agree", rank=reducer.rank, world=reducer.world))
+    digests = reducer.reduce(Sum(places, "int32"), turn_of(reducer, "agree"))
     others = [rank for rank in range(reducer.world) if digests[rank] != digests[reducer.rank]]
     if others:
         raise RanksDisagree(f"rank {reducer.rank} has {what}, but ranks {others} have something else: all must agree")
@@ -170,8 +177,7 @@ LEAST_GATHER_BLOCKS = 64
 """Fewer blocks are a matter of one round trip either way, and a stream takes two."""
 ASK_EVERY = 16
 """Sums of sparse vectors of known size after which the ranks ask anew which route is the best."""
-PACKET_BYTES, FRAME_BYTES = PAYLOAD_BYTES, LINE_OVERHEAD_BYTES
-PACKET_ELEMENTS = PACKET_BYTES // 4
+PACKET_ELEMENTS = PAYLOAD_BYTES // 4
 WORDS_BYTES = 32
 """In a packet of eight blocks."""
 
@@ -187,12 +193,12 @@ def streamed_bytes(packets: Array, count: int) -> float:
     whole = max(1, -(-count // PACKET_ELEMENTS))
     union = whole * (1.0 - np.prod(1.0 - np.asarray(packets, np.float64) / whole))
     rounds = union + streams_of(whole, whole)
-    return float(union * PACKET_BYTES + rounds * (FRAME_BYTES + WORDS_BYTES))
+    return float(union * PAYLOAD_BYTES + rounds * (LINE_OVERHEAD_BYTES + WORDS_BYTES))
 
 
 def framed_bytes(size: float) -> float:
     """What so many bytes make in full packets."""
-    return size * (1.0 + FRAME_BYTES / PACKET_BYTES)
+    return size * (1.0 + LINE_OVERHEAD_BYTES / PAYLOAD_BYTES)
 
 
 def route_of(gathered: float, packets: Array, count: int, takes_sparse: bool) -> str:
@@ -355,23 +361,39 @@ def _used_blocks(values: Array, block: int) -> int:
     return int(np.count_nonzero(np.add.reduceat(values != 0, np.arange(0, values.size, block))))
 
 
-# Without a network
+# Measured, and without a network
 
 
 @dataclass
-class Echo:
-    """A Reducer that answers at once as if every rank had sent what this one does, with the work that this takes."""
+class Meter:
+    """A Reducer that counts and times what passes through it to another."""
 
     inner: Reducer
+    counts: bool = True
     requests: int = 0
     wire_bytes: int = 0
+    seconds: float = 0.0
 
     def __post_init__(self) -> None:
         self.rank, self.world = self.inner.rank, self.inner.world
 
     def reduce(self, request: Request, turn: Turn) -> Any:
-        self.requests += round_trips(request)
-        self.wire_bytes += self.inner.wire_bytes(request)
+        if self.counts:
+            self.requests += round_trips(request)
+            self.wire_bytes += self.inner.wire_bytes(request)
+        start = time.perf_counter()
+        answer = self._answer(request, turn)
+        self.seconds += time.perf_counter() - start
+        return answer
+
+    def _answer(self, request: Request, turn: Turn) -> Any:
+        return self.inner.reduce(request, turn)
+
+
+class Echo(Meter):
+    """One that answers at once as if every rank had sent what this one does, with the work that this takes."""
+
+    def _answer(self, request: Request, turn: Turn) -> Any:
         if isinstance(request, Sum):
             return request.values * request.values.dtype.type(self.world)
         if isinstance(request, Max):
@@ -386,7 +408,7 @@ def warm_up(chosen: Iterable[Codec], reducer: Reducer) -> None:
     """Have all that these codecs run compiled: by one process of the machine, loaded from disk by the others (seconds a
     codec the first time on a machine). So the first step measures, and lasts, what all others do."""
     x = np.linspace(-1, 1, WARM_UP_ELEMENTS, dtype=np.float32)
-    turn = Turn("warm-up", rank=reducer.rank, world=reducer.world, shape=(x.size // 64, 64))
+    turn = turn_of(reducer, "warm-up", shape=(x.size // 64, 64))
     folder = cache_root()
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / "codecs.lock"):

@@ -1,9 +1,9 @@
 """Compressed all-reduces whose codec is chosen as training goes on; what a CodecState drives for `--codec auto`.
 
-Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks tell each other what
-they have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike.
-After a step, after every one unless steps are short, they tell what it took, and nobody waits for the answer until the
-next one: if that was out of proportion, they decide before it.
+Every step of a bucket goes through one choice on all ranks. Before a step, now and then, the ranks exchange what they
+have measured (one all-reduce of a few hundred numbers, of which everybody takes the worst) and then decide alike. After
+a step, after every one unless steps are short, they report what it took, and nobody waits for the answer until the next
+one: if that was out of proportion, they decide before it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 from host_agent.compression.adaptive.network import GATHER, SUM, Network, Sample
 from host_agent.compression.adaptive.policy import CHOICES, Auto, BucketPolicy, Costs, check_memory
 from host_agent.compression.adaptive.schedule import LEAST_PROBE_BYTES, Calendar, Prober, Watch
-from host_agent.compression.compressed import Echo, Reducer, agree, drive, round_trips, warm_up
+from host_agent.compression.compressed import Echo, Meter, RankCompressor, Reducer, drive, turn_of, warm_up
 from switchml import codecs
-from switchml.codecs import Codec, Max, Request, Sum, Turn
+from switchml.codecs import Codec, Max, Sum, Turn
 from switchml.codecs.base import Memory
 
 REHEARSAL_SHARE = 0.004
@@ -83,38 +83,13 @@ class _Record:
     network_s: float
 
 
-@dataclass
-class _Meter:
-    """A Reducer that times what passes through it, and counts it unless that is known."""
-
-    inner: Reducer
-    counts: bool
-    requests: int = 0
-    wire_bytes: int = 0
-    seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.rank, self.world = self.inner.rank, self.inner.world
-
-    def reduce(self, request: Request, turn: Turn) -> Any:
-        if self.counts:
-            self.requests += round_trips(request)
-            self.wire_bytes += self.inner.wire_bytes(request)
-        start = time.perf_counter()
-        answer = self.inner.reduce(request, turn)
-        self.seconds += time.perf_counter() - start
-        return answer
-
-
-class AutoCompressor:
+class AutoCompressor(RankCompressor):
     """As `compressed.Compressor`, but for a codec that stays the same.
 
     `settings`: what may be chosen. `health`: asked for what the agent has counted. `decisions` tells of each change:
     the step from which on it holds (from 1), bucket, elements, from, to, and what it was decided on, in bits and
     seconds. Raises ConfigError for a memory that does not suit every choice.
     """
-
-    by_matrix = False
 
     def __init__(
         self,
@@ -125,12 +100,12 @@ class AutoCompressor:
         seed: int = 0,
         health: Callable[[], Health] = Health,
     ):
-        self.reducer, self.settings, self.seed, self.lr = reducer, settings, seed, 1.0
-        self.memory = check_memory(memory)
+        super().__init__(reducer, check_memory(memory), seed)
+        self.settings = settings
         self.codecs = [codecs.parse(text) for text in CHOICES]
         warm_up(self.codecs, reducer)
         self.network, self._calendar, self._watch, self._prober = Network(), Calendar(), Watch(), Prober()
-        self._told: list[tuple[tuple[Any, ...], Callable[[], np.ndarray]]] = []
+        self._reports: list[tuple[tuple[Any, ...], Callable[[], np.ndarray]]] = []
         self._probe = 0, math.inf
         self.decisions: list[dict[str, Any]] = []
         self.step = 0
@@ -145,7 +120,6 @@ class AutoCompressor:
         self._began_at_s = time.perf_counter()
         self._intervals_s: deque[float] = deque(maxlen=LATEST_INTERVALS)
         self._rehearsed_s = 0.0
-        self._agreed = False
         self._busy_s = 0.0
 
     @property
@@ -156,15 +130,13 @@ class AutoCompressor:
     def allreduce(self, name: str, x: np.ndarray, shape: tuple[int, ...] | None = None) -> np.ndarray:
         """The mean over the ranks of `x`, float32[n]; the same bits on every rank. `name`: the bucket's; one that comes
         again begins a new step."""
-        if not self._agreed:
-            agree(self.reducer, f"codec {self.settings}, memory {self.memory}, seed {self.seed}")
-            self._agreed = True
+        self._agree(str(self.settings))
         if name in self._done:
             self._done_before = frozenset(self._done)
             self._done.clear()
             self.step += 1
             self._intervals_s.append(time.perf_counter() - self._began_at_s)
-            is_alarm = self._hears_of_change()
+            is_alarm = self._is_alarmed()
             if is_alarm or self.step >= self._calendar.decide_at:
                 self._decide(is_alarm)
         if not self._done:
@@ -172,20 +144,12 @@ class AutoCompressor:
         self._done.add(name)
         bucket = self._bucket(name, x.size)
         choice, codec = bucket.policy.current, self.codecs[bucket.policy.current]
-        turn = Turn(
-            name=name,
-            step=self.step,
-            seed=self.seed,
-            rank=self.reducer.rank,
-            world=self.reducer.world,
-            lr=self.lr,
-            shape=shape,
-        )
+        turn = turn_of(self.reducer, name, step=self.step, seed=self.seed, lr=self.lr, shape=shape)
         start = time.perf_counter()
         compensated = self.memory.compensate(bucket.memory_state, x, turn)
         rehearsed_s = self._rehearse_one(bucket, compensated, turn)
         measured = bucket.measured[choice]
-        meter = _Meter(self.reducer, counts=not measured.errors)
+        meter = Meter(self.reducer, counts=not measured.errors)
         outcome = drive(codec.exchange(bucket.codec_states[choice], compensated, turn), meter, turn)
         self.memory.update(bucket.memory_state, compensated, outcome.own, turn)
         compute_s = time.perf_counter() - start - rehearsed_s - meter.seconds
@@ -195,7 +159,7 @@ class AutoCompressor:
                 self.step,
                 bucket.number,
                 choice,
-                _way(codec),
+                _route_of(codec),
                 meter.requests or measured.requests,
                 meter.wire_bytes or measured.wire_bytes,
                 meter.seconds,
@@ -206,31 +170,31 @@ class AutoCompressor:
         bucket.durations_s.append(compute_s + meter.seconds)
         bucket.calls += 1
         is_complete = name in self._done_before <= self._done
-        if is_complete and self._calendar.is_told(self.step):
-            self._tell(turn)
+        if is_complete and self._calendar.is_reported(self.step):
+            self._report(turn)
         mean: np.ndarray = outcome.mean
         return mean
 
     # -- seeing changes --
 
-    def _tell(self, turn: Turn) -> None:
+    def _report(self, turn: Turn) -> None:
         """All that the step before had is done: what the step's exchanges took. Asked before anybody else can ask for
         something, so that the order is the same on all ranks."""
         records = [record for record in self._records if record.step == self.step]
         choices = tuple((record.bucket, record.choice) for record in records)
         spent_s = sum(record.network_s for record in records)
-        self._told.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
+        self._reports.append((choices, self.reducer.later(Max(np.array([-spent_s], np.float32)), turn)))
 
-    def _hears_of_change(self) -> bool:
+    def _is_alarmed(self) -> bool:
         """Whether the step before was out of proportion; the least of all ranks' times counts."""
-        told, self._told = self._told, []
-        times = [(choices, -float(answer()[0])) for choices, answer in told]
+        reports, self._reports = self._reports, []
+        times = [(choices, -float(answer()[0])) for choices, answer in reports]
         latency_s = self.network.latency_s
         return any([self._watch.sees_change(choices, seconds, latency_s) for choices, seconds in times])
 
     def _probe_rate(self, wire_bytes: int) -> None:
-        """Send so many bytes for their own sake."""
-        turn = Turn("probe", rank=self.reducer.rank, world=self.reducer.world)
+        """Send a probe of so many bytes."""
+        turn = turn_of(self.reducer, "probe")
         start = time.perf_counter()
         self.reducer.reduce(Sum(np.zeros(wire_bytes // 4, np.int32), "int32"), turn)
         self._probe = wire_bytes, time.perf_counter() - start
@@ -238,7 +202,7 @@ class AutoCompressor:
     def _make_sure(self) -> None:
         """Before all goes by a rate that may have been an accident: probe it, and agree on that at once."""
         self._probe_rate(LEAST_PROBE_BYTES)
-        turn = Turn("probed", rank=self.reducer.rank, world=self.reducer.world)
+        turn = turn_of(self.reducer, "probed")
         times = np.array([-self._probe[1], -self._decision_s], np.float32)
         probe_s, latency_s = (-float(least) for least in self.reducer.reduce(Max(times), turn))
         self._prober.took(self._probe[0], probe_s, latency_s, self.network)
@@ -310,7 +274,7 @@ class AutoCompressor:
             np.float32,
         )
         start = time.perf_counter()
-        worst = self.reducer.reduce(Max(mine), Turn("auto", rank=self.reducer.rank, world=self.reducer.world))
+        worst = self.reducer.reduce(Max(mine), turn_of(self.reducer, "auto"))
         self._decision_s = time.perf_counter() - start
         self._health_before = health
         self._records = []
@@ -350,7 +314,7 @@ class AutoCompressor:
         """`table`: float32[choices, 3], agreed: what `_costs_of` says of this bucket."""
         policy, before = bucket.policy, bucket.policy.current
         policy.costs = [
-            Costs(measured.requests, round(wire_bytes), compute_s, error, _way(codec))
+            Costs(measured.requests, round(wire_bytes), compute_s, error, _route_of(codec))
             for codec, measured, (wire_bytes, compute_s, error) in zip(
                 self.codecs, bucket.measured, table.tolist(), strict=True
             )
@@ -376,7 +340,7 @@ class AutoCompressor:
         )
 
 
-def _way(codec: Codec) -> int:
+def _route_of(codec: Codec) -> int:
     return GATHER if codec.aggregation in ("gather", "sparse-sum") else SUM
 
 

@@ -1,5 +1,5 @@
-"""What the network does, learned from the collectives that training makes anyway, and from a few bytes that are sent
-for their own sake where these are too small to tell: seconds a request and seconds a byte.
+"""What the network does, learned from the collectives that training makes anyway, and from probes where these are too
+small to tell: seconds a request and seconds a byte.
 
 All samples are agreed (the least of all ranks' times: the last rank to arrive waits for nobody), so every rank learns
 the same, bit for bit. A machine that does other things as well makes times longer, for some steps on end, and never
@@ -34,7 +34,7 @@ LATER = 3.0
 """How many times its least a latency may be."""
 
 SUM, GATHER = 0, 1
-"""Ways: sums go through the aggregator, gathers over other sockets; their requests differ in what they take."""
+"""Routes: sums go through the aggregator, gathers over other sockets; their requests differ in what they take."""
 
 
 def low(samples: Iterable[float]) -> float:
@@ -124,8 +124,8 @@ class Network:
             self._add(step, steps[len(steps) // 4])
 
     def learn_probe(self, wire_bytes: int, seconds: float, latency_s: float) -> bool:
-        """Learn from so many bytes that went for their own sake, right after a request that took `latency_s`; whether
-        they were enough to say how fast bytes go."""
+        """Learn from a probe of so many bytes, right after a request that took `latency_s`; whether they were enough to
+        show how fast bytes go."""
         latency_s = max(latency_s, self.latency_s)
         bulk_s = seconds - latency_s
         is_visible = bulk_s >= VISIBLE_SHARE * seconds
@@ -183,9 +183,9 @@ class Network:
         goes_on = self._odd and (self._odd[-1] < known) == is_faster
         self._odd = (self._odd if goes_on else []) + counts * [rate]
         if rate < known / LEAP or (len(self._odd) >= 2 if is_faster else len(self._odd) >= SLOWER and is_sure):
-            found = low(self._odd)
+            changed_rate = low(self._odd)
             self._start_afresh()
-            self._rates.append(found)
+            self._rates.append(changed_rate)
 
     def _start_afresh(self) -> None:
         self.regime += 1

@@ -15,15 +15,7 @@ from switchml.codecs.base import Memory, Settings, setting
 from switchml.codecs.registry import parse_memory, parse_settings
 from switchml.errors import ConfigError
 
-CHOICES = (
-    "none",
-    "fp16",
-    "thc",
-    "topk:ratio=0.1",
-    "topk:ratio=0.03",
-    "topk:ratio=0.01",
-    "topk:ratio=0.003",
-)
+CHOICES = ("none", "fp16", "thc", "topk:ratio=0.1", "topk:ratio=0.03", "topk:ratio=0.01", "topk:ratio=0.003")
 """From exact to coarse. All get along with one residual memory, so that a bucket may go from any to any other."""
 
 MEMORIES = ("residual", "none")

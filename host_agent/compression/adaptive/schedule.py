@@ -1,4 +1,4 @@
-"""When: to decide, to tell the others what a step took, to listen to an alarm, to send bytes for their own sake.
+"""When: to decide, to report what a step took, to heed an alarm, to send a probe.
 
 All that is measured is agreed before it comes here, and there is no clock, so all ranks do the same at the same step.
 What this costs is bounded by shares of the time, and becomes less the longer nothing changes.
@@ -19,10 +19,10 @@ DECISION_SHARE = 0.03
 change nothing the pause between them doubles."""
 MOST_STEPS = 64
 """Between two decisions. What happens in between is seen by the `Watch`."""
-TELL_SHARE, MOST_UNTOLD, MOST_UNTOLD_FEW = 0.03, 8, 16
-"""Telling what a step took keeps nobody waiting, but is a collective all the same: it may take this share of the time,
-were it waited for, or comes after every eighth step; after every sixteenth where the step's bytes are so few that a
-slower network would hardly be felt."""
+REPORT_SHARE, MOST_UNREPORTED, MOST_UNREPORTED_FEW = 0.03, 8, 16
+"""A report of what a step took keeps nobody waiting, but is a collective all the same: it may take this share of the
+time, were it waited for, or comes after every eighth step; after every sixteenth where the step's bytes are so few that
+a slower network would hardly be felt."""
 PROBE_SHARE = 0.015
 """Of the time, at most, that goes into finding out how fast bytes go while steps send too few to tell."""
 LEAST_PROBE_BYTES, MOST_PROBE_BYTES = 1 << 13, 1 << 20
@@ -38,7 +38,7 @@ class Calendar:
     def __init__(self) -> None:
         self.decide_at = 1
         self.decided_at = 0
-        self._pause = self._tell_every = 1
+        self._pause = self._report_every = 1
 
     def plan(self, step: int, step_s: float, network: Network, is_open: bool) -> None:
         """A decision was made before `step`, of steps whose exchanges take `step_s`. `is_open`: whether the next is
@@ -46,17 +46,17 @@ class Calendar:
         in_steps = network.latency_s / step_s if step_s > 0 else 0.0
         least = max(1, math.ceil(in_steps / DECISION_SHARE))
         self._pause = min(MOST_STEPS, least if is_open else max(least, 2 * self._pause))
-        most = MOST_UNTOLD if network.is_rate_felt else MOST_UNTOLD_FEW
-        self._tell_every = max(1, min(most, math.ceil(in_steps / TELL_SHARE)))
+        most = MOST_UNREPORTED if network.is_rate_felt else MOST_UNREPORTED_FEW
+        self._report_every = max(1, min(most, math.ceil(in_steps / REPORT_SHARE)))
         self.decide_at, self.decided_at = step + self._pause, step
 
     def hasten(self, step: int, steps: float = 1) -> None:
         """The next decision after `step` should not come later than after so many more."""
         self.decide_at = min(self.decide_at, step + max(1, math.ceil(min(steps, MOST_STEPS))))
 
-    def is_told(self, step: int) -> bool:
-        """Whether to tell what `step` took; before a decision that says it anyway it is not worth it."""
-        return 0 < step < self.decide_at - 1 and (step - self.decided_at) % self._tell_every == 0
+    def is_reported(self, step: int) -> bool:
+        """Whether to report what `step` took; before a decision, which includes it anyway, it is not worth it."""
+        return 0 < step < self.decide_at - 1 and (step - self.decided_at) % self._report_every == 0
 
 
 class Watch:
@@ -66,7 +66,7 @@ class Watch:
         self._choices: tuple[str, ...] = ()
         self._times: deque[float] = deque(maxlen=KEPT)
         self._is_wary = False
-        """The last step that was told was odd: if the next one is too, that is an alarm."""
+        """The last step that was reported was odd: if the next one is too, that is an alarm."""
 
     def sees_change(self, choices: tuple[str, ...], seconds: float, latency_s: float) -> bool:
         """Whether steps are out of all proportion to those before them that took the same `choices`."""
@@ -85,13 +85,13 @@ class Watch:
 
 
 class Prober:
-    """Bytes that say nothing but how fast they go: few at first, more where they went too fast to be timed."""
+    """Probes, bytes that only show how fast they go: few at first, more where they went too fast to be timed."""
 
     def __init__(self) -> None:
         self._least = self._bytes = LEAST_PROBE_BYTES
         self._probed_at_s = 0.0
         self._regime = -1
-        self._found = -2, 0.0  # regime, and when
+        self._new_regime = -2, 0.0  # which a probe was the first to see, and when
         self._now_s = self._expected_s = 0.0
 
     def due(self, network: Network, now_s: float) -> tuple[int, float]:
@@ -102,7 +102,9 @@ class Prober:
             self._probed_at_s = now_s
             return 0, math.inf
         if network.regime != self._regime:
-            if self._found[0] == self._regime and now_s - self._found[1] < LASTING_S:  # it was too small to tell
+            if (
+                self._new_regime[0] == self._regime and now_s - self._new_regime[1] < LASTING_S
+            ):  # it was too small to tell
                 self._least = min(2 * self._least, MOST_LEAST_BYTES)
             self._regime, self._bytes = network.regime, self._least
         self._expected_s = network.seconds(1, self._bytes)
@@ -121,4 +123,4 @@ class Prober:
         self._probed_at_s = self._now_s + max(0.0, seconds - self._expected_s) / PROBE_SHARE
         if network.regime != regime:  # go on at once, with larger ones: there may be more to find
             self._regime, self._probed_at_s = network.regime, -math.inf
-            self._found = network.regime, self._now_s
+            self._new_regime = network.regime, self._now_s

@@ -91,8 +91,8 @@ def test_names_that_disappear_and_names_that_are_new(trio, monkeypatch, pause):
     assert len(results[0][2]) == len(OTHERS)
 
 
-def test_steps_are_told_when_a_name_has_disappeared_and_when_one_is_new(trio, monkeypatch):
-    monkeypatch.setattr(schedule.Calendar, "is_told", lambda calendar, step: True)
+def test_steps_are_reported_when_a_name_has_disappeared_and_when_one_is_new(trio, monkeypatch):
+    monkeypatch.setattr(schedule.Calendar, "is_reported", lambda calendar, step: True)
 
     def run(agent):
         told: list[list[tuple]] = []

@@ -93,10 +93,10 @@ class Run:
             self.unheard.append((self.step, choice, network_s, compute_s))
             self.now_s += network_s + compute_s
             before_s = self.spent_s
-            is_told = self.calendar.is_told(self.step)
+            is_reported = self.calendar.is_reported(self.step)
             self.step += 1
             is_alarm = False
-            if is_told:
+            if is_reported:
                 self.spent_s += LATENCY_S / 4  # nobody waits for it
                 is_alarm = self.watch.sees_change((choice,), network_s, self.network.latency_s)
             if is_alarm or self.step >= self.calendar.decide_at:
@@ -193,7 +193,7 @@ def test_no_choice_breaks_the_bound(error):
     assert run.taken[-1] > 0  # and it does compress
 
 
-def test_a_slow_network_is_noticed_by_the_next_step_that_is_told():
+def test_a_slow_network_is_noticed_by_the_next_step_that_is_reported():
     run = Run()
     run.steps(50, 5000)
     before = run.taken[-1]
