@@ -11,22 +11,22 @@ from host_agent.profile.iterations import living
 
 def names_of_parameters() -> dict[int, str]:
     """`id` of a parameter → its name, where there is one DistributedDataParallel, and names are not ambiguous."""
-    if not dist.is_available():
-        return {}
-    from torch.nn.parallel import DistributedDataParallel
-
-    modules = living(DistributedDataParallel)
+    modules = _modules()
     return {id(one): name for name, one in modules[0].module.named_parameters()} if len(modules) == 1 else {}
 
 
 def describe() -> list[dict[str, Any]]:
     """One entry for each DistributedDataParallel of this process. Sizes are bytes; `gradients`: names in the order in
     which they became final, where DDP knows it (from the second iteration on)."""
+    return [_describe(module) for module in _modules()]
+
+
+def _modules() -> list[Any]:
     if not dist.is_available():
         return []
     from torch.nn.parallel import DistributedDataParallel
 
-    return [_describe(module) for module in living(DistributedDataParallel)]
+    return living(DistributedDataParallel)
 
 
 def _describe(module: Any) -> dict[str, Any]:

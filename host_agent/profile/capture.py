@@ -44,7 +44,7 @@ class Capture:
         self._observer: ExecutionTraceObserver | None = None
         self._execution_trace = execution_trace
         modules, parameters = _modules_and_parameters()
-        self._spans = _Spans(modules)
+        self._spans = _spans(modules)
         self.sizes = Sizes(parameters)
         self.recording = recording.start(most_packets, record_function)
         self._reserve = Reserve(RESERVE_BYTES if reserve else 0)
@@ -80,7 +80,7 @@ class Capture:
         self.profiler.stop()
         self._reserve.release()
         recording.stop(self.recording)
-        self._spans.remove()
+        self._spans.close()
         self.sizes.stop()
         self.stop_s = time.perf_counter() - began_s
         if with_others:
@@ -88,32 +88,27 @@ class Capture:
         self.clock.append(_clock())
 
 
-class _Spans:
-    """While a capture runs: a span around `Work.wait`, and one around DDP's wait for all buckets at the end of a
-    backward pass, which happens in C++ where nobody sees it."""
+def _spans(modules: list[Any]) -> contextlib.ExitStack:
+    """Until it is closed: a span around `Work.wait`, and one around the wait of each of these DistributedDataParallel
+    for all buckets at the end of a backward pass, which happens in C++ where nobody sees it."""
+    undo = contextlib.ExitStack()
+    if not dist.is_available():
+        return undo
+    from torch._C._distributed_c10d import Work
 
-    def __init__(self, modules: list[Any]) -> None:
-        """`modules`: all DistributedDataParallel."""
-        self._undo = contextlib.ExitStack()
-        if not dist.is_available():
-            return
-        from torch._C._distributed_c10d import Work
+    plain = Work.wait
 
-        plain = Work.wait
+    def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+        with record_function(WAIT):
+            return plain(work, *args, **kwargs)
 
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            with record_function(WAIT):
-                return plain(work, *args, **kwargs)
-
-        setattr(Work, "wait", wait)  # noqa: B010 - as its type is another
-        self._undo.callback(setattr, Work, "wait", plain)
-        for module in modules:
-            trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-            if trained:
-                self._undo.callback(trained[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
-
-    def remove(self) -> None:
-        self._undo.close()
+    setattr(Work, "wait", wait)  # noqa: B010 - as its type is another
+    undo.callback(setattr, Work, "wait", plain)
+    for module in modules:
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        if trained:
+            undo.callback(trained[-1].register_post_accumulate_grad_hook(_expect_the_wait).remove)
+    return undo
 
 
 def _expect_the_wait(_parameter: torch.Tensor) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ABOUT = "rank-{}.about.json"
 VERSION = 1
 """Of the format: a reader refuses a later one."""
+_DESCRIBED = ("job", "tag", "rank", "ranks", "transport", "wire")
+"""Fields of an agent's log."""
 _LEVEL = 3
 """gzip's: three times as fast as its default on traces, for a sixth more bytes."""
 
@@ -52,7 +54,7 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         os.replace(execution_trace, folder / f"rank-{rank}.et.json")
     names = buckets.names_of_parameters()
     with _whole(folder / f"rank-{rank}.sizes.json") as path:
-        path.write_text(json.dumps(capture.sizes.told(names)))
+        path.write_text(json.dumps(capture.sizes.as_json(names)))
     logs = capture.recording.logs
     if logs:
         arrays = {f"calls_{k}": each.calls_array() for k, each in enumerate(logs)}
@@ -60,19 +62,9 @@ def write(capture: Capture, folder: Path, execution_trace: Path | None, about: d
         with _whole(folder / f"rank-{rank}.wire.npz") as path, path.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     agents = [
-        {
-            "job": each.job,
-            "tag": each.tag,
-            "rank": each.rank,
-            "ranks": list(each.ranks),
-            "transport": each.transport,
-            "wire": each.wire,
-            "calls": len(each.calls),
-            "packets": len(each.packets),
-            "packets_lost": each.lost,
-            "before": each.before,
-            "after": each.after,
-        }
+        {name: getattr(each, name) for name in _DESCRIBED}
+        | {"calls": len(each.calls), "packets": len(each.packets), "packets_lost": each.lost}
+        | {"before": each.before, "after": each.after}
         for each in logs
     ]
     with _whole(folder / ABOUT.format(rank)) as path:

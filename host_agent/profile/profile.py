@@ -12,9 +12,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from host_agent.profile import buckets, files, heap
 from host_agent.profile.capture import Capture, versions
@@ -26,7 +27,7 @@ SKIP, STEPS = 3, 10
 """Iterations that are left out, as they warm up, and iterations that are captured."""
 
 
-class Kind(Enum):
+class Kind(str, Enum):
     """What happens to an iteration."""
 
     PLAIN = "plain"
@@ -39,15 +40,20 @@ class Kind(Enum):
     """Its operators are written down for the execution trace, which takes time: no duration in it counts."""
 
 
-class _Iteration(NamedTuple):
-    """`start` and `end`: Unix time and CPU time of the process, nanoseconds, and its page faults."""
+@dataclass(frozen=True)
+class _Iteration:
+    """`cpu_ns`: CPU time of the process."""
 
+    number: int
     kind: Kind
-    start: tuple[int, int, int]
-    end: tuple[int, int, int]
+    start_unix_ns: int
+    end_unix_ns: int
+    cpu_ns: int
+    page_faults: int
 
 
 def _now() -> tuple[int, int, int]:
+    """Unix time and CPU time of the process, nanoseconds, and its page faults."""
     return time.time_ns(), time.process_time_ns(), heap.page_faults()
 
 
@@ -163,7 +169,10 @@ class switchml_profile:
         """One iteration is over. `inside`: its optimizer's span is still open, and can't be crossed by one of ours."""
         if self._iterations is None or (inside and self._capture is not None):
             return
-        self._log.append(_Iteration(self._plan[len(self._log)], self._started, _now()))
+        number = len(self._log)
+        (start_ns, *before), (end_ns, *after) = self._started, _now()
+        growth = (now - then for then, now in zip(before, after, strict=True))
+        self._log.append(_Iteration(number, self._plan[number], start_ns, end_ns, *growth))
         if self._capture is not None:
             self._capture.end_iteration()
         if len(self._log) == len(self._plan):
@@ -188,7 +197,7 @@ class switchml_profile:
 
     def _is_settled(self) -> bool:
         """Whether the last iterations without a capture have touched no new memory."""
-        faults = [one.end[2] - one.start[2] for one in self._log if one.kind is Kind.PLAIN][-3:]
+        faults = [one.page_faults for one in self._log if one.kind is Kind.PLAIN][-3:]
         return bool(faults) and statistics.median(faults) < heap.SETTLED_FAULTS
 
     def _stop(self, capture: Capture, *, with_others: bool = False) -> None:
@@ -209,17 +218,7 @@ class switchml_profile:
             "skip": self._skip,
             "pairs": self._pairs,
             "captures": [{"start_s": start_s, "stop_s": stop_s} for start_s, stop_s in self._overheads_s],
-            "iterations": [
-                {
-                    "number": number,
-                    "kind": one.kind.value,
-                    "start_unix_ns": one.start[0],
-                    "end_unix_ns": one.end[0],
-                    "cpu_ns": one.end[1] - one.start[1],
-                    "page_faults": one.end[2] - one.start[2],
-                }
-                for number, one in enumerate(self._log)
-            ],
+            "iterations": [asdict(one) for one in self._log],
             "ddp": ddp,
             "codec": _codec(),
             "versions": versions(),

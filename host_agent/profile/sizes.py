@@ -1,11 +1,11 @@
 """How large collectives and gradients are. torch's profile says so only if it notes the shapes of all operators, which
 keeps every tensor's header until the end: the heap fragments, and each iteration touches new memory. So:
 
-- Collectives of Gloo stand in torch's flight recorder, which is always on.
+- Collectives of Gloo are in torch's flight recorder, which is always on.
 - Its sends and receives do not, so a capture watches those that Python asks for.
 - Gradients are noted, in the order in which they become final, by hooks that are a list's `append`.
 
-NCCL's collectives say their sizes in any profile, and ours in our own notes.
+NCCL's collectives have their sizes in any profile, and ours in our own logs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_TOLD = {"gloo", "nccl", "switchml", "fake"}
+_SIZED = {"gloo", "nccl", "switchml", "fake"}
 """Backends whose collectives' sizes are known without the shapes of all operators."""
 
 
@@ -29,7 +29,7 @@ def need_shapes(backend: str, world_size: int) -> bool:
     names = {part.rpartition(":")[2] for part in backend.split(",")} - {""}
     if not names:
         return world_size > 1
-    return not names <= _TOLD or ("gloo" in names and not _flight_records())
+    return not names <= _SIZED or ("gloo" in names and not _flight_records())
 
 
 class Sizes:
@@ -74,7 +74,7 @@ class Sizes:
         """No more is noted, and every hook is gone."""
         self._undo.close()
 
-    def told(self, names: dict[int, str]) -> dict[str, Any]:
+    def as_json(self, names: dict[int, str]) -> dict[str, Any]:
         """For a file. `calls`: each collective of Gloo's, when it was asked for (Unix time), its group, shapes and
         types of the tensors that go in and come out, and of a message the other rank; `gradients`: places in
         `parameters`, in the order in which they became final. `names`: those of parameters, by `id`."""
@@ -106,11 +106,11 @@ class Sizes:
         ]
 
     def _sent_and_received(self) -> list[dict[str, Any]]:
-        told = []
+        messages = []
         for group, peer, call in self._messages:
             with contextlib.suppress(RuntimeError, ValueError):  # the group is gone
-                told.append(call | {"group": group.group_name, "peer": dist.get_global_rank(group, peer)})
-        return told
+                messages.append(call | {"group": group.group_name, "peer": dist.get_global_rank(group, peer)})
+        return messages
 
 
 def _flight_records() -> list[dict[str, Any]]:
