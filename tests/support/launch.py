@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -225,12 +226,13 @@ class _Commands:
             np.testing.assert_array_equal(results[-1], total(seed + i, self.agent.world_size, numel, dtype))
         return {"sha256": digest(results)}
 
-    def endless(self, *, numel: int) -> dict:
-        """All-reduce until an error, which is the answer."""
-        seed = 0
-        while True:
+    def endless(self, *, numel: int, announced: bool = False) -> dict:
+        """All-reduce until an error, which is the answer. `announced`: an empty answer comes first, with the first
+        sum."""
+        for seed in itertools.count():
             self.reduce(seed=seed, numel=numel)
-            seed += 1
+            if announced and seed == 0:
+                print("{}", flush=True)
 
     def leave(self) -> dict:
         if self.agent is not None:

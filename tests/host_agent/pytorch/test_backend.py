@@ -67,7 +67,6 @@ def test_killed_rank_is_named(tmp_path, victim, hierarchy):
         for when in ("wait", "later"):
             assert report[when]["type"] == "PeerLost", report
             assert report[when]["ranks"] == [victim]
-        assert report["wait"]["seconds"] < 10
         for when in ("future", "backward"):  # C++ futures know RuntimeError only
             assert report[when]["type"] == "RuntimeError", report
             assert "PeerLost" in report[when]["message"] and f"rank {victim}" in report[when]["message"]
@@ -80,7 +79,6 @@ def test_rank_that_does_not_call_is_named(tmp_path, hierarchy):
         assert ranks[rank].returncode == 0, ranks[rank].err
         assert reports[rank]["wait"]["type"] == "CollectiveTimeout", reports[rank]
         assert reports[rank]["wait"]["ranks"] == [1]
-        assert 1 < reports[rank]["wait"]["seconds"] < 5
 
 
 def test_killed_aggregator(tmp_path):
