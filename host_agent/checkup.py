@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 TARGET_BUFFER_BYTES = 4 << 20
 
@@ -26,6 +25,11 @@ class Finding:
 
     def as_dict(self) -> dict[str, str]:
         return {"state": self.state, "found": self.detail, "advice": self.advice}
+
+
+def _optional(name: str, is_there: bool, detail: str, advice: str) -> Finding:
+    """Of something optional: the advice is for those who lack it."""
+    return Finding(name, "ok", detail) if is_there else Finding(name, "missing", detail, advice)
 
 
 PROGRAMS = {
@@ -64,17 +68,14 @@ def _python() -> Finding:
 def _machine() -> Finding:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     cores = len(os.sched_getaffinity(0))
-    return Finding(
-        "machine",
-        "ok",
-        f"{platform.system()} {platform.release()}, {platform.machine()}, {cores} cores, {memory:.0f} GiB",
-    )
+    system = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    return Finding("machine", "ok", f"{system}, {cores} cores, {memory:.0f} GiB")
 
 
 def _root() -> Finding:
-    if os.geteuid() == 0:
-        return Finding("root", "ok", "yes")
-    return Finding("root", "missing", "no", "needed for network namespaces, Mininet and raw interfaces only")
+    is_root = os.geteuid() == 0
+    advice = "needed for network namespaces, Mininet and raw interfaces only"
+    return _optional("root", is_root, "yes" if is_root else "no", advice)
 
 
 def _namespaces() -> Finding:
@@ -94,18 +95,8 @@ def _udp_offload() -> list[Finding]:
         segment, gro = probe_offload(sock)
     advice = "needs Linux {}; without it each packet passes through the network stack on its own"
     return [
-        Finding(
-            "UDP segmentation (GSO)",
-            "ok" if segment else "missing",
-            "yes" if segment else "no",
-            "" if segment else advice.format(4.18),
-        ),
-        Finding(
-            "UDP coalescing (GRO)",
-            "ok" if gro else "missing",
-            "yes" if gro else "no",
-            "" if gro else advice.format(5.0),
-        ),
+        _optional(f"UDP {what}", is_there, "yes" if is_there else "no", advice.format(version))
+        for what, is_there, version in (("segmentation (GSO)", segment, "4.18"), ("coalescing (GRO)", gro, "5.0"))
     ]
 
 
@@ -114,15 +105,12 @@ def _buffers() -> Finding:
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         size_bytes = grow_buffers(sock, TARGET_BUFFER_BYTES)
-    detail = f"{size_bytes >> 10} KiB a socket"
-    if size_bytes >= TARGET_BUFFER_BYTES:
-        return Finding("socket buffers", "ok", detail)
-    return Finding(
+    advice = f"sysctl -w net.core.rmem_max={TARGET_BUFFER_BYTES} net.core.wmem_max={TARGET_BUFFER_BYTES}"
+    return _optional(
         "socket buffers",
-        "missing",
-        detail,
-        "windows are smaller than they could be; "
-        f"sysctl -w net.core.rmem_max={TARGET_BUFFER_BYTES} net.core.wmem_max={TARGET_BUFFER_BYTES}",
+        size_bytes >= TARGET_BUFFER_BYTES,
+        f"{size_bytes >> 10} KiB a socket",
+        f"windows are smaller than they could be; {advice}",
     )
 
 
@@ -133,12 +121,8 @@ def _ports() -> Finding:
         try:
             sock.bind(("127.0.0.1", UDP_PORT))
         except OSError as error:
-            return Finding(
-                "data port",
-                "missing",
-                f"UDP {UDP_PORT}: {error.strerror}",
-                "another aggregator? `switchml aggregate --data-port 0` takes any free one",
-            )
+            advice = "another aggregator? `switchml aggregate --data-port 0` takes any free one"
+            return Finding("data port", "missing", f"UDP {UDP_PORT}: {error.strerror}", advice)
     return Finding("data port", "ok", f"UDP {UDP_PORT} is free")
 
 
@@ -150,21 +134,17 @@ def _package(name: str, use: str) -> Finding:
 
 
 def _torch_backend() -> Finding:
-    entries = importlib.metadata.entry_points(group="torch.backends")
-    if any(entry.name == "switchml" for entry in entries):
-        return Finding("torch backend", "ok", "found by torch as 'switchml'")
-    return Finding(
+    is_there = any(entry.name == "switchml" for entry in importlib.metadata.entry_points(group="torch.backends"))
+    return _optional(
         "torch backend",
-        "missing",
-        "no entry point",
+        is_there,
+        "found by torch as 'switchml'" if is_there else "no entry point",
         "install the package (pip install -e .) or import host_agent.pytorch.backend in the script",
     )
 
 
 def _program(name: str, command: list[str], use: str) -> Finding:
-    path = shutil.which(name) or next(
-        (str(p) for p in (Path("/usr/sbin") / name, Path("/sbin") / name) if p.exists()), None
-    )
+    path = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
     if path is None:
         return Finding(name, "missing", "not on PATH", use)
     try:

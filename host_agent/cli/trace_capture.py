@@ -47,19 +47,17 @@ class Steps(click.ParamType[tuple[int, int]]):
 
 @dataclass(frozen=True)
 class RankSummary:
-    """One rank's capture."""
+    """One rank's capture. `iterations`: how many were captured, `iteration_s` their median, `plain_s` that of the
+    iterations between captures (0 without --measure). `start_s`: median cost of starting a capture: the call, and the
+    slowdown of the iteration after it."""
 
     rank: int
     host: str
     backend: str
     iterations: int
-    """Number of captured iterations."""
     iteration_s: float
-    """Median of the captured iterations."""
     plain_s: float
-    """Median of the iterations between captures; 0 without --measure."""
     start_s: float
-    """Median cost of starting a capture: the call, and the slowdown of the iteration after it."""
     stop_s: float
     all_reduces: int
     packets: int

@@ -49,25 +49,17 @@ class ChildAggregator:
     """
 
     def __init__(self, bind: str = "127.0.0.1", options: Sequence[str] = (), command: Sequence[str] = SOFTWARE):
-        command = [
-            sys.executable,
-            "-m",
-            "host_agent.pytorch.aggregator",
-            *command,
-            "--bind",
-            bind,
-            "--control-port",
-            "0",
-            "--events-port",
-            "0",
-            "--json",
-            *options,
-        ]
-        # What it says is kept for the case that it fails: a rank's stderr belongs to the user's script.
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        module = (sys.executable, "-m", "host_agent.pytorch.aggregator")
+        options = ("--bind", bind, "--control-port", "0", "--events-port", "0", "--json", *options)
+        # Its errors are kept for the case that it fails: a rank's stderr belongs to the user's script.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         # A session of its own: Ctrl-C in the terminal goes to the ranks, which then stop the aggregator in good order.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, start_new_session=True
+            [*module, *command, *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            start_new_session=True,
         )
         self._address: str | None = None
 
@@ -89,8 +81,8 @@ class ChildAggregator:
 
     def last_line(self) -> str:
         """The last line that the child wrote to its stderr, for messages."""
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
     def stop(self) -> None:
@@ -102,7 +94,7 @@ class ChildAggregator:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        for file in (self._process.stdin, self._process.stdout, self._said):
+        for file in (self._process.stdin, self._process.stdout, self._errors):
             if file is not None:
                 file.close()
 
@@ -115,11 +107,8 @@ class ChildAggregator:
             readable, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
             piece = os.read(stdout, 65536) if readable else b""
             if not piece:
-                ended = (
-                    f"ended with exit code {self._process.wait()}"
-                    if readable
-                    else f"said nothing for {START_TIMEOUT_S:g} s"
-                )
+                ended = f"ended with exit code {self._process.wait()}" if readable else ""
+                ended = ended or f"said nothing for {START_TIMEOUT_S:g} s"
                 raise AggregatorLost(
                     f"the aggregator that this process started (pid {self.pid}) {ended}: {self.last_line()}"
                 )

@@ -91,14 +91,19 @@ class EmbeddingExchange:
     ):
         self._group, self._check = group, check
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
-        self._tables = [list(tables) for tables in tables_of_rank]
-        self.tables = sum(map(len, self._tables))
-        if sorted(table for tables in self._tables for table in tables) != list(range(self.tables)):
-            raise ConfigError(f"tables_of_rank {self._tables}: expected every table from 0 on exactly once")
-        if len(self._tables) != self.world:
-            raise ConfigError(f"tables_of_rank has {len(self._tables)} ranks: the group has {self.world}")
+        tables = [list(tables) for tables in tables_of_rank]
+        self._order = [table for each in tables for table in each]
+        """Tables as an exchange brings them: rank by rank."""
+        self.tables = len(self._order)
+        if sorted(self._order) != list(range(self.tables)):
+            raise ConfigError(f"tables_of_rank {tables}: expected every table from 0 on exactly once")
+        if len(tables) != self.world:
+            raise ConfigError(f"tables_of_rank has {len(tables)} ranks: the group has {self.world}")
         if bounds is not None and len(bounds.tables) != self.tables:
             raise ConfigError(f"{len(bounds.tables)} bounds for {self.tables} tables")
+        self._own = tables[self.rank]
+        self._incoming, self._outgoing = list(map(len, tables)), [len(self._own)] * self.world
+        """Tables whose rows come from each rank, and whose rows go to it."""
         self.bounds, self.iteration, self.traffic = bounds, 0, Traffic()
 
     def __call__(self, looked_up: torch.Tensor) -> torch.Tensor:
@@ -106,7 +111,7 @@ class EmbeddingExchange:
         tables; `batch` and `width` are the same on all ranks. Returns float32[batch, tables, width], what this rank's
         batch finds in all tables, in the order of their numbers. Counts one iteration.
         """
-        expected = (self.world, len(self._tables[self.rank]))
+        expected = (self.world, len(self._own))
         if looked_up.dtype != torch.float32 or looked_up.ndim != 4 or looked_up.shape[:2] != expected:
             raise ConfigError(
                 f"looked up: {looked_up.dtype} of shape {tuple(looked_up.shape)}; expected float32 "
@@ -133,25 +138,22 @@ class EmbeddingExchange:
             return self._plain(looked_up, batch, width)
         start = time.perf_counter()
         streams = [
-            [self._compress(table, values[to, i]) for i, table in enumerate(self._tables[self.rank])]
-            for to in range(self.world)
+            [self._compress(table, values[to, i]) for i, table in enumerate(self._own)] for to in range(self.world)
         ]
         self.traffic.compress_s += time.perf_counter() - start
         mine = torch.tensor([len(stream) for row in streams for stream in row], dtype=torch.int64)
-        counts = [len(self._tables[self.rank])] * self.world
         sizes = torch.empty(self.tables, dtype=torch.int64)
-        dist.all_to_all_single(sizes, mine, [len(tables) for tables in self._tables], counts, group=self._group)
+        dist.all_to_all_single(sizes, mine, self._incoming, self._outgoing, group=self._group)
         buffer = torch.frombuffer(bytearray(b"".join(s for row in streams for s in row)), dtype=torch.uint8)
         to_each = [sum(map(len, row)) for row in streams]
-        ends = np.cumsum([len(tables) for tables in self._tables])
-        from_each = [int(part.sum()) for part in np.split(sizes.numpy(), ends[:-1])]
+        from_each = [int(part.sum()) for part in sizes.split(self._incoming)]
         received = torch.empty(sum(from_each), dtype=torch.uint8)
         dist.all_to_all_single(received, buffer, from_each, to_each, group=self._group)
-        self.traffic.bytes_sent += sum(to_each) - to_each[self.rank] + 8 * (self.world - 1) * counts[0]
+        self.traffic.bytes_sent += sum(to_each) - to_each[self.rank] + 8 * (self.world - 1) * len(self._own)
         start = time.perf_counter()
         rows = np.empty((batch, self.tables, width), np.float32)
         at, raw = 0, received.numpy()
-        for table, size in zip((t for tables in self._tables for t in tables), sizes.tolist(), strict=True):
+        for table, size in zip(self._order, sizes.tolist(), strict=True):
             rows[:, table] = _decompress(table, raw[at : at + size], batch, width)
             at += size
         self.traffic.compress_s += time.perf_counter() - start
@@ -161,25 +163,17 @@ class EmbeddingExchange:
         """Gradients of `forward`'s rows back to the ranks that hold the tables, as they are: float32[ranks, own tables,
         batch, width]."""
         batch, _, width = gradient.shape
-        order = [table for tables in self._tables for table in tables]
-        outgoing = gradient.transpose(0, 1)[order].contiguous()
-        own = len(self._tables[self.rank])
-        incoming = torch.empty((self.world * own, batch, width), dtype=gradient.dtype, device=gradient.device)
-        dist.all_to_all_single(
-            incoming, outgoing, [own] * self.world, [len(tables) for tables in self._tables], group=self._group
-        )
-        return incoming.view(self.world, own, batch, width)
+        outgoing = gradient.transpose(0, 1)[self._order].contiguous()
+        incoming = gradient.new_empty((self.world * len(self._own), batch, width))
+        dist.all_to_all_single(incoming, outgoing, self._outgoing, self._incoming, group=self._group)
+        return incoming.view(self.world, len(self._own), batch, width)
 
     def _plain(self, looked_up: torch.Tensor, batch: int, width: int) -> torch.Tensor:
-        own = len(self._tables[self.rank])
-        incoming = torch.empty((self.tables, batch, width), dtype=looked_up.dtype, device=looked_up.device)
-        outgoing = looked_up.reshape(self.world * own, batch, width).contiguous()
-        dist.all_to_all_single(
-            incoming, outgoing, [len(tables) for tables in self._tables], [own] * self.world, group=self._group
-        )
-        order = torch.tensor([table for tables in self._tables for table in tables], device=looked_up.device)
+        incoming = looked_up.new_empty((self.tables, batch, width))
+        outgoing = looked_up.flatten(0, 1).contiguous()
+        dist.all_to_all_single(incoming, outgoing, self._incoming, self._outgoing, group=self._group)
         rows = torch.empty_like(incoming)
-        rows[order] = incoming
+        rows[self._order] = incoming
         return rows.transpose(0, 1).contiguous()
 
     def _compress(self, table: int, values: np.ndarray) -> bytes:

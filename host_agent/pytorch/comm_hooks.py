@@ -103,10 +103,7 @@ class CodecState:
             self.busy_s += time.perf_counter() - start
 
 
-def codec_hook(
-    state: CodecState,
-    bucket: dist.GradBucket,
-) -> torch.futures.Future[torch.Tensor]:
+def codec_hook(state: CodecState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Mean of a bucket's gradients, compressed.
 
     1. Take the bucket's buffer (or, if the codec goes by matrices, each gradient in it) as float32.

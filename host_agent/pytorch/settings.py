@@ -107,11 +107,15 @@ def _check_caps(path: Path, ddp: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}, [ddp] has both bucket_cap_mb and bucket_cap_mb_list: expected one of them")
 
 
+def _loaded(settings: Settings | str | Path) -> Settings:
+    return settings if isinstance(settings, Settings) else load(settings)
+
+
 def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
     """Arguments for DistributedDataParallel. Raises ConfigError if this version of torch does not have one of them."""
     from torch.nn.parallel import DistributedDataParallel
 
-    settings = settings if isinstance(settings, Settings) else load(settings)
+    settings = _loaded(settings)
     known = inspect.signature(DistributedDataParallel.__init__).parameters
     for name in settings.ddp:
         if name not in known:
@@ -124,7 +128,7 @@ def ddp_arguments(settings: Settings | str | Path) -> dict[str, Any]:
 
 def set_environment(settings: Settings | str | Path) -> None:
     """Set the file's environment variables, before `init_process_group`; those that are set already stay."""
-    settings = settings if isinstance(settings, Settings) else load(settings)
+    settings = _loaded(settings)
     for name, value in settings.environment.items():
         os.environ.setdefault(name, value)
 
@@ -132,7 +136,7 @@ def set_environment(settings: Settings | str | Path) -> None:
 def apply(ddp: Any, settings: Settings | str | Path) -> Any:
     """Register the codec's hook on a DistributedDataParallel; returns its state (comm_hooks.CodecState), or None if
     the file has no codec."""
-    settings = settings if isinstance(settings, Settings) else load(settings)
+    settings = _loaded(settings)
     if not settings.codec:
         return None
     from host_agent.pytorch.comm_hooks import CodecState, codec_hook
