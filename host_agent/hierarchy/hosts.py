@@ -129,7 +129,11 @@ class Membership:
             heard = memory.rings()
             if memory.state == STARTING:
                 memory.wait(heard, _TICK_S)
-            self.check(deadline + 1.0, f"rank {self.ranks[0]} of this host did not join")
+            try:
+                self.check(deadline + 1.0, f"rank {self.ranks[0]} of this host did not join")
+            except JoinError:
+                if memory.state == STARTING:  # a leader that fails says of what before it leaves
+                    raise
         if memory.state == FAILED:
             raise memory.failure()
 
