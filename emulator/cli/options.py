@@ -6,14 +6,17 @@ import functools
 import importlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from switchml import plotting
 from switchml.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 RATE_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 """As tc(8) writes them."""
@@ -102,6 +105,7 @@ COUNTS = Many(click.IntRange(1, 256), "N", "2,4,8", "numbers from 1 to 256")
 SHARES = Many(click.FloatRange(0, 1), "D", "1,0.4,0.1,0.01", "numbers from 0 to 1")
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
+ANY_PATH = click.Path(path_type=Path)
 
 
 def together(*options: Callable) -> Callable:
@@ -112,6 +116,9 @@ def together(*options: Callable) -> Callable:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 plot_option = click.option(
     "--plot", "plot_file", type=Picture(), metavar="FILE", help="Draw the result: .png, .svg, .pdf or .html."
+)
+timeline_option = click.option(
+    "--timeline", type=FILE, metavar="FILE", help="Write a timeline for Perfetto (.json or .json.gz)."
 )
 wire_option = click.option(
     "--wire", type=click.Choice(["int32", "int16", "int8"]), default="int32", help="Type of the lanes in a packet."
@@ -153,6 +160,13 @@ sparsity_options = together(
 """Tensors with blocks of zeros."""
 
 
+trace_options = together(
+    click.option("--rank", type=click.IntRange(min=0), help="Rank of the trace, for a file without it."),
+    click.option("--salvage", is_flag=True, help="Read truncated files as far as they go."),
+)
+"""How traces are read."""
+
+
 def link_options(rate: str) -> Callable:
     """--rate, --delay, --loss and --seed of a testbed's links."""
     return together(
@@ -174,6 +188,20 @@ def output(as_json: bool, to_json: Callable[[], Any], print_table: Callable[[], 
         click.echo(json.dumps(to_json()))
     else:
         print_table()
+
+
+def table(left: Iterable[str], right: Iterable[str], rows: Iterable[Iterable[str]] = (), **style: Any) -> Table:
+    """A table of rich's: columns of text, then columns of numbers."""
+    from rich.table import Table
+
+    table = Table(**style)
+    for heading in left:
+        table.add_column(heading)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def progress(line: str) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from emulator.replay.engine import Replayed
 from emulator.replay.parts import PART_OF_KIND, PARTS, ops_by_stream
+from emulator.replay.tables import grouped
 from emulator.workload.graph import NO_TRANSFER, Kind, Order
 
 
@@ -34,29 +35,29 @@ def critical_path(played: Replayed) -> CriticalPath:
     if not len(graph.ops):
         return CriticalPath(np.empty(0, np.int32), np.empty(0), np.empty(0), {}, {})
     before = _before_on_stream(played)
-    members: dict[int, np.ndarray] = {}
+    members: tuple[np.ndarray, np.ndarray] | None = None
     op = int(np.argmax(played.end_s))
     ops, from_s, until_s = [], [], []
     while op >= 0:
         transfer = int(graph.ops.transfer[op])
-        began_s = played.start_s[op]
+        begins_s = played.start_s[op]
         waits_for = [op]
         if transfer != NO_TRANSFER:
-            began_s = played.transfer_start_s[transfer]
+            begins_s = played.transfer_start_s[transfer]
             op = int(played.transfer_last[transfer])
             waits_for = [op]
-            if played.start_s[op] < began_s or _latest(played, before, waits_for)[1] < began_s:
+            if played.start_s[op] < begins_s or _latest(played, before, waits_for)[1] < begins_s:
                 # The last member to come was not what it waited for: some stream that takes what is ready was busy.
-                if not members:
-                    members = _members(played)
-                waits_for = members[transfer].tolist()
+                if members is None:
+                    members = grouped(graph.ops.transfer, len(graph.transfers))
+                start, member = members
+                waits_for = member[start[transfer] : start[transfer + 1]].tolist()
         ops.append(op)
-        from_s.append(float(began_s))
+        from_s.append(float(begins_s))
         until_s.append(float(played.end_s[op]))
         op, _ = _latest(played, before, waits_for)
-    order = slice(None, None, -1)
-    path = np.array(ops[order], np.int32)
-    seconds = np.array(until_s[order]) - np.array(from_s[order])
+    path, began_s, ended_s = np.array(ops[::-1], np.int32), np.array(from_s[::-1]), np.array(until_s[::-1])
+    seconds = ended_s - began_s
     works = graph.ops.work[path]
     part = np.array([PART_OF_KIND[Kind(kind)] for kind in graph.works.kind])[works]
     by_part = np.bincount(part, seconds, minlength=len(PARTS))
@@ -66,8 +67,8 @@ def critical_path(played: Replayed) -> CriticalPath:
         names[graph.works.name[work]] = names.get(graph.works.name[work], 0.0) + float(by_work[work])
     return CriticalPath(
         op=path,
-        from_s=np.array(from_s[order]),
-        until_s=np.array(until_s[order]),
+        from_s=began_s,
+        until_s=ended_s,
         by_part={name: float(by_part[i]) for i, name in enumerate(PARTS) if by_part[i] > 0},
         by_work=dict(sorted(names.items(), key=lambda item: -item[1])),
     )
@@ -95,12 +96,3 @@ def _latest(played: Replayed, before: np.ndarray, ops: list[int]) -> tuple[int, 
             if other >= 0 and played.end_s[other] > at_s:
                 latest, at_s = other, float(played.end_s[other])
     return latest, at_s
-
-
-def _members(played: Replayed) -> dict[int, np.ndarray]:
-    """Transfer → its ops."""
-    transfer = played.graph.ops.transfer
-    ops = np.flatnonzero(transfer != NO_TRANSFER)
-    ops = ops[np.argsort(transfer[ops], kind="stable")]
-    numbers, first = np.unique(transfer[ops], return_index=True)
-    return dict(zip(numbers.tolist(), np.split(ops, first[1:]), strict=True))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from emulator.replay.conditions import Conditions
+from emulator.replay.tables import grouped
 from emulator.workload.costs import NO_ROUTE, Costs
 from emulator.workload.graph import NO_TRANSFER, Graph, Groups, Ops, Order, Transfers, rows
 
@@ -89,8 +90,7 @@ def _colours(graph: Graph, costs: Costs, conditions: Conditions) -> np.ndarray:
 
 def _places(label: np.ndarray, count: int) -> np.ndarray:
     """int64: which of those with its label each one is, in order."""
-    order = np.argsort(label, kind="stable")
-    first = np.concatenate([[0], np.cumsum(np.bincount(label, minlength=count))])
+    first, order = grouped(label, count)
     place = np.empty(len(label), np.int64)
     place[order] = np.arange(len(label)) - first[label[order]]
     return place
@@ -131,9 +131,7 @@ def _quotient(
     chosen = np.flatnonzero(stays)
     # The op that stands for each: the one at the same place in its representative.
     place = _places(rank, len(graph.ranks))
-    first = np.concatenate([[0], np.cumsum(np.bincount(number[rank[chosen]], minlength=len(representatives)))])
-    by_rank = np.empty(len(chosen), np.int32)
-    by_rank[first[number[rank[chosen]]] + place[chosen]] = np.arange(len(chosen))
+    first, by_rank = grouped(number[rank[chosen]], len(representatives))
     op = by_rank[first[number[rank]] + place]
 
     transfer, new_transfer = _transfers(ops, op, chosen, len(graph.transfers))

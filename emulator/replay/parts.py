@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emulator.replay.engine import Replayed
+from emulator.replay.tables import grouped
 from emulator.workload.graph import Graph, Kind, Order
 from switchml.runtime.jit import kernel
 
@@ -77,26 +78,14 @@ def parts(played: Replayed) -> Parts:
     for number in range(len(graph.job_names)):
         end_s[number] = played.end_s[job == number].max(initial=0.0) if len(graph.job_names) > 1 else played.makespan_s
     stream_start, ops = ops_by_stream(graph, played.start_s, played.end_s)
-    rank_start = np.searchsorted(np.sort(graph.streams.rank), np.arange(len(graph.ranks) + 1))
-    works = np.arange(len(graph.works))
     active, waiting = (
-        np.array([table.get(Kind(kind), IDLE) for kind in graph.works.kind[works]], np.int8)
+        np.array([table.get(Kind(kind), IDLE) for kind in graph.works.kind], np.int8)
         for table in (PART_OF_KIND, PART_OF_WAIT)
     )
+    ranks = (*grouped(graph.streams.rank, len(graph.ranks)), began_s, end_s[graph.ranks.job])
+    times = (played.start_s, played.transfer_start_s, played.end_s)
     charged, communication_s = _charge(
-        rank_start,
-        np.argsort(graph.streams.rank, kind="stable"),
-        stream_start,
-        ops,
-        graph.ops.work,
-        graph.ops.transfer,
-        played.start_s,
-        played.transfer_start_s,
-        played.end_s,
-        active,
-        waiting,
-        began_s,
-        end_s[graph.ranks.job],
+        ranks, stream_start, ops, graph.ops.work, graph.ops.transfer, times, active, waiting
     )
     if graph.stages() < 2:
         charged[:, WAITING] += charged[:, IDLE]
@@ -107,9 +96,7 @@ def parts(played: Replayed) -> Parts:
 def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The ops of each stream in the order in which it took them: int64 (streams + 1,) where each stream's begin, and
     the ops."""
-    count = len(graph.streams)
-    stream_start = np.concatenate([[0], np.cumsum(np.bincount(graph.ops.stream, minlength=count))])
-    ops = np.argsort(graph.ops.stream, kind="stable").astype(np.int32)
+    stream_start, ops = grouped(graph.ops.stream, len(graph.streams))
     for stream in np.flatnonzero(graph.streams.order == Order.READY):
         run = ops[stream_start[stream] : stream_start[stream + 1]]
         run[:] = run[np.lexsort((end_s[run], start_s[run]))]
@@ -117,29 +104,18 @@ def ops_by_stream(graph: Graph, start_s: np.ndarray, end_s: np.ndarray) -> tuple
 
 
 @kernel
-def _charge(
-    rank_start,
-    rank_stream,
-    stream_start,
-    ops,
-    work,
-    transfer,
-    start_s,
-    transfer_start_s,
-    end_s,
-    active,
-    waiting,
-    began_s,
-    horizon_s,
-):
-    """float64 (ranks, parts): seconds charged; float64 (ranks,): seconds with a transfer in progress."""
-    ranks = len(rank_start) - 1
-    charged = np.zeros((ranks, 9))
-    moving_s = np.zeros(ranks)
+def _charge(ranks, stream_start, ops, work, transfer, times, active, waiting):
+    """float64 (ranks, parts): seconds charged; float64 (ranks,): seconds with a transfer in progress. `ranks`: where
+    each one's streams begin, the streams, when its job begins and ends; `times`: when ops and transfers start, and ops
+    end."""
+    rank_start, rank_stream, began_s, horizon_s = ranks
+    start_s, transfer_start_s, end_s = times
+    charged = np.zeros((len(began_s), 9))
+    moving_s = np.zeros(len(began_s))
     at = np.empty(len(rank_stream), np.int64)  # of each stream, the op it is in or before
     state = np.empty(len(rank_stream), np.int8)
     until_s = np.empty(len(rank_stream))  # when `state` ends
-    for rank in range(ranks):
+    for rank in range(len(began_s)):
         first, last = rank_start[rank], rank_start[rank + 1]
         now_s = began_s[rank]
         for i in range(first, last):

@@ -32,14 +32,16 @@ class Reference:
         self.end_s = np.full(len(graph.ops), np.nan)
         self.transfer_start_s = np.full(len(graph.transfers), np.nan)
 
+        ops, chooses = graph.ops, graph.streams.order == Order.READY
+        self.work, self.stream, self.transfer = ops.work.tolist(), ops.stream.tolist(), ops.transfer.tolist()
+        self.rank, self.chooses = graph.op_rank().tolist(), chooses.tolist()
         self.members = defaultdict(list)
         self.after = defaultdict(list)
         self.waits = [0] * len(graph.ops)
         last = {}
-        for op in range(len(graph.ops)):
-            stream, transfer = int(graph.ops.stream[op]), int(graph.ops.transfer[op])
-            before = [int(dep) for dep in graph.ops.before(op)]
-            if graph.streams.order[stream] == Order.PROGRAM:
+        for op, (stream, transfer) in enumerate(zip(self.stream, self.transfer, strict=True)):
+            before = ops.before(op).tolist()
+            if not self.chooses[stream]:
                 before += [last[stream]] if stream in last else []
                 last[stream] = op
             for other in before:
@@ -60,12 +62,9 @@ class Reference:
         """Play to the end; returns the makespan in seconds."""
         first = [op for op, waits in enumerate(self.waits) if waits == 0]
         for rank in range(len(self.graph.ranks)):
-            self.env.process(self._rank(rank, [op for op in first if self._rank_of(op) == rank]))
+            self.env.process(self._rank(rank, [op for op in first if self.rank[op] == rank]))
         self.env.run()
         return float(np.nanmax(self.end_s, initial=0.0))
-
-    def _rank_of(self, op: int) -> int:
-        return int(self.graph.streams.rank[self.graph.ops.stream[op]])
 
     def _rank(self, rank: int, first: list[int]):
         yield self.env.timeout(self.flat.start_s[rank])
@@ -80,48 +79,42 @@ class Reference:
     # Starting
 
     def _ready(self, op: int) -> None:
-        stream, transfer = int(self.graph.ops.stream[op]), int(self.graph.ops.transfer[op])
-        in_program_order = self.graph.streams.order[stream] == Order.PROGRAM
+        stream, transfer = self.stream[op], self.transfer[op]
         self.start_s[op] = self.env.now
-        if in_program_order:
-            self.is_busy[stream] = True
+        self.is_busy[stream] |= not self.chooses[stream]
         if transfer == NO_TRANSFER:
-            if in_program_order:
-                self._start(op)
-            else:
-                self._stand_in_line(op, int(self.graph.ops.work[op]), [stream], lambda: self._start(op))
+            self._start_in_turn(op, self.work[op], [stream], lambda: self._start(op))
             return
         self.missing[transfer] -= 1
         if self.missing[transfer] == 0:
-            streams = [int(self.graph.ops.stream[member]) for member in self.members[transfer]]
-            chosen = [stream for stream in streams if self.graph.streams.order[stream] == Order.READY]
-            if chosen:
-                work = int(self.graph.transfers.work[transfer])
-                self._stand_in_line(self.members[transfer][0], work, chosen, lambda: self._meet(transfer))
-            else:
-                self._meet(transfer)
+            streams = [self.stream[member] for member in self.members[transfer]]
+            work = int(self.graph.transfers.work[transfer])
+            self._start_in_turn(self.members[transfer][0], work, streams, lambda: self._meet(transfer))
 
-    def _stand_in_line(self, op: int, work: int, streams: list[int], start) -> None:
-        self.in_line.append((-int(self.graph.works.priority[work]), self.env.now, op, streams, start))
+    def _start_in_turn(self, op: int, work: int, streams: list[int], start) -> None:
+        """At once, unless some of the streams choose what they take."""
+        chosen = [stream for stream in streams if self.chooses[stream]]
+        if not chosen:
+            start()
+            return
+        self.in_line.append((-int(self.graph.works.priority[work]), self.env.now, op, chosen, start))
         self._later()
 
     def _start(self, op: int) -> None:
-        work, rank = int(self.graph.ops.work[op]), self._rank_of(op)
-        seconds = self.costs.work_s[work] * self.flat.slowness[rank]
+        seconds = self.costs.work_s[self.work[op]] * self.flat.slowness[self.rank[op]]
         if self.flat.sigma > 0:
             seconds *= noise(self.flat.seed, op, self.flat.sigma)
         self.start_s[op] = self.env.now
-        self.is_busy[self.graph.ops.stream[op]] = True
+        self.is_busy[self.stream[op]] = True
         self.alone[op] = Job(self, seconds, self._speed(op), lambda: self._end(op))
 
     def _meet(self, transfer: int) -> None:
         self.transfer_start_s[transfer] = self.env.now
         for op in self.members[transfer]:
-            stream = int(self.graph.ops.stream[op])
-            if self.graph.streams.order[stream] == Order.READY:
+            if self.chooses[self.stream[op]]:
                 self.start_s[op] = self.env.now
-            self.is_busy[stream] = True
-            self.slowing[self._rank_of(op)] += self._slows(transfer)
+            self.is_busy[self.stream[op]] = True
+            self.slowing[self.rank[op]] += self._slows(transfer)
         self._later()
         self.env.process(self._transfer(transfer))
 
@@ -139,14 +132,14 @@ class Reference:
             del self.moving[transfer]
             self._later()
         for op in self.members[transfer]:
-            self.slowing[self._rank_of(op)] -= self._slows(transfer)
+            self.slowing[self.rank[op]] -= self._slows(transfer)
         for op in self.members[transfer]:
             self._end(op)
 
     def _end(self, op: int) -> None:
         self.alone.pop(op, None)
         self.end_s[op] = self.env.now
-        self.is_busy[self.graph.ops.stream[op]] = False
+        self.is_busy[self.stream[op]] = False
         for after in self.after[op]:
             self.waits[after] -= 1
             if self.waits[after] == 0:
@@ -176,10 +169,10 @@ class Reference:
             self.moving[transfer].set_speed(rate)
 
     def _speed(self, op: int) -> float:
-        rank = self._rank_of(op)
+        rank = self.rank[op]
         if self.is_paused[rank]:
             return 0.0
-        kind = self.graph.works.kind[self.graph.ops.work[op]]
+        kind = self.graph.works.kind[self.work[op]]
         if self.slowing[rank] and kind in (Kind.COMPUTE, Kind.CODEC):
             return 1.0 / (1.0 + self.flat.slowdown[rank])
         return 1.0

@@ -137,7 +137,7 @@ def begin(
 
     table = np.zeros(transfers + 1, TRANSFER)
     table["start_s"], table["last"], table["parked"] = np.nan, -1, -1
-    table["member"], member = _grouped(graph.ops.transfer, transfers)
+    table["member"], member = grouped(graph.ops.transfer, transfers)
     table["left"][:-1] = np.diff(table["member"])
     if flat.slowdown.any():
         table["slows"][:-1] = np.isin(kinds, (Kind.COLLECTIVE, Kind.SEND, Kind.RECV))[graph.transfers.work]
@@ -152,8 +152,8 @@ def begin(
 
     rank_table = np.zeros(ranks + 1, RANK)
     first = np.flatnonzero(ops["waits"][:-1] == 0).astype(np.int32)
-    rank_table["first"], by_rank = _grouped(graph.streams.rank[graph.ops.stream[first]], ranks)
-    rank_table["stream"], rank_stream = _grouped(graph.streams.rank, ranks)
+    rank_table["first"], by_rank = grouped(graph.streams.rank[graph.ops.stream[first]], ranks)
+    rank_table["stream"], rank_stream = grouped(graph.streams.rank, ranks)
     rank_table["pause"] = -1
 
     stream_table = np.zeros(streams + 1, STREAM)
@@ -222,7 +222,7 @@ def _link(ops, dep_start, deps, takes_ready):
 
 
 @kernel
-def _grouped(label, count):
+def grouped(label, count):
     """Who has each label from 0 to count − 1, as runs: int64 (count + 1,), int32. Negative labels are left out."""
     start = np.zeros(count + 2, np.int64)
     for i in range(len(label)):

@@ -2,12 +2,11 @@
 its cause. It follows from:
 
 - messages that were recorded at both ends: the least difference between arriving and leaving, both ways; the truth lies
-  in the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py). Packets, too: a
-  result that a rank received contains what every other had sent before,
-- sends and receives: a receive can't end before its send began, both ways again (dPRO, MLSys 2022, section 4.1),
+  in the middle, as in NTP (RFC 5905). A capture's ranks ping rank 0 (host_agent/profile/clocks.py). Packets count, too:
+  a result that a rank received contains what every other had sent before,
+- sends and receives: a receive can't end before its send began (dPRO, MLSys 2022, section 4.1),
 - collectives: no rank ends before the last one began, a middle between both ways for each message size; and all end at
-  nearly the same time, so the median difference of ends is the difference of clocks. The scatter of the samples weighs
-  the two.
+  nearly the same time, so the median difference of ends is that of clocks. The scatter of the samples weighs the two.
 
 All of it is one linear program: causality as constraints, the differences as a sum of absolute values, each over its
 error. Clocks that drift get a rate of their own where the trace is long enough.
@@ -15,14 +14,18 @@ error. Clocks that drift get a rate of their own where the trace is long enough.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any
 
 import numpy as np
 
 from emulator.traces import messages
 from emulator.traces.collectives import Key, ambiguous_groups, key_of
 from emulator.traces.events import RankTrace
+from emulator.traces.readers.tables import Numbers
 from emulator.traces.segments import COMMUNICATION
 from switchml.errors import TraceError
 
@@ -77,12 +80,12 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
     if count == 1:
         return none
     observations = _Observations(traces, hosts)
-    if not observations.differences and not observations.bounds:
+    at_s = [row[2] for row in (*observations.differences, *observations.bounds)]
+    if not at_s:
         missing = "nothing in the traces tells how the clocks of their hosts differ: they are taken as they are"
-        return Clocks(none.offset_s, none.drift, assumptions=[missing])
-    since_s = float(np.median([row[2] for row in (*observations.differences, *observations.bounds)]))
-    span_s = np.ptp([row[2] for row in (*observations.differences, *observations.bounds)])
-    theta, rate = _solve(observations, count, since_s, with_drift=span_s >= LEAST_DRIFT_S)
+        return replace(none, assumptions=[missing])
+    since_s = float(np.median(at_s))
+    theta, rate = _solve(observations, count, since_s, with_drift=np.ptp(at_s) >= LEAST_DRIFT_S)
     error_s = max(observations.errors_s, default=0.0)
     about = [f"clocks of hosts are aligned to about {error_s * 1e3:.1f} ms"] if error_s > WORTH_SAYING_S else []
     return Clocks(theta[hosts], rate[hosts], since_s, error_s, about)
@@ -90,8 +93,8 @@ def align(traces: Sequence[RankTrace]) -> Clocks:
 
 def _hosts(traces: Sequence[RankTrace]) -> np.ndarray:
     """int64 (ranks,): each trace's clock, from 0."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(trace.host or f"rank {trace.rank}", len(numbers)) for trace in traces])
+    numbers = Numbers()
+    return np.array([numbers[trace.host or f"rank {trace.rank}"] for trace in traces])
 
 
 class _Observations:
@@ -115,8 +118,7 @@ class _Observations:
             a, b, errors_s = int(hosts[i]), int(hosts[j]), []
             for there, back in messages.both_ways(ends[i], ends[j], LEAST_DRIFT_S / 2):
                 # came at j − left at i ≥ θ_i − θ_j, and the other way round.
-                self.bounds.append((a, b, there.at_s, there.took_s))
-                self.bounds.append((b, a, back.at_s, back.took_s))
+                self.bounds += [(a, b, there.at_s, there.took_s), (b, a, back.at_s, back.took_s)]
                 errors_s.append(max(abs(there.took_s + back.took_s) * MIDDLE_ERROR, LEAST_ERROR_S))
                 at_s = (there.at_s + back.at_s) / 2
                 self.differences.append((a, b, at_s, (there.took_s - back.took_s) / 2, errors_s[-1]))
@@ -124,30 +126,28 @@ class _Observations:
                 self.errors_s.append(max(errors_s))
 
     def _transfers(self, traces: Sequence[RankTrace], hosts: np.ndarray, base_s: np.ndarray) -> None:
-        met: dict[Key, list[tuple[int, float, float, float]]] = {}
+        met: dict[Key, list[tuple[int, float, float, float]]] = defaultdict(list)
         ambiguous = ambiguous_groups(traces)
-        for i, trace in enumerate(traces):
-            events = trace.events
-            for event in np.flatnonzero(np.isin(events.what, COMMUNICATION)).tolist():
-                key = key_of(trace, event, ambiguous)
-                start_s = float(events.start_s[event] + base_s[i])
-                end_s = start_s + float(events.duration_s[event])
-                met.setdefault(key, []).append((int(hosts[i]), start_s, end_s, float(events.bytes[event])))
+        for host, trace, from_s in zip(hosts.tolist(), traces, base_s.tolist(), strict=True):
+            for event in np.flatnonzero(np.isin(trace.events.what, COMMUNICATION)).tolist():
+                columns = (trace.events.start_s, trace.events.duration_s, trace.events.bytes)
+                start_s, duration_s, size = (float(column[event]) for column in columns)
+                row = (host, start_s + from_s, start_s + from_s + duration_s, size)
+                met[key_of(trace, event, ambiguous)].append(row)
         several = [members for members in met.values() if len({host for host, *_ in members}) > 1]
         every = max(1, len(several) // MOST_TRANSFERS)
-        pairs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
+        pairs: dict[tuple[int, int], list[tuple[float, ...]]] = defaultdict(list)
         for members in several[::every]:
             begun, done = {}, {}
             for host, start_s, end_s, _ in members:
                 begun[host] = max(begun.get(host, -np.inf), start_s)
                 done[host] = min(done.get(host, np.inf), end_s)
             size = members[0][3]
-            for a in begun:
-                for b in begun:
-                    if a != b:  # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
-                        self.bounds.append((a, b, begun[a], done[b] - begun[a]))
-                    if a < b:
-                        pairs.setdefault((a, b), []).append((size, begun[a], done[a], begun[b], done[b]))
+            for a, b in permutations(begun, 2):
+                # b's end comes after a's start: end_b + θ_b ≥ start_a + θ_a
+                self.bounds.append((a, b, begun[a], done[b] - begun[a]))
+                if a < b:
+                    pairs[a, b].append((size, begun[a], done[a], begun[b], done[b]))
         by_messages = bool(self.errors_s)
         for (a, b), rows in pairs.items():
             error_s = self._pair(a, b, np.array(rows))
@@ -192,40 +192,25 @@ def _solve(
     """float64 (hosts,), each: offsets and rates. Variables: θ (hosts), rates (hosts), an absolute value for each
     difference, a slack for each bound."""
     from scipy.optimize import linprog
-    from scipy.sparse import coo_matrix
+    from scipy.sparse import bmat, coo_matrix, diags, eye, hstack
 
-    differences, bounds = observations.differences, observations.bounds
-    first_abs, first_slack = 2 * count, 2 * count + len(differences)
-    variables = first_slack + len(bounds)
-    cost = np.zeros(variables)
-    errors_s = np.array([row[4] for row in differences])
-    cost[first_abs:first_slack] = errors_s.min(initial=1.0) / errors_s
-    cost[first_slack:] = SLACK_COST
-    rows, columns, values, most = [], [], [], []
+    *differences, value, error_s = np.array(observations.differences, np.float64).reshape(-1, 5).T
+    *bounds, at_most = np.array(observations.bounds, np.float64).reshape(-1, 4).T
 
-    def add(row: int, sign: float, a: int, b: int, at: float) -> None:
-        for host, direction in ((a, sign), (b, -sign)):
-            rows.extend((row, row))
-            columns.extend((host, count + host))
-            values.extend((direction, direction * (at - since_s)))
+    def clocks(a: np.ndarray, b: np.ndarray, at_s: np.ndarray) -> Any:
+        """Rows of θ_a − θ_b at a time."""
+        row, sign = np.arange(len(a)), np.ones(len(a))
+        pairs = coo_matrix((np.r_[sign, -sign], (np.r_[row, row], np.r_[a, b].astype(int))), (len(a), count))
+        return hstack([pairs, diags(at_s - since_s) @ pairs])
 
-    row = 0
-    for number, (a, b, at, value, _) in enumerate(differences):
-        for sign in (1.0, -1.0):
-            add(row, sign, a, b, at)
-            rows.append(row), columns.append(first_abs + number), values.append(-1.0)
-            most.append(sign * value)
-            row += 1
-    for number, (a, b, at, at_most) in enumerate(bounds):
-        add(row, 1.0, a, b, at)
-        rows.append(row), columns.append(first_slack + number), values.append(-1.0)
-        most.append(at_most)
-        row += 1
+    difference, absolute, slack = clocks(*differences), -eye(len(value)), -eye(len(at_most))
+    # (θ_a − θ_b) − value and its negative are at most the absolute value.
+    matrix = bmat([[difference, absolute, None], [-difference, absolute, None], [clocks(*bounds), None, slack]])
+    cost = np.r_[np.zeros(2 * count), error_s.min(initial=1.0) / error_s, np.full(len(at_most), SLACK_COST)]
     free, fixed, rest = (None, None), (0.0, 0.0), (0.0, None)
     drifts = (-5e-4, 5e-4) if with_drift else fixed
-    limits = [fixed, *[free] * (count - 1), fixed, *[drifts] * (count - 1), *[rest] * (variables - 2 * count)]
-    matrix = coo_matrix((values, (rows, columns)), shape=(row, variables)).tocsr()
-    solution = linprog(cost, A_ub=matrix, b_ub=most, bounds=limits, method="highs")
+    limits = [fixed, *[free] * (count - 1), fixed, *[drifts] * (count - 1), *[rest] * (len(cost) - 2 * count)]
+    solution = linprog(cost, A_ub=matrix.tocsr(), b_ub=np.r_[value, -value, at_most], bounds=limits, method="highs")
     if not solution.success:
         raise TraceError(f"the clocks of the traces can't be aligned: {solution.message}")
     return solution.x[:count], solution.x[count : 2 * count]

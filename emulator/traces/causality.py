@@ -12,7 +12,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from emulator.traces.events import NONE, LaneKind, RankTrace, What
+from emulator.traces.events import LaneKind, RankTrace, What
 from emulator.traces.segments import COMMUNICATION, Segments
 
 TOUCHING_S = 1e-6
@@ -30,11 +30,14 @@ class Causality:
         self.trace, self.segments = trace, segments
         events = trace.events
         self.names = trace.names
-        self.lane_kind = np.array([int(lane.kind) for lane in trace.lanes])[segments.lane]
+        self.lane_kind = segments.lane_kind
         self.what = events.what[segments.event]
-        self.parent = events.parent
         self.host = np.flatnonzero(self.lane_kind == LaneKind.HOST)
-        self.before, self.after = _neighbours(segments, self.lane_kind)
+        self.gradients = sorted(
+            self.host[events.gradient[segments.event[self.host]]].tolist(), key=segments.start_s.__getitem__
+        )
+        """Segments in which gradients became final, in order."""
+        self.before, self.after = _neighbours(segments)
         self.communications = np.flatnonzero(np.isin(self.what, COMMUNICATION))
         self.launch_of: dict[int, int] = {}
         """Communication → the segment that launched it."""
@@ -82,11 +85,10 @@ class Causality:
             return ends[1] if last else ends[0]
         if self.trace.events.what[event] != What.SCOPE:
             return None
-        lane = self.trace.events.lane[event]
-        from_s, until_s = self.trace.events.start_s[event], self.trace.events.end_s[event]
-        segments = self.segments
-        mine = (segments.lane == lane) & (segments.start_s >= from_s) & (segments.end_s <= until_s)
-        mine = np.flatnonzero(mine)
+        segments, events = self.segments, self.trace.events
+        until_s = events.start_s[event] + events.duration_s[event]
+        is_within = (segments.start_s >= events.start_s[event]) & (segments.end_s <= until_s)
+        mine = np.flatnonzero(is_within & (segments.lane == events.lane[event]))
         return int(mine[-1 if last else 0]) if len(mine) else None
 
     def _add(self, first: int, second: int) -> None:
@@ -135,12 +137,9 @@ class Causality:
 
     def _node(self, segment: int) -> int | None:
         """The outermost autograd node around a segment."""
-        event, outermost = int(self.segments.event[segment]), None
-        while event != NONE:
-            if self._name(event).startswith(_NODE):
-                outermost = event
-            event = int(self.parent[event])
-        return outermost
+        event = int(self.segments.event[segment])
+        nodes = [one for one in (event, *self.trace.events.around(event)) if self._name(one).startswith(_NODE)]
+        return nodes[-1] if nodes else None
 
     def _name(self, event: int) -> str:
         return self.names[self.trace.events.name[event]]
@@ -151,8 +150,7 @@ class Causality:
         """Gradients in the order in which they became final fill the buckets in the order of their launches: by sizes
         where these add up, else up to each launch."""
         events, segments = self.trace.events, self.segments
-        gradients = [int(one) for one in self.host if events.gradient[segments.event[one]]]
-        gradients.sort(key=lambda one: segments.start_s[one])
+        gradients = self.gradients
         launched = [one for one in self.communications.tolist() if self._is_bucket(one)]
         launched.sort(key=lambda one: segments.start_s[self.launch_of.get(one, one)])
         if not gradients or not launched:
@@ -269,7 +267,7 @@ class Causality:
                 self._edges.add((int(order[place]), one))
 
 
-def _neighbours(segments: Segments, lane_kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _neighbours(segments: Segments) -> tuple[np.ndarray, np.ndarray]:
     """int64 (segments,), each: what came before and after on the lane, -1 for nothing."""
     order = np.lexsort((segments.start_s, segments.lane))
     before, after = np.full(len(order), -1, np.int64), np.full(len(order), -1, np.int64)

@@ -4,12 +4,14 @@ its receive those between the same two ranks.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from emulator.traces.events import NONE, RankTrace, What
+from emulator.traces.readers.tables import Numbers
 from emulator.traces.segments import COMMUNICATION, Segments
 from emulator.workload.graph import NO_TRANSFER
 from switchml.errors import TraceError
@@ -76,29 +78,25 @@ class Communications:
 
     def __init__(self, traces: Sequence[RankTrace], cuts: Sequence[Segments], step: int) -> None:
         self.traces, self.cuts, self.step = traces, cuts, step
-        self.keys: list[Key] = []
         self.transfer = [np.full(len(segments), NO_TRANSFER, np.int64) for segments in cuts]
         """Of each segment, by rank: into `keys`."""
         self.assumptions: list[str] = []
         ambiguous = ambiguous_groups(traces)
-        number: dict[Key, int] = {}
-        members: list[list[tuple[int, int]]] = []
+        number = Numbers()
+        members: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for place, (trace, segments) in enumerate(zip(traces, cuts, strict=True)):
             for one in np.flatnonzero(np.isin(trace.events.what[segments.event], COMMUNICATION)).tolist():
                 key = key_of(trace, int(segments.event[one]), ambiguous)
-                if key not in number:
-                    number[key] = len(self.keys)
-                    self.keys.append(key)
-                    members.append([])
                 self.transfer[place][one] = number[key]
-                members[number[key]].append((place, one))
+                members[key].append((place, one))
+        self.keys: list[Key] = list(members)
         present = {trace.rank for trace in traces}
-        for key, met in zip(self.keys, members, strict=True):
+        for key, met in members.items():
             self._check(key, met, present)
         self._assume(members, len(present), bool(ambiguous))
         self._look_for_the_invisible()
 
-    def _assume(self, members: list[list[tuple[int, int]]], traced: int, has_ambiguous: bool) -> None:
+    def _assume(self, members: dict[Key, list[tuple[int, int]]], traced: int, has_ambiguous: bool) -> None:
         missing = max((len(key.ranks) for key in self.keys), default=traced) - traced
         if missing > 0:
             self.assumptions.append(
@@ -108,7 +106,7 @@ class Communications:
             self.assumptions.append(
                 "the traces do not name groups, and ranks disagree about their collectives: each rank has its own"
             )
-        lonely = sum(len(met) == 1 and len(key.ranks) > 1 for key, met in zip(self.keys, members, strict=True))
+        lonely = sum(len(met) == 1 and len(key.ranks) > 1 for key, met in members.items())
         if lonely:
             self.assumptions.append(
                 f"of {lonely} communications only one side was traced: their waiting counts as transfer"

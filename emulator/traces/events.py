@@ -6,11 +6,16 @@ profiler knows about causes stands in `causes`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+
+from switchml.errors import TraceError
 
 
 class What(IntEnum):
@@ -106,6 +111,11 @@ class Events:
         """float64 (events,)."""
         return self.start_s + self.duration_s
 
+    def around(self, event: int) -> Iterator[int]:
+        """The events that enclose `event` on its lane, from the innermost on."""
+        while (event := int(self.parent[event])) != NONE:
+            yield event
+
 
 class WireWhat(IntEnum):
     """What a transport's record says."""
@@ -188,3 +198,18 @@ class RankTrace:
     pings: Pings | None = None
     about: dict[str, str] = field(default_factory=dict)
     """What else the file says for people: device, versions, bucket_cap_mb, codec."""
+
+
+AnyTrace = TypeVar("AnyTrace", bound=Any)
+"""Has a `rank` and a `source`, the path of its file."""
+
+
+def one_a_rank(traces: Iterable[AnyTrace]) -> list[AnyTrace]:
+    """Traces in the order of their ranks; TraceError where two are of one rank."""
+    in_order = sorted(traces, key=lambda trace: trace.rank)
+    for one, other in pairwise(in_order):
+        if one.rank == other.rank:
+            raise TraceError(
+                f"{one.source} and {other.source} are both of rank {one.rank}; one trace a rank is expected"
+            )
+    return in_order

@@ -15,13 +15,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from emulator.traces.align import Clocks, align
 from emulator.traces.causality import Causality
 from emulator.traces.collectives import Communications
-from emulator.traces.events import RankTrace, What
+from emulator.traces.events import RankTrace, What, one_a_rank
 from emulator.traces.intervals import under_way_s
 from emulator.traces.joined import GAP, Joined
 from emulator.traces.segments import Segments, cut
@@ -45,7 +46,7 @@ def join(
     finds them, by default found here.
 
     Raises TraceError for traces that do not belong together, GraphError for a graph that makes no sense."""
-    traces = sorted(traces, key=lambda trace: trace.rank)
+    traces = one_a_rank(traces)
     _belong_together(traces)
     clocks = align(traces) if clocks is None else clocks
     steps = min(len(trace.steps) for trace in traces)
@@ -80,9 +81,6 @@ def join(
 def _belong_together(traces: Sequence[RankTrace]) -> None:
     if not traces:
         raise TraceError("no traces: expected one a rank")
-    for one, other in zip(traces, traces[1:], strict=False):
-        if one.rank == other.rank:
-            raise TraceError(f"{one.source} and {other.source} are both of rank {one.rank}")
     sizes = {trace.world_size for trace in traces if trace.world_size}
     if len(sizes) > 1:
         raise TraceError(f"traces of jobs of {' and '.join(map(str, sorted(sizes)))} ranks: expected those of one job")
@@ -111,95 +109,112 @@ def _length_s(trace: RankTrace, step: int) -> float:
     return float(until_s - from_s)
 
 
+class _RankTiming(NamedTuple):
+    """Of one rank's segments in one iteration, on the common clock from the iteration's start."""
+
+    start_s: np.ndarray
+    end_s: np.ndarray
+    gap_s: np.ndarray
+    lasted_s: np.ndarray
+    tail_s: float
+    """From the main thread's last segment to the end of the iteration."""
+
+
 @dataclass(frozen=True)
 class _Timing:
-    """When things happened in one iteration, on the common clock from the iteration's start. Lists by rank."""
+    """When things happened in one iteration."""
 
-    start_s: list[np.ndarray]
-    end_s: list[np.ndarray]
-    gap_s: list[np.ndarray]
-    lasted_s: list[np.ndarray]
-    tail_s: list[float]
-    """From the main thread's last segment to the end of the iteration."""
+    ranks: list[_RankTiming]
     came_s: np.ndarray
     """Of each transfer's last member."""
     transfer_s: np.ndarray
+
+
+class _Rank:
+    """One rank's typical iteration: segments, and what comes before what."""
+
+    def __init__(self, trace: RankTrace, segments: Segments, transfer: np.ndarray) -> None:
+        self.trace, self.segments, self.transfer = trace, segments, transfer
+        self.causality = Causality(trace, segments)
+        self.pairs = self.causality.pairs()
+        before = self.causality.before
+        follows = np.flatnonzero(before >= 0)
+        self.predecessors = np.concatenate([self.pairs, np.stack([before[follows], follows], axis=1)])
+        self.order = np.lexsort((segments.start_s, segments.lane))
+        host = self.causality.host
+        lanes, lasted_s = segments.lane[host], (segments.end_s - segments.start_s)[host]
+        self.main_lane = int(segments.lane[0]) if len(segments) else 0
+        """The host lane that works most; of a rank without, its first lane."""
+        if len(host):
+            self.main_lane = int(np.argmax(np.bincount(lanes, lasted_s)))
+        self.on_main = host[lanes == self.main_lane]
+
+    def name(self, segment: int) -> str:
+        """Of the event that a segment belongs to."""
+        return self.trace.names[self.trace.events.name[self.segments.event[segment]]]
+
+    def fits(self, segments: Segments) -> bool:
+        """Whether these are the same segments, one by one."""
+        return np.array_equal(segments.signature(self.trace), self.segments.signature(self.trace))
 
 
 class _Plan:
     """What iterations have in common: segments, edges and transfers of the typical one."""
 
     def __init__(self, traces: Sequence[RankTrace], step: int, clocks: Clocks) -> None:
-        self.traces, self.step, self.clocks = traces, step, clocks
+        self.traces, self.clocks = traces, clocks
         self.cuts = [cut(trace, step) for trace in traces]
-        self.signatures = [segments.signature(trace) for trace, segments in zip(traces, self.cuts, strict=True)]
-        self.causality = [Causality(trace, segments) for trace, segments in zip(traces, self.cuts, strict=True)]
         matched = Communications(traces, self.cuts, step)
-        self.keys, self.transfer, self.assumptions = matched.keys, matched.transfer, matched.assumptions
-        self.orders, self.predecessors = [], []
-        for segments, causality in zip(self.cuts, self.causality, strict=True):
-            pairs = causality.pairs()
-            lane_order = np.flatnonzero(causality.before >= 0)
-            lane_order = np.stack([causality.before[lane_order], lane_order], axis=1)
-            self.predecessors.append(np.concatenate([pairs, lane_order]))
-            self.orders.append(np.lexsort((segments.start_s, segments.lane)))
+        self.keys, self.assumptions = matched.keys, matched.assumptions
+        self.ranks = [_Rank(*each) for each in zip(traces, self.cuts, matched.transfer, strict=True)]
 
     # Times
 
     def fits(self, cuts: list[Segments]) -> bool:
-        """Whether these segments are those of the typical iteration, one by one."""
-        return all(
-            len(segments) == len(signature) and np.array_equal(segments.signature(trace), signature)
-            for trace, segments, signature in zip(self.traces, cuts, self.signatures, strict=True)
-        )
+        """Whether these segments are those of the typical iteration."""
+        return all(rank.fits(segments) for rank, segments in zip(self.ranks, cuts, strict=True))
+
+    def origin_s(self, cuts: list[Segments]) -> np.ndarray:
+        """float64 (ranks,): what each trace's clock says when the iteration begins on the rank that is first."""
+        begin_s = np.array([segments.step_s[0] for segments in cuts])
+        shift_s = self.clocks.shift_s(self.traces, begin_s.tolist())
+        return (begin_s + shift_s).min() - shift_s
 
     def timing(self, cuts: list[Segments], step: int) -> _Timing:
         """Of an iteration that fits."""
-        shift_s = self.clocks.shift_s(self.traces, [segments.step_s[0] for segments in cuts])
-        began_s = [segments.step_s[0] + shift for segments, shift in zip(cuts, shift_s, strict=True)]
-        origin_s = min(began_s)
-        starts = [segments.start_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
-        ends = [segments.end_s + (shift - origin_s) for segments, shift in zip(cuts, shift_s, strict=True)]
+        origin_s = self.origin_s(cuts)
+        starts = [segments.start_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
+        ends = [segments.end_s - at_s for segments, at_s in zip(cuts, origin_s, strict=True)]
         count = len(self.keys)
         came_s, done_s, members_of = np.full(count, -np.inf), np.zeros(count), np.zeros(count)
-        for place, transfer in enumerate(self.transfer):
-            members = np.flatnonzero(transfer != NO_TRANSFER)
-            own_end_s = ends[place].copy()
-            for one, waiter in self.causality[place].waiter.items():
-                is_wait = self.causality[place].what[waiter] == What.SYNC
-                went_on_s = ends[place][waiter] if is_wait else starts[place][waiter]
-                own_end_s[one] = max(min(own_end_s[one], went_on_s), starts[place][one])
-            np.maximum.at(came_s, transfer[members], starts[place][members])
-            np.add.at(done_s, transfer[members], own_end_s[members])
-            np.add.at(members_of, transfer[members], 1.0)
+        for rank, start_s, end_s in zip(self.ranks, starts, ends, strict=True):
+            members = np.flatnonzero(rank.transfer != NO_TRANSFER)
+            own_end_s = end_s.copy()
+            for one, waiter in rank.causality.waiter.items():
+                went_on_s = (end_s if rank.causality.what[waiter] == What.SYNC else start_s)[waiter]
+                own_end_s[one] = max(min(own_end_s[one], went_on_s), start_s[one])
+            np.maximum.at(came_s, rank.transfer[members], start_s[members])
+            np.add.at(done_s, rank.transfer[members], own_end_s[members])
+            np.add.at(members_of, rank.transfer[members], 1.0)
         done_s = np.maximum(done_s / np.maximum(members_of, 1.0), came_s)  # members end at nearly the same time
-        gaps, lasted, tails = [], [], []
-        for place, (causality, transfer) in enumerate(zip(self.causality, self.transfer, strict=True)):
-            end_s = np.where(transfer != NO_TRANSFER, done_s[transfer] if count else 0.0, ends[place])
-            first, second = self.predecessors[place].T
-            ready_s = np.full(len(end_s), began_s[place] - origin_s)
-            np.maximum.at(ready_s, second, end_s[first])
-            waits = causality.what == What.SYNC
-            begin_s = np.where(waits, np.clip(ready_s, starts[place], ends[place]), starts[place])
-            gaps.append(np.where(waits, 0.0, np.maximum(begin_s - ready_s, 0.0)))
-            lasted.append(np.maximum(ends[place] - begin_s, 0.0))
-            over_s = began_s[place] - origin_s + _length_s(self.traces[place], step)
-            host = causality.host[causality.segments.lane[causality.host] == _main_lane(causality)]
-            tails.append(max(over_s - float(end_s[host].max(initial=began_s[place] - origin_s)), 0.0))
-        return _Timing(starts, ends, gaps, lasted, tails, came_s, done_s - came_s)
+        ranks = []
+        for rank, start_s, end_s, segments, at_s in zip(self.ranks, starts, ends, cuts, origin_s, strict=True):
+            began_s = segments.step_s[0] - at_s
+            over_s = np.where(rank.transfer != NO_TRANSFER, done_s[rank.transfer] if count else 0.0, end_s)
+            first, second = rank.predecessors.T
+            ready_s = np.full(len(end_s), began_s)
+            np.maximum.at(ready_s, second, over_s[first])
+            waits = rank.causality.what == What.SYNC
+            begin_s = np.where(waits, np.clip(ready_s, start_s, end_s), start_s)
+            gap_s = np.where(waits, 0.0, np.maximum(begin_s - ready_s, 0.0))
+            tail_s = began_s + _length_s(rank.trace, step) - float(over_s[rank.on_main].max(initial=began_s))
+            ranks.append(_RankTiming(start_s, end_s, gap_s, np.maximum(end_s - begin_s, 0.0), max(tail_s, 0.0)))
+        return _Timing(ranks, came_s, done_s - came_s)
 
     # The graph
 
     def joined(self, timings: list[_Timing], iteration: int, iteration_s: float, assumptions: list[str]) -> Joined:
         """Means of `timings` on the common structure."""
-
-        def mean(name: str) -> list[np.ndarray]:
-            return [
-                np.mean([getattr(timing, name)[place] for timing in timings], axis=0)
-                for place in range(len(self.traces))
-            ]
-
-        start_s, end_s, gap_s, lasted_s, tail_s = map(mean, ("start_s", "end_s", "gap_s", "lasted_s", "tail_s"))
         transfer_s = np.mean([timing.transfer_s for timing in timings], axis=0)
         builder = GraphBuilder()
         weight = max((trace.world_size for trace in self.traces), default=1) / len(self.traces)
@@ -208,32 +223,24 @@ class _Plan:
         works = self._add_transfers(builder, transfer_s)
         rows: list[tuple[int, float, float]] = []  # event, start, end of each op
         gradients: list[tuple[int, int, float]] = []
-        for place, (trace, segments) in enumerate(zip(self.traces, self.cuts, strict=True)):
-            ops = self._add_rank(
-                builder, place, works, start_s[place], end_s[place], gap_s[place], lasted_s[place],
-                float(tail_s[place]), rows,
-            )  # fmt: skip
-            events = trace.events
+        for place, rank in enumerate(self.ranks):
+            columns = zip(*(timing.ranks[place] for timing in timings), strict=True)
+            mean = _RankTiming(*(np.mean(column, axis=0) for column in columns))
+            ops = _add_rank(builder, place, rank, works, mean, rows)
             bucket = {
-                one: int(self.transfer[place][communication])
-                for communication, members in self.causality[place].buckets
+                one: int(rank.transfer[communication])
+                for communication, members in rank.causality.buckets
                 for one in members
             }
-            final = [int(one) for one in self.causality[place].host if events.gradient[segments.event[one]]]
-            final.sort(key=lambda one: segments.start_s[one])
+            size = rank.trace.events.bytes[rank.segments.event]
             gradients += [
-                (int(ops[one]), bucket.get(one, NO_TRANSFER), float(events.bytes[segments.event[one]])) for one in final
+                (int(ops[one]), bucket.get(one, NO_TRANSFER), float(size[one])) for one in rank.causality.gradients
             ]
         graph, orphans = _with_sources(builder.build())
         if orphans:
-            assumptions = [
-                *assumptions,
-                f"{orphans} communications have no producer here: they begin with the iteration",
-            ]
+            sentence = f"{orphans} communications have no producer here: they begin with the iteration"
+            assumptions = [*assumptions, sentence]
         event, op_start_s, op_end_s = zip(*rows, strict=True)
-        typical_s = [segments.step_s[0] for segments in self.cuts]
-        shift_s = self.clocks.shift_s(self.traces, typical_s)
-        first_s = min(at_s + shift for at_s, shift in zip(typical_s, shift_s, strict=True))
         return Joined(
             graph=graph,
             costs=Costs.of(graph, graph.works.seconds),
@@ -246,7 +253,7 @@ class _Plan:
             iteration_s=iteration_s,
             gradients=gradients,
             assumptions=[*self.clocks.assumptions, *assumptions],
-            origin_s=np.array([first_s - shift for shift in shift_s]),
+            origin_s=self.origin_s(self.cuts),
             scatter_s=_scatter_s(graph, timings),
         )
 
@@ -255,78 +262,70 @@ class _Plan:
         place_of = {trace.rank: place for place, trace in enumerate(self.traces)}
         groups: dict[tuple[tuple[int, ...], str], int] = {}
         about: dict[int, tuple[str, int, float]] = {}
-        for trace, segments, transfer in zip(self.traces, self.cuts, self.transfer, strict=True):
-            for one in np.flatnonzero(transfer != NO_TRANSFER).tolist():
-                event = int(segments.event[one])
-                name, size = trace.names[trace.events.name[event]], float(trace.events.bytes[event])
-                _, kind, known = about.get(int(transfer[one]), ("", 0, 0.0))
-                about[int(transfer[one])] = (name, kind or int(trace.events.collective[event]), max(size, known))
+        for rank in self.ranks:
+            for one in np.flatnonzero(rank.transfer != NO_TRANSFER).tolist():
+                events, event = rank.trace.events, rank.segments.event[one]
+                _, kind, size = about.get(int(rank.transfer[one]), ("", 0, 0.0))
+                kind, size = kind or int(events.collective[event]), max(float(events.bytes[event]), size)
+                about[int(rank.transfer[one])] = (rank.name(one), kind, size)
         works = []
         for number, key in enumerate(self.keys):
-            ranks, name = key.ranks, key.group_name
-            if (ranks, name) not in groups:
+            if (key.ranks, key.group_name) not in groups:
                 members = [place_of[rank] for rank in key.members if rank in place_of]
-                groups[ranks, name] = builder.add_group(members, name=name, size=len(ranks))
+                group = builder.add_group(members, name=key.group_name, size=len(key.ranks))
+                groups[key.ranks, key.group_name] = group
             title, collective, size = about[number]
-            is_p2p = collective == Collective.P2P
-            work = builder.add_work(
-                title,
-                Kind.SEND if is_p2p else Kind.COLLECTIVE,
-                collective=Collective(collective),
-                bytes=size,
-                seconds=float(transfer_s[number]),
-            )
-            works.append(work)
-            builder.add_transfers(work, groups[ranks, name])
+            kind = Kind.SEND if collective == Collective.P2P else Kind.COLLECTIVE
+            seconds = float(transfer_s[number])
+            works.append(builder.add_work(title, kind, collective=Collective(collective), bytes=size, seconds=seconds))
+            builder.add_transfers(works[-1], groups[key.ranks, key.group_name])
         return works
 
-    def _add_rank(self, builder, place, works, start_s, end_s, gap_s, lasted_s, tail_s, rows) -> np.ndarray:
-        """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
-        trace, segments, causality = self.traces[place], self.cuts[place], self.causality[place]
-        transfer, order = self.transfer[place], self.orders[place]
-        has_gap = gap_s > LEAST_GAP_S
-        # Ops get their numbers in the order of lanes; a gap comes right before its segment.
-        first = len(rows)
-        number = np.empty(len(segments), np.int64)
-        number[order] = first + np.arange(len(order)) + np.cumsum(has_gap[order])
-        after: list[list[int]] = [[] for _ in range(len(segments))]
-        for cause, caused in causality.pairs().tolist():
-            after[caused].append(int(number[cause]))
-        streams = {
-            int(lane): builder.add_stream(place, trace.lanes[lane].name)
-            for lane in np.unique(segments.lane).tolist() or [0]
-        }
-        main = _main_lane(causality)
-        for one in order.tolist():
-            lane, event = int(segments.lane[one]), int(segments.event[one])
-            name = trace.names[trace.events.name[event]]
-            before = int(causality.before[one])
-            if has_gap[one]:
-                work = builder.add_work(f"gap before {name}", Kind.DELAY, seconds=float(gap_s[one]))
-                builder.add_op(streams[lane], work, after=after[one])
-                rows.append((GAP, float(start_s[one] - gap_s[one]), float(start_s[one])))
-                after[one] = [int(number[one]) - 1]
-            met = int(transfer[one])
-            if met == NO_TRANSFER:
-                size = float(trace.events.bytes[event])
-                work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=float(lasted_s[one]))
-            elif trace.events.what[event] == What.RECV:
-                work = builder.add_work(
-                    name, Kind.RECV, collective=Collective.P2P, bytes=float(trace.events.bytes[event])
-                )
-            else:
-                work = works[met]
-            if met != NO_TRANSFER and not after[one] and before >= 0:
-                after[one] = [int(number[before])]
-            builder.add_op(streams[lane], work, after=after[one], transfer=met)
-            rows.append((event, float(end_s[one] - lasted_s[one]), float(end_s[one])))
-        if tail_s > 0 and main in streams:
-            hosts = causality.host[segments.lane[causality.host] == main]
-            last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
-            work = builder.add_work("gap at the end", Kind.DELAY, seconds=tail_s)
-            builder.add_op(streams[int(segments.lane[last])], work, after=[int(number[last])])
-            rows.append((GAP, float(end_s[last]), float(end_s[last] + tail_s)))
-        return number
+
+def _add_rank(
+    builder: GraphBuilder, place: int, rank: _Rank, works: list[int], timing: _RankTiming, rows: list
+) -> np.ndarray:
+    """Streams and ops of one rank; returns the op of each segment. Fills `rows`."""
+    segments, events, order = rank.segments, rank.trace.events, rank.order
+    has_gap = timing.gap_s > LEAST_GAP_S
+    # Ops get their numbers in the order of lanes; a gap comes right before its segment.
+    number = np.empty(len(segments), np.int64)
+    number[order] = len(rows) + np.arange(len(order)) + np.cumsum(has_gap[order])
+    after: list[list[int]] = [[] for _ in range(len(segments))]
+    for cause, caused in rank.pairs.tolist():
+        after[caused].append(int(number[cause]))
+    streams = {
+        int(lane): builder.add_stream(place, rank.trace.lanes[lane].name)
+        for lane in np.unique(segments.lane).tolist() or [0]
+    }
+    for one in order.tolist():
+        stream, event, name = streams[int(segments.lane[one])], int(segments.event[one]), rank.name(one)
+        start_s, end_s = float(timing.start_s[one]), float(timing.end_s[one])
+        gap_s, lasted_s = float(timing.gap_s[one]), float(timing.lasted_s[one])
+        if has_gap[one]:
+            work = builder.add_work(f"gap before {name}", Kind.DELAY, seconds=gap_s)
+            builder.add_op(stream, work, after=after[one])
+            rows.append((GAP, start_s - gap_s, start_s))
+            after[one] = [int(number[one]) - 1]
+        met, size = int(rank.transfer[one]), float(events.bytes[event])
+        if met == NO_TRANSFER:
+            work = builder.add_work(name, Kind(segments.kind[one]), bytes=size, seconds=lasted_s)
+        elif events.what[event] == What.RECV:
+            work = builder.add_work(name, Kind.RECV, collective=Collective.P2P, bytes=size)
+        else:
+            work = works[met]
+        before = int(rank.causality.before[one])
+        if met != NO_TRANSFER and not after[one] and before >= 0:
+            after[one] = [int(number[before])]
+        builder.add_op(stream, work, after=after[one], transfer=met)
+        rows.append((event, end_s - lasted_s, end_s))
+    if timing.tail_s > 0 and rank.main_lane in streams:
+        hosts = rank.on_main
+        last = int(hosts[np.argmax(segments.start_s[hosts])]) if len(hosts) else int(order[-1])
+        work = builder.add_work("gap at the end", Kind.DELAY, seconds=float(timing.tail_s))
+        builder.add_op(streams[int(segments.lane[last])], work, after=[int(number[last])])
+        rows.append((GAP, float(timing.end_s[last]), float(timing.end_s[last] + timing.tail_s)))
+    return number
 
 
 def _scatter_s(graph: Graph, timings: list[_Timing]) -> float:
@@ -347,11 +346,3 @@ def _with_sources(graph: Graph) -> tuple[Graph, int]:
     is_source = graph.works.is_source.copy()
     is_source[graph.ops.work[starts]] = True
     return dataclasses.replace(graph, works=dataclasses.replace(graph.works, is_source=is_source)), int(starts.sum())
-
-
-def _main_lane(causality: Causality) -> int:
-    """The host lane that works most; of a rank without, its first lane."""
-    segments, host = causality.segments, causality.host
-    if not len(host):
-        return int(segments.lane[0]) if len(segments) else 0
-    return int(np.argmax(np.bincount(segments.lane[host], (segments.end_s - segments.start_s)[host])))

@@ -46,6 +46,8 @@ class Segments:
     end_s: np.ndarray
     kind: np.ndarray
     """int8, `Kind`."""
+    lane_kind: np.ndarray
+    """int8, `LaneKind`."""
     of_event: dict[int, tuple[int, int]]
     """Event → its first and last segment; of an operator's insides, the operator's."""
     step_s: tuple[float, float]
@@ -56,8 +58,7 @@ class Segments:
 
     def signature(self, trace: RankTrace) -> np.ndarray:
         """int64 (segments, 3): what makes two iterations comparable, segment by segment."""
-        lanes = np.array([lane.kind for lane in trace.lanes])[self.lane]
-        place = np.where(lanes == LaneKind.TRANSPORT, NONE, self.lane)
+        place = np.where(self.lane_kind == LaneKind.TRANSPORT, NONE, self.lane)
         return np.stack([trace.events.name[self.event], place, self.kind], axis=1)
 
 
@@ -65,49 +66,33 @@ def cut(trace: RankTrace, step: int) -> Segments:
     """The segments of iteration `step`. What a transport or device does belongs to the iteration of what set it
     going."""
     events = trace.events
-    chosen = _in_step(trace, step)
-    lane_kind = np.array([int(lane.kind) for lane in trace.lanes])[events.lane]
-    opened = _opened(trace, chosen, lane_kind)
-    has_device = bool(np.any(chosen & (lane_kind == LaneKind.DEVICE)))
-    kind_of = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)
-    kind = kind_of[events.what]
-    if has_device:  # what the host does then is to feed the device
+    lane_kind = np.array([lane.kind for lane in trace.lanes], np.int8)[events.lane]
+    chosen = _in_step(trace, step, lane_kind)
+    kind = np.array([_KINDS.get(What(what), Kind.COMPUTE) for what in range(max(What) + 1)], np.int8)[events.what]
+    if np.any(chosen & (lane_kind == LaneKind.DEVICE)):  # what the host does then is to feed the device
         kind[(lane_kind == LaneKind.HOST) & (events.what == What.COMPUTE)] = Kind.DELAY
-    rows: list[tuple[int, float, float]] = []
     inside: list[tuple[int, int]] = []
-    for event, start_s, end_s in _spans(trace, chosen, opened, lane_kind, inside):
-        rows.append((event, start_s, end_s))
-    event = np.array([row[0] for row in rows], np.int64)
-    start_s, end_s = (np.array([row[i] for row in rows], np.float64) for i in (1, 2))
-    lane = events.lane[event] if len(event) else np.empty(0, np.int32)
-    of_kind = lane_kind[event] if len(event) else np.empty(0, int)
-    is_transport = of_kind == LaneKind.TRANSPORT
-    rank_of_kind = np.array([0, 1, 2])[of_kind]
-    keys = [
-        start_s,
-        np.where(is_transport, events.sequence[event], 0),
-        np.where(is_transport, events.group[event], lane),
-        rank_of_kind,
-    ]
-    order = np.lexsort(keys)
-    event, start_s, end_s, lane = event[order], start_s[order], end_s[order], lane[order]
-    _in_turn(lane, start_s, end_s, is_transport[order])
+    spans = _spans(trace, chosen, _opened(trace, chosen, lane_kind), lane_kind, inside)
+    rows = np.array(list(spans), [("event", np.int64), ("start_s", np.float64), ("end_s", np.float64)])
+    of_transport = lane_kind[rows["event"]] == LaneKind.TRANSPORT
+    sequence, group, lane = (column[rows["event"]] for column in (events.sequence, events.group, events.lane))
+    order = np.lexsort(
+        (
+            rows["start_s"],
+            np.where(of_transport, sequence, 0),
+            np.where(of_transport, group, lane),
+            lane_kind[rows["event"]],
+        )
+    )
+    event, start_s, end_s = (np.ascontiguousarray(rows[name][order]) for name in ("event", "start_s", "end_s"))
+    lane = lane[order]
+    _in_turn(lane, start_s, end_s, of_transport[order])
     of_event: dict[int, tuple[int, int]] = {}
     for place, number in enumerate(event.tolist()):
-        first, last = of_event.get(number, (place, place))
-        of_event[number] = (min(first, place), max(last, place))
-    for inner, outer in inside:
-        if outer in of_event:
-            of_event[inner] = of_event[outer]
-    return Segments(
-        event=event,
-        lane=lane,
-        start_s=start_s,
-        end_s=end_s,
-        kind=kind[event],
-        of_event=of_event,
-        step_s=(float(trace.steps[step, 0]), float(trace.steps[step, 1])),
-    )
+        of_event[number] = (of_event.get(number, (place,))[0], place)
+    of_event |= {inner: of_event[outer] for inner, outer in inside if outer in of_event}
+    step_s = (float(trace.steps[step, 0]), float(trace.steps[step, 1]))
+    return Segments(event, lane, start_s, end_s, kind[event], lane_kind[event], of_event, step_s)
 
 
 def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transport: np.ndarray) -> None:
@@ -119,13 +104,12 @@ def _in_turn(lane: np.ndarray, start_s: np.ndarray, end_s: np.ndarray, is_transp
         start_s[mine[1:]] = np.maximum(start_s[mine[1:]], end_s[mine[:-1]])
 
 
-def _in_step(trace: RankTrace, step: int) -> np.ndarray:
+def _in_step(trace: RankTrace, step: int, lane_kind: np.ndarray) -> np.ndarray:
     """bool (events,)."""
     from_s, until_s = trace.steps[step]
     events = trace.events
     within = (events.start_s >= from_s) & (events.start_s < until_s)
     if len(trace.causes):
-        lane_kind = np.array([int(lane.kind) for lane in trace.lanes])[events.lane]
         cause, caused = trace.causes.T
         launched = (lane_kind[cause] == LaneKind.HOST) & (lane_kind[caused] != LaneKind.HOST)
         launched &= events.what[cause] == What.LAUNCH
@@ -139,10 +123,10 @@ def _opened(trace: RankTrace, chosen: np.ndarray, lane_kind: np.ndarray) -> np.n
     matters = chosen & (np.isin(events.what, _MATTERS) | events.gradient) & (lane_kind != LaneKind.DEVICE)
     has_inside = np.zeros(len(events), bool)
     for event in np.flatnonzero(matters).tolist():
-        parent = int(events.parent[event])
-        while parent != NONE and not has_inside[parent]:
-            has_inside[parent] = True
-            parent = int(events.parent[parent])
+        for outer in events.around(event):
+            if has_inside[outer]:
+                break
+            has_inside[outer] = True
     return (has_inside & ~np.isin(events.what, _WHOLE)) | (events.what == What.SCOPE)
 
 

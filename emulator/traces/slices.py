@@ -35,13 +35,12 @@ class Slices:
 
 def slices(trace: RankTrace) -> Slices:
     """Cut `trace`."""
-    events = trace.events
-    ready_s = _ready(trace)
+    events, ready_s = trace.events, _ready(trace)
     rows: list[tuple[int, int, float, float, int]] = []
     host = [lane.kind == LaneKind.HOST for lane in trace.lanes]
-    starts, ends, parents = events.start_s.tolist(), events.end_s.tolist(), events.parent.tolist()
+    columns = (events.lane, events.start_s, events.end_s, events.parent)
+    lanes, starts, ends, parents = (column.tolist() for column in columns)
     first_s = min(starts, default=0.0)
-    lanes = events.lane.tolist()
     open_events: list[int] = []
     now_s, lane = first_s, NONE
 
@@ -50,40 +49,40 @@ def slices(trace: RankTrace) -> Slices:
         nonlocal now_s
         from_s = max(now_s, min(ready_s[leads_to], until_s)) if leads_to != NONE else now_s
         if until_s - from_s > LEAST_S:
-            rows.append((open_events[-1] if open_events else NONE, lane, from_s, until_s - from_s, leads_to))
+            owner = open_events[-1] if open_events else NONE
+            if open_events and rows[-1][0] == owner and rows[-1][3] == 0.0 and from_s <= rows[-1][2]:
+                rows.pop()  # its beginning and what it does before anything else are one slice
+                leads_to = NONE
+            rows.append((owner, lane, from_s, until_s - from_s, leads_to))
         now_s = max(now_s, until_s)
+
+    def close(parent: int) -> None:
+        """End what is open, up to `parent`."""
+        while open_events and open_events[-1] != parent:
+            rest(ends[open_events[-1]], NONE)
+            open_events.pop()
 
     for event in range(len(events)):
         if lanes[event] != lane:
-            while open_events:
-                rest(ends[open_events[-1]], NONE)
-                open_events.pop()
+            close(NONE)
             lane, now_s = lanes[event], first_s
         if not host[lane]:
             rows.append((event, lane, starts[event], ends[event] - starts[event], NONE))
             continue
-        while open_events and open_events[-1] != parents[event]:
-            rest(ends[open_events[-1]], NONE)
-            open_events.pop()
+        close(parents[event])
         rest(starts[event], event)
         rows.append((event, lane, starts[event], 0.0, NONE))
         open_events.append(event)
         now_s = max(now_s, starts[event])
-    while open_events:
-        rest(ends[open_events[-1]], NONE)
-        open_events.pop()
-    return _arrays(trace, _merged(rows), ready_s)
-
-
-def _merged(rows: list[tuple]) -> list[tuple]:
-    """An event's beginning and what it does before anything else, as one slice."""
-    result: list[tuple] = []
-    for row in rows:
-        if result and row[0] == result[-1][0] != NONE and result[-1][3] == 0.0 and row[2] <= result[-1][2]:
-            result[-1] = (*row[:4], NONE)
-        else:
-            result.append(row)
-    return result
+    close(NONE)
+    names = [("event", np.int64), ("lane", np.int32), ("start_s", float), ("duration_s", float), ("leads_to", np.int64)]
+    table = np.array(rows, names)
+    waits = np.flatnonzero((table["event"] != NONE) & (events.what[table["event"]] == What.SYNC))
+    waited_s = np.maximum(ready_s[table["event"][waits]] - table["start_s"][waits], 0.0)
+    table["duration_s"][waits] = np.maximum(table["duration_s"][waits] - waited_s, 0.0)
+    before = np.arange(len(rows), dtype=np.int64) - 1
+    before[np.diff(table["lane"], prepend=NONE) != 0] = NONE
+    return Slices(**{name: table[name] for name, _ in names}, before=before)
 
 
 def _ready(trace: RankTrace) -> np.ndarray:
@@ -95,18 +94,3 @@ def _ready(trace: RankTrace) -> np.ndarray:
         allowed_s = np.where(events.what[cause] == What.LAUNCH, events.start_s[cause], events.end_s[cause])
         np.maximum.at(ready_s, effect, allowed_s)
     return ready_s
-
-
-def _arrays(trace: RankTrace, rows: list[tuple], ready_s: np.ndarray) -> Slices:
-    event, lane, start, duration, leads_to = zip(*rows, strict=True) if rows else ((),) * 5
-    event_ = np.array(event, np.int64)
-    lane_ = np.array(lane, np.int32)
-    start_s, duration_s = np.array(start, np.float64), np.array(duration, np.float64)
-    owned = event_ != NONE
-    waits = owned.copy()
-    waits[owned] = trace.events.what[event_[owned]] == What.SYNC
-    waited_s = np.maximum(ready_s[event_[waits]] - start_s[waits], 0.0)
-    duration_s[waits] = np.maximum(duration_s[waits] - waited_s, 0.0)
-    before = np.arange(len(rows), dtype=np.int64) - 1
-    before[np.diff(lane_, prepend=NONE) != 0] = NONE
-    return Slices(event_, lane_, start_s, duration_s, before, np.array(leads_to, np.int64))

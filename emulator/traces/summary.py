@@ -15,21 +15,14 @@ def summary(trace: RankTrace) -> dict[str, Any]:
     """Of one rank, ready for JSON: figures by lane, kind and collective; `missing` has a sentence for each thing that
     later steps will miss."""
     events = trace.events
-    duration = float(events.end_s.max() - events.start_s.min()) if len(events) else 0.0
     many = np.bincount(events.what, minlength=len(What))
-    top = events.parent < 0
-    busy = np.bincount(events.lane, events.duration_s * top, len(trace.lanes))
+    busy = np.bincount(events.lane, events.duration_s * (events.parent < 0), len(trace.lanes))
     per_lane = np.bincount(events.lane, minlength=len(trace.lanes))
     steps_s = np.diff(trace.steps, axis=1)[:, 0]
     return {
-        "rank": trace.rank,
-        "world_size": trace.world_size,
-        "host": trace.host,
+        **{name: getattr(trace, name) for name in ("rank", "world_size", "host", "format", "backend", "epoch_s")},
         "source": str(trace.source),
-        "format": trace.format,
-        "backend": trace.backend,
-        "epoch_s": trace.epoch_s,
-        "duration_s": duration,
+        "duration_s": float(np.ptp(np.concatenate([events.start_s, events.end_s]))) if len(events) else 0.0,
         "events": len(events),
         "kinds": {what.name.lower(): int(many[what]) for what in What if many[what]},
         "lanes": [

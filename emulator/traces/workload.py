@@ -6,8 +6,10 @@ what it costs on a cluster.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from emulator.workload.graph import Graph
+from switchml.errors import TraceError
 
 
 @dataclass(frozen=True)
@@ -21,3 +23,11 @@ class Workload:
     """Group → how far apart its members are, for groups whose members are not all in the graph."""
     world_size: int
     assumptions: list[str] = field(default_factory=list)
+
+
+def untimed(path: Path) -> TraceError:
+    """Where a trace is expected."""
+    return TraceError(
+        f"{path} does not say when things happened, only what there is to do: `switchml trace emulate` plays it on a "
+        "cluster"
+    )

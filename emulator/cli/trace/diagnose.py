@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from emulator.cli.options import ANY_PATH, FILE, json_option, output
 from switchml.errors import ConfigError
-
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ANY_PATH)
 @click.option(
     "--report",
     "report_file",
@@ -45,7 +43,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="May be advised where the network is slow (docs/codecs.md); its speed is measured here. May be repeated.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def diagnose(
     path: Path,
     report_file: Path | None,
@@ -81,7 +79,4 @@ def diagnose(
         from emulator.diagnosis.page import write_page
 
         write_page(diagnosis, report_file, title=f"Diagnosis of {path.resolve().name}")
-    if as_json:
-        click.echo(json.dumps(diagnosis.to_json()))
-    else:
-        show(diagnosis)
+    output(as_json, diagnosis.to_json, lambda: show(diagnosis))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from emulator.cli.options import ANY_PATH, json_option, output, table
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,9 +19,9 @@ ROWS = 15
 
 
 @click.command()
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.argument("a", type=ANY_PATH)
+@click.argument("b", type=ANY_PATH)
+@json_option
 def diff(a: Path, b: Path, as_json: bool) -> None:
     """Say why iterations of the run traced in B take longer or shorter than those of the run in A.
 
@@ -32,10 +33,7 @@ def diff(a: Path, b: Path, as_json: bool) -> None:
     from emulator.traces.readers.read import read
 
     differences = difference(join(read(a)), join(read(b)))
-    if as_json:
-        click.echo(json.dumps(differences.to_json()))
-    else:
-        _show(differences, a, b)
+    output(as_json, differences.to_json, lambda: _show(differences, a, b))
 
 
 def _show(differences: Difference, a: Path, b: Path) -> None:
@@ -64,35 +62,30 @@ def _show(differences: Difference, a: Path, b: Path) -> None:
 def _table(title: str, rows: list[Row], whole: Difference | None) -> Table:
     """`whole`: the difference that the rows sum to; else how often each is in an iteration is shown, and whether its
     difference is significant."""
-    from rich.table import Table
-
     from emulator.report.tables import time_text
 
-    table = Table(title=title, title_justify="left")
-    for name in ("", "A", "B", "B − A"):
-        table.add_column(name, justify="right" if name else "left")
-    is_tested = any(row.is_significant is not None for row in rows)
-    if whole is None:
-        table.add_column("times in A, B", justify="right")
-        if is_tested:
-            table.add_column("significant")
+    is_tested = whole is None and any(row.is_significant is not None for row in rows)
+    figures = ("A", "B", "B − A", *(["times in A, B"] if whole is None else []))
+    shown = table([""], figures, title=title, title_justify="left")
+    if is_tested:
+        shown.add_column("significant")
     for row in rows[:ROWS]:
         cells = [row.name, time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s)]
         if whole is None:
             cells.append(f"{row.a_count:.3g}, {row.b_count:.3g}")
-            if is_tested:
-                sure = {None: "–", True: f"yes (p = {row.p or 0:.2g})", False: "no"}
-                cells.append(sure[row.is_significant])
-        table.add_row(*cells)
+        if is_tested:
+            sure = {None: "–", True: f"yes (p = {row.p or 0:.2g})", False: "no"}
+            cells.append(sure[row.is_significant])
+        shown.add_row(*cells)
     if len(rows) > ROWS:
         a_s, b_s = sum(row.a_s for row in rows[ROWS:]), sum(row.b_s for row in rows[ROWS:])
-        table.add_row(f"{len(rows) - ROWS} others", time_text(a_s), time_text(b_s), _signed(b_s - a_s))
+        shown.add_row(f"{len(rows) - ROWS} others", time_text(a_s), time_text(b_s), _signed(b_s - a_s))
     if whole is not None:
-        table.add_row("not in the replay", "", "", _signed(whole.unexplained_s))
-        table.add_section()
+        shown.add_row("not in the replay", "", "", _signed(whole.unexplained_s))
+        shown.add_section()
         row = whole.iteration
-        table.add_row("iteration", time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s))
-    return table
+        shown.add_row("iteration", time_text(row.a_s), time_text(row.b_s), _signed(row.difference_s))
+    return shown
 
 
 def _signed(seconds: float) -> str:

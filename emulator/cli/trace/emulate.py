@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from emulator.cli.options import ANY_PATH, json_option, output, timeline_option
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHY_HELP
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ANY_PATH)
 @click.option("--cluster", "cluster_name", required=True, help="Built-in cluster or .toml file.")
 @click.option("--precision", default="fp16", show_default=True, help="Of what is costed by its FLOPs.")
 @click.option("--allreduce", default="auto", show_default=True, help=ALGORITHMS_HELP)
 @click.option("--hierarchy", default="auto", show_default=True, help=HIERARCHY_HELP)
-@click.option("--timeline", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-              help="Write a timeline for Perfetto (.json or .json.gz).")  # fmt: skip
+@timeline_option
 @click.option("--time-budget-s", type=click.FloatRange(min=0, min_open=True), default=600.0, show_default=True,
               help="Time limit of the replay.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 def emulate(
     path: Path,
     cluster_name: str,
-    precision: str,
-    allreduce: str,
-    hierarchy: str,
     timeline: Path | None,
     time_budget_s: float,
     as_json: bool,
+    **options: str,
 ) -> None:
     """Play what there is to do on machines that one does not have: Chakra execution traces (a file, or a directory
     with one a rank) or SimAI's workload text. Compute without a duration is costed by FLOPs and bytes, communication
@@ -44,39 +41,38 @@ def emulate(
     from emulator.workload.checks import check
     from switchml.errors import ConfigError
 
-    if precision not in ELEMENT_BYTES:
-        raise ConfigError(unknown("precision", precision, ELEMENT_BYTES))
+    if options["precision"] not in ELEMENT_BYTES:
+        raise ConfigError(unknown("precision", options["precision"], ELEMENT_BYTES))
     cluster = clusters.load(cluster_name)
     workload = read_workload(path)
     graph = workload.graph
     check(graph)
-    options = {"precision": precision, "allreduce": allreduce, "hierarchy": hierarchy}
     played = replay(graph, imported.costs(graph, cluster, workload.strides, **options), time_budget_s=time_budget_s)
     shares = parts(played)
     if timeline is not None:
         from emulator.report.perfetto import write_timeline
 
         write_timeline(played, timeline)
-    if as_json:
-        answer = {
-            "iteration_s": played.makespan_s,
-            "ranks": workload.world_size,
-            "ops": len(graph.ops),
-            "parts_s": shares.mean(),
-            "hidden_communication_s": shares.hidden_communication_s(),
-            "cluster": cluster_name,
-            "assumptions": workload.assumptions,
-        }
-        click.echo(json.dumps(answer))
-        return
-    from rich.console import Console
+    answer = {
+        "iteration_s": played.makespan_s,
+        "ranks": workload.world_size,
+        "ops": len(graph.ops),
+        "parts_s": shares.mean(),
+        "hidden_communication_s": shares.hidden_communication_s(),
+        "cluster": cluster_name,
+        "assumptions": workload.assumptions,
+    }
 
-    from emulator.report.tables import parts_table, time_text
+    def show() -> None:
+        from rich.console import Console
 
-    console = Console()
-    console.print(
-        f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}: {time_text(played.makespan_s)}\n"
-    )
-    console.print(parts_table(shares, played.makespan_s))
-    for assumption in workload.assumptions:
-        console.print(f"- {assumption}", highlight=False)
+        from emulator.report.tables import parts_table, time_text
+
+        console = Console()
+        size = f"{workload.world_size:,} ranks, {len(graph.ops):,} ops on {cluster_name}"
+        console.print(f"{size}: {time_text(played.makespan_s)}\n")
+        console.print(parts_table(shares, played.makespan_s))
+        for assumption in workload.assumptions:
+            console.print(f"- {assumption}", highlight=False)
+
+    output(as_json, lambda: answer, show)

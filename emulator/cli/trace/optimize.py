@@ -1,17 +1,18 @@
-"""`switchml trace optimize`: settings with which a traced job takes less time."""
+"""`switchml trace optimize`: settings with which a traced job, or a job of `switchml emulate`, takes less time."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
-from emulator.cli.options import RATE, Quantity
+from emulator.cli.options import ANY_PATH, FILE, RATE, Quantity, json_option, output, table
 from emulator.cluster.algorithms import HIERARCHIES, HIERARCHY_HELP
-
-FILE = click.Path(dir_okay=False, path_type=Path)
 
 INTERRUPTED = 130
 
@@ -31,7 +32,7 @@ BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ANY_PATH)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.option("--out", type=FILE, default=Path("settings.toml"), show_default=True, help="File for the settings.")
 @click.option("--trials", type=click.IntRange(1), default=1000, show_default=True, help="Settings to try at most.")
@@ -65,10 +66,29 @@ BYTES = Quantity("bytes", DECIMAL, "16GB or 512MiB")
 @click.option("--half-speed", type=float, default=0.0, help="How many times as fast this host is in half precision.")
 @click.option("--check", is_flag=True, help="Run COMMAND as it is and with the settings, and compare.")
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, help="Rounds of --check.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object in place of the table.")
-def optimize(
+@json_option
+def optimize(path: Path, command: tuple[str, ...], check: bool, **options: Any) -> None:
+    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
+    gradients, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
+
+    PATH may also be a job for `switchml emulate` (.toml): then its schedule, micro-batches and split are searched.
+    """
+    if check != bool(command):
+        raise click.UsageError("--check needs a command after --, and a command needs --check")
+    if path.suffix != ".toml":
+        interrupted = _optimize_trace(path, command, **options)
+    elif check:
+        raise click.UsageError(f"--check runs a traced script, but {path} is a job for `switchml emulate`")
+    else:
+        interrupted = _optimize_job(path, **options)
+    if interrupted:
+        click.get_current_context().exit(INTERRUPTED)
+
+
+def _optimize_trace(
     path: Path,
     command: tuple[str, ...],
+    *,
     out: Path,
     trials: int,
     seconds: float | None,
@@ -83,26 +103,10 @@ def optimize(
     memory: float | None,
     activations: float | None,
     half_speed: float,
-    check: bool,
     rounds: int,
     as_json: bool,
-) -> None:
-    """Find how the job traced in PATH should be set up: sizes of DistributedDataParallel's buckets, who adds up
-    gradients, compression. Writes a settings file; with --check -- torchrun … script.py, also runs it.
-
-    PATH may also be a job for `switchml emulate` (.toml): then its schedule, micro-batches and split are searched.
-    """
-    if check != bool(command):
-        raise click.UsageError("--check needs a command after --, and a command needs --check")
-    if path.suffix == ".toml":
-        from emulator.cli.trace.optimize_job import optimize_job
-
-        options = dict(trials=trials, seed=seed, seconds=seconds, memory=memory, as_json=as_json)
-        if check:
-            raise click.UsageError(f"--check runs a traced script, but {path} is a job for `switchml emulate`")
-        if optimize_job(path, out, allow, progress=_progress(trials), **options):
-            click.get_current_context().exit(INTERRUPTED)
-        return
+) -> bool:
+    """Search, print, write `out`, and run `command` if there is one; whether Ctrl-C ended it."""
     from rich.console import Console
 
     from emulator.optimizer import file, report
@@ -148,36 +152,26 @@ def optimize(
         for text in file.advice(result.best.setting).values():
             click.echo(f"not in the file, but in the script: {text}")
         click.echo(f"settings in {out}")
-    if result.interrupted:
-        if as_json:
-            click.echo(json.dumps(summary))
-        click.get_current_context().exit(INTERRUPTED)
-    if check:
+    if command and not result.interrupted:
         summary["check"] = _check(command, out, rounds, result, as_json)
     if as_json:
         click.echo(json.dumps(summary))
+    return result.interrupted
 
 
-def _progress(trials: int):
+@contextmanager
+def _progress(trials: int) -> Iterator[Callable[[int, float], None]]:
     """A bar on stderr, where that is a terminal."""
-    from contextlib import contextmanager
-
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    @contextmanager
-    def showing():
-        if not sys.stderr.isatty():
-            yield lambda evaluated, best_s: None
-            return
-        columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=trials)
-            yield lambda evaluated, best_s: bar.update(
-                task, completed=evaluated, description=f"best {best_s * 1e3:.1f} ms"
-            )
-
-    return showing()
+    if not sys.stderr.isatty():
+        yield lambda evaluated, best_s: None
+        return
+    columns = (TextColumn("searching"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=trials)
+        yield lambda evaluated, best_s: bar.update(task, completed=evaluated, description=f"best {best_s * 1e3:.1f} ms")
 
 
 def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_json: bool) -> dict:
@@ -190,3 +184,87 @@ def _check(command: tuple[str, ...], settings: Path, rounds: int, result, as_jso
     if not as_json:
         click.echo(str(speedup))
     return speedup.to_json()
+
+
+def _optimize_job(
+    path: Path,
+    *,
+    out: Path,
+    allow: tuple[str, ...] | None,
+    trials: int,
+    seed: int,
+    seconds: float | None,
+    memory: float | None,
+    as_json: bool,
+    **_: Any,
+) -> bool:
+    """Search, print, write `out`; whether Ctrl-C ended it."""
+    from emulator import datafile
+    from emulator.jobs.emulate import request
+    from emulator.optimizer import jobs
+    from emulator.optimizer.file import write_toml
+
+    tables = datafile.load(path)
+    requested = request(tables, str(path))
+    with _progress(trials) as show:
+        result = jobs.search(
+            requested,
+            allow or jobs.ONES,
+            trials=trials,
+            seed=seed,
+            memory_bytes=memory or 0.0,
+            time_budget_s=seconds or float("inf"),
+            progress=show,
+        )
+    assert result.best is not None
+    write_toml(out, jobs.tables(tables, requested, result.best.change), "`switchml emulate` takes it.")
+    output(as_json, lambda: _as_json(result), lambda: _print(result, out))
+    return result.interrupted
+
+
+def _as_json(result: Any) -> dict[str, Any]:
+    return {
+        "asked_s": result.requested.emulation.iteration_s if result.requested else None,
+        "iteration_s": result.best.emulation.iteration_s,
+        "gain": result.gain if result.requested else None,
+        "change": result.best.change,
+        "memory_bytes": result.best.emulation.memory.total,
+        "alone": {name: {"change": one.change, "sample_s": one.sample_s} for name, one in result.alone.items()},
+        "how": result.how,
+        "evaluated": result.evaluated,
+        "refused": result.refused,
+        "wall_s": result.wall_s,
+        "settings_per_minute": result.evaluated / result.wall_s * 60,
+        "interrupted": result.interrupted,
+        "assumptions": result.best.emulation.assumptions(),
+    }
+
+
+def _print(result: Any, out: Path) -> None:
+    from rich.console import Console
+
+    from emulator.report.tables import bytes_text, time_text
+
+    console = Console()
+    alone = table(("change", "best"), ["gain"], title="What each change gains alone, in time for a sample",
+                  title_justify="left")  # fmt: skip
+    for name, one in sorted(result.alone.items(), key=lambda item: item[1].sample_s):
+        gain = f"{max(0.0, 1 - one.sample_s / result.requested.sample_s):.1%}" if result.requested else "–"
+        alone.add_row(name, _words(one.change), gain)
+    console.print(alone)
+    rate = result.evaluated / result.wall_s * 60
+    console.print(
+        f"{result.evaluated:,} jobs in {result.wall_s:.1f} s ({rate:,.0f} a minute), "
+        f"{result.refused:,} of them refused; {result.how}"
+    )
+    before = time_text(result.requested.emulation.iteration_s) if result.requested else "the job does not run as it is"
+    console.print(
+        f"an iteration: {before}; [bold]{time_text(result.best.emulation.iteration_s)}[/] with "
+        f"{_words(result.best.change) or 'nothing changed'}, {bytes_text(result.best.emulation.memory.total)} of memory"
+        + (f": [bold]{result.gain:.1%}[/] less" if result.requested else "")
+    )
+    console.print(f"job in {out}")
+
+
+def _words(change: dict[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', '-')} {value if value != '' else 'none'}" for key, value in change.items())

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import click
 
-from emulator.cli.options import RATE, RATE_UNITS, SIZE_UNITS, TIME_UNITS, Quantity
+from emulator.cli.options import (
+    ANY_PATH,
+    RATE,
+    RATE_UNITS,
+    SIZE,
+    TIME_UNITS,
+    Quantity,
+    json_option,
+    output,
+    table,
+    timeline_option,
+)
 from emulator.cluster.algorithms import ALGORITHMS_HELP, HIERARCHIES, HIERARCHY_HELP
-
-SIZE = Quantity("size", SIZE_UNITS, "25MB")
 
 
 class Change(click.ParamType):
@@ -46,7 +54,7 @@ class Slow(click.ParamType):
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=ANY_PATH)
 @click.option(
     "--iteration", type=click.IntRange(0), help="Replay only this iteration.  [default: all, one after the other]"
 )
@@ -70,15 +78,12 @@ class Slow(click.ParamType):
 @click.option("--accelerator", help="Change the accelerator: x2 for twice as fast, or a built-in one such as h100.")
 @click.option("--without-straggler", type=click.IntRange(0), metavar="RANK", help="Make a rank as fast as the others.")
 @click.option("--slow", type=Slow(), multiple=True, metavar="RANK=F", help="Make a rank F times as slow.")
-@click.option(
-    "--timeline",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a timeline of a mean iteration for Perfetto.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@timeline_option
+@json_option
 def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | None, **options: Any) -> None:
     """Replay the traces in PATH, a directory with one a rank: predicted against traced iteration time, in all and for
-    each part; and, with any of the options that change something, what the job would take then."""
+    each part; and, with any of the options that change something, what the job would take then. The timeline is that of
+    a mean iteration."""
     from emulator.replay.engine import replay as play
     from emulator.traces.align import align
     from emulator.traces.iterations import join_each
@@ -126,10 +131,7 @@ def replay(path: Path, as_json: bool, timeline: Path | None, iteration: int | No
         from emulator.report.perfetto import write_timeline
 
         write_timeline(play(shown.graph, shown.costs), timeline)
-    if as_json:
-        click.echo(json.dumps(report))
-    else:
-        _show(report)
+    output(as_json, lambda: report, lambda: _show(report))
 
 
 def _changes(mean, iterations, *, link, ranks_per_host, bandwidth, latency, allreduce, hierarchy, cluster, ranks,
@@ -217,32 +219,26 @@ def _codec(spec: str, mean):
 
 def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from emulator.replay.parts import PARTS
 
     console = Console(highlight=False)
-    columns = [("traced", "traced"), ("replayed", "replayed")] + (
-        [("changed", "changed")] if "changed" in report else []
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("ms an iteration")
-    for _, title in columns:
-        table.add_column(title, justify="right")
+    columns = [name for name in ("traced", "replayed", "changed") if name in report]
+    shown = table(["ms an iteration"], columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
     def row(name: str, values: list[float], style: str = "") -> None:
-        table.add_row(name, *(f"{value * 1e3:.2f}" if value else "-" for value in values), style=style)
+        shown.add_row(name, *(f"{value * 1e3:.2f}" if value else "-" for value in values), style=style)
 
-    row("in all", [report[key]["iteration_s"] for key, _ in columns], "bold")
+    row("in all", [report[key]["iteration_s"] for key in columns], "bold")
     for part in PARTS:
-        values = [report[key]["parts_s"].get(part, 0.0) for key, _ in columns]
+        values = [report[key]["parts_s"].get(part, 0.0) for key in columns]
         if any(value >= 5e-6 for value in values):
             row(f"  {part}", values)
     if len(report["ranks"]) > 1:
         for place, rank in enumerate(report["ranks"][:16]):
-            values = [report[key]["ranks"][place]["parts_s"].get("compute", 0.0) for key, _ in columns]
+            values = [report[key]["ranks"][place]["parts_s"].get("compute", 0.0) for key in columns]
             row(f"  compute of rank {rank}", values, "dim")
-    console.print(table)
+    console.print(shown)
     console.print(
         f"\n{report['iterations']} iterations of {len(report['ranks'])} ranks, {report['ops']} ops an iteration; "
         f"replayed {report['error']:+.2%} off"

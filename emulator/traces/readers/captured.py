@@ -16,22 +16,24 @@ import re
 import zipfile
 from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
+from emulator.traces.events import NONE, Group, Lane, LaneKind, Pings, RankTrace, What, Wire
 from emulator.traces.readers import sizes
 from emulator.traces.readers.kineto import kineto
-from emulator.traces.readers.nesting import parents
+from emulator.traces.readers.tables import Numbers, in_order, joined, table
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 VERSION = 1
 ABOUT = re.compile(r"rank-(\d+)\.about\.json")
 _OF_RANK = re.compile(r"(rank-\d+)\.(json\.gz|wire\.npz|et\.json|sizes\.json|about\.json)")
-LAUNCH = re.compile(r"switchml\.all_reduce#(\d+)")
+SUBMIT = "switchml.all_reduce"
+LAUNCH = re.compile(rf"{re.escape(SUBMIT)}#(\d+)")
 WAIT, WAIT_FOR_BUCKETS = "switchml.wait", "switchml.wait_for_buckets"
 ALL_REDUCE = "switchml:all_reduce"
 _COPY_BACK = "copy_bucket_to_grad"
@@ -59,17 +61,10 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     known = sizes.read(path.with_name(f"{stem}.sizes.json"))
     trace = kineto.read(profile, rank=about["rank"], salvage=salvage, sizes=known)
     clock = _Clock(about["clock"], trace.epoch_s)
-    builder = _TraceBuilder(trace)
-    wire = None
-    if about["agents"]:
-        notes = path.with_name(f"{stem}.wire.npz")
-        calls, packets = _read_notes(notes, len(about["agents"]))
-        for k, (agent, own) in enumerate(zip(about["agents"], calls, strict=True)):
-            builder.add_calls(f"switchml {agent['tag']}" + (f" ({k})" if k else ""), agent["ranks"], own, clock)
-        wire = _wire(about["agents"], packets, clock)
-    ddp = about["ddp"]
-    builder.add_waits([len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
-    trace = builder.trace()
+    agents, ddp = about["agents"], about["ddp"]
+    calls, packets = _read_notes(path.with_name(f"{stem}.wire.npz"), len(agents)) if agents else ([], [])
+    trace = _with_calls(trace, agents, calls, clock)
+    trace = _with_waits(trace, [len(bucket) for bucket in ddp[0]["buckets"]] if len(ddp) == 1 else [])
     gradients = _gradients(trace, known)
     trace.events.bytes[list(gradients)] = [one.bytes for one in gradients.values()]
     names = {event: one.name for event, one in gradients.items() if one.name}
@@ -81,7 +76,7 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
         host=about["host"],
         backend=about["backend"] or trace.backend,
         steps=_steps(trace, about),
-        wire=wire,
+        wire=_wire(agents, packets, clock) if agents else None,
         pings=_pings(about.get("pings"), clock),
         gradient_names=names or _gradient_names(trace, about),
         about=trace.about | _details(about),
@@ -135,172 +130,131 @@ class _Launched:
     """Whether autograd launched it, as it does for DDP."""
 
 
-class _TraceBuilder:
-    """A trace that events are added to. New ones are numbered after the old ones; `trace` puts all in order."""
-
-    def __init__(self, trace: RankTrace) -> None:
-        self._trace = trace
-        self._names, self._lanes, self._groups = list(trace.names), list(trace.lanes), list(trace.groups)
-        self._what = trace.events.what.copy()
-        self._name = trace.events.name.copy()
-        self._duration_s = trace.events.duration_s.copy()
-        self._rows: list[dict[str, Any]] = []
-        self._causes = [tuple(pair) for pair in trace.causes.tolist()]
-        self._launches = self._find_launches()
-
-    def _find_launches(self) -> dict[int, int]:
-        """Number of a span → its event, which is a launch from here on."""
-        numbers = {at: int(match[1]) for at, name in enumerate(self._names) if (match := LAUNCH.fullmatch(name))}
-        plain = self._number_of_name(LAUNCH.pattern.partition("#")[0].replace("\\", "")) if numbers else NONE
-        launches = {}
-        for event in np.flatnonzero(np.isin(self._trace.events.name, list(numbers))).tolist():
-            launches[numbers[int(self._name[event])]] = event
-            self._what[event], self._name[event] = What.LAUNCH, plain
-        return launches
-
-    def _number_of_name(self, name: str) -> int:
-        if name not in self._names:
-            self._names.append(name)
-        return self._names.index(name)
-
-    def _add(self, **columns: Any) -> int:
-        self._rows.append(columns)
-        return len(self._trace.events) + len(self._rows) - 1
-
-    # All-reduces of ours
-
-    def add_calls(self, job: str, ranks: list[int], calls: np.ndarray, clock: _Clock) -> None:
-        """Each of an agent's all-reduces from its submission to its end, without those that failed."""
-        self._lanes.append(Lane(job, LaneKind.TRANSPORT))
-        self._groups.append(Group(job, tuple(ranks)))
-        name = self._number_of_name(ALL_REDUCE)
-        start_s, end_s = clock.seconds(calls["submitted"]), clock.seconds(calls["done"])
-        for call, from_s, until_s in zip(calls, start_s.tolist(), end_s.tolist(), strict=True):
-            if call["failed"]:
-                continue
-            launch = self._launches.get(int(call["launch"]), NONE)
-            if launch != NONE:
-                # Two clocks: the profiler's may be some microseconds off.
-                from_s = max(from_s, float(self._trace.events.start_s[launch]))
-            event = self._add(
-                name=name,
-                what=What.COLLECTIVE,
-                lane=len(self._lanes) - 1,
-                start_s=from_s,
-                duration_s=max(until_s - from_s, 0.0),
-                collective=Collective.ALL_REDUCE,
-                group=len(self._groups) - 1,
-                sequence=int(call["tensor"]),
-                bytes=float(call["bytes"]),
+def _with_calls(trace: RankTrace, agents: list[dict[str, Any]], calls: list[np.ndarray], clock: _Clock) -> RankTrace:
+    """The trace with each of our agents' all-reduces, but those that failed, from its submission to its end: events
+    behind all others, on a lane for each agent. The spans that submitted them become launches."""
+    names = Numbers(zip(trace.names, count()))
+    number = {at: int(match[1]) for at, name in enumerate(trace.names) if (match := LAUNCH.fullmatch(name))}
+    spans = np.flatnonzero(np.isin(trace.events.name, list(number)))
+    event_of = {
+        number[name]: span for name, span in zip(trace.events.name[spans].tolist(), spans.tolist(), strict=True)
+    }
+    if len(spans):
+        trace.events.what[spans], trace.events.name[spans] = What.LAUNCH, names[SUBMIT]
+    parts, causes, lanes, groups = [trace.events], [trace.causes], list(trace.lanes), list(trace.groups)
+    for k, (agent, own) in enumerate(zip(agents, calls, strict=True)):
+        own = own[own["failed"] == 0]
+        start_s, end_s = clock.seconds(own["submitted"]), clock.seconds(own["done"])
+        launch = np.array([event_of.get(call, NONE) for call in own["launch"].tolist()], np.int32)
+        known = np.flatnonzero(launch != NONE)
+        # Two clocks: the profiler's may be some microseconds off.
+        start_s[known] = np.maximum(start_s[known], trace.events.start_s[launch[known]])
+        causes.append(np.stack([launch[known], sum(map(len, parts)) + known], axis=1))
+        parts.append(
+            table(
+                name=np.full(len(own), names[ALL_REDUCE]),
+                what=np.full(len(own), What.COLLECTIVE),
+                lane=np.full(len(own), len(lanes)),
+                start_s=start_s,
+                duration_s=np.maximum(end_s - start_s, 0.0),
+                parent=np.full(len(own), NONE),
+                collective=np.full(len(own), Collective.ALL_REDUCE),
+                group=np.full(len(own), len(groups)),
+                sequence=own["tensor"],
+                bytes=own["bytes"],
             )
-            if launch != NONE:
-                self._causes.append((launch, event))
-
-    # Waits
-
-    def add_waits(self, buckets: list[int]) -> None:
-        """SYNC events for waiting spans. `buckets`: how many gradients DDP has in each, where it is known: at the end
-        of backward it waits for one bucket after the other, and copies each back before it waits for the next
-        (reducer.cpp, finalize_backward)."""
-        names = {name: at for at, name in enumerate(self._names) if name in (WAIT, WAIT_FOR_BUCKETS)}
-        events = self._trace.events
-        spans = np.flatnonzero(np.isin(events.name, list(names.values())))
-        inside: dict[int, list[int]] = {span: [] for span in spans.tolist()}
-        for event in np.flatnonzero(np.isin(events.parent, spans)).tolist():
-            inside[int(events.parent[event])].append(event)
-        left = self._launched()
-        for span in spans[np.argsort(events.start_s[spans], kind="stable")].tolist():
-            start_s, end_s = float(events.start_s[span]), float(events.end_s[span])
-            if events.name[span] == names.get(WAIT):
-                awaited = self._awaited(left, start_s, end_s)
-                self._add_sync(span, start_s, end_s, awaited)
-                left = [one for one in left if one not in awaited]
-                continue
-            mine = [one for one in left if one.in_backward and one.launched_s < start_s]
-            left = [one for one in left if one not in mine]
-            copied = [event for event in inside[span] if _COPY_BACK in self._names[self._name[event]]]
-            begins_s = [*events.start_s[inside[span]].tolist(), end_s]
-            if len(mine) != len(buckets) or sum(buckets) != len(copied):
-                # Views of buckets need no copies; what else there may be, it waits for all before it does anything.
-                self._add_sync(span, start_s, begins_s[0], mine)
-                continue
-            for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
-                from_s = float(events.end_s[copied[first - 1]]) if first else start_s
-                self._add_sync(span, from_s, begins_s[bisect_left(begins_s, from_s)], [one])
-
-    def _awaited(self, left: list[_Launched], start_s: float, end_s: float) -> list[_Launched]:
-        """What a `Work.wait` waited for: what ended with it, else the oldest that was over before."""
-        left = [one for one in left if not one.in_backward and one.launched_s < start_s]
-        ended = [one for one in left if start_s <= one.end_s <= end_s + SLACK_S]
-        earlier = [one for one in left if one.end_s < start_s]
-        return sorted(ended, key=lambda one: one.end_s)[-1:] or earlier[:1]
-
-    def _add_sync(self, span: int, from_s: float, until_s: float, causes: list[_Launched]) -> None:
-        lane, name = int(self._trace.events.lane[span]), int(self._name[span])
-        sync = self._add(name=name, what=What.SYNC, lane=lane, start_s=from_s, duration_s=max(until_s - from_s, 0.0))
-        self._causes += [(one.event, sync) for one in causes]
-        for one in causes:  # a communicator's thread may close its span long after it has woken who waits
-            if one.start_s < until_s < one.end_s:
-                self._shorten(one.event, until_s - one.start_s)
-
-    def _shorten(self, event: int, duration_s: float) -> None:
-        if event < len(self._duration_s):
-            self._duration_s[event] = duration_s
-        else:
-            self._rows[event - len(self._duration_s)]["duration_s"] = duration_s
-
-    def _launched(self) -> list[_Launched]:
-        """Collectives that a host thread has launched, in the order of the launches."""
-        events, launched = self._trace.events, []
-        for cause, caused in self._causes:
-            if cause >= len(events) or self._what[cause] != What.LAUNCH:
-                continue
-            if caused >= len(events):
-                row = self._rows[caused - len(events)]
-                start_s, duration_s = row["start_s"], row["duration_s"]
-            elif events.what[caused] == What.COLLECTIVE:
-                start_s, duration_s = float(events.start_s[caused]), float(events.duration_s[caused])
-            else:
-                continue
-            launched_s = float(events.start_s[cause])
-            launched.append(_Launched(caused, launched_s, start_s, start_s + duration_s, self._is_in_backward(cause)))
-        return sorted(launched, key=lambda one: (one.launched_s, one.event))
-
-    def _is_in_backward(self, event: int) -> bool:
-        while (event := int(self._trace.events.parent[event])) != NONE:
-            if self._trace.names[self._trace.events.name[event]].startswith(_NODE):
-                return True
-        return False
-
-    # The whole
-
-    def trace(self) -> RankTrace:
-        events, rows = self._trace.events, self._rows
-        added = {"collective": Collective.NONE, "group": NONE, "sequence": NONE, "peer": NONE, "bytes": 0.0}
-        added |= {"gradient": False, "parent": NONE}
-        columns = {}
-        for field in dataclasses.fields(Events):
-            changed = {"what": self._what, "name": self._name, "duration_s": self._duration_s}
-            old = changed.get(field.name, getattr(events, field.name))
-            new = np.array([row.get(field.name, added.get(field.name)) for row in rows], old.dtype)
-            columns[field.name] = np.concatenate([old, new])
-        order = np.lexsort((-columns["duration_s"], columns["start_s"], columns["lane"]))
-        columns = {name: column[order] for name, column in columns.items()}
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
-        end_s = columns["start_s"] + columns["duration_s"]
-        columns["parent"] = parents(columns["lane"], columns["start_s"], end_s)
-        of_transport = np.array([lane.kind == LaneKind.TRANSPORT for lane in self._lanes])[columns["lane"]]
-        columns["parent"][of_transport] = NONE  # what overlaps there is not inside
-        causes = np.array(self._causes, np.int64).reshape(-1, 2)
-        return dataclasses.replace(
-            self._trace,
-            names=self._names,
-            lanes=self._lanes,
-            groups=self._groups,
-            events=Events(**columns),
-            causes=place[causes].astype(np.int32),
         )
+        job = f"switchml {agent['tag']}" + (f" ({k})" if k else "")
+        lanes.append(Lane(job, LaneKind.TRANSPORT))
+        groups.append(Group(job, tuple(agent["ranks"])))
+    return dataclasses.replace(
+        trace,
+        names=list(names),
+        lanes=lanes,
+        groups=groups,
+        events=joined(parts),
+        causes=np.concatenate(causes),
+    )
+
+
+def _with_waits(trace: RankTrace, buckets: list[int]) -> RankTrace:
+    """The trace with SYNC events for waiting spans, all in order. `buckets`: how many gradients DDP has in each, where
+    it is known: at the end of backward it waits for one bucket after the other, and copies each back before it waits
+    for the next (reducer.cpp, finalize_backward)."""
+    events, end_s = trace.events, trace.events.end_s
+    names = {name: at for at, name in enumerate(trace.names) if name in (WAIT, WAIT_FOR_BUCKETS)}
+    spans = np.flatnonzero(np.isin(events.name, list(names.values())))
+    inside: dict[int, list[int]] = {span: [] for span in spans.tolist()}
+    for event in np.flatnonzero(np.isin(events.parent, spans)).tolist():
+        inside[int(events.parent[event])].append(event)
+    waits: list[tuple[int, float, float, list[_Launched]]] = []  # span, from, until, what it waits for
+    left = _launched(trace)
+    for span in spans[np.argsort(events.start_s[spans], kind="stable")].tolist():
+        from_s, until_s = float(events.start_s[span]), float(end_s[span])
+        if events.name[span] == names.get(WAIT):
+            awaited = _awaited(left, from_s, until_s)
+            waits.append((span, from_s, until_s, awaited))
+            left = [one for one in left if one not in awaited]
+            continue
+        mine = [one for one in left if one.in_backward and one.launched_s < from_s]
+        left = [one for one in left if one not in mine]
+        copied = [event for event in inside[span] if _COPY_BACK in trace.names[events.name[event]]]
+        begins_s = [*events.start_s[inside[span]].tolist(), until_s]
+        if len(mine) != len(buckets) or sum(buckets) != len(copied):
+            # Views of buckets need no copies; what else there may be, it waits for all before it does anything.
+            waits.append((span, from_s, begins_s[0], mine))
+            continue
+        for one, first in zip(mine, np.cumsum([0, *buckets[:-1]]).tolist(), strict=True):
+            bucket_s = float(end_s[copied[first - 1]]) if first else from_s
+            waits.append((span, bucket_s, begins_s[bisect_left(begins_s, bucket_s)], [one]))
+    for _, _, until_s, awaited in waits:
+        for one in awaited:  # a communicator's thread may close its span long after it has woken who waits
+            if one.start_s < until_s < one.end_s:
+                events.duration_s[one.event] = until_s - one.start_s
+    of_span = [span for span, *_ in waits]
+    since_s, ended_s = (np.array([wait[column] for wait in waits], np.float64) for column in (1, 2))
+    syncs = table(
+        name=events.name[of_span],
+        what=np.full(len(waits), What.SYNC),
+        lane=events.lane[of_span],
+        start_s=since_s,
+        duration_s=np.maximum(ended_s - since_s, 0.0),
+        parent=np.full(len(waits), NONE),
+    )
+    causes = [(one.event, sync) for sync, (*_, awaited) in enumerate(waits, len(events)) for one in awaited]
+    events = joined([events, syncs])
+    order = in_order(events.lane, events.start_s, events.duration_s)
+    events = table(**{name: column[order] for name, column in vars(events).items() if name != "parent"})
+    of_transport = np.array([lane.kind == LaneKind.TRANSPORT for lane in trace.lanes])[events.lane]
+    events.parent[of_transport] = NONE  # what overlaps there is not inside
+    pairs = np.concatenate([trace.causes, np.array(causes, np.int32).reshape(-1, 2)])
+    return dataclasses.replace(trace, events=events, causes=np.argsort(order)[pairs].astype(np.int32))
+
+
+def _awaited(left: list[_Launched], start_s: float, end_s: float) -> list[_Launched]:
+    """What a `Work.wait` waited for: what ended with it, else the oldest that was over before."""
+    left = [one for one in left if not one.in_backward and one.launched_s < start_s]
+    ended = [one for one in left if start_s <= one.end_s <= end_s + SLACK_S]
+    earlier = [one for one in left if one.end_s < start_s]
+    return sorted(ended, key=lambda one: one.end_s)[-1:] or earlier[:1]
+
+
+def _launched(trace: RankTrace) -> list[_Launched]:
+    """Collectives that a host thread has launched, in the order of the launches."""
+    events, end_s = trace.events, trace.events.end_s
+    cause, caused = trace.causes.T
+    pairs = trace.causes[(events.what[cause] == What.LAUNCH) & (events.what[caused] == What.COLLECTIVE)]
+    launched = [
+        _Launched(
+            event=event,
+            launched_s=float(events.start_s[launch]),
+            start_s=float(events.start_s[event]),
+            end_s=float(end_s[event]),
+            in_backward=any(trace.names[events.name[outer]].startswith(_NODE) for outer in events.around(launch)),
+        )
+        for launch, event in pairs.tolist()
+    ]
+    return sorted(launched, key=lambda one: (one.launched_s, one.event))
 
 
 def _wire(agents: list[dict], packets: list[np.ndarray], clock: _Clock) -> Wire:

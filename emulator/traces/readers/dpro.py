@@ -14,15 +14,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
+from emulator.traces.events import NONE, Group, Lane, LaneKind, RankTrace, What
 from emulator.traces.readers.chrome import ChromeFile
-from emulator.traces.readers.columns import Numbers
-from emulator.traces.readers.nesting import parents
+from emulator.traces.readers.tables import Numbers, occurrences, table
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
 _PLACE = re.compile(r"host(\d+)\.rank(\d+)")
-_WHAT = {"FW": What.COMPUTE, "BW": What.COMPUTE, "OUTPUT": What.COMPUTE, "I/O": What.LOAD, "IO": What.LOAD}
+_WHAT = {"I/O": What.LOAD, "IO": What.LOAD}
 
 
 class Event(msgspec.Struct):
@@ -46,6 +45,7 @@ def read(path: Path, *, salvage: bool = False) -> list[RankTrace]:
         for event in batch:
             place = _PLACE.search(str(event.pid))
             if event.ph == "X" and place:
+                event.name = event.name.split("->")[-1]
                 ranks[int(place[1]), int(place[2])].append(event)
     if not ranks:
         raise TraceError(f"{path} has no events of dPRO's: none with a pid such as host0.rank0")
@@ -54,112 +54,92 @@ def read(path: Path, *, salvage: bool = False) -> list[RankTrace]:
     through = len({rank for _, rank in ranks}) == len(ranks)
     places = sorted(ranks, key=lambda place: place[1] if through else place)
     number = {place: place[1] if through else at for at, place in enumerate(places)}
-    hosts = {place: f"host{place[0]}" for place in places}
     world = tuple(sorted(number.values()))
-    return [_trace(path, number[place], world, hosts[place], ranks[place], edges, file.broken) for place in places]
+    about = {"broken": file.broken} if file.broken else {}
+    return [
+        _trace(ranks[place], edges, rank=number[place], host=f"host{place[0]}", world=world, source=path, about=about)
+        for place in places
+    ]
 
 
 def _trace(
-    path: Path,
-    rank: int,
-    world: tuple[int, ...],
-    host: str,
-    recorded: list[Event],
-    edges: dict[str, list[str]],
-    broken: str,
+    recorded: list[Event], edges: dict[str, list[str]], rank: int, host: str, world: tuple[int, ...], **others: Any
 ) -> RankTrace:
+    first_us = min(event.ts for event in recorded)
+    lanes, names, groups = Numbers(), Numbers(), Numbers()
     recorded.sort(key=lambda event: (event.ts, -event.dur))
-    first_us = recorded[0].ts
-    names, lanes = Numbers(), Numbers()
-    kinds = [_kind(event) for event in recorded]
-    lane = np.array([lanes[_lane(event, what)] for event, (what, _) in zip(recorded, kinds, strict=True)], np.int32)
-    order = np.argsort(lane, kind="stable")
-    lane, recorded, kinds = lane[order], [recorded[at] for at in order], [kinds[at] for at in order]
+    lane_of = [lanes[_lane(event)] for event in recorded]
+    order = np.argsort(lane_of, kind="stable")
+    recorded = [recorded[at] for at in order]
     start_s = np.array([(event.ts - first_us) * 1e-6 for event in recorded])
     duration_s = np.array([event.dur * 1e-6 for event in recorded])
-    what = np.array([kind[0] for kind in kinds], np.int8)
-    communicates = np.isin(what, (What.COLLECTIVE, What.SEND, What.RECV))
-    sequence = np.full(len(recorded), NONE, np.int64)
-    counts: dict[tuple[int, str], int] = defaultdict(int)
-    groups: dict[str, int] = {}
-    group = np.full(len(recorded), NONE, np.int32)
+    what, collective = (np.array(column) for column in zip(*map(_kind, recorded), strict=True))
+    communication = np.flatnonzero(collective)
+    communication = communication[np.argsort(start_s[communication], kind="stable")]
+    group, sequence, peer = (np.full(len(recorded), NONE, np.int64) for _ in range(3))
     # A tensor is a group of its own: its transactions are counted apart, and in their order on every rank the same.
-    for at in np.flatnonzero(communicates)[np.argsort(start_s[communicates], kind="stable")].tolist():
-        key = _transaction(recorded[at].name)
-        group[at] = groups.setdefault(key, len(groups))
-        sequence[at] = counts[int(what[at]), key]
-        counts[int(what[at]), key] += 1
-    events = Events(
-        name=np.array([names[event.name.split("->")[-1]] for event in recorded], np.int32),
-        what=what,
-        lane=lane,
-        start_s=start_s,
-        duration_s=duration_s,
-        parent=parents(lane, start_s, start_s + duration_s),
-        collective=np.array([kind[1] for kind in kinds], np.int8),
-        group=group,
-        sequence=sequence,
-        peer=np.array(
-            [_peer(event, rank, world) if communicates[at] else NONE for at, event in enumerate(recorded)], np.int32
-        ),
-        bytes=np.array([float((event.args or {}).get("size", 0) or 0) for event in recorded]),
-        gradient=np.zeros(len(recorded), bool),
-    )
+    group[communication] = [groups[_transaction(recorded[at].name)] for at in communication]
+    sequence[communication] = occurrences(zip(what[communication], group[communication], strict=True))
+    for at in np.flatnonzero(collective == Collective.P2P):
+        peer[at] = _peer(recorded[at], 1 if what[at] == What.SEND else -1, rank, world)
     return RankTrace(
         rank=rank,
         world_size=len(world),
         host=host,
-        source=path,
         format="dpro",
         epoch_s=first_us * 1e-6,
-        names=list(names),
         lanes=[Lane(name, kind) for name, kind in lanes],
         groups=[Group(key, world) for key in groups],
-        events=events,
+        events=table(
+            name=[names[event.name] for event in recorded],
+            what=what,
+            lane=np.array(lane_of)[order],
+            start_s=start_s,
+            duration_s=duration_s,
+            collective=collective,
+            group=group,
+            sequence=sequence,
+            peer=peer,
+            bytes=[float((event.args or {}).get("size", 0) or 0) for event in recorded],
+        ),
+        names=list(names),
         causes=_causes(recorded, start_s, start_s + duration_s, edges),
         steps=_steps(recorded, start_s, start_s + duration_s),
-        about={"broken": broken} if broken else {},
+        **others,
     )
 
 
 def _kind(event: Event) -> tuple[What, Collective]:
-    parts = event.name.split("->")[-1].split(".")
-    if parts[0] == "Comm":
-        last = parts[-1].split("~>")[0].upper()
-        if last in ("SEND", "PUSH_REQ", "PULL_RES"):
-            return What.SEND, Collective.P2P
-        if last in ("RECV", "PUSH_RES", "PULL_REQ"):
-            return What.RECV, Collective.P2P
-        reduces = "ALLREDUCE" in last or last in ("PUSH", "PULL")
-        return (What.COLLECTIVE, Collective.ALL_REDUCE) if reduces else (What.SCOPE, Collective.NONE)
-    if parts[0].startswith("UPDATE"):
-        return What.COMPUTE, Collective.NONE
-    return _WHAT.get(parts[0], What.COMPUTE), Collective.NONE
+    parts = event.name.split(".")
+    if parts[0] != "Comm":
+        return _WHAT.get(parts[0], What.COMPUTE), Collective.NONE
+    last = parts[-1].split("~>")[0].upper()
+    if last in ("SEND", "PUSH_REQ", "PULL_RES"):
+        return What.SEND, Collective.P2P
+    if last in ("RECV", "PUSH_RES", "PULL_REQ"):
+        return What.RECV, Collective.P2P
+    reduces = "ALLREDUCE" in last or last in ("PUSH", "PULL")
+    return (What.COLLECTIVE, Collective.ALL_REDUCE) if reduces else (What.SCOPE, Collective.NONE)
 
 
-def _lane(event: Event, what: What) -> tuple[str, LaneKind]:
-    if event.name.split("->")[-1].startswith("Comm."):
+def _lane(event: Event) -> tuple[str, LaneKind]:
+    if event.name.startswith("Comm."):
         return f"communication {event.tid}".strip(), LaneKind.TRANSPORT
-    if what == What.LOAD:
+    if _kind(event)[0] == What.LOAD:
         return "loader", LaneKind.HOST
     return f"compute {event.tid}".strip(), LaneKind.DEVICE
 
 
 def _transaction(name: str) -> str:
     """Tensor and, of chunks, which: what both ends of a transfer have in common."""
-    tensor, _, suffix = name.split("->")[-1].partition("~>")
+    tensor, _, suffix = name.partition("~>")
     return ".".join(tensor.split(".")[1:-1]) + (f"~>{suffix}" if suffix else "")
 
 
-def _peer(event: Event, rank: int, world: tuple[int, ...]) -> int:
+def _peer(event: Event, step: int, rank: int, world: tuple[int, ...]) -> int:
     """Named in the arguments, or the neighbour in the ring."""
-    if _kind(event)[1] != Collective.P2P:
-        return NONE
     peer = (event.args or {}).get("peer")
-    if peer is not None:
-        return int(peer)
-    step = 1 if _kind(event)[0] == What.SEND else -1
-    return world[(world.index(rank) + step) % len(world)]
+    return int(peer) if peer is not None else world[(world.index(rank) + step) % len(world)]
 
 
 def _iteration(event: Event) -> int:
@@ -174,7 +154,7 @@ def _steps(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray) -> np.
 
 def _causes(recorded: list[Event], start_s: np.ndarray, end_s: np.ndarray, edges: dict[str, list[str]]) -> np.ndarray:
     """The graph's edges, in each iteration, where the times agree."""
-    place = {(event.name.split("->")[-1].split("~>")[0], _iteration(event)): at for at, event in enumerate(recorded)}
+    place = {(event.name.split("~>")[0], _iteration(event)): at for at, event in enumerate(recorded)}
     pairs = set()
     for (name, step), cause in place.items():
         for follower in edges.get(name, ()):

@@ -1,17 +1,37 @@
-"""Traces from files, whichever program wrote them. The format is recognized by the content (`formats.py`), not the
-name."""
+"""Traces from files, whichever program wrote them. The format is recognized by the content, not the name."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from emulator.traces.events import RankTrace
-from emulator.traces.readers import captured, dpro, formats, native, simai
+from emulator.traces.events import RankTrace, one_a_rank
+from emulator.traces.readers import captured, dpro, native, simai
 from emulator.traces.readers.chakra import chakra, graph
+from emulator.traces.readers.chakra.file import is_chakra
+from emulator.traces.readers.chrome import open_plain
 from emulator.traces.readers.kineto import kineto
-from emulator.traces.workload import Workload
+from emulator.traces.workload import Workload, untimed
 from switchml.errors import TraceError
+
+CAPTURE, OURS = "capture", "switchml"
+KINETO, EXECUTION_TRACE, CHAKRA, DPRO, SIMAI = "kineto", "execution trace", "chakra", "dpro", "simai"
+DESCRIPTIONS = (
+    "what switchml trace capture leaves",
+    "a trace of PyTorch's profiler (JSON, may be gzipped)",
+    "a Chakra execution trace",
+    "dPRO's timeline",
+    "SimAI's workload text",
+    "a file of our own (.npz)",
+)
+_LOOK_BYTES = 1 << 20
+_KINETO = re.compile(
+    rb'"(deviceProperties|distributedInfo|schemaVersion)"\s*:'
+    rb'|"cat"\s*:\s*"(cpu_op|user_annotation|python_function|kernel|gpu_\w+|\w+_runtime|\w+_driver|Operator|Runtime)"'
+)
+"""What only PyTorch's Chrome traces have."""
+_DPRO_PLACE = re.compile(rb'"pid"\s*:\s*"[^"]*host\d+\.rank\d+"')
+_TORCH_ET = re.compile(rb'"schema"\s*:\s*"[^"]*chakra[^"]*"')
 
 
 def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) -> list[RankTrace]:
@@ -26,38 +46,29 @@ def read(path: Path | str, *, rank: int | None = None, salvage: bool = False) ->
     present = files(path)
     if rank is not None and path.is_dir():
         raise TraceError(f"--rank names the rank of one file, but {path} is a directory")
-    untimed = [file for file, kind in present if kind == formats.SIMAI]
-    if untimed:
-        raise TraceError(
-            f"{untimed[0]} does not say when things happened, only what there is to do: "
-            "`switchml trace emulate` plays it on a cluster"
-        )
-    beside = {_named_rank(file): file for file, kind in present if kind == formats.EXECUTION_TRACE}
+    for file, kind in present:
+        if kind == SIMAI:
+            raise untimed(file)
+    beside = {_named_rank(file): file for file, kind in present if kind == EXECUTION_TRACE}
     traces = [
         trace
         for file, kind in present
-        if kind != formats.EXECUTION_TRACE
+        if kind != EXECUTION_TRACE
         for trace in _read_one(file, kind, rank, salvage, beside)
     ]
     if not traces:
         raise TraceError(
             f"{path} has torch's execution traces only, which have no times: put the profiler's beside them"
         )
-    traces.sort(key=lambda trace: trace.rank)
-    for one, other in zip(traces, traces[1:], strict=False):
-        if one.rank == other.rank:
-            raise TraceError(
-                f"{one.source} and {other.source} are both of rank {one.rank}; one trace a rank is expected"
-            )
-    return traces
+    return one_a_rank(traces)
 
 
 def read_workload(path: Path | str) -> Workload:
     """The workload in `path`: a file, or a directory with one a rank. TraceError where there is none."""
     path = Path(path)
     present = files(path)
-    texts = [file for file, kind in present if kind == formats.SIMAI]
-    execution_traces = [file for file, kind in present if kind == formats.CHAKRA]
+    texts = [file for file, kind in present if kind == SIMAI]
+    execution_traces = [file for file, kind in present if kind == CHAKRA]
     if texts and len(present) > 1:
         raise TraceError(
             f"{path} has {len(present)} traces; SimAI's workload is one file, expected {texts[0].name} alone"
@@ -76,24 +87,50 @@ def files(path: Path) -> list[tuple[Path, str]]:
     inside = [path]
     if path.is_dir():  # hidden files are those that a rank was killed over
         inside = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith("."))
-    if path.is_dir() and not any(formats.detect(file) for file in inside):
+    if path.is_dir() and not any(detect(file) for file in inside):
         inside = sorted(file for file in path.rglob("*") if file.is_file())  # a directory for each rank
     inside = list(dict.fromkeys(captured.about_of(file) or file for file in inside))  # one for each rank's capture
-    present = [(file, kind) for file in inside if (kind := formats.detect(file))]
+    present = [(file, kind) for file in inside if (kind := detect(file))]
     if not present:
-        expected = ", ".join(formats.DESCRIPTIONS[:-1]) + f" or {formats.DESCRIPTIONS[-1]}"
+        expected = ", ".join(DESCRIPTIONS[:-1]) + f" or {DESCRIPTIONS[-1]}"
         what = f"no trace in {path}" if path.is_dir() else f"{path} is no trace that is known here"
         raise TraceError(f"{what}: expected {expected}")
     return present
 
 
+def detect(path: Path) -> str:
+    """One of the names above, or "" for what is no trace."""
+    if captured.about_of(path) == path:
+        return CAPTURE
+    if native.is_native(path):
+        return OURS
+    with open_plain(path) as file:
+        try:
+            start = file.read(_LOOK_BYTES)
+        except (EOFError, OSError):
+            # Broken right at the beginning: by its name; the reader then says where it breaks.
+            return KINETO if ".json" in path.name else ""
+    text = start.lstrip()
+    if text[:1] in (b"{", b"["):
+        if _DPRO_PLACE.search(text):
+            return DPRO
+        if b'"workload_graph"' in text[:4096]:
+            return CHAKRA
+        if _TORCH_ET.search(text[:4096]) and b'"nodes"' in text:
+            return EXECUTION_TRACE
+        return KINETO if _KINETO.search(text) else ""
+    if re.match(rb"[A-Z_]+\s+model_parallel_NPU_group:", text):
+        return SIMAI
+    return CHAKRA if is_chakra(start) else ""
+
+
 def _read_one(path: Path, kind: str, rank: int | None, salvage: bool, beside: dict[int, Path]) -> list[RankTrace]:
-    if kind == formats.DPRO:
+    if kind == DPRO:
         return dpro.read(path, salvage=salvage)
-    if kind == formats.KINETO:
+    if kind == KINETO:
         execution_trace = beside.get(_named_rank(path))
         return [kineto.read(path, rank=rank, salvage=salvage, execution_trace=execution_trace)]
-    reader = {formats.CAPTURE: captured.read, formats.CHAKRA: chakra.read, formats.OURS: native.read}[kind]
+    reader = {CAPTURE: captured.read, CHAKRA: chakra.read, OURS: native.read}[kind]
     return [reader(path, rank=rank, salvage=salvage)]
 
 

@@ -16,11 +16,10 @@ from emulator.traces.events import RankTrace, What
 from emulator.workload.graph import Collective
 
 
-def write(traces: list[RankTrace], path: Path, offset_s: np.ndarray | None = None) -> None:
-    """Write `path`, compressed where it ends in .gz. offset_s: float64 (traces,), added to each trace's clock; none:
-    clocks are taken as they are."""
+def write(traces: list[RankTrace], path: Path) -> None:
+    """Write `path`, compressed where it ends in .gz. Clocks are taken as they are."""
     epochs = np.array([trace.epoch_s for trace in traces])
-    shift_s = epochs - epochs.min() + (0.0 if offset_s is None else offset_s)
+    shift_s = epochs - epochs.min()
     with gzip.open(path, "wt", compresslevel=4) if path.suffix == ".gz" else path.open("w") as file:
         file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
         separator = ""

@@ -8,25 +8,20 @@ import ast
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from emulator.traces.communication import collective_of, message_bytes
-from emulator.traces.events import NONE, Events, Group, Lane, LaneKind, RankTrace, What
+from emulator.traces.events import NONE, Group, Lane, LaneKind, RankTrace, What
 from emulator.traces.readers import native
 from emulator.traces.readers.chakra import chakra_pb2 as pb
-from emulator.traces.readers.chakra.file import (
-    COLLECTIVE_TYPES,
-    FLOATS,
-    GROUPS,
-    INTEGERS,
-    attributes,
-    read_messages,
-)
+from emulator.traces.readers.chakra.file import COLLECTIVE_TYPES, FLOATS, GROUPS, INTEGERS, attributes, read_messages
 from emulator.traces.readers.chrome import ChromeFile, open_plain
-from emulator.traces.readers.nesting import parents
+from emulator.traces.readers.tables import Numbers, in_order, occurrences, table
+from emulator.traces.workload import untimed
 from emulator.workload.graph import Collective
 from switchml.errors import TraceError
 
@@ -57,7 +52,7 @@ class Node:
 class ChakraTrace:
     """A file's content."""
 
-    path: Path
+    source: Path
     rank: int
     version: str
     about: dict[str, Any]
@@ -65,21 +60,24 @@ class ChakraTrace:
     groups: dict[str, list[int]] = field(default_factory=dict)
     """Communicators by name; no ranks: all."""
 
-    @property
-    def timed(self) -> bool:
-        """Whether it says when its nodes began."""
-        return any(node.start_s > 0 for node in self.nodes)
-
 
 def load(path: Path, rank: int | None = None) -> ChakraTrace:
     """The file's nodes. Its rank comes from its name (`….7.et`, `rank-7…`), where `rank` does not give it."""
-    if is_json(path):
-        return _load_json(path, _rank(path, rank))
+    with open_plain(path) as file:
+        is_json = JSON_KEY in file.read(4096)
+    rank = _rank(path) if rank is None else rank
+    trace = _load_json(path, rank) if is_json else _load_messages(path, rank)
+    if not trace.nodes:
+        raise TraceError(f"{path} has no nodes")
+    return trace
+
+
+def _load_messages(path: Path, rank: int) -> ChakraTrace:
     messages = read_messages(path)
     head = next(messages, None)
     if head is None:
         raise TraceError(f"{path} is empty")
-    trace = ChakraTrace(path, _rank(path, rank), head.version, attributes(head))
+    trace = ChakraTrace(path, rank, head.version, attributes(head))
     for message in messages:
         node = Node(
             id=message.id,
@@ -94,38 +92,25 @@ def load(path: Path, rank: int | None = None) -> ChakraTrace:
         if message.name == GROUPS:
             trace.groups |= _groups(message.inputs.values)
         trace.nodes.append(node)
-    if not trace.nodes:
-        raise TraceError(f"{path} has no nodes")
     return trace
-
-
-def is_json(path: Path) -> bool:
-    """Whether it is in the JSON form that Chakra's feeder takes too: {"workload_graph": [...]}."""
-    with open_plain(path) as file:
-        return JSON_KEY in file.read(4096)
 
 
 def _load_json(path: Path, rank: int) -> ChakraTrace:
-    """Nodes of that form, named as in Chakra's src/feeder/json_node.cpp."""
-    file = ChromeFile(path, array="workload_graph")
+    """Nodes in the form that Chakra's feeder takes too, {"workload_graph": [...]}, named as in its
+    src/feeder/json_node.cpp."""
     trace = ChakraTrace(path, rank, "JSON", {})
-    for batch in file.batches():
-        for row in batch:
-            try:
-                deps = [int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ()))]
-                runtime_s = float(row.get("runtime", 0)) * 1e-6
-                node = Node(int(row["Id"]), str(row["Name"]), int(row["NodeType"]), deps, deps, 0.0, runtime_s, row)
-            except (KeyError, TypeError, ValueError) as error:
-                raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
-            trace.nodes.append(node)
-    if not trace.nodes:
-        raise TraceError(f"{path} has no nodes")
+    for row in chain.from_iterable(ChromeFile(path, array="workload_graph").batches()):
+        try:
+            deps = [int(dep) for dep in (*row.get("ctrl_deps", ()), *row.get("data_deps", ()))]
+            runtime_s = float(row.get("runtime", 0)) * 1e-6
+            node = Node(int(row["Id"]), str(row["Name"]), int(row["NodeType"]), deps, deps, 0.0, runtime_s, row)
+        except (KeyError, TypeError, ValueError) as error:
+            raise TraceError(f"{path}: node {len(trace.nodes) + 1} is not as expected: {error!r}") from None
+        trace.nodes.append(node)
     return trace
 
 
-def _rank(path: Path, rank: int | None) -> int:
-    if rank is not None:
-        return rank
+def _rank(path: Path) -> int:
     named = re.search(r"\.(\d+)\.(et|json)", path.name) or re.search(r"rank[-_]?(\d+)", path.name)
     if not named:
         raise TraceError(f"{path} does not say which rank it is; name it NAME.N.et, or give --rank N")
@@ -161,91 +146,69 @@ def read(path: Path, *, rank: int | None = None, salvage: bool = False) -> RankT
     trace = load(path, rank)
     if "switchml.trace" in trace.about:
         return _ours(trace)
-    if not trace.timed:
-        raise TraceError(
-            f"{path} does not say when things happened, only what there is to do: "
-            "`switchml trace emulate` plays it on a cluster"
-        )
+    if not any(node.start_s > 0 for node in trace.nodes):
+        raise untimed(path)
     return _timed(trace)
 
 
 def _ours(trace: ChakraTrace) -> RankTrace:
     nodes = sorted((node for node in trace.nodes if "switchml.event" in node.attr), key=lambda node: node.id)
     head = json.loads(trace.about["switchml.trace"])
-    names = {name: number for number, name in enumerate(dict.fromkeys(node.name for node in nodes))}
-    integers = np.array([node.attr["switchml.event"] for node in nodes], np.int64).reshape(-1, len(INTEGERS))
-    floats = np.array([node.attr["switchml.times"] for node in nodes], np.float64).reshape(-1, len(FLOATS))
-    columns = dict(zip(INTEGERS, integers.T, strict=True))
-    events = Events(
-        name=np.array([names[node.name] for node in nodes], np.int32),
-        **{name: column.astype(_DTYPES.get(name, np.int32)) for name, column in columns.items()},
-        **dict(zip(FLOATS, np.ascontiguousarray(floats.T), strict=True)),
-    )
+    names = Numbers()
+    columns = {"name": np.array([names[node.name] for node in nodes])}
+    for attribute, of_nodes in (("switchml.event", INTEGERS), ("switchml.times", FLOATS)):
+        rows = np.array([node.attr[attribute] for node in nodes]).reshape(-1, len(of_nodes))
+        columns |= dict(zip(of_nodes, np.ascontiguousarray(rows.T), strict=True))
     event_of = {node.id: node.id - 1 for node in nodes}
     event_of |= {node.id: node.attr["switchml.of"] for node in trace.nodes if "switchml.of" in node.attr}
     causes = {(event_of[cause], node.id - 1) for node in nodes for cause in node.data_deps}
-    head["names"] = list(names)
     pairs = np.array(sorted(causes), np.int32).reshape(-1, 2)
-    return native.whole(head, trace.path, events=events, causes=pairs, steps=np.array(head["steps"]))
-
-
-_DTYPES = {"what": np.int8, "collective": np.int8, "sequence": np.int64, "gradient": np.bool_}
+    head["names"] = list(names)
+    return native.whole(head, trace.source, events=table(**columns), causes=pairs, steps=np.array(head["steps"]))
 
 
 def _timed(trace: ChakraTrace) -> RankTrace:
     """Of another writer's: lanes are threads and streams."""
     nodes = [node for node in trace.nodes if node.type not in (pb.METADATA_NODE, pb.INVALID_NODE)]
-    lanes: dict[tuple, int] = {}
+    lanes, names = Numbers(), Numbers()
+    lane_of = [lanes[_place(node)] for node in nodes]
+    start_s, duration_s = np.array([(node.start_s, node.duration_s) for node in nodes]).T
+    order = in_order(np.array(lane_of), start_s, duration_s)
+    nodes, lane = [nodes[at] for at in order], np.array(lane_of)[order]
     world = sorted({rank for ranks in trace.groups.values() for rank in ranks} | {trace.rank})
     groups = {name: Group(name, tuple(ranks or world)) for name, ranks in trace.groups.items()}
     rows = []
     for node in nodes:
-        on_host = bool(node.attr.get("is_cpu_op", node.type not in COMMUNICATION))
-        place = node.attr.get("tid" if on_host else "stream", 0)
-        lane = lanes.setdefault((not on_host, place), len(lanes))
-        what, kind, size, group, peer = What.COMPUTE, Collective.NONE, 0.0, NONE, NONE
-        if node.type in COMMUNICATION:
-            name = str(node.attr.get("pg_name", ""))
-            members = groups.setdefault(name, Group(name, tuple(world)))
-            group = list(groups).index(name)
-            kind, size = communication(node, len(members.ranks))
-            what = What.COLLECTIVE
-            if node.type == pb.COMM_SEND_NODE:
-                what, peer = What.SEND, int(node.attr.get("comm_dst", NONE))
-            elif node.type == pb.COMM_RECV_NODE:
-                what, peer = What.RECV, int(node.attr.get("comm_src", NONE))
-        rows.append((lane, node.start_s, -node.duration_s, what, kind, size, group, peer, node))
-    order = sorted(range(len(rows)), key=lambda at: rows[at][:3])
-    lane, start, minus, what, kind, size, group, peer, ordered = zip(*(rows[at] for at in order), strict=True)
-    place = {node.id: event for event, node in enumerate(ordered)}
-    names = {name: number for number, name in enumerate(dict.fromkeys(node.name for node in ordered))}
-    start_s, duration_s = np.array(start), -np.array(minus)
-    counts: dict[tuple, int] = {}
-    sequence = []
-    for key in zip(group, what, peer, strict=True):
-        sequence.append(counts.get(key, 0) if key[0] != NONE else NONE)
-        counts[key] = counts.get(key, 0) + 1
-    events = Events(
-        name=np.array([names[node.name] for node in ordered], np.int32),
-        what=np.array(what, np.int8),
-        lane=np.array(lane, np.int32),
-        start_s=start_s,
-        duration_s=duration_s,
-        parent=parents(np.array(lane, np.int32), start_s, start_s + duration_s),
-        collective=np.array(kind, np.int8),
-        group=np.array(group, np.int32),
-        sequence=np.array(sequence, np.int64),
-        peer=np.array(peer, np.int32),
-        bytes=np.array(size, np.float64),
-        gradient=np.zeros(len(ordered), bool),
+        if node.type not in COMMUNICATION:
+            rows.append((What.COMPUTE, Collective.NONE, 0.0, NONE, NONE))
+            continue
+        name = str(node.attr.get("pg_name", ""))
+        members = groups.setdefault(name, Group(name, tuple(world)))
+        what, end = _SIDES[node.type]
+        peer = int(node.attr.get(end, NONE)) if end else NONE
+        rows.append((what, *communication(node, len(members.ranks)), list(groups).index(name), peer))
+    what, kind, size, group, peer = zip(*rows, strict=True)
+    sequence = np.where(np.array(group) == NONE, NONE, occurrences(zip(group, what, peer, strict=True)))
+    events = table(
+        name=[names[node.name] for node in nodes],
+        what=what,
+        lane=lane,
+        start_s=start_s[order],
+        duration_s=duration_s[order],
+        collective=kind,
+        group=group,
+        sequence=sequence,
+        peer=peer,
+        bytes=size,
     )
-    causes = {(place[dep], place[node.id]) for node in ordered for dep in node.deps if dep in place}
+    place = {node.id: event for event, node in enumerate(nodes)}
+    causes = {(place[dep], place[node.id]) for node in nodes for dep in node.deps if dep in place}
     between = [(a, b) for a, b in causes if lane[a] != lane[b]]
     return RankTrace(
         rank=trace.rank,
         world_size=len(world),
         host="",
-        source=trace.path,
+        source=trace.source,
         format="chakra",
         epoch_s=0.0,
         names=list(names),
@@ -259,3 +222,17 @@ def _timed(trace: ChakraTrace) -> RankTrace:
         steps=np.array([[0.0, float(events.end_s.max())]]),
         about={"chakra": trace.version},
     )
+
+
+_SIDES = {
+    pb.COMM_COLL_NODE: (What.COLLECTIVE, ""),
+    pb.COMM_SEND_NODE: (What.SEND, "comm_dst"),
+    pb.COMM_RECV_NODE: (What.RECV, "comm_src"),
+}
+"""What a communication node is, and the attribute with its peer."""
+
+
+def _place(node: Node) -> tuple[bool, Any]:
+    """Whether a node runs on a device, and the number of its thread or stream."""
+    on_host = bool(node.attr.get("is_cpu_op", node.type not in COMMUNICATION))
+    return not on_host, node.attr.get("tid" if on_host else "stream", 0)

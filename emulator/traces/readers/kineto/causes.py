@@ -1,6 +1,7 @@
 """What had to come before what in a Kineto trace, beyond the order on a lane: launches before their kernels, forward
 operators before their backward ones, a collective's call before its work, backward's thread within `backward()`, and
-what streams and threads of an accelerator wait for (`kineto/waits.py`).
+what streams and threads of an accelerator wait for. CUDA's profiler can record that (`cuda_sync` events: which stream,
+which recorded event); else it is inferred from what c10d and streams do, where the times of the trace agree.
 """
 
 from __future__ import annotations
@@ -8,24 +9,24 @@ from __future__ import annotations
 import numpy as np
 
 from emulator.traces.events import NONE, LaneKind
-from emulator.traces.readers.kineto.communication import Communication
 from emulator.traces.readers.kineto.reading import Reading
-from emulator.traces.readers.kineto.waits import Waits
+
+_SLACK_S = 2e-6
+"""Old traces round to whole microseconds."""
 
 
-def find(reading: Reading, communication: Communication, more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
+def find_causes(reading: Reading, launch: dict[int, int], more: list[tuple[int, int]]) -> tuple[np.ndarray, int]:
     """int32 (causes, 2), as `RankTrace.causes`, each pair once; and how many of them are inferred: the order between
-    streams in traces without CUDA's own records of it. `more`: (effect, cause) that others know of."""
-    waits = Waits(reading, communication)
+    streams in traces without CUDA's own records of it. `launch`: communication → the host event that set it going;
+    `more`: (effect, cause) that others know of."""
+    waits, lane = _Waits(reading), reading.events.lane
     inferred = waits.inferred()
-    called = [
-        (event, call) for event, call in communication.launch.items() if reading.lane[event] != reading.lane[call]
-    ]
+    called = [pair for pair in launch.items() if lane[pair[0]] != lane[pair[1]]]
     pairs = [*called, *_backward_calls(reading), *waits.recorded(), *more, *inferred]
-    launched = np.flatnonzero(reading.launch_of() != NONE)
+    launched = np.flatnonzero(reading.launch_of != NONE)
     causes = np.concatenate(
         [
-            np.stack([reading.launch_of()[launched], launched], axis=1),
+            np.stack([reading.launch_of[launched], launched], axis=1),
             _forward_backward(reading),
             np.array(pairs, np.int64).reshape(-1, 2)[:, ::-1],
         ]
@@ -36,41 +37,34 @@ def find(reading: Reading, communication: Communication, more: list[tuple[int, i
 def _forward_backward(reading: Reading) -> np.ndarray:
     """int64 (pairs, 2): forward operator, backward operator; from the profiler's arrows, in traces without them from
     autograd's sequence numbers."""
-    ends = reading.table.arrows.arrays()
+    events, ends = reading.events, reading.table.arrows.arrays()
     if not len(ends["id"]):
         return _by_sequence(reading)
     # An arrow's end is where an operator begins: of several the innermost, not what is wrapped around it.
     place = {}
     starts_s = (ends["ts"] - reading.first_ts) * 1e-6
     lanes = reading.lane_of_table[ends["lane"]]
-    for event in np.flatnonzero(np.isin(reading.start_s, starts_s)).tolist():
-        place[int(reading.lane[event]), float(reading.start_s[event])] = event
+    for event in np.flatnonzero(np.isin(events.start_s, starts_s)).tolist():
+        place[int(events.lane[event]), float(events.start_s[event])] = event
     both: dict[int, list[int]] = {}
-    for id, is_head, lane, at_s in zip(
-        ends["id"].tolist(), ends["is_head"].tolist(), lanes.tolist(), starts_s.tolist(), strict=True
-    ):
-        event = place.get((lane, at_s))
-        if event is not None:
-            both.setdefault(id, [NONE, NONE])[is_head] = event
-    pairs = np.array([pair for pair in both.values() if NONE not in pair], np.int64).reshape(-1, 2)
-    return pairs
+    columns = (column.tolist() for column in (ends["id"], ends["is_head"], lanes, starts_s))
+    for id, is_head, lane, at_s in zip(*columns, strict=True):
+        if (lane, at_s) in place:
+            both.setdefault(id, [NONE, NONE])[is_head] = place[lane, at_s]
+    return np.array([pair for pair in both.values() if NONE not in pair], np.int64).reshape(-1, 2)
 
 
 def _by_sequence(reading: Reading) -> np.ndarray:
     """Operators that put nothing on the tape carry the number that the next one will get, so of forward operators with
     the same number the last one counts (as in torch/csrc/profiler/kineto_shim)."""
-    rows = reading.table.autograd.arrays()
+    rows, start_s = reading.table.autograd.arrays(), reading.events.start_s
     events = reading.row_to_event[rows["row"]]
-    order = np.lexsort((reading.start_s[events], rows["sequence"]))
-    last: dict[tuple[bool, int], int] = {}
-    for backward, sequence, event in zip(
-        rows["is_backward"][order].tolist(), rows["sequence"][order].tolist(), events[order].tolist(), strict=True
-    ):
-        last[bool(backward), sequence] = event
+    order = np.lexsort((start_s[events], rows["sequence"]))
+    columns = (column[order].tolist() for column in (rows["is_backward"], rows["sequence"], events))
+    last = {(bool(backward), sequence): event for backward, sequence, event in zip(*columns, strict=True)}
     both = [(last[False, at], event) for (backward, at), event in last.items() if backward and (False, at) in last]
     pairs = np.array(both, np.int64).reshape(-1, 2)
-    end_s = reading.start_s + reading.duration_s
-    return pairs[end_s[pairs[:, 0]] <= reading.start_s[pairs[:, 1]] + 1e-6]
+    return pairs[reading.events.end_s[pairs[:, 0]] <= start_s[pairs[:, 1]] + 1e-6]
 
 
 def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
@@ -78,20 +72,139 @@ def _backward_calls(reading: Reading) -> list[tuple[int, int]]:
     caller did last before comes before it, what it does next comes after it."""
     if not reading.lanes or reading.lanes[0].kind != LaneKind.HOST:
         return []
-    nodes = [kind for kind, (_, name) in enumerate(reading.kinds) if str(name).startswith("autograd::engine::evaluate")]
-    top = (reading.parent == NONE) & np.isin(reading.kind, nodes) & (reading.lane != 0)
-    caller = np.flatnonzero(reading.lane == 0)
-    by_end = caller[np.argsort(reading.start_s[caller] + reading.duration_s[caller], kind="stable")]
-    ends = reading.start_s[by_end] + reading.duration_s[by_end]
+    events, start_s, end_s = reading.events, reading.events.start_s, reading.events.end_s
+    top = reading.where(lambda _, name: name.startswith("autograd::engine::evaluate"))
+    top = top[(events.parent[top] == NONE) & (events.lane[top] != 0)]
+    caller = np.flatnonzero(events.lane == 0)
+    by_end = caller[np.argsort(end_s[caller], kind="stable")]
     pairs = []
-    for lane in np.unique(reading.lane[top]).tolist():
-        worker = np.flatnonzero(top & (reading.lane == lane))
-        after = np.searchsorted(reading.start_s[caller], reading.start_s[worker] + reading.duration_s[worker])
-        before = np.searchsorted(ends, reading.start_s[worker], side="right") - 1
-        bursts = np.flatnonzero(np.diff(after)) + 1
-        for first, last in zip([0, *bursts.tolist()], [*bursts.tolist(), len(worker)], strict=True):
-            if len(worker) and before[first] >= 0:
+    for lane in np.unique(events.lane[top]).tolist():
+        worker = top[events.lane[top] == lane]
+        after = np.searchsorted(start_s[caller], end_s[worker])
+        before = np.searchsorted(end_s[by_end], start_s[worker], side="right") - 1
+        for burst in np.split(np.arange(len(worker)), np.flatnonzero(np.diff(after)) + 1):
+            first, last = burst[0], burst[-1]
+            if before[first] >= 0:
                 pairs.append((int(worker[first]), int(by_end[before[first]])))
-            if len(worker) and after[last - 1] < len(caller):
-                pairs.append((int(caller[after[last - 1]]), int(worker[last - 1])))
+            if after[last] < len(caller):
+                pairs.append((int(caller[after[last]]), int(worker[last])))
     return pairs
+
+
+class _Waits:
+    """All pairs are (what waits, what it waits for)."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self._start_s, self._end_s = reading, reading.events.start_s, reading.events.end_s
+        self._is_communication = reading.events.collective > 0
+        self._devices = [lane for lane, what in enumerate(reading.lanes) if what.kind == LaneKind.DEVICE]
+        self._events: dict[int, np.ndarray] = {}
+        """Lane → its events in order, and below when each was launched: a stream takes them in that order."""
+        self._launched_s: dict[int, np.ndarray] = {}
+        for lane in self._devices:
+            events = np.flatnonzero(reading.events.lane == lane)
+            calls = np.where(reading.launch_of[events] != NONE, reading.launch_of[events], events)
+            self._events[lane], self._launched_s[lane] = events, np.maximum.accumulate(self._start_s[calls])
+        self._lane_of_stream = {reading.lane_keys[lane][1]: lane for lane in self._devices}
+
+    def _calls(self, word: str) -> list[int]:
+        """Runtime calls whose names have `word` in them."""
+        return self._reading.where(lambda category, name: category == "runtime" and word in name).tolist()
+
+    def _last_before(self, lane: int, at_s: float) -> int | None:
+        """The last event on a stream that was launched before `at_s`."""
+        place = int(np.searchsorted(self._launched_s[lane], at_s)) - 1
+        return int(self._events[lane][place]) if place >= 0 else None
+
+    def _first_after(self, lane: int, at_s: float) -> int | None:
+        place = int(np.searchsorted(self._launched_s[lane], at_s))
+        return int(self._events[lane][place]) if place < len(self._events[lane]) else None
+
+    def recorded(self) -> list[tuple[int, int]]:
+        """From `cuda_sync` events and from calls that say everything themselves."""
+        reading, pairs = self._reading, []
+        records = {int(reading.correlation[call]): call for call in self._calls("EventRecord")}
+        for call in self._calls("Synchronize"):
+            pairs += [(call, event) for event in self._synchronized(call, records)]
+        for call in self._calls("StreamWaitEvent"):
+            sync = reading.table.syncs.get(int(reading.correlation[call]))
+            if sync is None or sync.stream is None or sync.waits_on_stream is None:
+                continue
+            waiting, awaited = (self._lane_of_stream.get(stream) for stream in (sync.stream, sync.waits_on_stream))
+            record = records.get(int(sync.waits_on_record or -1))
+            if waiting is None or awaited is None or record is None:
+                continue
+            later = self._first_after(waiting, self._start_s[call])
+            sooner = self._last_before(awaited, self._start_s[record])
+            if later is not None and sooner is not None:
+                pairs.append((later, sooner))
+        return pairs
+
+    def _synchronized(self, call: int, records: dict[int, int]) -> list[int]:
+        """What a host thread waits for in a `…Synchronize`."""
+        reading = self._reading
+        at_s = float(self._start_s[call])
+        sync = reading.table.syncs.get(int(reading.correlation[call]))
+        lanes = self._devices
+        if sync is not None and sync.sync == "Event Sync" and sync.waits_on_stream in self._lane_of_stream:
+            lanes = [self._lane_of_stream[sync.waits_on_stream]]
+            record = records.get(int(sync.waits_on_record or -1))
+            at_s = float(self._start_s[record]) if record is not None else at_s
+        elif sync is not None and sync.stream in self._lane_of_stream:
+            lanes = [self._lane_of_stream[sync.stream]]
+        elif "Device" not in reading.name(call):
+            return self._ended_with(call)
+        return [event for lane in lanes if (event := self._last_before(lane, at_s)) is not None]
+
+    def _ended_with(self, call: int) -> list[int]:
+        """Which stream is synchronized is unknown: the one that made the call wait, if any."""
+        candidates = (self._last_before(lane, self._start_s[call]) for lane in self._devices)
+        made_it_wait = [
+            event
+            for event in candidates
+            if event is not None and self._start_s[call] < self._end_s[event] <= self._end_s[call] + _SLACK_S
+        ]
+        return sorted(made_it_wait, key=lambda event: self._end_s[event])[-1:]
+
+    def inferred(self) -> list[tuple[int, int]]:
+        """Where CUDA recorded nothing. c10d lets its stream wait for all that the caller's stream has been given so
+        far; and `Work.wait` lets the caller's stream wait for the collective, by a cudaStreamWaitEvent of its own."""
+        reading = self._reading
+        if reading.table.syncs or not self._is_communication.any():
+            return []
+        devices = set(self._devices)
+        kernels = [
+            event for event in np.flatnonzero(self._is_communication).tolist() if reading.events.lane[event] in devices
+        ]
+        kernels = [event for event in kernels if reading.launch_of[event] != NONE]
+        others = [lane for lane in self._devices if not self._is_communication[self._events[lane]].any()]
+        if not kernels or not others:
+            return []
+        compute = max(others, key=lambda lane: len(self._events[lane]))
+        kernels.sort(key=lambda event: self._start_s[reading.launch_of[event]])
+        launched_s = np.array([self._start_s[reading.launch_of[event]] for event in kernels])
+
+        pairs = []
+        for event, at_s in zip(kernels, launched_s.tolist(), strict=True):
+            sooner = self._last_before(compute, at_s)
+            if sooner is not None and self._end_s[sooner] <= self._start_s[event] + _SLACK_S:
+                pairs.append((event, sooner))
+        for call in self._awaits(kernels):
+            later = self._first_after(compute, float(self._start_s[call]))
+            if later is None:
+                continue
+            for place in range(int(np.searchsorted(launched_s, self._start_s[call])) - 1, -1, -1):
+                if self._end_s[kernels[place]] <= self._start_s[later] + _SLACK_S:
+                    pairs.append((later, kernels[place]))
+                    break
+        return pairs
+
+    def _awaits(self, kernels: list[int]) -> list[int]:
+        """Calls of cudaStreamWaitEvent that belong to no launch of communication: those of `Work.wait`."""
+        starting = {self._outermost_c10d(int(self._reading.launch_of[event])) for event in kernels} - {NONE}
+        return [call for call in self._calls("StreamWaitEvent") if self._outermost_c10d(call) not in starting]
+
+    def _outermost_c10d(self, event: int) -> int:
+        names = ("c10d::", "record_param_comms", "nccl:")
+        around = [one for one in self._reading.events.around(event) if self._reading.name(one).startswith(names)]
+        return around[-1] if around else NONE

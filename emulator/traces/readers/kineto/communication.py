@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from emulator.traces.events import NONE, Group, LaneKind, What
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args
 from emulator.traces.readers.kineto.reading import Reading
 from emulator.traces.readers.sizes import Call, Request, Sizes, match
+from emulator.traces.readers.tables import occurrences
 from emulator.workload.graph import Collective
 
 THREADS = 4
@@ -32,13 +32,8 @@ _KERNEL = re.compile(r"ccl\w*?_(AllReduce|AllGather|ReduceScatter|Broadcast|Redu
 
 @dataclass
 class Communication:
-    """All arrays (events,); see `Events` for those that are called as there."""
+    """What is known of a trace's communication besides what its events say."""
 
-    collective: np.ndarray
-    bytes: np.ndarray
-    group: np.ndarray
-    sequence: np.ndarray
-    peer: np.ndarray
     launch: dict[int, int] = field(default_factory=dict)
     """Communication → the host event that set it going, where that is known."""
     groups: list[Group] = field(default_factory=list)
@@ -47,35 +42,31 @@ class Communication:
     """How many do not say in which of several groups they are; they count as of the widest."""
 
 
-def find(reading: Reading) -> Communication:
-    """All communication of a trace; also sets its events' `What`."""
-    many = len(reading.kind)
-    result = Communication(
-        collective=np.zeros(many, np.int8),
-        bytes=np.zeros(many),
-        group=np.full(many, NONE, np.int32),
-        sequence=np.full(many, NONE, np.int64),
-        peer=np.full(many, NONE, np.int32),
-    )
-    groups = _Groups(reading)
+def find_communication(reading: Reading) -> Communication:
+    """All communication of a trace; its events get their columns filled in."""
+    result, groups, events = Communication(), _Groups(reading), reading.events
     for event, descriptions in [*_on_devices(reading, result), *_on_host(reading, result)]:
         kind = next((kind for each in descriptions if (kind := each.collective)), Collective.NONE)
         if not kind:
             continue
         named = next((each.args for each in descriptions if each.args.group is not None), None)
         result.unnamed += named is None and len(groups.groups) > 1
-        number = groups.number(named or Args())
-        ranks = groups.groups[number].ranks
-        result.collective[event] = kind
-        result.group[event] = number
-        result.bytes[event] = _bytes(kind, descriptions, len(ranks))
-        reading.what[event] = What.COLLECTIVE
+        events.group[event] = groups.number(named or Args())
+        ranks = groups.groups[events.group[event]].ranks
+        events.collective[event] = kind
+        events.bytes[event] = _bytes(kind, descriptions, len(ranks))
+        events.what[event] = What.COLLECTIVE
         if kind == Collective.P2P:
             sends = next((each.sends for each in descriptions if each.sends is not None), True)
-            reading.what[event] = What.SEND if sends else What.RECV
-            result.peer[event] = _peer(sends, descriptions, ranks)
+            events.what[event] = What.SEND if sends else What.RECV
+            events.peer[event] = _peer(sends, descriptions, ranks)
     result.groups = groups.groups
-    _number(result, reading)
+    # Numbered in the order in which the host launched them.
+    numbered = np.flatnonzero(events.collective)
+    launched_s = [events.start_s[result.launch.get(event, event)] for event in numbered.tolist()]
+    numbered = numbered[np.argsort(launched_s, kind="stable")]
+    keys = (column[numbered].tolist() for column in (events.group, events.what, events.peer))
+    events.sequence[numbered] = occurrences(zip(*keys, strict=True))
     return result
 
 
@@ -113,90 +104,72 @@ class _Description:
         return max((int(count(shape)) for shape in self.args.dims or []), default=0)
 
 
+def _described(reading: Reading, event: int) -> _Description:
+    return _Description(reading.name(event), reading.details.get(event))
+
+
 def _on_devices(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
     """Communication kernels with their descriptions, the most reliable first."""
-    kernels = [kind for kind, (category, name) in enumerate(reading.kinds) if category == "kernel" and "ccl" in name]
-    kernels = [kind for kind in kernels if re.search(r"[nr]ccl", reading.kinds[kind][1])]
-    launches = reading.launch_of()
     result = []
-    for event in np.flatnonzero(np.isin(reading.kind, kernels)).tolist():
-        descriptions = [_Description(_name(reading, event), reading.details.get(event))]
-        around = []
-        if launches[event] != NONE:
-            communication.launch[event] = int(launches[event])
-            around = [
-                _Description(_name(reading, outer), reading.details[outer])
-                for outer in _ancestors(reading, communication.launch[event])
-                if outer in reading.details
-            ]
-        if descriptions[0].args.collective is None:
+    for event in reading.where(lambda category, name: category == "kernel" and re.search("[nr]ccl", name)).tolist():
+        itself, around = _described(reading, event), []
+        if reading.launch_of[event] != NONE:
+            communication.launch[event] = int(reading.launch_of[event])
+            outer = reading.events.around(communication.launch[event])
+            around = [_described(reading, one) for one in outer if one in reading.details]
+        if itself.args.collective is None:
             around.sort(key=lambda one: (one.args.collective is None, one.name.startswith("c10d::")))
-            descriptions = [*(one for one in around if one.collective), *descriptions]
+            descriptions = [*(one for one in around if one.collective), itself]
         else:
-            descriptions += around
+            descriptions = [itself, *around]
         communication.backend = communication.backend or "nccl"
         result.append((event, descriptions))
     return result
 
 
 def _on_host(reading: Reading, communication: Communication) -> list[tuple[int, list[_Description]]]:
-    """Annotations over a host backend's work. c10d's operator that set it going has the next lower record number: its
-    own number is drawn first, then, while it runs, its work's. While no execution trace is observed all numbers are
-    0: then the first call of a kind is the cause of its first work, and so on."""
-    works = {kind: m for kind, (_, name) in enumerate(reading.kinds) if (m := BY_HOST.match(str(name)))}
-    events = np.flatnonzero(np.isin(reading.kind, list(works)))
-    if not len(events):
+    """Annotations over a host backend's work, with the call that set it going, and what is known from beside the
+    profile, which counts first."""
+    events = reading.events
+    works = reading.where(lambda _, name: BY_HOST.match(name))
+    if not len(works):
         return []
-    communication.backend = communication.backend or next(iter(works.values()))[1]
-    operators = [kind for kind, (_, name) in enumerate(reading.kinds) if C10D.match(str(name))]
-    callers = np.flatnonzero(np.isin(reading.kind, operators))
-    callers = callers[np.argsort(reading.record[callers], kind="stable")]
-    before = np.searchsorted(reading.record[callers], reading.record[events]) - 1
-    before = np.where(reading.record[events] > 0, before, -1)
-    caller_of = {event: int(callers[at]) for event, at in zip(events.tolist(), before.tolist(), strict=True) if at >= 0}
-    unnumbered = [these[reading.record[these] == 0] for these in (events, callers)]
-    caller_of |= _in_order(reading, *unnumbered)
-    result = []
-    for event in events.tolist():
-        descriptions = [_Description(_name(reading, event), reading.details.get(event))]
-        if event in caller_of:
-            caller = caller_of[event]
-            call = _Description(_name(reading, caller), reading.details.get(caller))
-            if (
-                call.collective == descriptions[0].collective
-                and reading.start_s[caller] <= reading.start_s[event] + 1e-6
-            ):
+    backends = (named[1] for _, name in reading.kinds if (named := BY_HOST.match(name)))
+    communication.backend = communication.backend or next(backends)
+    caller_of = _callers(reading, works)
+    result, requests = [], []
+    for event in works.tolist():
+        descriptions = [_described(reading, event)]
+        from_s, until_s = 0.0, events.start_s[event]
+        caller = caller_of.get(event, NONE)
+        if caller != NONE and events.start_s[caller] <= events.start_s[event] + 1e-6:
+            call = _described(reading, caller)
+            if call.collective == descriptions[0].collective:
                 descriptions.append(call)
                 communication.launch[event] = caller
-                if reading.lanes[reading.lane[event]].kind == LaneKind.TRANSPORT:
-                    reading.what[caller] = What.LAUNCH
+                from_s, until_s = events.start_s[caller], events.start_s[caller] + events.duration_s[caller]
+                if reading.lanes[events.lane[event]].kind == LaneKind.TRANSPORT:
+                    events.what[caller] = What.LAUNCH
         result.append((event, descriptions))
-    return _with_sizes(reading, communication, result)
-
-
-def _with_sizes(
-    reading: Reading, result: Communication, works: list[tuple[int, list[_Description]]]
-) -> list[tuple[int, list[_Description]]]:
-    """What is known from beside the profile counts first."""
-    if reading.sizes is None:
-        return works
-    requests = []
-    for event, descriptions in works:
-        call = result.launch.get(event)
-        from_s = reading.start_s[call] if call is not None else 0.0
-        until_s = from_s + reading.duration_s[call] if call is not None else reading.start_s[event]
         requests.append(Request(event, descriptions[0].name, reading.unix_ns(from_s), reading.unix_ns(until_s)))
-    calls = match(reading.sizes.calls, requests)
-    return [
-        (event, [_sized(reading.sizes, calls[event], descriptions[0].name), *descriptions])
-        if event in calls
-        else (event, descriptions)
-        for event, descriptions in works
-    ]
+    if reading.sizes is not None:
+        calls = match(reading.sizes.calls, requests)
+        for event, descriptions in result:
+            if event in calls:
+                descriptions.insert(0, _Description(descriptions[0].name, profiler_args(reading.sizes, calls[event])))
+    return result
 
 
-def _sized(sizes: Sizes, call: Call, name: str) -> _Description:
-    return _Description(name, profiler_args(sizes, call))
+def _callers(reading: Reading, works: np.ndarray) -> dict[int, int]:
+    """Work → c10d's operator that set it going, which has the next lower record number: its own number is drawn first,
+    then, while it runs, its work's. While no execution trace is observed all numbers are 0: then the first call of a
+    kind is the cause of its first work, and so on."""
+    callers = reading.where(lambda _, name: C10D.match(name))
+    callers = callers[np.argsort(reading.record[callers], kind="stable")]
+    before = np.searchsorted(reading.record[callers], reading.record[works]) - 1
+    has_one = (before >= 0) & (reading.record[works] > 0)
+    numbered = dict(zip(works[has_one].tolist(), callers[before[has_one]].tolist(), strict=True))
+    return numbered | _in_order(reading, *(these[reading.record[these] == 0] for these in (works, callers)))
 
 
 def profiler_args(sizes: Sizes, call: Call) -> Args:
@@ -213,30 +186,20 @@ def _in_order(reading: Reading, events: np.ndarray, callers: np.ndarray) -> dict
     """Event → caller, the first of each collective to the first. A backend with several threads may begin two that
     have waited in any order: so the first of the same size goes before, among those that it may have overtaken."""
     waiting: dict[Collective, list[tuple[int, int]]] = {}
-    for caller in callers[np.argsort(reading.start_s[callers], kind="stable")].tolist():
-        description = _Description(_name(reading, caller), reading.details.get(caller))
+    start_s = reading.events.start_s
+    for caller in callers[np.argsort(start_s[callers], kind="stable")].tolist():
+        description = _described(reading, caller)
         waiting.setdefault(description.collective, []).append((caller, description.elements()))
     caller_of = {}
-    for event in events[np.argsort(reading.start_s[events], kind="stable")].tolist():
-        description = _Description(_name(reading, event), reading.details.get(event))
+    for event in events[np.argsort(start_s[events], kind="stable")].tolist():
+        description = _described(reading, event)
         calls = waiting.get(description.collective, [])
-        may_be = [call for call in calls[:THREADS] if reading.start_s[call[0]] <= reading.start_s[event] + 1e-6]
+        may_be = [call for call in calls[:THREADS] if start_s[call[0]] <= start_s[event] + 1e-6]
         alike = [call for call in may_be if call[1] == description.elements()]
         if may_be:
             caller_of[event] = (alike or may_be)[0][0]
             calls.remove((alike or may_be)[0])
     return caller_of
-
-
-def _name(reading: Reading, event: int) -> str:
-    return str(reading.kinds[reading.kind[event]][1])
-
-
-def _ancestors(reading: Reading, event: int) -> list[int]:
-    ancestors = []
-    while (event := int(reading.parent[event])) != NONE:
-        ancestors.append(event)
-    return ancestors
 
 
 def _bytes(kind: Collective, descriptions: list[_Description], ranks: int) -> float:
@@ -259,19 +222,6 @@ def _peer(sends: bool, descriptions: list[_Description], ranks: tuple[int, ...])
             if place.isdigit() and int(place) < len(ranks):
                 return ranks[int(place)]
     return NONE
-
-
-def _number(result: Communication, reading: Reading) -> None:
-    """`sequence`: in the order in which the host launched them."""
-    events = np.flatnonzero(result.collective)
-    asked_s = [reading.start_s[result.launch.get(event, event)] for event in events.tolist()]
-    counts: Counter[tuple[int, int, int]] = Counter()
-    for at in np.argsort(asked_s, kind="stable"):
-        event = int(events[at])
-        what = int(reading.what[event]) if result.collective[event] == Collective.P2P else 0
-        key = (int(result.group[event]), what, int(result.peer[event]))
-        result.sequence[event] = counts[key]
-        counts[key] += 1
 
 
 class _Groups:

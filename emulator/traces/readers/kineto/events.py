@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from emulator.traces.readers.chrome import ChromeFile
-from emulator.traces.readers.columns import Columns, Numbers
+from emulator.traces.readers.tables import Columns, Numbers
 from switchml.errors import TraceError
 
 Value = int | float | str | None

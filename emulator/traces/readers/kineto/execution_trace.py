@@ -49,6 +49,7 @@ class Node(msgspec.Struct):
 def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
     """(event, event on another lane that wrote a storage that it reads), each writer and lane once; ends of transports'
     events that were recorded late are put right in `reading`. TraceError where `path` is no execution trace."""
+    events = reading.events
     event_of = {record: event for event, record in enumerate(reading.record.tolist()) if record >= 0}
     nodes = ((node.record(), node) for batch in ChromeFile(path, Node, array="nodes").batches() for node in batch)
     linked = sorted((record, node.name, *_storages(node)) for record, node in nodes if record in event_of)
@@ -58,17 +59,17 @@ def writes_before_reads(reading: Reading, path: Path) -> list[tuple[int, int]]:
     pairs = []
     for record, name, read, written in linked:
         event = event_of[record]
-        lane = int(reading.lane[event])
+        lane = int(events.lane[event])
         for storage in read:
             cause = writer.get(storage)
-            if cause is None or reading.lane[cause] == lane or (cause, lane) in known:
+            if cause is None or events.lane[cause] == lane or (cause, lane) in known:
                 continue
-            late_s = float(reading.start_s[cause] + reading.duration_s[cause] - reading.start_s[event])
-            if late_s <= (_LATE_S if transport[reading.lane[cause]] else _SLACK_S):
+            late_s = float(events.start_s[cause] + events.duration_s[cause] - events.start_s[event])
+            if late_s <= (_LATE_S if transport[events.lane[cause]] else _SLACK_S):
                 known.add((cause, lane))
                 pairs.append((event, cause))
-                if late_s > _SLACK_S and reading.duration_s[cause] > late_s:
-                    reading.duration_s[cause] -= late_s
+                if late_s > _SLACK_S and events.duration_s[cause] > late_s:
+                    events.duration_s[cause] -= late_s
         for storage in (*written, *(read if _writes_inputs(name) else ())):
             writer[storage] = event
     return pairs

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from emulator.traces.communication import count, item_bytes, whole
-from emulator.traces.events import Events, LaneKind, RankTrace, What
-from emulator.traces.readers.kineto import causes as kineto_causes
-from emulator.traces.readers.kineto import communication as kineto_communication
+from emulator.traces.events import LaneKind, RankTrace, What
+from emulator.traces.readers.kineto.causes import find_causes
+from emulator.traces.readers.kineto.communication import find_communication
 from emulator.traces.readers.kineto.events import Table
 from emulator.traces.readers.kineto.execution_trace import writes_before_reads
 from emulator.traces.readers.kineto.reading import STEP, Reading
@@ -32,46 +32,21 @@ def read(
     table = Table()
     file = table.fill(path, salvage=salvage)
     reading = Reading(path, table, file, rank, sizes)
-    return _trace(reading, writes_before_reads(reading, execution_trace) if execution_trace is not None else [])
-
-
-def _trace(reading: Reading, more_causes: list[tuple[int, int]]) -> RankTrace:
-    """All of it."""
-    communication = kineto_communication.find(reading)
-    names = list(dict.fromkeys(str(name) for _, name in reading.kinds))
-    number = {name: at for at, name in enumerate(names)}
-    name = np.array([number[str(name)] for _, name in reading.kinds], np.int32)[reading.kind]
-    size, gradient = _sizes(reading)
-    size = np.where(communication.collective > 0, communication.bytes, size)
-    groups = communication.groups
-    world_size = reading.world_size or max((len(group.ranks) for group in groups), default=1)
-    base_ns = whole(reading.header.get("baseTimeNanoseconds"))
-    causes, inferred = kineto_causes.find(reading, communication, more_causes)
-    events = Events(
-        name=name,
-        what=reading.what,
-        lane=reading.lane,
-        start_s=reading.start_s,
-        duration_s=reading.duration_s,
-        parent=reading.parent,
-        collective=communication.collective,
-        group=communication.group,
-        sequence=communication.sequence,
-        peer=communication.peer,
-        bytes=size,
-        gradient=gradient,
-    )
+    more_causes = writes_before_reads(reading, execution_trace) if execution_trace is not None else []
+    communication = find_communication(reading)
+    causes, inferred = find_causes(reading, communication.launch, more_causes)
+    _set_sizes(reading)
     return RankTrace(
         rank=reading.rank,
-        world_size=world_size,
+        world_size=reading.world_size or max((len(group.ranks) for group in communication.groups), default=1),
         host=str(reading.header.get("host_name") or ""),
         source=reading.path,
         format="kineto",
-        epoch_s=base_ns * 1e-9 + reading.first_ts * 1e-6,
-        names=names,
+        epoch_s=whole(reading.header.get("baseTimeNanoseconds")) * 1e-9 + reading.first_ts * 1e-6,
+        names=list(reading.names),
         lanes=reading.lanes,
-        groups=groups,
-        events=events,
+        groups=communication.groups,
+        events=reading.events,
         causes=causes,
         steps=_steps(reading),
         backend=str(reading.distributed.get("backend") or communication.backend),
@@ -79,31 +54,31 @@ def _trace(reading: Reading, more_causes: list[tuple[int, int]]) -> RankTrace:
     )
 
 
-def _sizes(reading: Reading) -> tuple[np.ndarray, np.ndarray]:
-    """Bytes of copies and gradients, and which events are gradients."""
-    size = np.zeros(len(reading.kind))
-    is_gradient = np.array([name == "torch::autograd::AccumulateGrad" for _, name in reading.kinds])[reading.kind]
+def _set_sizes(reading: Reading) -> None:
+    """Bytes of copies and gradients."""
+    events = reading.events
     for event, args in reading.details.items():
-        if reading.what[event] == What.COPY:
-            size[event] = whole(args.bytes)
-        elif is_gradient[event] and args.dims and args.types:
-            size[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
-    return size, is_gradient
+        if events.what[event] == What.COPY:
+            events.bytes[event] = whole(args.bytes)
+        elif events.gradient[event] and args.dims and args.types:
+            events.bytes[event] = (count(args.dims[0]) or 1) * item_bytes(args.types[0])
 
 
 def _steps(reading: Reading) -> np.ndarray:
     """The profiler's steps, or one for everything. The last one counts only where something was done in it: the
     profiler's end opens one more."""
-    steps = [kind for kind, (_, name) in enumerate(reading.kinds) if STEP.match(str(name))]
-    steps.sort(key=lambda kind: int(STEP.match(reading.kinds[kind][1])[1]))
-    host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[reading.lane]
-    starts = [np.flatnonzero((reading.kind == kind) & host)[:1] for kind in steps]
-    starts = [int(at[0]) for at in starts if len(at)]
-    if len(starts) > 1 and not np.any((reading.start_s > reading.start_s[starts[-1]]) & (reading.what == What.COMPUTE)):
+    events = reading.events
+    host = np.array([lane.kind == LaneKind.HOST for lane in reading.lanes])[events.lane]
+    first = {}
+    for event in reading.where(lambda _, name: STEP.match(name)).tolist():
+        if host[event]:
+            first.setdefault(int(STEP.match(reading.name(event))[1]), event)
+    starts = [first[number] for number in sorted(first)]
+    if len(starts) > 1 and not np.any((events.start_s > events.start_s[starts[-1]]) & (events.what == What.COMPUTE)):
         del starts[-1]
     if not starts:
-        return np.array([[0.0, float((reading.start_s + reading.duration_s).max())]])
-    return np.array([[reading.start_s[at], reading.start_s[at] + reading.duration_s[at]] for at in starts])
+        return np.array([[0.0, float(events.end_s.max())]])
+    return np.stack([events.start_s[starts], events.end_s[starts]], axis=1)
 
 
 def _about(reading: Reading, inferred: int, unnamed: int) -> dict[str, str]:

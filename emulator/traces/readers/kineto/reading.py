@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,10 @@ import numpy as np
 from emulator.traces.communication import whole
 from emulator.traces.events import NONE, Lane, LaneKind, What
 from emulator.traces.readers.chrome import ChromeFile
-from emulator.traces.readers.columns import Columns
 from emulator.traces.readers.kineto.events import BY_DEVICE, BY_HOST, C10D, Args, Table
-from emulator.traces.readers.nesting import parents
 from emulator.traces.readers.sizes import Sizes
+from emulator.traces.readers.tables import Columns, Numbers
+from emulator.traces.readers.tables import table as to_events
 from switchml.errors import TraceError
 
 STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -27,13 +29,12 @@ _DEPTH |= {"kernel": 4, "gpu_memcpy": 4, "gpu_memset": 4}
 
 
 class Reading:
-    """A filled table on its way to a `RankTrace`. All arrays here are sorted as `Events` are."""
+    """A filled table on its way to a `RankTrace`. Arrays (events,) are sorted as `events` are."""
 
     def __init__(
         self, path: Path, table: Table, file: ChromeFile, rank: int | None, sizes: Sizes | None = None
     ) -> None:
-        self.sizes = sizes
-        self.path, self.table, self.file, self.header = path, table, file, file.header
+        self.path, self.table, self.file, self.header, self.sizes = path, table, file, file.header, sizes
         columns = table.columns.arrays()
         if not len(columns["kind"]):
             others = ", ".join(sorted(category or "none" for category in table.skipped))
@@ -44,41 +45,43 @@ class Reading:
             )
         distributed = self.header.get("distributedInfo") or {}
         self.distributed: dict[str, Any] = distributed if isinstance(distributed, dict) else {}
-        self.kinds = list(table.kinds)
-        self.what_of_kind = np.array([_what(category, name) for category, name in self.kinds], np.int8)
+        self.kinds: list[tuple[str, str]] = list(table.kinds)
+        self.names = Numbers()
         self.first_ts = float(columns["ts"].min())
-
-        self._sort(columns)
-        table.columns = Columns()  # sorted copies are all that is needed from here on
-        self.row_to_event = np.empty(len(self.order), np.int64)
-        self.row_to_event[self.order] = np.arange(len(self.order))
-        self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
-        self.parent = parents(self.lane, self.start_s, self.start_s + self.duration_s)
-        self.what = self.what_of_kind[self.kind]
-        self.rank, self.world_size = self._whose(rank)
-        self._launch_of: np.ndarray | None = None
-
-    def _sort(self, columns: dict[str, np.ndarray]) -> None:
-        kind, record = columns["kind"], columns["record"]
         self.lane_of_table = self._lanes(columns)
         """int32: a lane of the table → its place in `lanes`."""
+
         lane = self.lane_of_table[columns["lane"]]
         # Rounded to whole microseconds, an operator and what it calls may begin and end together.
-        depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)[kind]
-        self.order = np.lexsort((record, depth, -columns["dur"], columns["ts"], lane))
-        self.kind, self.lane, self.record = kind[self.order], lane[self.order], record[self.order]
-        self.correlation = columns["correlation"][self.order]
-        self.start_s = (columns["ts"][self.order] - self.first_ts) * 1e-6
-        self.duration_s = np.maximum(columns["dur"][self.order], 0) * 1e-6
+        depth = np.array([_DEPTH[category] for category, _ in self.kinds], np.int8)
+        order = np.lexsort((columns["record"], depth[columns["kind"]], -columns["dur"], columns["ts"], lane))
+        self.kind, self.record, self.correlation = (columns[name][order] for name in ("kind", "record", "correlation"))
+        self.depth = depth[self.kind]
+        of_kind: dict[str, np.ndarray] = {
+            "name": np.array([self.names[name] for _, name in self.kinds], np.int32),
+            "what": np.array([_what(category, name) for category, name in self.kinds], np.int8),
+            "gradient": np.array([name == "torch::autograd::AccumulateGrad" for _, name in self.kinds]),
+        }
+        self.events = to_events(
+            **{name: values[self.kind] for name, values in of_kind.items()},
+            lane=lane[order],
+            start_s=(columns["ts"][order] - self.first_ts) * 1e-6,
+            duration_s=np.maximum(columns["dur"][order], 0) * 1e-6,
+        )
+        self.row_to_event = np.empty(len(order), np.int64)
+        self.row_to_event[order] = np.arange(len(order))
+        table.columns = Columns()  # sorted copies are all that is needed from here on
+        self.details: dict[int, Args] = {int(self.row_to_event[row]): args for row, args in table.details.items()}
+        self.rank, self.world_size = self._whose(rank)
 
     def _lanes(self, columns: dict[str, np.ndarray]) -> np.ndarray:
         """Make `lanes`, and return the number in it of each of the table's: hosts, then transports, then devices, the
         one with the profiler's steps first."""
         names = self.table.lane_names
         keys = list(self.table.lanes)
-        communicators = np.array([bool(_COMMUNICATOR.match(str(name))) for _, name in self.kinds])
+        communicators = np.array([bool(_COMMUNICATOR.match(name)) for _, name in self.kinds])
         others = np.bincount(columns["lane"], ~communicators[columns["kind"]], len(keys))
-        steps = np.array([bool(STEP.match(str(name))) for _, name in self.kinds])
+        steps = np.array([bool(STEP.match(name)) for _, name in self.kinds])
         stepped = np.bincount(columns["lane"], steps[columns["kind"]], len(keys))
         lanes = []
         for number, (pid, tid, on_device) in enumerate(keys):
@@ -107,7 +110,7 @@ class Reading:
         if rank is None:
             rank = recorded if recorded is not None else int(named[1]) if named else None
         if rank is None:
-            if any(pattern.match(str(name)) for _, name in self.kinds for pattern in (BY_HOST, BY_DEVICE, C10D)):
+            if any(pattern.match(name) for _, name in self.kinds for pattern in (BY_HOST, BY_DEVICE, C10D)):
                 raise TraceError(
                     f"{self.path} does not say which rank it is (no distributedInfo.rank); "
                     "name it rank-N.json, or give --rank N"
@@ -119,26 +122,33 @@ class Reading:
         """Unix time of a moment of the trace."""
         return whole(self.header.get("baseTimeNanoseconds")) + self.first_ts * 1e3 + at_s * 1e9
 
+    @cached_property
     def launch_of(self) -> np.ndarray:
         """int64 (events,): of an event on a device, the runtime call on the host that put it there; else NONE."""
-        if self._launch_of is None:
-            self._launch_of = np.full(len(self.kind), NONE, np.int64)
-            depth = np.array([_DEPTH[category] for category, _ in self.kinds])[self.kind]
-            linked = self.correlation >= 0
-            calls = np.flatnonzero(linked & (depth == _DEPTH["runtime"]))
-            calls = calls[np.argsort(self.correlation[calls], kind="stable")]
-            events = np.flatnonzero(linked & (depth == _DEPTH["kernel"]))
-            if len(calls):
-                place = np.searchsorted(self.correlation[calls], self.correlation[events])
-                place = np.minimum(place, len(calls) - 1)
-                same = self.correlation[calls][place] == self.correlation[events]
-                self._launch_of[events[same]] = calls[place[same]]
-        return self._launch_of
+        launch_of = np.full(len(self.kind), NONE, np.int64)
+        calls, events = (
+            np.flatnonzero((self.correlation >= 0) & (self.depth == _DEPTH[what])) for what in ("runtime", "kernel")
+        )
+        calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+        if len(calls):
+            place = np.searchsorted(self.correlation[calls], self.correlation[events])
+            place = np.minimum(place, len(calls) - 1)
+            same = self.correlation[calls][place] == self.correlation[events]
+            launch_of[events[same]] = calls[place[same]]
+        return launch_of
+
+    def name(self, event: int) -> str:
+        """Of an event."""
+        return self.kinds[self.kind[event]][1]
+
+    def where(self, is_meant: Callable[[str, str], Any]) -> np.ndarray:
+        """int64: the events whose category and name are meant."""
+        kinds = [number for number, kind in enumerate(self.kinds) if is_meant(*kind)]
+        return np.flatnonzero(np.isin(self.kind, kinds))
 
 
 def _what(category: str, name: str) -> int:
     """By category and name alone; communication is found later."""
-    name = str(name)
     if category == "gpu_memcpy":
         return What.COMPUTE if "DtoD" in name else What.COPY
     if category in ("kernel", "gpu_memset"):
