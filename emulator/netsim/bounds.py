@@ -17,10 +17,14 @@ def packets(job: JobConfig) -> int:
     return -(-(job.size_bytes // 4) // per_packet)
 
 
+def service_s(job: JobConfig, link: LinkConfig) -> float:
+    """A packet occupies the link so long."""
+    return max(8 * (job.payload_bytes + HEADER_BYTES + link.framing_bytes) / link.rate_bps, link.packet_s)
+
+
 def round_trip_s(job: JobConfig, link: LinkConfig) -> float:
     """A lone packet to the switch and its result back: twice its serialization and twice the delay."""
-    line_bytes = job.payload_bytes + HEADER_BYTES + link.framing_bytes
-    return 2 * (max(8 * line_bytes / link.rate_bps, link.packet_s) + link.delay_s)
+    return 2 * (service_s(job, link) + link.delay_s)
 
 
 def aggregation_s(job: JobConfig, link: LinkConfig, slots: int, above: LinkConfig | None = None) -> float:
@@ -30,19 +34,10 @@ def aggregation_s(job: JobConfig, link: LinkConfig, slots: int, above: LinkConfi
     section 3.3). `above`: the link of racks that add up their own ranks: its round trip comes on top, and the slower
     link counts.
     """
-    service, round_trip = 0.0, 0.0
-    for one in (link, above) if above else (link,):
-        line_bytes = job.payload_bytes + HEADER_BYTES + one.framing_bytes
-        service = max(service, 8 * line_bytes / one.rate_bps, one.packet_s)
-        round_trip += round_trip_s(job, one)
+    links = (link, above) if above else (link,)
+    service = max(service_s(job, one) for one in links)
+    round_trip = sum(round_trip_s(job, one) for one in links)
     window, last = min(slots, job.window or slots), packets(job) - 1
     if window * service >= round_trip:
         return round_trip + last * service
     return round_trip + last // window * round_trip + last % window * service
-
-
-def ring_s(workers: int, size_bytes: float, rate_bps: float, step_s: float = 0.0, line_share: float = 1.0) -> float:
-    """A ring: 2(n-1) steps of S/n bytes, each with a latency (Patarasuk and Yuan, JPDC 2009). `line_share`: payload's
-    share of what is on the line."""
-    steps = 2 * (workers - 1)
-    return steps * (step_s + 8 * size_bytes / workers / (rate_bps * line_share))

@@ -45,14 +45,20 @@ def _check(condition: bool, message: str) -> None:
         raise ConfigError(message)
 
 
+def _check_least(config: Any, least: int, *names: str, section: str = "") -> None:
+    for name in names:
+        value = getattr(config, name)
+        _check(value >= least, f"{section}{name} = {value}: expected {least} or more")
+
+
 @dataclass(frozen=True)
 class LinkConfig:
     """One direction of a link. `burst_bytes`: depth of its token bucket (tc-tbf). `queue_bytes`: capacity of the
     queue in front of it (0: no limit). `packet_s`: the least time that a packet occupies it, for hosts and switches
-    with a limited packet rate. `loss`: share of packets lost, in bursts
-    of `burst_packets` on average (Gilbert's model; 1: independently). `jitter_s`: the largest random addition to the
-    delay; the order is kept. `duplicate`: share of packets that arrive twice. `late`: share of packets that
-    arrive up to `late_s` later than they should, and so out of order. `framing_bytes`: added to each packet's length.
+    with a limited packet rate. `loss`: share of packets lost, in bursts of `burst_packets` on average (Gilbert's model;
+    1: independently). `jitter_s`: the largest random addition to the delay; the order is kept. `duplicate`: share of
+    packets that arrive twice. `late`: share of packets that arrive up to `late_s` later than they should, and so out of
+    order. `framing_bytes`: added to each packet's length.
     """
 
     rate_bps: float = 10e9
@@ -73,9 +79,9 @@ class LinkConfig:
         for name in ("loss", "duplicate", "late"):
             value = getattr(self, name)
             _check(0 <= value < 1, f"{name} = {value}: expected a probability, at least 0 and less than 1")
-        for name in ("delay_s", "packet_s", "jitter_s", "late_s", "queue_bytes", "burst_bytes", "framing_bytes"):
-            _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
-        _check(self.burst_packets >= 1, f"burst_packets = {self.burst_packets}: expected 1 or more")
+        _check_least(self, 0, "delay_s", "packet_s", "jitter_s", "late_s")
+        _check_least(self, 0, "queue_bytes", "burst_bytes", "framing_bytes")
+        _check_least(self, 1, "burst_packets")
 
 
 @dataclass(frozen=True)
@@ -93,18 +99,12 @@ class RackConfig:
     framing_bytes: int = FRAMING_BYTES
 
     def __post_init__(self) -> None:
-        _check(self.hosts >= 1, f"racks.hosts = {self.hosts}: expected 1 or more")
+        _check_least(self, 1, "hosts", section="racks.")
         self.link  # noqa: B018 (validates the link's fields)
 
     @property
     def link(self) -> LinkConfig:
-        return LinkConfig(
-            rate_bps=self.rate_bps,
-            delay_s=self.delay_s,
-            queue_bytes=self.queue_bytes,
-            loss=self.loss,
-            framing_bytes=self.framing_bytes,
-        )
+        return LinkConfig(**{name: value for name, value in vars(self).items() if name not in ("hosts", "aggregate")})
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,8 @@ class SwitchConfig:
     latency_s: float = 0.0
 
     def __post_init__(self) -> None:
-        _check(self.slots >= 2, f"switch.slots = {self.slots}: expected 2 or more")
-        _check(self.packets_per_s >= 0, f"switch.packets_per_s = {self.packets_per_s:g}: expected 0 or more")
-        _check(self.latency_s >= 0, f"switch.latency_s = {self.latency_s:g}: expected 0 or more")
+        _check_least(self, 2, "slots", section="switch.")
+        _check_least(self, 0, "packets_per_s", "latency_s", section="switch.")
 
 
 @dataclass(frozen=True)
@@ -128,10 +127,10 @@ class JobConfig:
     """One job: `repeats` all-reduces of `size_bytes` of float32, one after the other.
 
     `slots` 0: what the aggregator would choose. `window`: rounds in flight at most (0: as many as slots). `hosts`:
-    which hosts the ranks run on; by default hosts without other ranks. `start_s`: when the job begins. `pause_s`:
-    each rank's pause before each all-reduce (a step's computation). `train_packets`: how many packets leave as
-    one (60: a host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much
-    later rank r begins each all-reduce (seconds). `backend` "ring" is Gloo's algorithm over TCP.
+    which hosts the ranks run on; by default hosts without other ranks. `start_s`: when the job begins. `pause_s`: each
+    rank's pause before each all-reduce (a step's computation). `train_packets`: how many packets leave as one (60: a
+    host with UDP segmentation offload; 1: a switch). `late_ranks[r]`: how much later rank r begins each all-reduce
+    (seconds). `backend` "ring" is Gloo's algorithm over TCP.
     """
 
     workers: int = 4
@@ -155,19 +154,14 @@ class JobConfig:
             self.size_bytes >= 4 and self.size_bytes % 4 == 0,
             f"size_bytes = {self.size_bytes}: expected a multiple of 4 (float32)",
         )
-        _check(self.backend in BACKENDS, f"backend = {self.backend!r}: expected one of {', '.join(BACKENDS)}")
-        _check(self.wire in WIRES, f"wire = {self.wire!r}: expected one of {', '.join(WIRES)}")
-        _check(
-            self.payload_bytes in SIZE_CODE_OF,
-            f"payload_bytes = {self.payload_bytes}: expected one of {', '.join(map(str, SIZE_CODE_OF))}",
-        )
+        for name, choices in (("backend", BACKENDS), ("wire", WIRES), ("payload_bytes", SIZE_CODE_OF)):
+            value = getattr(self, name)
+            _check(value in choices, f"{name} = {value!r}: expected one of {', '.join(map(str, choices))}")
         if self.slots:
             check_slots(self.slots)
-        _check(self.repeats >= 1, f"repeats = {self.repeats}: expected 1 or more")
         _check(1 <= self.train_packets <= 60, f"train_packets = {self.train_packets}: expected 1 to 60")
-        _check(self.window >= 0, f"window = {self.window}: expected 0 or more")
-        for name in ("start_s", "pause_s"):
-            _check(getattr(self, name) >= 0, f"{name} = {getattr(self, name)}: expected 0 or more")
+        _check_least(self, 1, "repeats")
+        _check_least(self, 0, "window", "start_s", "pause_s")
         _check(
             not self.hosts or len(set(self.hosts)) == len(self.hosts) == self.workers,
             f"hosts = {list(self.hosts)}: expected {self.workers} different hosts, one a rank",

@@ -14,18 +14,16 @@ import numpy as np
 import simpy
 
 from emulator.netsim import bounds, ring
-from emulator.netsim.aggregator import Aggregator
-from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig
+from emulator.netsim.aggregator import Aggregator, rack_address, seat, seats
+from emulator.netsim.config import JobConfig, NetworkConfig
 from emulator.netsim.link import NS, LinkCounts, at
 from emulator.netsim.packets import Packet, Train
-from emulator.netsim.racks import TreeSwitch, rack_address, seats
 from emulator.netsim.rank import Rank
 from emulator.netsim.tcp import HEADER_BYTES, MSS_BYTES, Connection, Segment
 from emulator.netsim.topology import Fabric
 from switchml.errors import SwitchMLError
 from switchml.protocol.fixedpoint import FORMATS, headroom, spreads
 from switchml.protocol.packet import CODE_ZERO
-from switchml.protocol.pool import Pool
 from switchml.protocol.sizes import WIRES
 from switchml.protocol.worker import Worker, elements_per_chunk
 
@@ -114,27 +112,25 @@ def run(config: NetworkConfig, say: Callable[[float, int], None] = lambda done, 
 
 class _Network:
     def __init__(self, config: NetworkConfig):
+        self.config = config
         self.env = simpy.Environment(0)
         self.fabric = Fabric(self.env, config)
-        self._is_tree = bool(config.racks and config.racks.aggregate)
-        self._racks = [
-            TreeSwitch(self.fabric.in_rack, up.send) for up in (self.fabric.rack_up if self._is_tree else ())
-        ]
+        uplinks = self.fabric.rack_up if config.racks and config.racks.aggregate else []
+        self._racks = [Aggregator(self.fabric.in_rack, up.send) for up in uplinks]
         for number, rack in enumerate(self._racks):
             self.fabric.to_rack[number] = rack.receive
             self.fabric.to_rack[rack_address(number)] = rack.receive_result
-        self._core = (TreeSwitch if self._is_tree else Aggregator)(self.fabric.from_aggregator)
+        self._core = Aggregator(self.fabric.from_aggregator)
         self.fabric.to_aggregator = self._core.receive
         self.players: list[_AggregatedJob | _RingJob] = []
         self.running = len(config.jobs)
         self._handlers: dict[tuple[int, int], Callable[[Packet], None]] = {}
         for h in range(config.hosts):
             self.fabric.to_host[h] = self._at_host
-        for number, (job, hosts, slots) in enumerate(
-            zip(config.jobs, config.placement(), config.slots_of_jobs(), strict=True)
-        ):
+        each = zip(config.jobs, config.placement(), config.slots_of_jobs(), strict=True)
+        for number, (job, hosts, slots) in enumerate(each):
             kind = _AggregatedJob if job.backend == "switchml" else _RingJob
-            self.players.append(kind(self, config, number, job, hosts, slots))
+            self.players.append(kind(self, number, job, hosts, slots))
 
     @property
     def share_done(self) -> float:
@@ -142,14 +138,14 @@ class _Network:
 
     def aggregate(self, number: int, job: JobConfig, hosts: tuple[int, ...], **pool: int) -> None:
         """Allocate a job's pool; in a tree, one at each rack with ranks of it and one above."""
-        if isinstance(self._core, Aggregator):
-            self._core.add(number, Pool(workers=job.workers, **pool), hosts, job.train_packets)
+        if not self._racks:
+            self._core.add(number, seat(range(job.workers), hosts, job.train_packets, **pool))
             return
         racks = sorted({self.fabric.rack_of(host) for host in hosts})
         ranks = [[rank for rank, host in enumerate(hosts) if self.fabric.rack_of(host) == rack] for rack in racks]
         below, above = seats(ranks, racks, hosts, job.train_packets, **pool)
-        for rack, seat in zip(racks, below, strict=True):
-            self._racks[rack].add(number, seat)
+        for rack, own in zip(racks, below, strict=True):
+            self._racks[rack].add(number, own)
         self._core.add(number, above)
 
     def expect(self, job: int, rank: int, handler: Callable[[Packet], None]) -> None:
@@ -227,16 +223,9 @@ class _Job:
 class _AggregatedJob(_Job):
     """All-reduces through the aggregation switch."""
 
-    def __init__(
-        self,
-        network: _Network,
-        config: NetworkConfig,
-        number: int,
-        job: JobConfig,
-        hosts: tuple[int, ...],
-        slots: int,
-    ):
-        slowest = max((config.link_of(host) for host in hosts), key=lambda link: _packet_time(job, link))
+    def __init__(self, network: _Network, number: int, job: JobConfig, hosts: tuple[int, ...], slots: int):
+        config = network.config
+        slowest = max((config.link_of(host) for host in hosts), key=lambda link: bounds.round_trip_s(job, link))
         above = config.racks.link if config.racks and config.racks.aggregate else None
         super().__init__(network, job, bounds.aggregation_s(job, slowest, slots, above), slots)
         generator = np.random.default_rng((config.seed, number))
@@ -259,19 +248,8 @@ class _AggregatedJob(_Job):
                 window=min(job.window or slots, slots),
                 payload_bytes=job.payload_bytes,
             )
-            up = network.fabric.up[hosts[rank]]
-            self._ranks.append(
-                Rank(
-                    network.env,
-                    worker,
-                    number,
-                    rank,
-                    up.send,
-                    lambda done: self.done(done.rank),
-                    job.train_packets,
-                    config.link.framing_bytes,
-                )
-            )
+            send, trains = network.fabric.up[hosts[rank]].send, (job.train_packets, config.link.framing_bytes)
+            self._ranks.append(Rank(network.env, worker, number, rank, send, self.done, *trains))
             self._histories.append(np.full(min(slots, chunks), CODE_ZERO, np.int8))
             network.expect(number, rank, self._ranks[rank].receive)
 
@@ -284,13 +262,9 @@ class _AggregatedJob(_Job):
 
     def finish(self) -> None:
         super().finish()
-        for rank in self._ranks:
-            counters = rank.worker.counters
-            self.result.sent += int(counters["sent"])
-            self.result.retransmitted += int(counters["retransmitted"])
-            self.result.spurious += int(counters["spurious"])
-            self.result.waits += int(counters["waits"])
-            self.result.repeated_rounds += int(counters["repeats"])
+        for name in ("sent", "retransmitted", "spurious", "waits", "repeats"):
+            total = sum(int(rank.worker.counters[name]) for rank in self._ranks)
+            setattr(self.result, "repeated_rounds" if name == "repeats" else name, total)
         exact = np.add.reduce([self._source(rank) for rank in range(self.config.workers)], dtype=np.float64)
         wire, workers = WIRES[self.config.wire], self.config.workers
         # Narrow lanes: each rank's value is off by at most half a step, of the largest power of two above it or of a
@@ -304,42 +278,25 @@ class _AggregatedJob(_Job):
 class _RingJob(_Job):
     """All-reduces by Gloo's ring."""
 
-    def __init__(
-        self,
-        network: _Network,
-        config: NetworkConfig,
-        number: int,
-        job: JobConfig,
-        hosts: tuple[int, ...],
-        slots: int,
-    ):
+    def __init__(self, network: _Network, number: int, job: JobConfig, hosts: tuple[int, ...], slots: int):
+        config = network.config
         links = [config.link_of(host) for host in hosts]
         sent = ring.sent_bytes(job.workers, job.size_bytes)
         share = MSS_BYTES / (MSS_BYTES + HEADER_BYTES + config.link.framing_bytes)
         super().__init__(network, job, max(8 * sent / (link.rate_bps * share) for link in links), slots)
-        env, fabric = network.env, network.fabric
+        env, up = network.env, network.fabric.up
         self._ranks = [ring.RingRank(env, rank, job.workers, job.size_bytes) for rank in range(job.workers)]
         self._connections = []
-        if job.workers > 1:
-            for rank, player in enumerate(self._ranks):
-                to = (rank - 1) % job.workers
-                ends = (hosts[rank], hosts[to])
-                player.connection = Connection(
-                    env, ends, fabric.up[ends[0]].send, fabric.up[ends[1]].send, self._ranks[to].take
-                )
-                self._connections.append(player.connection)
+        for rank, player in enumerate(self._ranks if job.workers > 1 else ()):
+            to = (rank - 1) % job.workers
+            ends = (hosts[rank], hosts[to])
+            player.connection = Connection(env, ends, up[ends[0]].send, up[ends[1]].send, self._ranks[to].take)
+            self._connections.append(player.connection)
 
     def start(self, rank: int) -> None:
-        player = self._ranks[rank]
-        self.network.env.process(player.run(lambda done: self.done(done.rank)))
+        self.network.env.process(self._ranks[rank].run(self.done))
 
     def finish(self) -> None:
         super().finish()
-        for connection in self._connections:
-            self.result.retransmitted += connection.retransmitted
-            self.result.timeouts += connection.timeouts
-            self.result.sent += connection.sent
-
-
-def _packet_time(job: JobConfig, link: LinkConfig) -> float:
-    return max(8 * (job.payload_bytes + 10 + link.framing_bytes) / link.rate_bps, link.packet_s) + link.delay_s
+        for name in ("sent", "retransmitted", "timeouts"):
+            setattr(self.result, name, sum(getattr(connection, name) for connection in self._connections))

@@ -158,6 +158,3 @@ class Server:
             self.most_waiting = max(self.most_waiting, (self._free_at - now) / self._service_ns)
         at(self.env, -int(-(self._free_at + self._latency_ns) // 1), self.deliver, packet)
         return True
-
-
-__all__ = ["Link", "LinkCounts", "Server", "at"]

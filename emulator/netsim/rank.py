@@ -112,7 +112,7 @@ class Rank:
         job: int,
         rank: int,
         send: Callable[[Packet | Train], bool],
-        on_done: Callable[[Rank], None],
+        on_done: Callable[[int], None],
         train_packets: int,
         framing_bytes: int,
     ):
@@ -142,4 +142,4 @@ class Rank:
             self._send(item)
         self._alarm.set(self._turns.deadline)
         if not was_done and self.is_done:
-            self._on_done(self)
+            self._on_done(self.rank)

@@ -19,25 +19,16 @@ def _name(number: int, job: JobResult) -> str:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Times in seconds, rates in bits a second, queues in bytes."""
+    configured = ("backend", "workers", "size_bytes")
+    measured = ("slots", "seconds", "median_s", "bound_s", "goodput_bps")
+    counted = ("retransmitted", "spurious", "waits", "repeated_rounds", "timeouts")
     return {
         "jobs": [
-            {
-                "name": _name(number, job),
-                "backend": job.config.backend,
-                "workers": job.config.workers,
-                "size_bytes": job.config.size_bytes,
-                "slots": job.slots,
-                "seconds": job.seconds,
-                "median_s": job.median_s,
-                "bound_s": job.bound_s,
-                "goodput_bps": job.goodput_bps,
-                "packets": job.sent,
-                "retransmitted": job.retransmitted,
-                "spurious": job.spurious,
-                "waits": job.waits,
-                "repeated_rounds": job.repeated_rounds,
-                "timeouts": job.timeouts,
-            }
+            {"name": _name(number, job)}
+            | {name: getattr(job.config, name) for name in configured}
+            | {name: getattr(job, name) for name in measured}
+            | {"packets": job.sent}
+            | {name: getattr(job, name) for name in counted}
             for number, job in enumerate(result.jobs)
         ],
         "links": {
@@ -48,63 +39,59 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for name, counts in result.links.items()
         },
-        "seconds": result.seconds,
-        "most_waiting_packets": result.most_waiting_packets,
-        "steps": result.steps,
-        "wall_s": result.wall_s,
+        **{name: getattr(result, name) for name in ("seconds", "most_waiting_packets", "steps", "wall_s")},
     }
 
 
 def print_tables(result: Result) -> None:
     """Jobs, then the links that were used most."""
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console(highlight=False)
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("job")
-    table.add_column("backend")
-    for heading in ("ranks", "MiB", "slots", "ms", "bound ms", "Gbit/s", "packets", "resent", "spurious", "waits"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("ranks", "MiB", "slots", "ms", "bound ms", "Gbit/s", "packets", "resent", "spurious", "waits")
+    jobs = _table(("job", "backend"), headings)
     for number, job in enumerate(result.jobs):
-        table.add_row(
+        jobs.add_row(
             _name(number, job),
             job.config.backend,
             str(job.config.workers),
             f"{job.config.size_bytes / 2**20:g}",
             str(job.slots or "–"),
-            f"{job.median_s * 1e3:.3f}",
-            f"{job.bound_s * 1e3:.3f}",
-            f"{job.goodput_bps / 1e9:.3f}",
-            f"{job.sent:,}",
-            f"{job.retransmitted:,}",
-            f"{job.spurious:,}",
-            f"{job.waits:,}",
+            *(f"{value:.3f}" for value in (job.median_s * 1e3, job.bound_s * 1e3, job.goodput_bps / 1e9)),
+            *(f"{count:,}" for count in (job.sent, job.retransmitted, job.spurious, job.waits)),
         )
-    console.print(table)
-    console.print()
-    links = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    links.add_column("link")
-    for heading in ("used", "packets", "lost", "dropped", "queue, mean", "queue, most"):
-        links.add_column(heading, justify="right", no_wrap=True)
-    busiest = sorted(result.links, key=lambda name: -result.links[name].bytes)
-    for name in busiest[:_SHOWN_LINKS]:
+    links = _table(("link",), ("used", "packets", "lost", "dropped", "queue, mean", "queue, most"))
+    for name in _busiest(result):
         counts = result.links[name]
+        queues_bytes = (counts.queued_byte_s / result.seconds, counts.most_queued_bytes)
         links.add_row(
             name,
             f"{result.utilisation(name):.1%}",
-            f"{counts.packets:,}",
-            f"{counts.lost:,}",
-            f"{counts.dropped:,}",
-            f"{counts.queued_byte_s / result.seconds / 1024:.1f} KiB",
-            f"{counts.most_queued_bytes / 1024:.1f} KiB",
+            *(f"{count:,}" for count in (counts.packets, counts.lost, counts.dropped)),
+            *(f"{size / 1024:.1f} KiB" for size in queues_bytes),
         )
-    console.print(links)
+    console = Console(highlight=False)
+    console.print(jobs, "", links, sep="\n")
     console.print(
         "\nms: median over the repeats, the slowest rank's. Bound: closed form without loss, late ranks or other jobs. "
-        f"Gbit/s of tensor. {len(busiest)} links, the busiest first. {result.steps:,} steps in {result.wall_s:.1f} s.",
+        f"Gbit/s of tensor. {len(result.links)} links, the busiest first. {result.steps:,} steps in "
+        f"{result.wall_s:.1f} s.",
         style="dim",
     )
+
+
+def _table(names: tuple[str, ...], figures: tuple[str, ...]) -> Any:
+    """An empty table: columns of names, then of figures."""
+    from rich.table import Table
+
+    table = Table(*names, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for heading in figures:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _busiest(result: Result) -> list[str]:
+    """The links that carried most, as many as are shown."""
+    return sorted(result.links, key=lambda name: -result.links[name].bytes)[:_SHOWN_LINKS]
 
 
 def plot(result: Result, path: Path) -> None:
@@ -133,7 +120,7 @@ def _draw_times(axes: Any, result: Result) -> None:
 
 
 def _draw_queues(axes: Any, result: Result) -> None:
-    busiest = sorted(result.links, key=lambda name: -result.links[name].bytes)[:_SHOWN_LINKS]
+    busiest = _busiest(result)
     rows = range(len(busiest))
     axes.barh(rows, [result.links[n].most_queued_bytes / 1024 for n in busiest], color="#bbccdd", label="most")
     means = [result.links[n].queued_byte_s / result.seconds / 1024 for n in busiest]

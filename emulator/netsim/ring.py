@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 import simpy
 
 from emulator.netsim.link import NS
-from emulator.netsim.tcp import Connection, Segment
+from emulator.netsim.tcp import Connection
 
 MOST_SEGMENT_BYTES = 1 << 20
 """AllreduceOptions' kMaxSegmentSize in gloo/allreduce.h."""
@@ -59,7 +59,7 @@ class RingRank:
             waiting, self._waiting = self._waiting, None
             waiting.succeed()
 
-    def run(self, on_done: Callable[[RingRank], None]) -> Generator[simpy.Event, None, None]:
+    def run(self, on_done: Callable[[int], None]) -> Generator[simpy.Event, None, None]:
         """A simpy process: one all-reduce."""
         if self.workers > 1:
             count, segment_bytes = segments(self.workers, self.size_bytes)
@@ -77,12 +77,9 @@ class RingRank:
                         length = self._length(i, shift, count, segment_bytes)
                         if length:
                             self.connection.write(length)
-        on_done(self)
+        on_done(self.rank)
 
     def _length(self, i: int, shift: int, count: int, segment_bytes: int) -> int:
         """Bytes of the i-th segment counted from chunk rank + shift, which may lie behind the tensor's end."""
         offset = ((self.rank + shift) * (count // self.workers) + i) * segment_bytes % (count * segment_bytes)
         return min(max(self.size_bytes - offset, 0), segment_bytes)
-
-
-__all__ = ["RingRank", "Segment", "segments", "sent_bytes"]

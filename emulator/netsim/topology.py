@@ -14,10 +14,10 @@ from typing import Any
 
 import simpy
 
+from emulator.netsim.aggregator import rack_address
 from emulator.netsim.config import NetworkConfig
 from emulator.netsim.link import Link, Server
 from emulator.netsim.packets import AGGREGATOR
-from emulator.netsim.racks import rack_address
 
 
 class Fabric:
@@ -32,33 +32,25 @@ class Fabric:
         """Handlers of racks that aggregate: of packets for the aggregator by rack, of those from above by
         `rack_address`."""
         self._rack_hosts = config.racks.hosts if config.racks else 0
-        racks = -(-config.hosts // self._rack_hosts) if self._rack_hosts else 0
-        self.switch = Server(
-            env, config.switch.packets_per_s, config.switch.latency_s, lambda packet: self.to_aggregator(packet)
-        )
+        racks = range(-(-config.hosts // self._rack_hosts) if self._rack_hosts else 0)
 
         def link(options, name: str, deliver: Callable[[Any], None]) -> Link:
             return Link(env, options, random.Random(f"{config.seed} {name}"), deliver, name)
 
-        self.up = [
-            link(
-                config.link_of(h),
-                f"host {h} up",
-                partial(self._in_rack, h // self._rack_hosts) if racks else self._at_core,
-            )
-            for h in range(config.hosts)
-        ]
-        self.down = [
-            link(config.link_of(h), f"host {h} down", lambda packet: self.to_host[packet.to](packet))
-            for h in range(config.hosts)
-        ]
-        self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in range(racks)]
-        self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in range(racks)]
-        switch = config.switch
-        self.rack_switches = [
-            Server(env, switch.packets_per_s, switch.latency_s, lambda packet, r=r: self.to_rack[r](packet))
-            for r in range(racks)
-        ]
+        def server(deliver: Callable[[Any], None]) -> Server:
+            return Server(env, config.switch.packets_per_s, config.switch.latency_s, deliver)
+
+        def at_host(packet: Any) -> None:
+            self.to_host[packet.to](packet)
+
+        hosts = range(config.hosts)
+        above = [partial(self._in_rack, self.rack_of(h)) if racks else self._at_core for h in hosts]
+        self.up = [link(config.link_of(h), f"host {h} up", above[h]) for h in hosts]
+        self.down = [link(config.link_of(h), f"host {h} down", at_host) for h in hosts]
+        self.rack_up = [link(config.racks.link, f"rack {r} up", self._at_core) for r in racks]
+        self.rack_down = [link(config.racks.link, f"rack {r} down", self._leave) for r in racks]
+        self.switch = server(lambda packet: self.to_aggregator(packet))
+        self.rack_switches = [server(lambda packet, r=r: self.to_rack[r](packet)) for r in racks]
 
     @property
     def links(self) -> list[Link]:
@@ -69,15 +61,15 @@ class Fabric:
         if packet.to < AGGREGATOR:
             return self.rack_down[rack_address(packet.to)].send(packet)
         if self._rack_hosts:
-            return self.rack_down[packet.to // self._rack_hosts].send(packet)
-        return self.down[packet.to].send(packet)
+            return self.rack_down[self.rack_of(packet.to)].send(packet)
+        return self.in_rack(packet)
 
     def _in_rack(self, rack: int, packet: Any) -> None:
         """At a rack switch, from below."""
         if packet.to == AGGREGATOR and rack in self.to_rack:
             self.rack_switches[rack].send(packet)
-        elif packet.to != AGGREGATOR and packet.to // self._rack_hosts == rack:
-            self.down[packet.to].send(packet)
+        elif packet.to != AGGREGATOR and self.rack_of(packet.to) == rack:
+            self.in_rack(packet)
         else:
             self.rack_up[rack].send(packet)
 
@@ -91,7 +83,7 @@ class Fabric:
         if packet.to < AGGREGATOR:
             self.to_rack[packet.to](packet)
         else:
-            self.down[packet.to].send(packet)
+            self.in_rack(packet)
 
     def rack_of(self, host: int) -> int:
         """The rack that a host is in."""

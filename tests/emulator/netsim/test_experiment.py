@@ -53,7 +53,9 @@ def test_the_ring_meets_its_bound(workers):
     assert result.bound_s < result.median_s < 1.04 * result.bound_s
     assert result.retransmitted < 0.01 * result.sent  # probes while a long queue drains
     share = 1448 / (1448 + 24 + link.framing_bytes)
-    assert result.bound_s == pytest.approx(bounds.ring_s(workers, job.size_bytes, 1e9, line_share=share), rel=0.01)
+    # 2(n-1) steps of S/n bytes (Patarasuk and Yuan, JPDC 2009).
+    closed_form_s = 2 * (workers - 1) * 8 * job.size_bytes / workers / (1e9 * share)
+    assert result.bound_s == pytest.approx(closed_form_s, rel=0.01)
 
 
 @pytest.mark.parametrize(("workers", "size_bytes"), [(2, 4 * MIB), (4, 1024), (3, 999_996), (8, 64 * MIB)])

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from emulator.netsim.aggregator import PARTIAL, Aggregator, rack_address, seats
 from emulator.netsim.config import JobConfig, LinkConfig, NetworkConfig, RackConfig, SwitchConfig
 from emulator.netsim.experiment import run
 from emulator.netsim.packets import Packet
-from emulator.netsim.racks import PARTIAL, TreeSwitch, rack_address, seats
 from switchml.protocol.packet import CONTRIBUTION, FLAG_OVERFLOW, R_FLAG, RESULT, WAIT
 
 MIB = 1 << 20
@@ -22,8 +22,8 @@ class Tree:
     def __init__(self):
         self.up = [[], []]
         self.down, self.to_hosts = [], []
-        self.racks = [TreeSwitch(self.to_hosts.append, self.up[rack].append) for rack in (0, 1)]
-        self.core = TreeSwitch(self.down.append)
+        self.racks = [Aggregator(self.to_hosts.append, self.up[rack].append) for rack in (0, 1)]
+        self.core = Aggregator(self.down.append)
         below, above = seats(RACKS, (0, 1), (10, 11, 12, 13), 1, slots=SLOTS, payload_bytes=256, tag=TAG, isn=ISN)
         for rack, seat in zip(self.racks, below, strict=True):
             rack.add(0, seat)
