@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -85,11 +85,10 @@ BUGS: dict[str, Bug] = {
 
 def outcomes(seeds: Iterable[int], processes: int) -> Iterator[Outcome]:
     """Play seeds, in their order."""
+    _quiet()
     if processes == 1:
-        _quiet()
         yield from map(play, seeds)
         return
-    _quiet()
     play(0)  # fills the compilation cache once, before the processes start
     with ProcessPoolExecutor(processes, get_context("forkserver"), _quiet) as pool:
         yield from pool.map(play, seeds, chunksize=_CHUNK)
@@ -112,20 +111,18 @@ class Tally:
     virtual_s: float = 0.0
     trace: str = ""
     """Hash over the traces of all seeds."""
-    failures: list[Outcome] | None = None
+    failures: list[Outcome] = field(default_factory=list)
 
 
 def campaign(
     seeds: Iterable[int], processes: int, say: Callable[[Outcome], None] = lambda outcome: None, most_failures: int = 10
 ) -> Tally:
     """Play seeds until all are done or `most_failures` have failed. `say` gets each outcome."""
-    tally, trace = Tally(failures=[]), hashlib.blake2b(digest_size=8)
+    tally, trace = Tally(), hashlib.blake2b(digest_size=8)
     for outcome in outcomes(seeds, processes):
         tally.seeds += 1
-        tally.events += outcome.events
-        tally.packets += outcome.packets
-        tally.sums += outcome.sums
-        tally.errors += outcome.errors
+        for name in ("events", "packets", "sums", "errors"):
+            setattr(tally, name, getattr(tally, name) + getattr(outcome, name))
         tally.virtual_s += outcome.seconds
         trace.update(outcome.trace.encode())
         say(outcome)
@@ -156,11 +153,6 @@ def plant(name: str) -> Path:
 def run_planted(name: str, arguments: list[str]) -> subprocess.CompletedProcess:
     """`switchml simulate` with `arguments`, by the copy with bug `name`."""
     target = plant(name)
+    command = [sys.executable, "-m", "switchml", "simulate", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(target)}
-    return subprocess.run(
-        [sys.executable, "-m", "switchml", "simulate", *arguments],
-        env=environment,
-        cwd=target,
-        capture_output=True,
-        text=True,
-    )
+    return subprocess.run(command, env=environment, cwd=target, capture_output=True, text=True)

@@ -64,8 +64,8 @@ class Checks:
         exact = ledger.exact(number)
         if exact.overflows:
             raise Violation(f"{where} has a result, although the sum does not fit")
-        if not exact.is_met_by(result):
-            wrong = exact.wrong(result)
+        wrong = exact.wrong(result)
+        if len(wrong):
             first = int(wrong[0])
             raise Violation(
                 f"{where}: {len(wrong)} elements are wrong, "
@@ -80,18 +80,13 @@ class Checks:
         the rank's own control connection broke."""
         ledger = self.ledgers[key]
         self.errors += 1
-        if isinstance(error, SumOverflow):
-            is_right = ledger.exact(number).overflows
-        elif isinstance(error, PeerLost):
-            is_right = self._explains(ledger, number, rank, error)
-        elif isinstance(error, AggregatorLost):
-            is_right = broke
-        elif isinstance(error, RanksDisagree):
-            is_right = ledger.disagrees
-        elif isinstance(error, CollectiveTimeout):
-            is_right = is_late
-        else:
-            is_right = False
+        is_right = (
+            (isinstance(error, SumOverflow) and ledger.exact(number).overflows)
+            or (isinstance(error, PeerLost) and self._explains(ledger, number, rank, error))
+            or (isinstance(error, AggregatorLost) and broke)
+            or (isinstance(error, RanksDisagree) and ledger.disagrees)
+            or (isinstance(error, CollectiveTimeout) and is_late)
+        )
         if not is_right:
             raise Violation(
                 f"{ledger.job.name} rank {rank} call {number}: {type(error).__name__} without a cause: {error} "

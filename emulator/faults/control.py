@@ -13,6 +13,7 @@ from typing import Any
 
 import simpy
 
+from emulator.faults.plan import Plan
 from emulator.netsim.link import NS, at
 from switchml.aggregator.software import SoftwareDataplane
 from switchml.control.client import ANSWER_GRACE_S, RETRY_S, AggregatorLost, JobInfo
@@ -76,10 +77,6 @@ class Connection:
         if self.client_open:
             self.client_open = False
             self.session.disconnected(reason)
-
-    def finish_server(self) -> None:
-        """The aggregator ends the stream in good order."""
-        self.server_open = False
 
 
 class Session:
@@ -183,18 +180,9 @@ class Control:
     """The aggregator's process: data plane and registry, new at each start. `note(kind, …)` is called for what only the
     aggregator knows: a rank "left" or was "lost", a job "started"."""
 
-    def __init__(
-        self,
-        env: simpy.Environment,
-        chooser: random.Random,
-        *,
-        slot_capacity: int,
-        peer_timeout_s: float,
-        join_timeout_s: float,
-        note: Callable[..., None],
-    ):
-        self.env, self._chooser, self._note = env, chooser, note
-        self._slot_capacity, self.peer_timeout_s, self._join_timeout_s = slot_capacity, peer_timeout_s, join_timeout_s
+    def __init__(self, env: simpy.Environment, plan: Plan, note: Callable[..., None]):
+        self.env, self._plan, self._note = env, plan, note
+        self._chooser = random.Random(f"control {plan.seed}")
         self.cut_hosts: set[int] = set()
         self.paused_hosts: set[int] = set()
         self.registry: JobRegistry | None = None
@@ -203,7 +191,8 @@ class Control:
         self._connections: list[Connection] = []
         self._streams: dict[int, Connection] = {}
         self._silent_since: dict[int, int] = {}
-        self._gave_up: set[int] = set()
+        self.gave_up: set[int] = set()
+        """Hosts that were silent for longer than the peer timeout."""
         self.start()
 
     def latency_ns(self) -> int:
@@ -214,9 +203,9 @@ class Control:
     def start(self) -> None:
         """Start the process."""
         self.generation += 1
-        self.dataplane = SoftwareDataplane(port=0, slot_capacity=self._slot_capacity, shared_memory=False)
+        self.dataplane = SoftwareDataplane(port=0, slot_capacity=self._plan.slot_capacity, shared_memory=False)
         self.registry = JobRegistry(
-            self.dataplane, join_timeout_s=self._join_timeout_s, randbelow=self._chooser.randrange
+            self.dataplane, join_timeout_s=self._plan.join_timeout_s, randbelow=self._chooser.randrange
         )
         self.env.process(self._expire(self.generation))
 
@@ -241,48 +230,32 @@ class Control:
 
     # -- faults between a host and the aggregator --
 
-    def cut(self, host: int) -> None:
-        self.cut_hosts.add(host)
-        self._watch_silence(host)
+    def isolate(self, host: int, among: set[int]) -> None:
+        """A host is silent from now on: `among` is `cut_hosts` or `paused_hosts`. Its pings go unanswered: after the
+        peer timeout both ends close the connection, except a paused process."""
+        among.add(host)
+        since = self._silent_since.setdefault(host, self.env.now)
+        if since == self.env.now:
+            due = since + int(self._plan.peer_timeout_s * NS) + self.latency_ns()
+            at(self.env, due, lambda _: self._give_up(host, since))
 
-    def heal(self, host: int) -> None:
-        self.cut_hosts.discard(host)
-        self._release(host)
-
-    def pause(self, host: int) -> None:
-        self.paused_hosts.add(host)
-        self._watch_silence(host)
-
-    def resume(self, host: int) -> None:
-        self.paused_hosts.discard(host)
-        self._release(host)
-
-    def gave_up(self, host: int) -> bool:
-        """Whether a host was silent for longer than the peer timeout."""
-        return host in self._gave_up
-
-    def _release(self, host: int) -> None:
+    def release(self, host: int, among: set[int]) -> None:
+        """A host is no longer `among` those."""
+        among.discard(host)
         if host not in self.cut_hosts and host not in self.paused_hosts:
             self._silent_since.pop(host, None)
         for connection in list(self._connections):
             if connection.host == host:
                 connection.release()
 
-    def _watch_silence(self, host: int) -> None:
-        """Pings go unanswered: after the peer timeout both ends close the connection, except a paused process."""
-        since = self._silent_since.setdefault(host, self.env.now)
-        if since == self.env.now:
-            due = since + int(self.peer_timeout_s * NS) + self.latency_ns()
-            at(self.env, due, lambda _: self._give_up(host, since))
-
     def _give_up(self, host: int, since: int) -> None:
         if self._silent_since.get(host) != since:
             return
-        self._gave_up.add(host)
+        self.gave_up.add(host)
         for connection in [c for c in self._connections if c.host == host]:
-            connection.break_server(f"did not answer for {self.peer_timeout_s:g} s")
+            connection.break_server(f"did not answer for {self._plan.peer_timeout_s:g} s")
             if host in self.cut_hosts and host not in self.paused_hosts:
-                connection.break_client(f"the aggregator did not answer for {self.peer_timeout_s:g} s")
+                connection.break_client(f"the aggregator did not answer for {self._plan.peer_timeout_s:g} s")
 
     # -- service.py's part --
 
@@ -296,14 +269,14 @@ class Control:
             connection.ticket, notices = self.registry.join(request, self.env.now / NS)
         except Refused as error:
             refusal = error  # outlives this clause
-            connection.finish_server()
+            connection.server_open = False
             connection.send("down", lambda: connection.session.receive(refusal))
             return
         self._streams[connection.ticket] = connection
         self._deliver(notices)
 
     def leave(self, connection: Connection) -> None:
-        connection.finish_server()
+        connection.server_open = False
         if self._streams.pop(connection.ticket, None) is not None:
             self._note("left", connection.session)
             self._deliver(self.registry.leave(connection.ticket, self.env.now / NS))
@@ -324,4 +297,4 @@ class Control:
             connection.send("down", lambda c=connection, e=event: c.session.receive(e))
             if isinstance(event, (PeerLost, Ended, Refused)):
                 del self._streams[ticket]
-                connection.finish_server()
+                connection.server_open = False

@@ -86,20 +86,15 @@ class Plan:
 
     def describe(self) -> list[str]:
         """A readable summary, line by line."""
-        impairments = ", ".join(
-            f"{name} {getattr(self.link, name):.1%}"
-            for name in ("loss", "duplicate", "late")
-            if getattr(self.link, name)
-        )
+        shares = [(name, getattr(self.link, name)) for name in ("loss", "duplicate", "late")]
+        impairments = ", ".join(f"{name} {share:.1%}" for name, share in shares if share)
         lines = [
             f"seed {self.seed}: {len(self.jobs)} jobs, links of {self.link.rate_bps / 1e6:.3g} Mbit/s and "
             f"{self.link.delay_s * 1e6:.0f} µs, {impairments or 'no impairments'}, "
             f"peer timeout {self.peer_timeout_s:.2g} s, healed at {self.heal_s:.3f} s"
         ]
         for job in self.jobs:
-            misfit = (
-                f"; rank {job.misfit_rank} {job.misfit or 'behaves'} at call {job.misfit_call}" if job.misfit else ""
-            )
+            misfit = f"; rank {job.misfit_rank} {job.misfit} at call {job.misfit_call}" if job.misfit else ""
             lines.append(
                 f"  {job.name}: hosts {job.hosts[0]}-{job.hosts[-1]}, {job.slots} slots, {job.payload_bytes} bytes, "
                 f"{job.wire} lanes, {len(job.calls)} calls{misfit}"
@@ -135,14 +130,8 @@ def draw(seed: int) -> Plan:
     for _ in range(chooser.choice([0, 0, 1, 1, 2, 3, 5])):
         kind = chooser.choice(KINDS)
         longest_s = 0.5 if kind in ("crash", "aggregator") else 2.5 * peer_timeout_s
-        faults.append(
-            Fault(
-                chooser.uniform(0.0, span_s),
-                kind,
-                -1 if kind == "aggregator" else chooser.randrange(hosts),
-                0.003 * (longest_s / 0.003) ** chooser.random(),
-            )
-        )
+        at_s, host = chooser.uniform(0.0, span_s), -1 if kind == "aggregator" else chooser.randrange(hosts)
+        faults.append(Fault(at_s, kind, host, 0.003 * (longest_s / 0.003) ** chooser.random()))
     faults.sort(key=lambda fault: fault.at_s)
     return Plan(
         seed=seed,
@@ -169,9 +158,7 @@ def _job(chooser: random.Random, name: str, hosts: tuple[int, ...]) -> JobPlan:
     for _ in range(count):
         dtype, numel = chooser.choice(shapes)
         special = chooser.choice(SPECIALS)
-        if special == "overflow" and not dtype.startswith("int"):
-            special = ""
-        if special in ("nan", "inf", "infs") and dtype.startswith("int"):
+        if special in (("nan", "inf", "infs") if dtype.startswith("int") else ("overflow",)):
             special = ""
         calls.append(
             Call(

@@ -23,7 +23,6 @@ from switchml.net import udp
 from switchml.protocol.sizes import WIRES
 
 _FIRST_PORT = 20000
-MOST_ATTEMPTS = 60
 
 
 class Program:
@@ -89,7 +88,7 @@ class Program:
     def _vanish(self) -> None:
         if self.agent is not None:
             self.agent.vanish()
-            self.world.unplug(self.agent_endpoint)
+            del self.world.agents[self.agent_endpoint]
             self.agent = None
         if self.session is not None:
             self.session.vanish()
@@ -131,18 +130,18 @@ class Program:
 
     def _work(self, session: Session) -> Generator[simpy.Event, Any, None]:
         key = session.key
+        self.agent_endpoint = udp.endpoint(*self.address)
         agent = self.agent = VirtualAgent(
             self.env,
             session,
             rank=self.rank,
             world_size=self.job.workers,
             job=self.job.name,
-            endpoint=udp.endpoint(*self.address),
+            endpoint=self.agent_endpoint,
             send=self.world.up[self.host].send,
             inbox_packets=self.world.plan.inbox_packets,
         )
-        self.agent_endpoint = udp.endpoint(*self.address)
-        self.world.plug(self.agent_endpoint, agent)
+        self.world.agents[self.agent_endpoint] = agent
         pending, failed, self._due, self._is_late = [], False, {}, False
         for number, call in enumerate(self.job.calls):
             if self.job.misfit == "leaves" and (self.rank, number) == (self.job.misfit_rank, self.job.misfit_call):
@@ -159,7 +158,7 @@ class Program:
         yield from self._awake()
         self.world.checks.ledgers[key].finished[self.rank] = min(self._due, default=len(pending))
         agent.leave()
-        self.world.unplug(self.agent_endpoint)
+        del self.world.agents[self.agent_endpoint]
         self.agent = None
         if not failed or self.job.misfit:
             self.state = "done"
@@ -192,16 +191,6 @@ class Program:
                 self.world.check(checks.error, key, number, self.rank, error, is_late, broke)
             done.succeed(error is not None and not isinstance(error, SumOverflow))
 
-        agent.submit(
-            Request(
-                source.ctypes.data,
-                target.ctypes.data,
-                source.size,
-                call.dtype,
-                call.op,
-                on_done,
-                timeout_s=call.timeout_s,
-                keep=(source, target),
-            )
-        )
+        what = source.ctypes.data, target.ctypes.data, source.size, call.dtype, call.op
+        agent.submit(Request(*what, on_done, timeout_s=call.timeout_s, keep=(source, target)))
         return done

@@ -61,16 +61,9 @@ class World:
         self.env = simpy.Environment(_START_NS)
         self.checks = Checks(bool(plan.faults) or plan.slot_capacity < 1000)
         self._violation: Violation | None = None
-        self._agents: dict[int, VirtualAgent] = {}
-        self._fates: dict[tuple[int, int], set[str]] = {}
-        self.control = Control(
-            self.env,
-            random.Random(f"control {plan.seed}"),
-            slot_capacity=plan.slot_capacity,
-            peer_timeout_s=plan.peer_timeout_s,
-            join_timeout_s=plan.join_timeout_s,
-            note=self._note,
-        )
+        self.agents: dict[int, VirtualAgent] = {}
+        """Who receives at each endpoint."""
+        self.control = Control(self.env, plan, self._note)
 
         def link(name: str, deliver: Callable[[Packet], None]) -> Link:
             return Link(self.env, plan.link, random.Random(f"{name} {plan.seed}"), deliver)
@@ -140,16 +133,10 @@ class World:
             self.down[host].send(Packet(np.frombuffer(data, np.uint8), 0, 0, endpoint))
 
     def _at_host(self, packet: Packet) -> None:
-        agent = self._agents.get(packet.to)
+        agent = self.agents.get(packet.to)
         self.log("down", packet.to, zlib.crc32(packet.data))
         if agent is not None:
             agent.receive(packet)
-
-    def plug(self, endpoint: int, agent: VirtualAgent) -> None:
-        self._agents[endpoint] = agent
-
-    def unplug(self, endpoint: int) -> None:
-        self._agents.pop(endpoint, None)
 
     def _note(self, kind: str, session: Session, key: tuple[int, int] | None = None) -> None:
         """Record an event of the aggregator's process."""
@@ -167,7 +154,7 @@ class World:
         ledger = self.checks.ledgers[key]
         crashed = key[0] != self.control.generation or self.control.registry is None
         lost = ledger.departed.get(program.rank) == "lost"
-        return crashed or lost or self.control.gave_up(program.host)
+        return crashed or lost or program.host in self.control.gave_up
 
     # -- faults --
 
@@ -177,10 +164,10 @@ class World:
         if fault.kind in ("cut", "cut data"):
             self.up[host].is_cut = self.down[host].is_cut = True
             if fault.kind == "cut":
-                self.control.cut(host)
+                self.control.isolate(host, self.control.cut_hosts)
         elif fault.kind == "pause":
             self._by_host[host].pause()
-            self.control.pause(host)
+            self.control.isolate(host, self.control.paused_hosts)
         elif fault.kind == "crash":
             self._by_host[host].crash(fault.duration_s)
             return
@@ -195,9 +182,9 @@ class World:
         host = fault.host
         if fault.kind in ("cut", "cut data"):
             self.up[host].is_cut = self.down[host].is_cut = False
-            self.control.heal(host)
+            self.control.release(host, self.control.cut_hosts)
         elif fault.kind == "pause":
-            self.control.resume(host)
+            self.control.release(host, self.control.paused_hosts)
             self._by_host[host].resume()
         elif self.control.registry is None:
             self.control.start()
