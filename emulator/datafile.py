@@ -65,6 +65,12 @@ def unknown(what: str, name: str, known: typing.Iterable[str]) -> str:
     )
 
 
+def check_name(what: str, name: str, known: typing.Collection[str]) -> None:
+    """Raise ConfigError unless `name` is among `known`."""
+    if name not in known:
+        raise ConfigError(unknown(what, name, known))
+
+
 @cache
 def _fields(cls: type) -> dict[str, tuple[Any, bool]]:
     hints = typing.get_type_hints(cls)
@@ -95,6 +101,11 @@ def build(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         return cls(**values)
     except ConfigError as error:
         raise ConfigError(f"{_at(where)}{error}") from None
+
+
+def build_all(cls: type[T], path: Path) -> dict[str, T]:
+    """By name, a dataclass from each table of a TOML file."""
+    return {name: build(cls, table, f"{path.name} [{name}]") for name, table in load(path).items()}
 
 
 def renamed(cls: type, table: Mapping[str, Any], where: str = "") -> dict[str, Any]:

@@ -410,8 +410,8 @@ def _show(emulation: Any) -> None:
 def _list(kinds: tuple[str, ...], as_json: bool) -> None:
     """Names of everything that has one."""
     from emulator import datafile
-    from emulator.cluster import cluster, codecs, constants
-    from emulator.cluster.accelerator import accelerators
+    from emulator.cluster import cluster, codecs
+    from emulator.cluster.accelerator import accelerators, notes
     from emulator.workload import job, models
     from emulator.workload.loading.loading import LOADERS
 
@@ -424,8 +424,7 @@ def _list(kinds: tuple[str, ...], as_json: bool) -> None:
         "allreduces": ALGORITHMS,
         "codecs": {name: one.title for name, one in codecs.codecs().items()},
         "constants": {
-            name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}"
-            for name, note in constants.notes().items()
+            name: f"{note.value:g} ({note.unit}): {note.meaning}. {note.source}" for name, note in notes().items()
         },
     }
     for kind in kinds:

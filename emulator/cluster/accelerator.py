@@ -1,7 +1,10 @@
-"""Accelerators: what one device can do, as its data sheet says. What software makes of it is in `constants.py`."""
+"""Accelerators: what one device can do, as its data sheet says; and what software makes of it: the emulator's few
+physical constants, the same for all accelerators and jobs. A cluster file may set its own under `[constants]`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,8 +13,6 @@ from emulator import datafile
 from switchml.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
-
-
 A100_MATMUL_SHARE = 0.869
 """271.2 of 312 TFLOP/s, see `matmul_share` below and in `data/accelerators.toml`."""
 
@@ -60,7 +61,50 @@ class Accelerator:
 @cache
 def accelerators() -> dict[str, Accelerator]:
     """The built-in ones by name."""
-    path = DATA / "accelerators.toml"
-    return {
-        name: datafile.build(Accelerator, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()
-    }
+    return datafile.build_all(Accelerator, DATA / "accelerators.toml")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Meanings and sources: `data/constants.toml`."""
+
+    gemm_efficiency: float
+    tile_fill_steps: float
+    cache_efficiency: float
+    memory_efficiency: float
+    attention_traffic: float
+    loss_bytes_per_logit: float
+    kernel_s: float
+    launch_forward_s: float
+    launch_backward_s: float
+    launch_collective_s: float
+    overlap_exponent: float
+    pipeline_hand_over_s: float
+    iteration_s: float
+    interference_inside: float
+    interference_between: float
+
+
+@dataclass(frozen=True)
+class Note:
+    """One constant as its file describes it."""
+
+    value: float
+    unit: str
+    meaning: str
+    source: str
+
+
+@cache
+def notes() -> dict[str, Note]:
+    """Every constant with its unit, meaning and source."""
+    read = datafile.build_all(Note, DATA / "constants.toml")
+    names = {field.name for field in dataclasses.fields(Constants)}
+    assert read.keys() == names, read.keys() ^ names
+    return read
+
+
+@cache
+def constants() -> Constants:
+    """The built-in values."""
+    return Constants(**{name: note.value for name, note in notes().items()})

@@ -11,9 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from emulator import datafile
-from emulator.cluster.accelerator import DATA, Accelerator, accelerators
-from emulator.cluster.constants import Constants, constants
-from emulator.cluster.topology import Fabric
+from emulator.cluster.accelerator import DATA, Accelerator, Constants, accelerators, constants
+from emulator.cluster.topology import Fabric, Place
 from switchml.errors import ConfigError
 from switchml.protocol import sizes
 
@@ -85,6 +84,18 @@ class Interconnect:
         if self.accelerators_per_node < 1:
             raise ConfigError(f"accelerators_per_node is {self.accelerators_per_node}; expected at least 1")
 
+    def node_rate(self, where: Place, pattern: str) -> float:
+        """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
+        groups taking theirs. `pattern`: as `Fabric.share` takes it."""
+        per_node = self.accelerators_per_node
+        share = self.between.share(where, per_node, pattern)
+        return self.between.node_bytes_per_s * (where.per_node / per_node) * share
+
+    def start_s(self, where: Place, steps: float = 0.0) -> float:
+        """What does not grow with size: the library's start inside the node, and `steps` messages between nodes."""
+        inside = self.inside.latency_s + self.inside.latency_per_rank_s * min(where.ranks, self.accelerators_per_node)
+        return inside + steps * self.between.hops(where.span or where.nodes) * self.between.hop_s
+
 
 def measured(
     link_bytes_per_s: float, latency_s: float, host_s_per_byte: float = 0.0, per_host: int = 1
@@ -139,13 +150,10 @@ class Cluster(Interconnect):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.accelerator not in accelerators():
-            raise ConfigError(datafile.unknown("accelerator", self.accelerator, accelerators()))
-        for name in self.constants:
-            if name not in {item.name for item in dataclasses.fields(Constants)}:
-                raise ConfigError(
-                    datafile.unknown("constant", name, [item.name for item in dataclasses.fields(Constants)])
-                )
+        datafile.check_name("accelerator", self.accelerator, accelerators())
+        known = [item.name for item in dataclasses.fields(Constants)]
+        for name in self.constants.keys() - known:
+            raise ConfigError(datafile.unknown("constant", name, known))
 
     @property
     def device(self) -> Accelerator:
@@ -185,9 +193,8 @@ def _table(path: Path, seen: tuple[Path, ...]) -> dict:
         return table
     base = table.pop("extends")
     beside = path.parent / f"{base}.toml"
-    return datafile.merge(
-        _table(beside if beside.is_file() else datafile.find("cluster", base, FOLDER), (*seen, path)), table
-    )
+    base_path = beside if beside.is_file() else datafile.find("cluster", base, FOLDER)
+    return datafile.merge(_table(base_path, (*seen, path)), table)
 
 
 def clusters() -> list[str]:

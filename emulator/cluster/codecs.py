@@ -9,7 +9,6 @@ from functools import cache
 from emulator import datafile
 from emulator.cluster.accelerator import DATA
 from emulator.cluster.cluster import Cluster
-from switchml.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,10 @@ class Codec:
 @cache
 def codecs() -> dict[str, Codec]:
     """The built-in ones by name."""
-    path = DATA / "codecs.toml"
-    return {name: datafile.build(Codec, table, f"{path.name} [{name}]") for name, table in datafile.load(path).items()}
+    return datafile.build_all(Codec, DATA / "codecs.toml")
 
 
 def load(name: str) -> Codec:
     """By name; ConfigError for others."""
-    if name not in codecs():
-        raise ConfigError(datafile.unknown("codec", name, codecs()))
+    datafile.check_name("codec", name, codecs())
     return codecs()[name]

@@ -1,4 +1,4 @@
-"""What a collective costs: closed forms for the algorithms that libraries use, on a group's place in a links. Every
+"""What a collective costs: closed forms for the algorithms that libraries use, on a group's place in a cluster. Every
 prediction asks `cost()`: emulated jobs, emulated peers, replayed traces, the optimizer. In-network aggregation is in
 `innetwork.py`, measured tables are in `tables.py`.
 
@@ -9,14 +9,15 @@ Patarasuk and Yuan, JPDC 2009 (ring); Sanders et al., Parallel Computing 2009 (t
 from __future__ import annotations
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from emulator import datafile
 from emulator.cluster import innetwork, tables
 from emulator.cluster.algorithms import ALGORITHMS, HIERARCHIES, NODE_FIRST
 from emulator.cluster.cluster import Interconnect
-from emulator.cluster.cost import FREE, Cost, latency_s, node_rate, slowest
+from emulator.cluster.cost import FREE, Cost, slowest
 from emulator.cluster.innetwork import DENSE, Streaming
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
@@ -36,8 +37,7 @@ def cost(
     algorithm, hierarchy: of all-reduces, one of ALGORITHMS and of HIERARCHIES; algorithm "auto" is the faster of ring
     and tree, as NCCL's tuner means to. streaming: of "switchml".
     """
-    if operation not in OPERATIONS:
-        raise ConfigError(datafile.unknown("collective", operation, OPERATIONS))
+    datafile.check_name("collective", operation, OPERATIONS)
     check_all_reduce(algorithm, hierarchy)
     if where.ranks <= 1:
         return FREE
@@ -52,10 +52,8 @@ def cost(
 
 def check_all_reduce(algorithm: str, hierarchy: str = "auto") -> None:
     """Raise ConfigError for names that are none of ALGORITHMS and of HIERARCHIES."""
-    if algorithm not in ALGORITHMS:
-        raise ConfigError(datafile.unknown("all-reduce", algorithm, ALGORITHMS))
-    if hierarchy not in HIERARCHIES:
-        raise ConfigError(datafile.unknown("hierarchy", hierarchy, HIERARCHIES))
+    datafile.check_name("all-reduce", algorithm, ALGORITHMS)
+    datafile.check_name("hierarchy", hierarchy, HIERARCHIES)
 
 
 def _all_reduce(
@@ -63,37 +61,28 @@ def _all_reduce(
 ) -> Cost:
     if algorithm == "auto":
         names = ("ring",) if where.nodes == 1 else ("ring", "tree")
-        return min((_all_reduce(links, size_bytes, where, name, hierarchy, DENSE) for name in names), key=_seconds)
+        each = (_all_reduce(links, size_bytes, where, name, hierarchy, DENSE) for name in names)
+        return min(each, key=lambda one: one.seconds)
     if hierarchy == "auto":
         hierarchy = "node" if algorithm in NODE_FIRST else "none"
     if hierarchy == "node" and where.nodes == 1:
         return _ring(links, size_bytes, where)
     if hierarchy == "none" or where.per_node == 1:
-        return _among_all(links, size_bytes, where, algorithm, streaming)
+        costed = _flat(links, size_bytes, where, algorithm, streaming)
+        return Cost(links.inside.latency_s).plus(costed) if algorithm == "switchml" else costed
     # Reduce-scatter inside nodes, each shard's all-reduce along a rail of its own, all-gather inside: one after the
     # other. All rails of a node together are S at the rate of its ports.
     rail = Place(where.nodes, where.nodes, 1, where.span)
-    between = _between(links, size_bytes / where.per_node, rail, algorithm, streaming)
+    between = _flat(links, size_bytes / where.per_node, rail, algorithm, streaming)
     between = between.leaves(between.leaving_bytes * where.per_node, between.once_a_leaf)
     return _ring(links, size_bytes, Place(where.per_node, 1, where.per_node, 1)).plus(between)
 
 
-def _among_all(links: Interconnect, size_bytes: float, where: Place, algorithm: str, streaming: Streaming) -> Cost:
-    """Every rank for itself."""
+def _flat(links: Interconnect, size_bytes: float, where: Place, algorithm: str, streaming: Streaming) -> Cost:
+    """Every rank of `where` for itself."""
     if algorithm == "switchml":
-        return Cost(links.inside.latency_s).plus(innetwork.aggregate(links, size_bytes, where, streaming))
+        return innetwork.aggregate(links, size_bytes, where, streaming)
     return _ALL_REDUCES[algorithm](links, size_bytes, where)
-
-
-def _between(links: Interconnect, size_bytes: float, rail: Place, algorithm: str, streaming: Streaming) -> Cost:
-    """Among one rank of each node."""
-    if algorithm == "switchml":
-        return innetwork.aggregate(links, size_bytes, rail, streaming)
-    return _ALL_REDUCES[algorithm](links, size_bytes, rail)
-
-
-def _seconds(cost: Cost) -> float:
-    return cost.seconds
 
 
 def _wire(links: Interconnect, moved: float, size_bytes: float) -> float:
@@ -101,21 +90,39 @@ def _wire(links: Interconnect, moved: float, size_bytes: float) -> float:
     return moved / links.inside.bytes_per_s + size_bytes / links.inside.local_bytes_per_s
 
 
+def _pipelined(
+    links: Interconnect,
+    size_bytes: float,
+    where: Place,
+    inside_s: float,
+    crossing: float,
+    pattern: str,
+    steps: float,
+    *,
+    hosts_s: float = 0.0,
+    once_a_leaf: bool = False,
+) -> Cost:
+    """What takes `inside_s` in nodes while `crossing` bytes leave each of them, in `steps` messages one after the other
+    and after `hosts_s` on the hosts."""
+    if where.nodes == 1:
+        return slowest(size_bytes, links.start_s(where), inside_s)
+    between_s = crossing / links.node_rate(where, pattern) + hosts_s
+    costed = slowest(size_bytes, links.start_s(where, steps), inside_s, between_s)
+    return costed.leaves(crossing * where.nodes, once_a_leaf)
+
+
 def _ring(links: Interconnect, size_bytes: float, where: Place, passes: float = 2.0) -> Cost:
     """2(n-1)/n S past every rank, hence also out of every node. `passes` 1: reduce-scatter or all-gather, half of
     it."""
     n = where.ranks
-    moved = passes * (n - 1) / n * size_bytes
-    inside = _wire(links, moved, size_bytes * passes / 2)
     measured = _measured(links.folder, links.inside.tables) if links.inside.tables else {}
     if where.nodes == 1 and n in measured:
-        latency, rate = measured[n].at(size_bytes)
+        latency, rate = map(float, measured[n].at(size_bytes))
         return Cost(latency, size_bytes, rate * 2.0 / passes)
-    if where.nodes == 1:
-        return slowest(size_bytes, latency_s(links, where, 0), inside)
-    between = moved / node_rate(links, where, "ring") + size_bytes * passes / 2 / links.inside.local_bytes_per_s
-    costed = slowest(size_bytes, latency_s(links, where, passes * (where.nodes - 1)), inside, between)
-    return costed.leaves(moved * where.nodes, once_a_leaf=True)
+    moved, read = passes * (n - 1) / n * size_bytes, size_bytes * passes / 2
+    inside_s, hosts_s = _wire(links, moved, read), _wire(links, 0.0, read)
+    steps = passes * (where.nodes - 1)
+    return _pipelined(links, size_bytes, where, inside_s, moved, "ring", steps, hosts_s=hosts_s, once_a_leaf=True)
 
 
 @cache
@@ -133,67 +140,47 @@ def _measured(folder: str, name: str) -> dict[int, tables.Curve]:
 def _tree(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     """Two binary trees over nodes, a chain inside each, half of the buffer along each tree. An inner node passes on
     twice what it has, so 2 S leave and enter it; with two nodes each has but one neighbour and S does."""
-    chain = _wire(links, 2.0 * size_bytes if where.per_node > 1 else 0.0, size_bytes)
-    if where.nodes == 1:
-        return slowest(size_bytes, latency_s(links, where, 0), chain)
+    near = where.per_node
+    chain = (2.0 if near > 1 else 0.0) if where.nodes == 1 else 2 * (near - 1) / near
     volume = 1.0 if where.nodes == 2 else 2.0
-    between = volume * size_bytes / node_rate(links, where, "tree") + size_bytes / links.inside.local_bytes_per_s
-    fixed = latency_s(links, where, 2 * math.ceil(math.log2(where.nodes)))
-    ring_inside = _wire(links, 2 * (where.per_node - 1) / where.per_node * size_bytes, size_bytes)
-    return slowest(size_bytes, fixed, ring_inside, between).leaves(volume * size_bytes * where.nodes)
+    inside_s, hosts_s = _wire(links, chain * size_bytes, size_bytes), _wire(links, 0.0, size_bytes)
+    steps = 2 * math.ceil(math.log2(where.nodes))
+    return _pipelined(links, size_bytes, where, inside_s, volume * size_bytes, "tree", steps, hosts_s=hosts_s)
 
 
 def _halving_doubling(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     """Recursive halving, then doubling: log2 n steps each way. Ranks beyond a power of two first hand their buffer to
     a partner and get the sum back (Thakur et al., section 4.4)."""
-    n = 2 ** int(math.log2(where.ranks))
-    moved = 2.0 * (n - 1) / n * size_bytes + (2.0 * size_bytes if where.ranks > n else 0.0)
-    inside = _wire(links, moved, size_bytes)
-    if where.nodes == 1:
-        return slowest(size_bytes, latency_s(links, where, 0), inside)
-    nodes = 2 ** int(math.log2(where.nodes))
-    crossing = where.per_node * (2.0 * (nodes - 1) / nodes * size_bytes / where.per_node)
-    crossing += 2.0 * size_bytes if where.ranks > n else 0.0
-    between = crossing / node_rate(links, where, "pairs")
-    costed = slowest(size_bytes, latency_s(links, where, 2 * math.ceil(math.log2(where.nodes))), inside + between)
-    return costed.leaves(crossing * where.nodes)
+    n, nodes = (2 ** int(math.log2(count)) for count in (where.ranks, where.nodes))
+    handed = 2.0 * size_bytes if where.ranks > n else 0.0
+    inside_s = _wire(links, 2.0 * (n - 1) / n * size_bytes + handed, size_bytes)
+    crossing = 2.0 * (nodes - 1) / nodes * size_bytes + handed
+    steps = 2 * math.ceil(math.log2(where.nodes))
+    return _pipelined(links, size_bytes, where, inside_s, crossing, "pairs", steps, hosts_s=inside_s)
 
 
 def _server(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     """One parameter server, with ports as a node has them, that every rank sends its buffer to and gets the sum
     from."""
     crossing = where.ranks * size_bytes
-    return slowest(size_bytes, latency_s(links, where, 2), crossing / node_rate(links, where, "all")).leaves(crossing)
-
-
-def _scatter(links: Interconnect, size_bytes: float, where: Place) -> Cost:
-    return _ring(links, size_bytes, where, 1.0)
+    return slowest(size_bytes, links.start_s(where, 2), crossing / links.node_rate(where, "all")).leaves(crossing)
 
 
 def _all_to_all(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     """Each rank sends S/n to every other: what stays inside the node and what leaves it go at the same time."""
     n, near = where.ranks, where.per_node
-    inside = _wire(links, size_bytes * (near - 1) / n, size_bytes / 2)
-    fixed = latency_s(links, where, 1)
-    if where.nodes == 1:
-        return slowest(size_bytes, fixed, inside)
-    crossing = near * size_bytes * (n - near) / n
-    costed = slowest(size_bytes, fixed, inside, crossing / node_rate(links, where, "all"))
-    return costed.leaves(crossing * where.nodes)
+    inside_s = _wire(links, size_bytes * (near - 1) / n, size_bytes / 2)
+    return _pipelined(links, size_bytes, where, inside_s, near * size_bytes * (n - near) / n, "all", 1)
 
 
 def _broadcast(links: Interconnect, size_bytes: float, where: Place) -> Cost:
     """A pipelined chain: S into and out of every rank."""
-    inside = _wire(links, size_bytes, 0.0)
-    if where.nodes == 1:
-        return slowest(size_bytes, latency_s(links, where, 0), inside)
-    between = size_bytes / node_rate(links, where, "ring")
-    costed = slowest(size_bytes, latency_s(links, where, where.nodes - 1), inside, between)
-    return costed.leaves(size_bytes * where.nodes, once_a_leaf=True)
+    inside_s, steps = _wire(links, size_bytes, 0.0), where.nodes - 1
+    return _pipelined(links, size_bytes, where, inside_s, size_bytes, "ring", steps, once_a_leaf=True)
 
 
 def _barrier(links: Interconnect, size_bytes: float, where: Place) -> Cost:
-    return Cost(latency_s(links, where, 2 * math.ceil(math.log2(max(2, where.nodes)))))
+    return Cost(links.start_s(where, 2 * math.ceil(math.log2(max(2, where.nodes)))))
 
 
 def _p2p(links: Interconnect, size_bytes: float, where: Place) -> Cost:
@@ -202,7 +189,7 @@ def _p2p(links: Interconnect, size_bytes: float, where: Place) -> Cost:
         return slowest(size_bytes, links.inside.latency_s, size_bytes / links.inside.bytes_per_s)
     fixed = links.inside.latency_s + links.between.hops(where.span or where.nodes) * links.between.hop_s
     # Through the sender's port, and through the receiver's.
-    return slowest(size_bytes, fixed, size_bytes / node_rate(links, where, "pairs")).leaves(2 * size_bytes)
+    return slowest(size_bytes, fixed, size_bytes / links.node_rate(where, "pairs")).leaves(2 * size_bytes)
 
 
 _ALL_REDUCES = {
@@ -212,10 +199,10 @@ _ALL_REDUCES = {
     "hierarchical": _ring,  # node first
     "ps": _server,
 }
-_CLOSED_FORMS = {
+_CLOSED_FORMS: dict[str, Callable[[Interconnect, float, Place], Cost]] = {
     "all_reduce": _ring,
-    "reduce_scatter": _scatter,
-    "all_gather": _scatter,
+    "reduce_scatter": partial(_ring, passes=1.0),
+    "all_gather": partial(_ring, passes=1.0),
     "all_to_all": _all_to_all,
     "broadcast": _broadcast,
     "reduce": _broadcast,

@@ -1,14 +1,9 @@
-"""What a transfer costs, and the two quantities that every formula of `collectives.py` and `innetwork.py` is made of:
-the rate at which a group's ranks leave their node, and the time that does not grow with size.
-"""
+"""What a transfer costs: the terms that every formula of `collectives.py` and `innetwork.py` gives."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-from emulator.cluster.cluster import Interconnect
-from emulator.cluster.topology import Place
 
 
 @dataclass(frozen=True)
@@ -29,9 +24,7 @@ class Cost:
 
     def plus(self, other: Cost) -> Cost:
         """One after the other; the bytes are those of the slower one."""
-        slow, fast = (
-            (self, other) if self.bytes / self.bytes_per_s >= other.bytes / other.bytes_per_s else (other, self)
-        )
+        fast, slow = sorted((other, self), key=lambda one: one.bytes / one.bytes_per_s)
         return Cost(
             self.fixed_s + other.fixed_s + fast.bytes / fast.bytes_per_s,
             slow.bytes,
@@ -52,17 +45,3 @@ def slowest(size_bytes: float, fixed_s: float, *transfers_s: float) -> Cost:
     """The slowest of several pipelined transfers."""
     longest_s = max(transfers_s)
     return Cost(fixed_s, size_bytes, size_bytes / longest_s) if longest_s > 0 else Cost(fixed_s)
-
-
-def node_rate(links: Interconnect, where: Place, pattern: str) -> float:
-    """Bytes a second each way that the ranks which a group has on one node get of its ports, with the node's other
-    groups taking theirs. `pattern`: as `Fabric.share` takes it."""
-    per_node = links.accelerators_per_node
-    return links.between.node_bytes_per_s * (where.per_node / per_node) * links.between.share(where, per_node, pattern)
-
-
-def latency_s(links: Interconnect, where: Place, steps: float) -> float:
-    """Fixed time: the library's start inside the node, and `steps` messages between nodes."""
-    hops = links.between.hops(where.span or where.nodes)
-    inside = links.inside.latency_s + links.inside.latency_per_rank_s * min(where.ranks, links.accelerators_per_node)
-    return inside + steps * hops * links.between.hop_s

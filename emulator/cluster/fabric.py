@@ -13,7 +13,6 @@ import numpy as np
 from emulator import datafile
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.cost import Cost
-from switchml.errors import ConfigError
 
 PLACEMENTS = ("spread", "packed")
 """spread: nodes are dealt to the jobs in turns, as a busy cluster leaves them; packed: one job after the other, sharing
@@ -24,8 +23,7 @@ NO_LEAVES = ("single-switch", "torus")
 def place(gpus: Sequence[int], cluster: Cluster, placement: str = "spread") -> list[np.ndarray]:
     """For each job of so many accelerators the node of each of them, int64. Raises ConfigError where they don't
     fit."""
-    if placement not in PLACEMENTS:
-        raise ConfigError(datafile.unknown("placement", placement, PLACEMENTS))
+    datafile.check_name("placement", placement, PLACEMENTS)
     per_node = cluster.accelerators_per_node
     if placement == "packed":
         cluster.nodes(sum(gpus))
@@ -71,11 +69,9 @@ class SharedFabric:
             return loads
         here = np.bincount(nodes, minlength=self.nodes)
         loads[: self.nodes] = groups * cost.leaving_bytes / cost.bytes * here / here.sum()
-        if not self.leaves:
-            return loads
         leaf = np.arange(self.nodes) // self.cluster.between.nodes_per_leaf
         used = np.bincount(leaf[here > 0], minlength=self.leaves)
-        if np.count_nonzero(used) > 1:  # else it never leaves its leaf
+        if self.leaves and np.count_nonzero(used) > 1:  # else it never leaves its leaf
             crossing = np.bincount(leaf, weights=loads[: self.nodes], minlength=self.leaves)
             loads[self.nodes :] = crossing / np.maximum(used, 1) if cost.once_a_leaf else crossing
         return loads

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from emulator.cluster.cluster import Interconnect
-from emulator.cluster.cost import FREE, Cost, node_rate
+from emulator.cluster.cost import FREE, Cost
 from emulator.cluster.topology import Place
 from switchml.errors import ConfigError
 from switchml.protocol.sizes import LANE_BYTES
@@ -66,7 +66,7 @@ def aggregate(links: Interconnect, size_bytes: float, where: Place, how: Streami
     switches with its share of its node's ports."""
     each = Place(where.ranks, where.nodes, 1, where.span)
     efficiency = (links.switch.efficiency or links.between.efficiency) / links.between.efficiency
-    rate = node_rate(links, each, "tree") * efficiency
+    rate = links.node_rate(each, "tree") * efficiency
     streamed_s = stream_s(links, size_bytes, where.ranks, rate, how, where.nodes)
     if not streamed_s:
         return FREE
@@ -115,22 +115,15 @@ def stream_s(
     base = round_trip + max(streaming, convert)
     if not how.loss:
         return base
-    return _with_loss(base, carried, packet_s, round_trip, slots, workers, levels, how.loss, switch.timeout_s)
-
-
-def _with_loss(base, chunks, packet_s, round_trip, slots, workers, levels, loss, timeout_s) -> float:
-    """A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The
-    stalls of one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and its
-    chunks without queueing; and a stall near the end that nobody else hides."""
-    lost = 1.0 - (1.0 - loss) ** (2 * workers * levels)
-    per_slot = chunks / slots
-    stalls = chunks * lost
-    worst = _largest_of(slots, per_slot * lost)
-    unlucky = worst * timeout_s + per_slot * round_trip
-    tail = timeout_s * stalls / (stalls + 1.0)
+    # A chunk stalls its slot for a timeout when one of its packets up or its own result is lost on any link. The
+    # stalls of one slot add up; those of different slots overlap. What counts is the unluckiest slot: its stalls and
+    # its chunks without queueing; and a stall near the end that nobody else hides.
+    lost = 1.0 - (1.0 - how.loss) ** (2 * workers * levels)
+    per_slot, stalls = carried / slots, carried * lost
+    unlucky = _largest_of(slots, per_slot * lost) * switch.timeout_s + per_slot * round_trip
+    tail = switch.timeout_s * stalls / (stalls + 1.0)
     # Each loss makes all workers repeat their packet.
-    repeated = chunks * lost * packet_s
-    return max(base + repeated + tail, unlucky + repeated)
+    return max(base + tail, unlucky) + stalls * packet_s
 
 
 def _largest_of(count: float, mean: float) -> float:

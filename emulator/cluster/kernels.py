@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.cluster.accelerator import Accelerator
-from emulator.cluster.constants import Constants
+from emulator.cluster.accelerator import Accelerator, Constants
 
 TILES = np.array([(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)], np.float64)
 """Tile shapes of cuBLAS's and CUTLASS's half-precision kernels on Volta to Hopper (names of kernels in profiler

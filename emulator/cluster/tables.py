@@ -55,8 +55,7 @@ def read(path: Path) -> Table:
     if len(rows) < 4 or ranks < 2:
         raise ConfigError(
             f"{path}: expected at least 4 rows of an nccl-tests table and the number of ranks (in the name: "
-            "…_8gpu.txt); "
-            f"found {len(rows)} rows, {ranks} ranks"
+            f"…_8gpu.txt); found {len(rows)} rows, {ranks} ranks"
         )
     table = np.array(sorted(rows))
     if np.any(table <= 0):
@@ -68,9 +67,7 @@ def read_all(folder: Path) -> list[Table]:
     """All tables (*.txt, *.csv, *.log) in a folder, or the one that `folder` is."""
     if folder.is_file():
         return [read(folder)]
-    paths = (
-        sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log")) if folder.is_dir() else []
-    )
+    paths = sorted(path for path in folder.glob("*") if path.suffix in (".txt", ".csv", ".log"))
     if not paths:
         raise ConfigError(f"{folder}: expected a folder with nccl-tests tables (*.txt, *.csv, *.log)")
     return [read(path) for path in paths]
@@ -86,14 +83,13 @@ class Curve:
 
     def seconds(self, size_bytes: np.ndarray | float) -> np.ndarray:
         """float64, one a size; below the first segment that one holds."""
-        size = np.asarray(size_bytes, np.float64)
-        which = np.maximum(np.searchsorted(self.start_bytes, size, side="right") - 1, 0)
-        return self.latency_s[which] + size / self.bytes_per_s[which]
+        latency_s, bytes_per_s = self.at(size_bytes)
+        return latency_s + np.asarray(size_bytes, np.float64) / bytes_per_s
 
-    def at(self, size_bytes: float) -> tuple[float, float]:
-        """Latency in seconds and bytes a second for messages of this size."""
-        which = max(0, int(np.searchsorted(self.start_bytes, size_bytes, side="right")) - 1)
-        return float(self.latency_s[which]), float(self.bytes_per_s[which])
+    def at(self, size_bytes: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+        """Latency in seconds and bytes a second for messages of these sizes."""
+        which = np.maximum(np.searchsorted(self.start_bytes, size_bytes, side="right") - 1, 0)
+        return self.latency_s[which], self.bytes_per_s[which]
 
 
 def fit(size_bytes: np.ndarray, seconds: np.ndarray, segments: int = SEGMENTS) -> Curve:

@@ -64,16 +64,9 @@ class Fabric:
     sums. 0 where `efficiency` has it."""
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(datafile.unknown("topology", self.kind, KINDS))
-        for name in (
-            "ports_per_node",
-            "port_bps",
-            "efficiency",
-            "oversubscription",
-            "nodes_per_leaf",
-            "cross_rail_efficiency",
-        ):
+        datafile.check_name("topology", self.kind, KINDS)
+        positive = ("ports_per_node", "port_bps", "efficiency", "oversubscription", "nodes_per_leaf")
+        for name in (*positive, "cross_rail_efficiency"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; expected more than 0")
 
@@ -102,22 +95,16 @@ class Fabric:
         """What is left of the rate of a node of `per_node` accelerators for a pattern that all groups run at once:
         `ring` (neighbours talk, most of them under one leaf), `tree` and `pairs` (pipeline neighbours and others far
         apart), `all` (everyone with everyone)."""
-        if where.nodes <= 1:
+        if where.nodes <= 1 or self.kind == "single-switch":
             return 1.0
         span = where.span or where.nodes
-        if self.kind == "single-switch":
-            return 1.0
         if self.kind == "torus":
             # A ring embeds in a torus; everyone with everyone is limited by the bisection, 2 N^((d-1)/d) links for N/2
             # nodes of 2 d links each (Dally and Towles, Principles and Practices of Interconnection Networks, ch. 5).
-            side = span ** (1 / self.dimensions)
-            return (
-                1.0 if pattern == "ring" else min(1.0, 4.0 / side / self.dimensions * (2 if pattern == "tree" else 1))
-            )
-        if self.kind == "rail-optimized" and 1 < where.per_node < per_node:
-            rail = self.cross_rail_efficiency
-        else:
-            rail = 1.0
+            bisection = 4.0 / span ** (1 / self.dimensions) / self.dimensions
+            return 1.0 if pattern == "ring" else min(1.0, bisection * (2 if pattern == "tree" else 1))
+        changes_rails = self.kind == "rail-optimized" and 1 < where.per_node < per_node
+        rail = self.cross_rail_efficiency if changes_rails else 1.0
         if span <= self.nodes_per_leaf:
             return rail
         # A ring of consecutive nodes leaves each leaf once, with one node's rate, and finds all of its uplinks.

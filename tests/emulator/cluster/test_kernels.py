@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emulator.cluster import kernels
-from emulator.cluster.accelerator import accelerators
-from emulator.cluster.constants import constants, notes
+from emulator.cluster.accelerator import accelerators, constants, notes
 from switchml.errors import ConfigError
 
 A100 = accelerators()["a100-80g"]
