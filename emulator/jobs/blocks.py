@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,10 +69,8 @@ class Block:
         kind."""
         self.cut()
         number = template.number + number_from[template.kind]
-        of = np.full(len(template.work), micro_batch, np.int32)
-        self._done.append(
-            Ops(template.work, template.stream, template.kind, number, of, template.dep_counts, template.deps)
-        )
+        micro_batches = np.full(len(template.work), micro_batch, np.int32)
+        self._done.append(replace(template, number=number, micro_batch=micro_batches))
         self._first += len(template.work)
 
     def whole(self) -> Ops:

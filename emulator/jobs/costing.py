@@ -6,7 +6,8 @@ its result.
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +54,10 @@ class Step:
     density: float = 1.0
     """Share of gradient blocks that are not zero."""
 
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + self.backward_s + self.recompute_s
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -61,17 +66,13 @@ class Stage:
     steps: tuple[Step, ...]
     device_s: float
     """Kernels and the exchanges between them."""
-    host_s: float
-    """Launching them."""
     stretch: float
     """Factor on the kernels, so that all together take what device and host take together."""
 
     @property
     def seconds(self) -> float:
         """Forward and backward of one micro-batch."""
-        return self.device_s + (self.stretch - 1.0) * sum(
-            s.forward_s + s.backward_s + s.recompute_s for s in self.steps
-        )
+        return self.device_s + (self.stretch - 1.0) * sum(step.compute_s for step in self.steps)
 
     @property
     def parameters(self) -> float:
@@ -86,16 +87,16 @@ class Plan:
     model: Model
     cluster: Cluster
     stages: tuple[Stage, ...]
-    hand_over: Cost
-    """Activations to the next stage."""
-    hand_over_bytes: float
     data_parallel: Place
-    tied: Cost
-    """Gradients of the tied embedding, between first and last stage."""
     optimizer_s: tuple[float, ...]
     """For each stage."""
     iteration_s: float
     """Host time outside the micro-batches."""
+    hand_over: Cost = FREE
+    """Activations to the next stage."""
+    hand_over_bytes: float = 0.0
+    tied: Cost = FREE
+    """Gradients of the tied embedding, between first and last stage."""
     streaming: Streaming = DENSE
     """How gradients use the aggregating switches, where the job's all-reduce is switchml."""
     codec: Codec | None = None
@@ -105,7 +106,7 @@ class Plan:
     it is kept as it is."""
     unpruned_share: float = 1.0
     """Of gradients, where weights are pruned: the others are not exchanged."""
-    assumptions: tuple[str, ...] = field(default=())
+    assumptions: tuple[str, ...] = ()
 
     def gradients(self, stage: Stage) -> Cost:
         """Reducing all gradients of a stage among its data-parallel ranks, in one piece, compressed or not."""
@@ -131,23 +132,16 @@ class Plan:
             return cost(self.cluster, "all_gather", size * self.data_parallel.ranks, self.data_parallel)
         if job.zero:
             return cost(self.cluster, "reduce_scatter", size, self.data_parallel)
+        streaming = DENSE
         if job.allreduce == "switchml":
-            # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md).
-            wire = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
+            # Switches add integers of 4 bytes for each element, whatever the gradient was (docs/protocol.md); on the
+            # wire these are the narrowest that hold it.
+            size = elements * 4.0
+            needed = self.streaming.wire_bytes if self.codec is None else max(1.0, self.codec.bits / 8)
+            lane = float(min(lane for lane in LANE_BYTES.values() if needed <= lane))
             least = min(density, self.streaming.density) if self.streaming.sparse else 1.0
-            how = dataclasses.replace(self.streaming, density=least, wire_bytes=_lane(wire))
-            return self._all_reduce(elements * 4.0, how)
-        return self._all_reduce(size)
-
-    def _all_reduce(self, size_bytes: float, streaming: Streaming = DENSE) -> Cost:
-        """Among data-parallel ranks, as the job says."""
-        job = self.job
-        return cost(self.cluster, "all_reduce", size_bytes, self.data_parallel, job.allreduce, job.hierarchy, streaming)
-
-
-def _lane(bytes: float) -> float:
-    """The narrowest integers on the wire that hold so many bytes."""
-    return float(min(lane for lane in LANE_BYTES.values() if bytes <= lane))
+            streaming = dataclasses.replace(self.streaming, density=least, wire_bytes=lane)
+        return cost(self.cluster, "all_reduce", size, self.data_parallel, job.allreduce, job.hierarchy, streaming)
 
 
 def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE, codec: Codec | None = None) -> Plan:
@@ -164,65 +158,51 @@ def plan(model: Model, job: Job, cluster: Cluster, streaming: Streaming = DENSE,
         raise ConfigError(
             "loss, switch jobs, density and wire bytes describe aggregation in switches: take allreduce switchml"
         )
-    make = _plan_layers if isinstance(model, LayerTable) else _plan_transformer
-    return dataclasses.replace(make(model, job, cluster), streaming=streaming, codec=codec)
-
-
-def _plan_transformer(model: Transformer, job: Job, cluster: Cluster) -> Plan:
-    constants, per_node = cluster.software, cluster.accelerators_per_node
-    tensor = place(job.tp, 1, per_node)
-    data = place(job.dp, job.tp, per_node)
-    expert = place(job.ep, job.tp, per_node)
-    parts = {
-        "attention": transformer.attention(
-            model,
-            job,
-            constants.attention_traffic,
-            cluster.device.flash_factor(job.precision, constants.gemm_efficiency) if job.flash(model) else 1.0,
-        ),
-        "mlp": transformer.mlp(model, job),
-        "embedding": transformer.embedding(model, job),
-        "loss": transformer.head(model, job, constants.loss_bytes_per_logit),
-    }
-    share = 1.0 / job.tp
-    parameters = {
-        "attention": model.attention_parameters * share,
-        "mlp": (model.mlp_parameters / model.experts * (model.experts / job.ep)) * share,
-        "embedding": model.embedding_parameters * share,
-        # A stage of its own holds a copy of a tied embedding.
-        "loss": model.head_parameters * share
-        if not (model.tied_embedding and job.pp > 1)
-        else model.vocabulary * model.hidden * share,
-    }
-    steps = {name: _step(part, parameters[name], model, job, cluster, tensor, expert) for name, part in parts.items()}
-    stages = []
-    for number in range(job.pp):
-        own = [steps["attention"], steps["mlp"]] * job.layers(model, number)
-        if number == 0:
-            own.insert(0, steps["embedding"])
-        if number == job.pp - 1:
-            own.append(steps["loss"])
-        stages.append(_stage(own, job, cluster))
-    element = transformer.element_bytes(job)
-    # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
-    sent = element * job.micro_batch * job.tokens(model) * model.hidden / job.tp
-    boundary = _neighbours(job, per_node)
-    ends = Place(2, 2, 1, cluster.nodes(job.gpus)) if job.gpus > per_node else Place(2, 1, 2, 1)
-    tied = model.tied_embedding and job.pp > 1
-    copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
+    if isinstance(model, LayerTable):
+        each, boundaries, has_host_time = [_layer_steps(model, job, cluster)], {}, model.forward_s is None
+    else:
+        steps = _transformer_steps(model, job, cluster)
+        each = [[steps[part] for part in job.parts(model, stage)] for stage in range(job.pp)]
+        boundaries, has_host_time = _boundaries(model, job, cluster) if job.pp > 1 else {}, True
+    stages = [_stage(own, job, cluster) for own in each]
     return Plan(
         job=job,
         model=model,
         cluster=cluster,
         stages=tuple(stages),
-        hand_over=cost(cluster, "p2p", sent, boundary) if job.pp > 1 else FREE,
-        hand_over_bytes=sent if job.pp > 1 else 0.0,
-        data_parallel=data,
-        tied=cost(cluster, "all_reduce", copy_bytes, ends) if tied else FREE,
+        data_parallel=place(job.dp, job.tp, cluster.accelerators_per_node),
         optimizer_s=tuple(_optimizer_s(stage.parameters, job, cluster) for stage in stages),
-        iteration_s=constants.iteration_s,
+        iteration_s=cluster.software.iteration_s if has_host_time else 0.0,
+        streaming=streaming,
+        codec=codec,
         assumptions=tuple(_assumptions(model, job, cluster)),
+        **boundaries,
     )
+
+
+def _boundaries(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Any]:
+    """Fields of a plan: what stages exchange."""
+    # Each tensor-parallel rank sends its part; the receivers gather (Narayanan et al., SC 2021, section 4.1).
+    sent = job.element_bytes * job.micro_batch * job.tokens(model) * model.hidden / job.tp
+    boundary = _neighbours(job, cluster.accelerators_per_node)
+    ends = Place(2, 2, 1, cluster.nodes(job.gpus)) if job.gpus > cluster.accelerators_per_node else Place(2, 1, 2, 1)
+    copy_bytes = job.gradient_bytes * model.vocabulary * model.hidden / job.tp
+    tied = cost(cluster, "all_reduce", copy_bytes, ends) if model.tied_embedding else FREE
+    return {"hand_over": cost(cluster, "p2p", sent, boundary), "hand_over_bytes": sent, "tied": tied}
+
+
+def _transformer_steps(model: Transformer, job: Job, cluster: Cluster) -> dict[str, Step]:
+    """By name of a part of the model."""
+    constants = cluster.software
+    flash_factor = cluster.device.flash_factor(job.precision, constants.gemm_efficiency) if job.flash(model) else 1.0
+    parts = (
+        transformer.attention(model, job, constants.attention_traffic, flash_factor),
+        transformer.mlp(model, job),
+        transformer.embedding(model, job),
+        transformer.head(model, job, constants.loss_bytes_per_logit),
+    )
+    parameters = job.part_parameters(model)
+    return {part.name: _step(part, parameters[part.name], job, cluster) for part in parts}
 
 
 def _neighbours(job: Job, per_node: int) -> Place:
@@ -233,21 +213,16 @@ def _neighbours(job: Job, per_node: int) -> Place:
     return Place(2, 2, 1, max(2, -(-2 * stride // per_node)))
 
 
-def _step(
-    part, parameters: float, model: Transformer, job: Job, cluster: Cluster, tensor: Place, expert: Place
-) -> Step:
-    device, constants = cluster.device, cluster.software
-
-    def took(rows: np.ndarray) -> float:
-        return float(kernels.seconds(rows, device, constants, job.precision).sum())
-
+def _step(part: transformer.Segment, parameters: float, job: Job, cluster: Cluster) -> Step:
+    tensor = place(job.tp, 1, cluster.accelerators_per_node)
+    expert = place(job.ep, job.tp, cluster.accelerators_per_node)
     full = job.recompute == "full" and part.name in ("attention", "mlp")
     recomputed = part.forward if full else part.recomputed if job.recompute == "selective" else part.forward[:0]
     return Step(
         name=part.name,
-        forward_s=took(part.forward),
-        backward_s=took(part.backward),
-        recompute_s=took(recomputed),
+        forward_s=_kernels_s(part.forward, job, cluster),
+        backward_s=_kernels_s(part.backward, job, cluster),
+        recompute_s=_kernels_s(recomputed, job, cluster),
         forward_flops=kernels.flops(part.forward),
         backward_flops=kernels.flops(part.backward),
         parameters=parameters,
@@ -273,12 +248,10 @@ def _reduce(size_bytes: float, job: Job, cluster: Cluster, tensor: Place) -> Cos
 def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
     """Device and host time of one micro-batch, and what they come to together."""
     constants = cluster.software
-    compute = sum(s.forward_s + s.backward_s + s.recompute_s for s in steps)
-    times = [3 if s.recomputes_all else 2 for s in steps]
-    exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in zip(times, steps, strict=True))
-    collectives = sum(
-        n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in zip(times, steps, strict=True)
-    )
+    compute = sum(step.compute_s for step in steps)
+    times = [(3 if step.recomputes_all else 2, step) for step in steps]
+    exchanged = sum(n * (s.reduce.seconds + 2 * s.exchange.seconds) for n, s in times)
+    collectives = sum(n * ((s.reduce_bytes > 0) + 2 * (s.exchange_bytes > 0)) for n, s in times)
     host = (
         constants.launch_forward_s * sum(s.forward_kernels for s in steps)
         + constants.launch_backward_s * sum(s.backward_kernels for s in steps)
@@ -287,31 +260,32 @@ def _stage(steps: list[Step], job: Job, cluster: Cluster) -> Stage:
     )
     device = compute + exchanged
     both = (device**constants.overlap_exponent + host**constants.overlap_exponent) ** (1 / constants.overlap_exponent)
-    return Stage(tuple(steps), device, host, 1.0 + (both - device) / compute if compute else 1.0)
+    return Stage(tuple(steps), device, 1.0 + (both - device) / compute if compute else 1.0)
 
 
 def _optimizer_s(parameters: float, job: Job, cluster: Cluster) -> float:
     moved = OPTIMIZER_BYTES[job.optimizer] * parameters / (job.dp if job.zero else 1)
-    rows = np.array([kernels.memory(moved)])
+    return _kernels_s(np.array([kernels.memory(moved)]), job, cluster)
+
+
+def _kernels_s(rows: np.ndarray, job: Job, cluster: Cluster) -> float:
+    """Of kernels one after the other."""
     return float(kernels.seconds(rows, cluster.device, cluster.software, job.precision).sum())
 
 
-def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
-    """A data-parallel job over a table of layers. Without measured times a layer is one matrix product as square as
-    its FLOPs allow, and moves its activations twice forward, four times backward."""
+def _layer_steps(model: LayerTable, job: Job, cluster: Cluster) -> list[Step]:
+    """Of a table of layers. Without measured times a layer is one matrix product as square as its FLOPs allow, and
+    moves its activations twice forward, four times backward."""
     constants, device = cluster.software, cluster.device
-    element = transformer.element_bytes(job)
+    peak = device.sustained(job.precision, constants.gemm_efficiency)
+    rate = device.memory_bytes_per_s * constants.memory_efficiency
     steps = []
     for i, name in enumerate(model.layer):
+        flops, parameters = float(model.flops_of[i]) * job.micro_batch, float(model.parameters_of[i])
         if model.forward_s is not None and model.backward_s is not None:
             forward, backward, launches = float(model.forward_s[i]), float(model.backward_s[i]), 0
         else:
-            peak = device.sustained(job.precision, constants.gemm_efficiency)
-            flops = float(model.flops_of[i]) * job.micro_batch
-            moved = 2.0 * element * float(model.elements_of[i]) * job.micro_batch + element * float(
-                model.parameters_of[i]
-            )
-            rate = device.memory_bytes_per_s * constants.memory_efficiency
+            moved = job.element_bytes * (2.0 * float(model.elements_of[i]) * job.micro_batch + parameters)
             launches = int(model.kernels_of[i])
             forward = max(flops / peak, moved / rate) + launches * constants.kernel_s
             backward = max(2 * flops / peak, 2 * moved / rate) + 2 * launches * constants.kernel_s
@@ -322,28 +296,15 @@ def _plan_layers(model: LayerTable, job: Job, cluster: Cluster) -> Plan:
                 forward_s=forward,
                 backward_s=backward,
                 recompute_s=recomputed_s,
-                forward_flops=float(model.flops_of[i]) * job.micro_batch,
-                backward_flops=2 * float(model.flops_of[i]) * job.micro_batch,
-                parameters=float(model.parameters_of[i]),
+                forward_flops=flops,
+                backward_flops=2 * flops,
+                parameters=parameters,
                 forward_kernels=launches * (2 if recomputed_s else 1),
                 backward_kernels=2 * launches,
                 density=float(model.sparse_of[i]),
             )
         )
-    stage = _stage(steps, job, cluster)
-    return Plan(
-        job=job,
-        model=model,
-        cluster=cluster,
-        stages=(stage,),
-        hand_over=FREE,
-        hand_over_bytes=0.0,
-        data_parallel=place(job.dp, 1, cluster.accelerators_per_node),
-        tied=FREE,
-        optimizer_s=(_optimizer_s(stage.parameters, job, cluster),),
-        iteration_s=constants.iteration_s if model.forward_s is None else 0.0,
-        assumptions=tuple(_assumptions(model, job, cluster)),
-    )
+    return steps
 
 
 def _assumptions(model: Model, job: Job, cluster: Cluster) -> list[str]:

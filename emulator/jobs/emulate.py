@@ -28,9 +28,9 @@ from emulator.replay.engine import Replayed, competition, replay
 from emulator.replay.parts import parts
 from emulator.workload import memory, models
 from emulator.workload.builder import GraphBuilder
+from emulator.workload.combine import delayed
 from emulator.workload.costs import Costs
-from emulator.workload.delays import delayed
-from emulator.workload.graph import Kind
+from emulator.workload.graph import Graph, Kind
 from emulator.workload.job import Job
 from emulator.workload.loading.loading import Dataset, Loading, Storage, loading
 from emulator.workload.models import LayerTable, Model, Transformer
@@ -192,20 +192,14 @@ class Emulation:
 
     def assumptions(self) -> list[str]:
         """Everything that a reader should know was assumed."""
-        lines = list(self.plan.assumptions)
-        folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}[
-            self.fold
-        ]
-        lines.append(f"folded: {folded}")
+        folded = {"all": "tensor- and data-parallel ranks", "tensor": "tensor-parallel ranks", "none": "nothing"}
+        lines = [*self.plan.assumptions, f"folded: {folded[self.fold]}"]
         if self.request.nccl_tables:
             lines.append(f"all-reduces inside a node: curves fitted to the tables in {self.request.nccl_tables}")
         if self.request.job.schedule == "axonn":
             lines.append("message-driven: a pass computes first, then exchanges with tensor- and expert-parallel ranks")
-        if self.plan.codec is not None:
-            lines.append(
-                f"codec: {self.plan.codec.title}: {self.plan.codec.source}; "
-                f"relative error {self.plan.codec.error:g} a step"
-            )
+        if (codec := self.plan.codec) is not None:
+            lines.append(f"codec: {codec.title}: {codec.source}; relative error {codec.error:g} a step")
         lines += self.request.memory.assumptions()
         if self.loading:
             data = self.request.data
@@ -227,30 +221,23 @@ class Emulation:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         job = self.plan.job
+
+        def own(*names: str) -> dict[str, Any]:
+            return {name: getattr(self, name) for name in names}
+
         figures = {
             "model": self.plan.model.name,
             "cluster": self.plan.cluster.name,
-            "gpus": job.gpus,
-            "tp": job.tp,
-            "pp": job.pp,
-            "dp": job.dp,
+            **{name: getattr(job, name) for name in ("gpus", "tp", "pp", "dp")},
             "batch": job.global_batch,
-            "micro_batch": job.micro_batch,
-            "schedule": job.schedule,
-            "recompute": job.recompute,
-            "allreduce": job.allreduce,
+            **{name: getattr(job, name) for name in ("micro_batch", "schedule", "recompute", "allreduce")},
             "iteration_s": self.iteration_s,
             "parts": {name.replace(" ", "_"): seconds for name, seconds in self.parts.items()},
             "memory_bytes": self.memory.total,
             "memory": self.memory.parts(),
-            "samples_per_s": self.samples_per_s,
-            "mfu": self.mfu,
-            "steps": self.steps,
+            **own("samples_per_s", "mfu", "steps"),
             **self.progress.to_json(),
-            "hours": self.hours,
-            "gpu_hours": self.gpu_hours,
-            "cost": self.cost,
-            "energy_kwh": self.energy_kwh,
+            **own("hours", "gpu_hours", "cost", "energy_kwh"),
             "ops": len(self.played.graph.ops),
             "events": self.played.events,
             "wall_s": self.wall_s,
@@ -405,17 +392,16 @@ def _what_helps(model: Model, job: Job, available: float) -> str:
     return "Split it over more accelerators (tp, pp), or take smaller micro-batches"
 
 
-def _conditions(spec: Request, costed: Plan, graph) -> Conditions:
-    noise, cluster = spec.noise, costed.cluster
+def _conditions(spec: Request, costed: Plan, graph: Graph) -> Conditions:
+    noise = spec.noise
     slow: dict[int, float] = {}
     if noise.stragglers:
         ranks = len(graph.ranks)
         count = max(1, round(noise.stragglers * ranks))
         chosen = np.random.default_rng(noise.seed).choice(ranks, count, replace=False)
         slow = {int(rank): noise.slowness for rank in chosen}
-    hidden = noise.interference and spec.job.overlap and spec.job.dp > 1 and spec.job.pp == 1
-    inside = costed.data_parallel.nodes == 1
-    slowdown = (
-        (cluster.software.interference_inside if inside else cluster.software.interference_between) if hidden else 0.0
-    )
+    slowdown, software = 0.0, costed.cluster.software
+    if noise.interference and spec.job.overlap and spec.job.dp > 1 and spec.job.pp == 1:
+        is_inside = costed.data_parallel.nodes == 1
+        slowdown = software.interference_inside if is_inside else software.interference_between
     return Conditions(slowness=slow, jitter=noise.jitter, seed=noise.seed, overlap_slowdown=slowdown)

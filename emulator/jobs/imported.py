@@ -9,9 +9,8 @@ import numpy as np
 from emulator.cluster import kernels
 from emulator.cluster.cluster import Cluster
 from emulator.cluster.collectives import cost
-from emulator.cluster.cost import Cost
 from emulator.cluster.topology import Place, place
-from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Graph
 
 
@@ -26,19 +25,20 @@ def costs(
 ) -> Costs:
     """Costs of `graph` on `cluster`. strides: group → how far apart its members are. A compute work is bound by its
     FLOPs or by its bytes, whichever takes longer (the roofline). Raises ConfigError for unknown names."""
-    known: dict[tuple[int, int], Cost] = {}
-    for key in set(zip(graph.transfers.work.tolist(), graph.transfers.group.tolist(), strict=True)):
-        known[key] = _exchange(graph, cluster, strides, *key, allreduce, hierarchy)
-    by_transfer = [
-        known[key] for key in zip(graph.transfers.work.tolist(), graph.transfers.group.tolist(), strict=True)
+    pairs = np.stack([graph.transfers.work, graph.transfers.group], axis=1)
+    kinds, kind = np.unique(pairs, axis=0, return_inverse=True)
+    costed = [
+        cost(
+            cluster,
+            Collective(graph.works.collective[work]).name.lower(),
+            float(graph.works.bytes[work]),
+            _place(graph, cluster, strides, group),
+            allreduce,
+            hierarchy,
+        )
+        for work, group in kinds.tolist()
     ]
-    return Costs(
-        work_s=_works_s(graph, cluster, precision),
-        transfer_fixed_s=np.array([one.fixed_s for one in by_transfer]),
-        transfer_bytes=np.array([one.bytes for one in by_transfer]),
-        transfer_bytes_per_s=np.array([one.bytes_per_s for one in by_transfer]),
-        transfer_route=np.full(len(by_transfer), NO_ROUTE, np.int32),
-    )
+    return Costs.of_kinds(_works_s(graph, cluster, precision), costed, kind.ravel())
 
 
 def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
@@ -51,14 +51,6 @@ def _works_s(graph: Graph, cluster: Cluster, precision: str) -> np.ndarray:
         computing_s = works.flops[uncosted] / device.sustained(precision, constants.gemm_efficiency)
         seconds[uncosted] = np.maximum(moving_s, computing_s)
     return seconds
-
-
-def _exchange(
-    graph: Graph, cluster: Cluster, strides: dict[int, int], work: int, group: int, allreduce: str, hierarchy: str
-) -> Cost:
-    collective = Collective(graph.works.collective[work])
-    where = _place(graph, cluster, strides, group)
-    return cost(cluster, collective.name.lower(), float(graph.works.bytes[work]), where, allreduce, hierarchy)
 
 
 def _place(graph: Graph, cluster: Cluster, strides: dict[int, int], group: int) -> Place:

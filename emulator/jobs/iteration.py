@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emulator.cluster.cost import Cost
+from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Ops
 from emulator.jobs.costing import Plan
 from emulator.jobs.rank_program import (
@@ -26,7 +26,7 @@ from emulator.jobs.rank_program import (
     Rank,
 )
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.costs import NO_ROUTE, Costs
+from emulator.workload.costs import Costs
 from emulator.workload.graph import NO_TRANSFER, Graph, Order
 from switchml.errors import ConfigError
 
@@ -41,8 +41,8 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
     data = 1 if fold == "all" else job.dp
     tensor = 1 if fold != "none" else job.tp
     builder = GraphBuilder(job.name)
-    op_table = OpTable(builder)
-    blocks = [Rank(plan, number, op_table).block.whole() for number in range(job.pp)]
+    op_table = OpTable(builder, plan)
+    blocks = [Rank(number, op_table).block.whole() for number in range(job.pp)]
     ranks = _add_ranks(builder, plan, data, tensor)
     bases = _add_transfers(builder, plan, blocks, data, tensor, fold)
     for stage, block in enumerate(blocks):
@@ -51,14 +51,15 @@ def build(plan: Plan, fold: str = "all") -> tuple[Graph, Costs]:
             for t in range(tensor):
                 builder.add_ops(*_placed(block, dep_start, int(ranks[stage, d, t]), bases, (stage, d, t)))
     graph = builder.build()
-    return graph, _costs(graph, op_table)
+    kinds = [op_table.costs.get(work, FREE) for work in range(len(graph.works))]
+    return graph, Costs.of_kinds(graph.works.seconds, kinds, graph.transfers.work)
 
 
 def costs(plan: Plan) -> dict[int, Cost]:
     """Work → what a transfer about it costs, numbered as in the graph of `build`."""
-    op_table = OpTable(GraphBuilder())
+    op_table = OpTable(GraphBuilder(), plan)
     for number in range(plan.job.pp):
-        Rank(plan, number, op_table)
+        Rank(number, op_table)
     return op_table.costs
 
 
@@ -126,13 +127,8 @@ def _add_boundaries(
     for d in range(ranks.shape[1]):
         for t in range(ranks.shape[2]):
             for kind in (FORWARDS, BACKWARDS):
-                groups = [
-                    builder.add_group(
-                        (ranks[k % job.pp, d, t], ranks[(k + 1) % job.pp, d, t]),
-                        name=f"stages {k % job.pp} and {(k + 1) % job.pp}",
-                    )
-                    for k in range(pieces - 1)
-                ]
+                ends = [(k % job.pp, (k + 1) % job.pp) for k in range(pieces - 1)]
+                groups = [builder.add_group(ranks[[a, b], d, t], name=f"stages {a} and {b}") for a, b in ends]
                 bases[kind][:, d, t] = builder.add_transfers(work_of[kind], np.repeat(groups, count))
             if TIED in work_of:
                 group = builder.add_group((ranks[0, d, t], ranks[-1, d, t]), name="first and last stage")
@@ -144,25 +140,5 @@ def _placed(
 ) -> tuple[np.ndarray, ...]:
     """A block's arrays for one rank: its own streams and transfers."""
     first = np.array([*(bases[kind][where] for kind in range(TRANSFERS)), NO_TRANSFER], np.int32)
-    return (
-        ops.stream + np.int32(rank * len(STREAMS)),
-        ops.work,
-        first[ops.kind] + ops.number,
-        ops.micro_batch,
-        dep_start,
-        ops.deps,
-    )
-
-
-def _costs(graph: Graph, op_table: OpTable) -> Costs:
-    fixed, moved, rate = np.zeros(len(graph.works)), np.zeros(len(graph.works)), np.full(len(graph.works), np.inf)
-    for work, one in op_table.costs.items():
-        fixed[work], moved[work], rate[work] = one.fixed_s, one.bytes, one.bytes_per_s
-    of = graph.transfers.work
-    return Costs(
-        work_s=graph.works.seconds,
-        transfer_fixed_s=fixed[of],
-        transfer_bytes=moved[of],
-        transfer_bytes_per_s=rate[of],
-        transfer_route=np.full(len(of), NO_ROUTE, np.int32),
-    )
+    stream = ops.stream + np.int32(rank * len(STREAMS))
+    return stream, ops.work, first[ops.kind] + ops.number, ops.micro_batch, dep_start, ops.deps

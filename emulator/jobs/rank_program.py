@@ -7,6 +7,10 @@ template for the others (`blocks.py`).
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from typing import Any
+
 import numpy as np
 
 from emulator.cluster.collectives import cost
@@ -14,7 +18,7 @@ from emulator.cluster.cost import FREE, Cost
 from emulator.jobs.blocks import Block, Ops
 from emulator.jobs.costing import Plan, Stage, Step
 from emulator.workload.builder import GraphBuilder
-from emulator.workload.graph import Collective, Kind
+from emulator.workload.graph import NO_MICRO_BATCH, Collective, Kind
 from emulator.workload.job import Job
 from emulator.workload.schedules import passes
 
@@ -28,49 +32,22 @@ UNDIVIDED = 2
 
 
 class OpTable:
-    """The builder's op table, and the cost of each entry that is a collective."""
+    """The builder's op table for one plan, and the cost of each entry that is a collective."""
 
-    def __init__(self, builder: GraphBuilder) -> None:
-        self.builder = builder
+    def __init__(self, builder: GraphBuilder, plan: Plan) -> None:
+        self.builder, self.plan = builder, plan
         self.costs: dict[int, Cost] = {}
-        self._cache: dict[tuple[float, float], Cost] = {}
-
-    def reduce_cost(self, plan: Plan, elements: float, density: float) -> Cost:
+        self.reduce_cost = functools.cache(plan.reduce)
         """Of reducing so many gradients: the same for every bucket of a size."""
-        key = elements, density
-        if key not in self._cache:
-            self._cache[key] = plan.reduce(elements, density)
-        return self._cache[key]
-
-    def compute(
-        self, name: str, seconds: float, flops: float = 0.0, kind: Kind = Kind.COMPUTE, priority: int = 0
-    ) -> int:
-        return self.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
-
-    def transfer(
-        self,
-        name: str,
-        collective: Collective,
-        bytes: float,
-        cost: Cost,
-        kind: Kind = Kind.COLLECTIVE,
-        is_source: bool = False,
-        priority: int = 0,
-    ) -> int:
-        work = self.builder.add_work(
-            name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
-        )
-        self.costs[work] = cost
-        return work
 
 
 class Rank:
     """Collects the ops of one rank in the order in which it launches them."""
 
-    def __init__(self, plan: Plan, number: int, op_table: OpTable) -> None:
-        self.plan, self.job, self.table = plan, plan.job, op_table
+    def __init__(self, number: int, op_table: OpTable) -> None:
+        self.table, self.plan, self.job = op_table, op_table.plan, op_table.plan.job
         self.number = number
-        self.stage = plan.stages[number]
+        self.stage = self.plan.stages[number]
         self.block = Block()
         self.counts = dict.fromkeys((TENSOR, EXPERT, DATA), 0)
         self.done: list[tuple[Step, int]] = []
@@ -79,20 +56,20 @@ class Rank:
         """The last two ops of compute."""
         self.pieces = _pieces(self.stage, number, self.job)
         self.message_driven = self.job.schedule == "axonn" and self.job.pp > 1
-        self.last_backward = None
-        start = self.block.add(op_table.compute("start of iteration", plan.iteration_s, kind=Kind.DELAY), COMPUTE)
+        self.last_backward: int | None = None
+        self.start = self._compute("start of iteration", self.plan.iteration_s, kind=Kind.DELAY)
         self.returned: dict[int, int] = {}
         """Micro-batch → the op of the first stage that ends its backward pass."""
         self.templates: dict[tuple[int, int], tuple[Ops, dict[int, int]]] = {}
         order = passes(self.job, number)
-        final = len(order) - 1
+        first_of_last = len(order) - self.job.virtual_stages
         for i, (forward, micro_batch, piece) in enumerate(order.tolist()):
-            is_last = not forward and i >= final - self.job.virtual_stages + 1
+            is_last = not forward and i >= first_of_last
             if not is_last and self._repeated(forward, micro_batch, piece):
                 continue
             self.block.cut()
             if forward:
-                self._forward(micro_batch, piece, start)
+                self._forward(micro_batch, piece)
             else:
                 self._backward(micro_batch, piece, is_last)
             if not is_last:
@@ -109,8 +86,7 @@ class Rank:
         for kind, count in used.items():
             numbers[ops.kind == kind] -= self.counts[kind] - count
         numbers[(ops.kind == FORWARDS) | (ops.kind == BACKWARDS)] -= micro_batch
-        template = Ops(ops.work, ops.stream, ops.kind, numbers, ops.micro_batch, ops.dep_counts, ops.deps)
-        self.templates[forward, piece] = template, used
+        self.templates[forward, piece] = dataclasses.replace(ops, number=numbers), used
 
     def _repeated(self, forward: int, micro_batch: int, piece: int) -> bool:
         """Add a pass from its template, where there is one."""
@@ -125,15 +101,59 @@ class Rank:
         self.block.repeat(template, micro_batch, number_from)
         return True
 
+    # Ops
+
+    def _compute(
+        self,
+        name: str,
+        seconds: float,
+        micro_batch: int = NO_MICRO_BATCH,
+        after: tuple[int, ...] = (),
+        *,
+        stream: int = COMPUTE,
+        flops: float = 0.0,
+        kind: Kind = Kind.COMPUTE,
+        priority: int = 0,
+    ) -> int:
+        """An op of this rank alone; returns its number."""
+        work = self.table.builder.add_work(name, kind, flops=flops, seconds=seconds, priority=priority)
+        return self.block.add(work, stream, micro_batch=micro_batch, after=after)
+
+    def _exchange(
+        self,
+        name: str,
+        collective: Collective,
+        bytes: float,
+        cost: Cost,
+        to: int,
+        micro_batch: int = NO_MICRO_BATCH,
+        after: tuple[int, ...] = (),
+        *,
+        stream: int = COMPUTE,
+        number: int | None = None,
+        kind: Kind = Kind.COLLECTIVE,
+        is_source: bool = False,
+        priority: int = 0,
+    ) -> int:
+        """This rank's op of a transfer of kind `to`, by default the next one of that kind; returns the op's number."""
+        work = self.table.builder.add_work(
+            name, kind, collective=collective, bytes=bytes, is_source=is_source, priority=priority
+        )
+        self.table.costs[work] = cost
+        if number is None:
+            number = self.counts[to]
+            self.counts[to] += 1
+        return self.block.add(work, stream, to, number, micro_batch, after)
+
     # Passes
 
-    def _forward(self, micro_batch: int, piece: int, start: int) -> None:
+    def _forward(self, micro_batch: int, piece: int) -> None:
         virtual = piece * self.job.pp + self.number
         after: tuple[int, ...] = ()
         if virtual > 0:
             after = (self._hand(FROM_BEFORE, FORWARDS, virtual - 1, micro_batch, Kind.RECV),)
         if self.message_driven:
-            after = (*after, start)
+            after = (*after, self.start)
             if self.number == 0 and micro_batch >= self.job.pp:
                 # A new micro-batch for every one that has come back (AxoNN, inter_layer.py).
                 after = (*after, self.returned[micro_batch - self.job.pp])
@@ -163,35 +183,39 @@ class Rank:
         if virtual > 0:
             self._hand(TO_BEFORE, BACKWARDS, virtual - 1, micro_batch, Kind.SEND, (last,))
 
+    def _hand(
+        self, stream: int, to: int, boundary: int, micro_batch: int, kind: Kind, after: tuple[int, ...] = ()
+    ) -> int:
+        """Send or receive what adjacent stages exchange about a micro-batch."""
+        name = f"{kind.name.lower()} {'activations' if to == FORWARDS else 'their gradients'}"
+        number = boundary * self.job.micro_batches + micro_batch
+        what = name, Collective.P2P, self.plan.hand_over_bytes, self.plan.hand_over
+        return self._exchange(*what, to, micro_batch, after, stream=stream, number=number, kind=kind)
+
     def _pack(self, name: str, micro_batch: int, after: tuple[int, ...]) -> int:
         """Compress or restore what the pass keeps."""
         seconds = self.plan.packing_s[self.number] / self.job.virtual_stages
-        return self.block.add(
-            self.table.compute(name, seconds, kind=Kind.CODEC), COMPUTE, micro_batch=micro_batch, after=after
-        )
+        return self._compute(name, seconds, micro_batch, after, kind=Kind.CODEC)
 
     def _whole(
         self, direction: str, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], priority: int
     ) -> int:
         """A pass as a whole, so that a message-driven stage does not change its mind between layers: all of its
         compute, then what it exchanges with tensor- and expert-parallel ranks, before anything else."""
-        stretch, is_forward = self.stage.stretch, direction == "forward"
-        seconds = sum(s.forward_s if is_forward else s.backward_s + s.recompute_s for s in steps) * stretch
-        compute = self.table.compute(f"{direction} of stage {self.number}", seconds, priority=priority)
-        last = self.block.add(compute, COMPUTE, micro_batch=micro_batch, after=after)
-        times = [1 if is_forward or not s.recomputes_all else 2 for s in steps]
-        exchanges = (
-            ("tensor-parallel all-reduces", Collective.ALL_REDUCE, TENSOR, 1, "reduce"),
-            ("expert all-to-alls", Collective.ALL_TO_ALL, EXPERT, 2, "exchange"),
-        )
-        for name, what, kind, each, field in exchanges:
-            costs = [(n * each, getattr(s, field)) for n, s in zip(times, steps, strict=True)]
-            size = sum(n * each * getattr(s, f"{field}_bytes") for n, s in zip(times, steps, strict=True))
-            if not size:
-                continue
-            whole = Cost(sum(n * each.seconds for n, each in costs))
-            work = self.table.transfer(f"{name} of a {direction} pass", what, size, whole, priority=UNDIVIDED)
-            last = self.block.add(work, COMPUTE, kind, self._number(kind), micro_batch, (last,))
+        is_forward = direction == "forward"
+        seconds = sum(s.forward_s if is_forward else s.backward_s + s.recompute_s for s in steps) * self.stage.stretch
+        last = self._compute(f"{direction} of stage {self.number}", seconds, micro_batch, after, priority=priority)
+        times = [(1 if is_forward or not s.recomputes_all else 2, s) for s in steps]
+        reduces = [(n, s.reduce, s.reduce_bytes) for n, s in times]
+        exchanges = [(2 * n, s.exchange, s.exchange_bytes) for n, s in times]
+        for name, what, to, each in (
+            ("tensor-parallel all-reduces", Collective.ALL_REDUCE, TENSOR, reduces),
+            ("expert all-to-alls", Collective.ALL_TO_ALL, EXPERT, exchanges),
+        ):
+            size, whole = sum(n * bytes for n, _, bytes in each), Cost(sum(n * one.seconds for n, one, _ in each))
+            if size:
+                name = f"{name} of a {direction} pass"
+                last = self._exchange(name, what, size, whole, to, micro_batch, (last,), priority=UNDIVIDED)
         return last
 
     def _steps_forward(
@@ -201,19 +225,17 @@ class Rank:
         for step in steps:
             seconds = (step.recompute_s if is_recomputed else step.forward_s) * self.stage.stretch
             after = self._gather(step, micro_batch, after) if self.job.zero == 3 else after
-            last = self._exchange(step, micro_batch, after)
-            after = () if last >= 0 else after
-            work = self.table.compute(
-                f"{step.name} {'recomputed' if is_recomputed else 'forward'}", seconds, step.forward_flops
-            )
-            last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
+            if step.exchange_bytes:
+                self._all_to_all(step, micro_batch, after or (len(self.block) - 1,))
+                after = ()
+            name = f"{step.name} {'recomputed' if is_recomputed else 'forward'}"
+            last = self._compute(name, seconds, micro_batch, after, flops=step.forward_flops)
             self.recent = [*self.recent[-1:], last]
             last = self._communicate_after(step, micro_batch, last)
             after = ()
         return last
 
     def _steps_backward(self, steps: tuple[Step, ...], micro_batch: int, after: tuple[int, ...], is_last: bool) -> int:
-        stretch = self.stage.stretch
         groups = _layers(steps) if any(step.recomputes_all for step in steps) else [steps]
         last = -1
         for group in reversed(groups):
@@ -221,140 +243,95 @@ class Rank:
                 self._steps_forward(group, micro_batch, after, is_recomputed=True)
                 after = ()
             for step in reversed(group):
-                is_recomputed = 0.0 if step.recomputes_all else step.recompute_s
-                work = self.table.compute(
-                    f"{step.name} backward", (step.backward_s + is_recomputed) * stretch, step.backward_flops
-                )
                 if self.job.zero == 3 and not step.recomputes_all:
                     after = self._gather(step, micro_batch, after)
-                last = self.block.add(work, COMPUTE, micro_batch=micro_batch, after=after)
-                self.recent = [*self.recent[-1:], last]
-                own = last
-                last = self._exchange_after(step, micro_batch, self._communicate_after(step, micro_batch, last))
+                seconds = step.backward_s + (0.0 if step.recomputes_all else step.recompute_s)
+                seconds *= self.stage.stretch
+                own = self._compute(f"{step.name} backward", seconds, micro_batch, after, flops=step.backward_flops)
+                self.recent = [*self.recent[-1:], own]
+                last = self._communicate_after(step, micro_batch, own)
+                if step.exchange_bytes:
+                    last = self._all_to_all(step, micro_batch, (last,))
                 after = ()
                 if is_last:
-                    self._ready(step, own)
+                    self.done.append((step, own))
         return last
-
-    # Exchanges
-
-    def _number(self, kind: int) -> int:
-        self.counts[kind] += 1
-        return self.counts[kind] - 1
 
     def _communicate_after(self, step: Step, micro_batch: int, last: int) -> int:
         if step.exchange_bytes:
             last = self._all_to_all(step, micro_batch, (last,))
         if step.reduce_bytes:
-            work = self.table.transfer(
-                "tensor-parallel all-reduce", Collective.ALL_REDUCE, step.reduce_bytes, step.reduce
-            )
-            last = self.block.add(work, COMPUTE, TENSOR, self._number(TENSOR), micro_batch, (last,))
+            what = "tensor-parallel all-reduce", Collective.ALL_REDUCE, step.reduce_bytes, step.reduce
+            last = self._exchange(*what, TENSOR, micro_batch, (last,))
         return last
 
-    def _exchange(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> int:
-        return self._all_to_all(step, micro_batch, after or (len(self.block) - 1,)) if step.exchange_bytes else -1
-
-    def _exchange_after(self, step: Step, micro_batch: int, last: int) -> int:
-        return self._all_to_all(step, micro_batch, (last,)) if step.exchange_bytes else last
-
     def _all_to_all(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> int:
-        work = self.table.transfer("expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange)
-        return self.block.add(work, COMPUTE, EXPERT, self._number(EXPERT), micro_batch, after)
-
-    def _hand(
-        self, stream: int, kind: int, boundary: int, micro_batch: int, what: Kind, after: tuple[int, ...] = ()
-    ) -> int:
-        name = "activations" if kind == FORWARDS else "their gradients"
-        work = self.table.transfer(
-            f"{what.name.lower()} {name}", Collective.P2P, self.plan.hand_over_bytes, self.plan.hand_over, what
-        )
-        return self.block.add(work, stream, kind, boundary * self.job.micro_batches + micro_batch, micro_batch, after)
+        what = "expert all-to-all", Collective.ALL_TO_ALL, step.exchange_bytes, step.exchange
+        return self._exchange(*what, EXPERT, micro_batch, after)
 
     def _gather(self, step: Step, micro_batch: int, after: tuple[int, ...]) -> tuple[int, ...]:
         """ZeRO 3: a step's weights, gathered while the two steps before run (FSDP's prefetching)."""
         if self.job.dp == 1 or not step.parameters:
             return after
-        size = 2.0 * step.parameters
-        one = cost(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
-        work = self.table.transfer("gather weights", Collective.ALL_GATHER, size, one, is_source=True)
         before = tuple(self.recent[:1]) if len(self.recent) == 2 else ()
-        return (*after, self.block.add(work, GRADIENTS, DATA, self._number(DATA), micro_batch, before))
+        return (*after, self._gather_weights(step.parameters, micro_batch, before, stream=GRADIENTS, is_source=True))
+
+    def _gather_weights(self, parameters: float, micro_batch: int, after: tuple[int, ...], **how: Any) -> int:
+        size = 2.0 * parameters
+        one = cost(self.plan.cluster, "all_gather", size, self.plan.data_parallel)
+        return self._exchange("gather weights", Collective.ALL_GATHER, size, one, DATA, micro_batch, after, **how)
 
     # Gradients
 
-    def _ready(self, step: Step, op: int) -> None:
-        self.done.append((step, op))
-
     def _finish(self) -> None:
         """Reduce gradients, then the optimizer's step, then gather what ZeRO has sharded."""
-        job, plan = self.job, self.plan
-        waits: list[int] = [self.last_backward] if self.last_backward is not None else []
-        if job.dp > 1:
-            waits = (
-                self._reduce_in_buckets()
-                if self._overlaps
-                else [self._reduce("gradients", self.stage.parameters, waits, COMPUTE, self._density)]
-            )
+        job, plan, last = self.job, self.plan, self.last_backward
+        waits = (last,) if last is not None else ()
+        if job.dp > 1 and (job.overlap or job.zero == 3) and not self.message_driven:
+            waits = self._reduce_in_buckets()
+        elif job.dp > 1:
+            parameters = self.stage.parameters
+            nonzero = sum(step.parameters * step.density for step in self.stage.steps)
+            density = nonzero / parameters if parameters else 1.0
+            waits = (self._reduce("gradients", parameters, waits, COMPUTE, density),)
         if job.pp > 1 and plan.tied is not FREE and self.number in (0, job.pp - 1):
-            work = self.table.transfer(
-                "gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied
-            )
-            waits = [self.block.add(work, COMPUTE, TIED, 0, after=tuple(waits))]
-        optimizer = self.table.compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number])
-        last = self.block.add(optimizer, COMPUTE, after=tuple(waits))
+            what = "gradients of the tied embedding", Collective.ALL_REDUCE, plan.tied.bytes, plan.tied
+            waits = (self._exchange(*what, TIED, after=waits, number=0),)
+        last = self._compute(f"optimizer of stage {self.number}", plan.optimizer_s[self.number], after=waits)
         if job.zero in (1, 2) and job.dp > 1:
-            size = 2.0 * self.stage.parameters
-            one = cost(plan.cluster, "all_gather", size, plan.data_parallel)
-            work = self.table.transfer("gather weights", Collective.ALL_GATHER, size, one)
-            self.block.add(work, COMPUTE, DATA, self._number(DATA), after=(last,))
+            self._gather_weights(self.stage.parameters, NO_MICRO_BATCH, (last,))
 
-    @property
-    def _density(self) -> float:
-        """Of all gradients of the stage."""
-        nonzero = sum(step.parameters * step.density for step in self.stage.steps)
-        return nonzero / self.stage.parameters if self.stage.parameters else 1.0
-
-    @property
-    def _overlaps(self) -> bool:
-        return (self.job.overlap or self.job.zero == 3) and not self.message_driven
-
-    def _reduce(self, name: str, elements: float, after: list[int], stream: int, density: float = 1.0) -> int:
+    def _reduce(self, name: str, elements: float, after: tuple[int, ...], stream: int, density: float) -> int:
         """Reduce so many gradients; with a codec, between compressing and decompressing them."""
-        plan = self.plan
-        waits = tuple(after)
-        if plan.codec is not None:
-            compress_s = plan.codec.seconds(plan.cluster, elements)
-            compress = self.table.compute(f"compress {name}", compress_s, kind=Kind.CODEC)
-            waits = (self.block.add(compress, stream, after=waits),)
-        gathers = plan.codec is not None and plan.codec.gathers
-        what = (
-            Collective.ALL_GATHER if gathers else Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
-        )
-        size = elements * self.job.gradient_bytes if plan.codec is None else plan.codec.wire_bytes(elements)
-        work = self.table.transfer(name, what, size, self.table.reduce_cost(plan, elements, density))
-        last = self.block.add(work, stream, DATA, self._number(DATA), after=waits)
-        if plan.codec is not None:
-            back = self.table.compute(f"decompress {name}", plan.coding_s(elements) - compress_s, kind=Kind.CODEC)
-            last = self.block.add(back, stream, after=(last,))
+        plan, codec = self.plan, self.plan.codec
+        what = Collective.REDUCE_SCATTER if self.job.zero else Collective.ALL_REDUCE
+        size = elements * self.job.gradient_bytes
+        if codec is not None:
+            what, size = Collective.ALL_GATHER if codec.gathers else what, codec.wire_bytes(elements)
+            compress_s = codec.seconds(plan.cluster, elements)
+            after = (self._compute(f"compress {name}", compress_s, after=after, stream=stream, kind=Kind.CODEC),)
+        costed = self.table.reduce_cost(elements, density)
+        last = self._exchange(name, what, size, costed, DATA, after=after, stream=stream)
+        if codec is not None:
+            seconds = plan.coding_s(elements) - compress_s
+            last = self._compute(f"decompress {name}", seconds, after=(last,), stream=stream, kind=Kind.CODEC)
         return last
 
-    def _reduce_in_buckets(self) -> list[int]:
+    def _reduce_in_buckets(self) -> tuple[int, ...]:
         """As DDP does: buckets fill in the order in which backward produces gradients; what is left is the last
-        one."""
+        one. Returns the op after which all are reduced."""
         bucket = self.job.bucket_bytes / self.job.gradient_bytes
-        waits, pending, nonzero = [], 0.0, 0.0
+        last: tuple[int, ...] = ()
+        pending, nonzero = 0.0, 0.0
         for step, op in self.done:
             pending += step.parameters
             nonzero += step.parameters * step.density
             while pending >= bucket:
-                waits.append(self._reduce("bucket of gradients", bucket, [op], GRADIENTS, nonzero / pending))
+                last = (self._reduce("bucket of gradients", bucket, (op,), GRADIENTS, nonzero / pending),)
                 pending, nonzero = pending - bucket, nonzero * (1 - bucket / pending)
         if pending > 0:
-            waits.append(
-                self._reduce("last bucket of gradients", pending, [self.done[-1][1]], GRADIENTS, nonzero / pending)
-            )
-        return waits[-1:]
+            last = (self._reduce("last bucket of gradients", pending, (op,), GRADIENTS, nonzero / pending),)
+        return last
 
 
 def _pieces(stage: Stage, number: int, job: Job) -> list[tuple[Step, ...]]:
@@ -375,14 +352,9 @@ def _layers(steps: tuple[Step, ...]) -> list[tuple[Step, ...]]:
     """Steps that are recomputed together: attention and MLP of one layer; what is not recomputed stands alone."""
     groups: list[list[Step]] = []
     for step in steps:
-        if (
-            step.recomputes_all
-            and step.name == "mlp"
-            and groups
-            and groups[-1][0].recomputes_all
-            and len(groups[-1]) == 1
-        ):
-            groups[-1].append(step)
+        own = groups[-1] if groups else []
+        if step.recomputes_all and step.name == "mlp" and len(own) == 1 and own[0].recomputes_all:
+            own.append(step)
         else:
             groups.append([step])
     return [tuple(group) for group in groups]

@@ -125,13 +125,14 @@ def sweep(
     options = [{**(base or {}), **point} for point in combinations]
     journal = _Journal(out, options)
     todo = [number for number in range(len(options)) if number not in journal.rows]
+    processes = min(processes or os.cpu_count() or 1, len(todo))
     with journal, _bar(len(options), len(journal.rows), show_progress) as advance:
         if engine is not None:
             finished = _on_dask(run, options, todo, engine)
-        elif (processes or os.cpu_count() or 1) == 1 or len(todo) == 1:
+        elif processes <= 1:
             finished = ((number, _guarded(run, options[number])) for number in todo)
         else:
-            finished = _on_cores(run, options, todo, min(processes or os.cpu_count() or 1, len(todo)))
+            finished = _on_cores(run, options, todo, processes)
         try:
             for number, row in finished:
                 journal.add(number, row)
@@ -299,10 +300,7 @@ def write_rows(rows: list[Row], out: Path) -> None:
 def _flattened(row: Row, prefix: str = "") -> Row:
     flat: Row = {}
     for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= _flattened(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
+        flat |= _flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 

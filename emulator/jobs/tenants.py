@@ -20,10 +20,9 @@ from emulator.jobs import iteration
 from emulator.jobs.emulate import Emulation, Request, emulate, load_cluster
 from emulator.replay.conditions import Conditions
 from emulator.replay.engine import Replayed, replay
+from emulator.workload.combine import merge, repeat
 from emulator.workload.costs import NO_ROUTE, Costs, Links
 from emulator.workload.graph import Graph
-from emulator.workload.merge import merge
-from emulator.workload.repeat import repeat
 from switchml.errors import ConfigError
 
 SHARES = ("all", "fabric", "slots")
@@ -110,11 +109,9 @@ def together(
     ]
     routed = [_routed(one, own, fabric, links) for one, own in zip(crowded, nodes, strict=True)]
 
-    longest_s = max(alone_s)
-    times = [
-        min(MOST_ITERATIONS, 1 + math.ceil(ITERATIONS * longest_s / own_s), _affordable(one, len(crowded)))
-        for one, own_s in zip(crowded, alone_s, strict=True)
-    ]
+    wanted = [1 + math.ceil(ITERATIONS * max(alone_s) / own_s) for own_s in alone_s]
+    affordable = [max(2, MOST_OPS // len(crowded) // len(one.played.graph.ops)) for one in crowded]
+    times = [min(MOST_ITERATIONS, *each) for each in zip(wanted, affordable, strict=True)]
     whole = [repeat(one.played.graph, costs, count) for one, costs, count in zip(crowded, routed, times, strict=True)]
     graph, costs = merge([graph for graph, _ in whole], [costs for _, costs in whole])
     graph = dataclasses.replace(graph, job_names=list(names))
@@ -131,8 +128,7 @@ def together(
 
 
 def _check(requests: Sequence[Request], share: str) -> None:
-    if share not in SHARES:
-        raise ConfigError(datafile.unknown("share", share, SHARES))
+    datafile.check_name("share", share, SHARES)
     for what in ("cluster", "switch"):
         different = {str(getattr(request, what)): None for request in requests}
         if len(different) > 1:
@@ -153,10 +149,6 @@ def _crowded(requests: Sequence[Request], alone: list[Emulation], cluster: Clust
             one = emulate(dataclasses.replace(request, network=network), cluster=cluster)
         shared.append(one)
     return shared
-
-
-def _affordable(one: Emulation, jobs: int) -> int:
-    return max(2, MOST_OPS // jobs // len(one.played.graph.ops))
 
 
 def _conditions(jobs: list[Emulation]) -> Conditions:

@@ -35,9 +35,9 @@ class Run:
     """From a failure to training again, without the work that is lost."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens", "mtbf_hours", "checkpoint_s", "checkpoint_steps", "restart_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{name.replace('_', '-')} is {getattr(self, name)}; expected at least 0")
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"{name.replace('_', '-')} is {value}; expected at least 0")
         if self.steps and self.tokens:
             raise ConfigError("give the length of a training in steps or in tokens, not in both")
 

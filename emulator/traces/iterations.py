@@ -14,9 +14,9 @@ from emulator.traces.align import Clocks, align
 from emulator.traces.events import RankTrace
 from emulator.traces.join import join, warm_up
 from emulator.traces.joined import Joined
+from emulator.workload.combine import merge
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Graph
-from emulator.workload.merge import merge
 from switchml.errors import TraceError
 
 

@@ -90,7 +90,7 @@ def memories() -> list[Row]:
 def _layers_share(model: Transformer, job: Job) -> float:
     """Of the fullest rank's parameters, those in its layers' matrices: what the figure counts."""
     matrices = 12.0 * model.layers * model.hidden**2 / (job.tp * job.pp)
-    return matrices / max(memory.stage_parameters(model, job, stage) for stage in (0, job.pp - 1))
+    return matrices / max(job.stage_parameters(model, stage) for stage in (0, job.pp - 1))
 
 
 MICRO_BATCHES = (1, 2, 4, 8)

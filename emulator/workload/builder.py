@@ -7,23 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from emulator.workload.graph import (
-    NO_MICRO_BATCH,
-    NO_TRANSFER,
-    Collective,
-    Graph,
-    Groups,
-    Kind,
-    Ops,
-    Order,
-    Ranks,
-    Streams,
-    Transfers,
-    Works,
-)
+from emulator.workload import graph
+from emulator.workload.graph import NO_MICRO_BATCH, NO_TRANSFER, Collective, Graph, Kind, Ops, Order
 from switchml.errors import ConfigError
 
 
@@ -34,7 +23,7 @@ class GraphBuilder:
     def __init__(self, job: str = "job") -> None:
         self._works: list[tuple[str, int, int, float, float, float, int, bool]] = []
         self._work_numbers: dict[tuple, int] = {}
-        self._ranks: list[tuple[int, float, int]] = []
+        self._ranks: list[tuple[int, float, int, int]] = []
         self._streams: list[tuple[int, str, int]] = []
         self._groups: list[tuple[str, Sequence[int], int]] = []
         self._transfers: list[tuple[np.ndarray, np.ndarray]] = []
@@ -49,7 +38,7 @@ class GraphBuilder:
     def add_rank(self, *, stage: int = 0, weight: float = 1.0, device: int | None = None) -> int:
         """A rank; `weight` is how many of the real job it stands for, `device` its place in the cluster (default: its
         own number)."""
-        self._ranks.append((stage, weight, len(self._ranks) if device is None else device))
+        self._ranks.append((stage, weight, 0, len(self._ranks) if device is None else device))
         return len(self._ranks) - 1
 
     def add_stream(self, rank: int, name: str = "compute", order: Order = Order.PROGRAM) -> int:
@@ -147,39 +136,18 @@ class GraphBuilder:
     def build(self) -> Graph:
         """The graph so far; unchecked, see `checks.check`."""
         self._flush()
-        works = list(zip(*self._works, strict=True)) or [()] * 8
-        ranks = list(zip(*self._ranks, strict=True)) or [()] * 3
-        streams = list(zip(*self._streams, strict=True)) or [()] * 3
+        double = np.float64
+        work_types = (None, np.int8, np.int8, double, double, double, np.int32, np.bool_)
+        names, members, sizes = _columns(self._groups, (None, None, np.int32))
+        starts = _starts(np.array([len(ranks) for ranks in members], np.int64))
+        ranks = np.array([rank for ranks in members for rank in ranks], np.int32)
+        work, group = _columns(self._transfers, (None, None))
         return Graph(
-            works=Works(
-                name=list(works[0]),
-                kind=np.array(works[1], np.int8),
-                collective=np.array(works[2], np.int8),
-                flops=np.array(works[3], np.float64),
-                bytes=np.array(works[4], np.float64),
-                seconds=np.array(works[5], np.float64),
-                priority=np.array(works[6], np.int32),
-                is_source=np.array(works[7], np.bool_),
-            ),
-            ranks=Ranks(
-                stage=np.array(ranks[0], np.int32),
-                weight=np.array(ranks[1], np.float64),
-                job=np.zeros(len(self._ranks), np.int32),
-                device=np.array(ranks[2], np.int32),
-            ),
-            streams=Streams(
-                rank=np.array(streams[0], np.int32), name=list(streams[1]), order=np.array(streams[2], np.int8)
-            ),
-            groups=Groups(
-                name=[name for name, _, _ in self._groups],
-                start=_starts(np.array([len(ranks) for _, ranks, _ in self._groups], np.int64)),
-                ranks=np.array([rank for _, ranks, _ in self._groups for rank in ranks], np.int32),
-                size=np.array([size for _, _, size in self._groups], np.int32),
-            ),
-            transfers=Transfers(
-                work=_joined([work for work, _ in self._transfers]),
-                group=_joined([group for _, group in self._transfers]),
-            ),
+            works=graph.Works(*_columns(self._works, work_types)),
+            ranks=graph.Ranks(*_columns(self._ranks, (np.int32, double, np.int32, np.int32))),
+            streams=graph.Streams(*_columns(self._streams, (np.int32, None, np.int8))),
+            groups=graph.Groups(names, starts, ranks, sizes),
+            transfers=graph.Transfers(_joined(work), _joined(group)),
             ops=self._ops(),
             job_names=[self.job],
         )
@@ -193,6 +161,14 @@ class GraphBuilder:
             at += len(relative)
         dep_start = _starts(_joined([block[4] for block in self._blocks], np.int64))
         return Ops(stream=stream, work=work, transfer=transfer, micro_batch=micro_batch, dep_start=dep_start, deps=deps)
+
+
+def _columns(records: list[tuple], types: tuple[type | None, ...]) -> list[Any]:
+    """The columns of a table: an array where it has a type, else a list."""
+    columns = zip(*records, strict=True) if records else [()] * len(types)
+    return [
+        list(column) if kind is None else np.array(column, kind) for column, kind in zip(columns, types, strict=True)
+    ]
 
 
 def _joined(parts: list[np.ndarray], dtype: type = np.int32) -> np.ndarray:

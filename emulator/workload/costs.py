@@ -5,10 +5,12 @@ which it shares with whatever else uses them; without a route, its bytes have a 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from emulator.cluster.cost import Cost
 from emulator.workload.graph import NO_TRANSFER, Graph
 from switchml.errors import GraphError
 
@@ -30,6 +32,8 @@ class Links:
 
 
 NO_ROUTE = -1
+TRANSFER_COLUMNS = ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route")
+"""The fields of `Costs` that have an entry for each transfer."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +59,15 @@ class Costs:
         work_s = np.asarray(work_s, np.float64)
         if transfer_s is None:
             transfer_s = work_s[graph.transfers.work]
-        count = len(graph.transfers)
-        return cls(
-            work_s=work_s,
-            transfer_fixed_s=np.asarray(transfer_s, np.float64),
-            transfer_bytes=np.zeros(count),
-            transfer_bytes_per_s=np.full(count, np.inf),
-            transfer_route=np.full(count, NO_ROUTE, np.int32),
-        )
+        fixed_s = np.asarray(transfer_s, np.float64)
+        return cls(work_s, fixed_s, np.zeros(len(fixed_s)), np.full(len(fixed_s), np.inf), _no_routes(len(fixed_s)))
+
+    @classmethod
+    def of_kinds(cls, work_s: np.ndarray, kinds: Sequence[Cost], kind: np.ndarray) -> Costs:
+        """Costs without links: transfer i, of `len(kind)`, costs `kinds[kind[i]]`."""
+        table = np.array([(one.fixed_s, one.bytes, one.bytes_per_s) for one in kinds], np.float64).reshape(-1, 3)
+        fixed_s, moved, rate = (column[kind] for column in table.T)
+        return cls(work_s, fixed_s, moved, rate, _no_routes(len(kind)))
 
     def check(self, graph: Graph) -> None:
         """Raise GraphError unless everything that `graph` does has a cost."""
@@ -71,7 +76,7 @@ class Costs:
         alone = np.unique(graph.ops.work[graph.ops.transfer == NO_TRANSFER])
         for work in alone[~(self.work_s[alone] >= 0) | np.isinf(self.work_s[alone])][:1]:
             raise GraphError(f"work {graph.works.name[work]!r} has no cost ({self.work_s[work]} s)")
-        for name in ("transfer_fixed_s", "transfer_bytes", "transfer_bytes_per_s", "transfer_route"):
+        for name in TRANSFER_COLUMNS:
             if len(getattr(self, name)) != len(graph.transfers):
                 raise GraphError(f"{name} has {len(getattr(self, name))} entries for {len(graph.transfers)} transfers")
         is_costed = (self.transfer_fixed_s >= 0) & (self.transfer_bytes >= 0) & (self.transfer_bytes_per_s > 0)
@@ -82,3 +87,7 @@ class Costs:
             raise GraphError(f"{name!r} (transfer {transfer}) has no cost: fixed {self.transfer_fixed_s[transfer]} s")
         if np.any(~(self.links.link_bytes_per_s > 0)) or np.any(~(self.links.share >= 0)):
             raise GraphError("a link has no rate, or a route loads one by less than nothing")
+
+
+def _no_routes(count: int) -> np.ndarray:
+    return np.full(count, NO_ROUTE, np.int32)

@@ -65,8 +65,15 @@ NO_TRANSFER = -1
 NO_MICRO_BATCH = -1
 
 
+class Records:
+    """A table: each attribute is a column, the first of them with one entry a record."""
+
+    def __len__(self) -> int:
+        return len(next(iter(vars(self).values())))
+
+
 @dataclass(frozen=True)
-class Works:
+class Works(Records):
     """What ops do, each once. All arrays (works,)."""
 
     name: list[str]
@@ -85,12 +92,9 @@ class Works:
     is_source: np.ndarray
     """bool: a communication that may start with no producer, such as the first all-gather of sharded weights."""
 
-    def __len__(self) -> int:
-        return len(self.name)
-
 
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(Records):
     """All arrays (ranks,)."""
 
     stage: np.ndarray
@@ -102,12 +106,9 @@ class Ranks:
     device: np.ndarray
     """int32: its place in the cluster; of a folded rank that of the first one it stands for."""
 
-    def __len__(self) -> int:
-        return len(self.stage)
-
 
 @dataclass(frozen=True)
-class Streams:
+class Streams(Records):
     """What runs ops one at a time: a CUDA stream, a communicator, a loader process. All arrays (streams,)."""
 
     rank: np.ndarray
@@ -116,12 +117,9 @@ class Streams:
     order: np.ndarray
     """int8, `Order`."""
 
-    def __len__(self) -> int:
-        return len(self.name)
-
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(Records):
     """Sets of ranks that meet: communicators, the two ends of a pipeline boundary. Group g has the ranks
     `ranks[start[g]:start[g + 1]]` of this graph, and `size[g]` in the real job, which is more where ranks are
     folded."""
@@ -134,28 +132,22 @@ class Groups:
     size: np.ndarray
     """int32 (groups,): what a collective over it costs depends on this."""
 
-    def __len__(self) -> int:
-        return len(self.name)
-
     def members(self, group: int) -> np.ndarray:
         """Its ranks in this graph, int32."""
         return self.ranks[self.start[group] : self.start[group + 1]]
 
 
 @dataclass(frozen=True)
-class Transfers:
+class Transfers(Records):
     """Each occurrence of a collective. All arrays (transfers,) int32."""
 
     work: np.ndarray
     """What is exchanged; its members' ops may name works of their own (a send and its receive)."""
     group: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.work)
-
 
 @dataclass(frozen=True)
-class Ops:
+class Ops(Records):
     """The graph's nodes and edges. Op i may start when all of `deps[dep_start[i]:dep_start[i + 1]]` have ended, its
     stream takes it, and all members of its transfer have come as far."""
 
@@ -171,9 +163,6 @@ class Ops:
     """int64 (ops + 1,)."""
     deps: np.ndarray
     """int32: op numbers."""
-
-    def __len__(self) -> int:
-        return len(self.work)
 
     def before(self, op: int) -> np.ndarray:
         """The ops that `op` depends on, int32."""

@@ -75,8 +75,7 @@ class Job:
             ("optimizer", OPTIMIZERS),
             ("attention", ("", "unfused", "flash")),
         ):
-            if getattr(self, key) not in known:
-                raise ConfigError(datafile.unknown(key, getattr(self, key), known))
+            datafile.check_name(key, getattr(self, key), known)
         if not 0 <= self.zero <= 3:
             raise ConfigError(f"zero is {self.zero}; expected a stage from 0 to 3")
         if self.gpus % (self.tp * self.pp):
@@ -124,6 +123,32 @@ class Job:
     def layers(self, model: Transformer, stage: int) -> int:
         """Of `stage`: where they don't divide evenly, the first stages have one more, as the last one has the loss."""
         return model.layers // self.pp + (stage < model.layers % self.pp)
+
+    def parts(self, model: Transformer, stage: int) -> list[str]:
+        """What `stage` consists of, in the order of forward."""
+        first = ["embedding"] if stage == 0 else []
+        last = ["loss"] if stage == self.pp - 1 else []
+        return [*first, *["attention", "mlp"] * self.layers(model, stage), *last]
+
+    def part_parameters(self, model: Transformer) -> dict[str, float]:
+        """Of one rank, by name of a part. A last stage of its own holds a copy of a tied embedding."""
+        holds_copy = model.tied_embedding and self.pp > 1
+        return {
+            "attention": model.attention_parameters / self.tp,
+            "mlp": model.mlp_parameters / self.ep / self.tp,
+            "embedding": model.embedding_parameters / self.tp,
+            "loss": (model.vocabulary * model.hidden if holds_copy else model.head_parameters) / self.tp,
+        }
+
+    def stage_parameters(self, model: Transformer, stage: int) -> float:
+        """Of one rank of `stage`."""
+        of = self.part_parameters(model)
+        return sum(of[part] for part in self.parts(model, stage))
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one activation or weight."""
+        return 4 if self.precision in ("fp32", "tf32") else 2
 
     def flash(self, model: Transformer) -> bool:
         """Whether scores stay on chip."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from emulator.workload.job import Job
 from emulator.workload.models import LayerTable, Model, Transformer
 
-WEIGHT_BYTES = {"adam": {"weights": 2.0, "optimizer": 12.0}, "sgd": {"weights": 2.0, "optimizer": 8.0}}
-"""For each parameter, mixed precision: half-precision weight; master weight and two moments (Adam) or one (SGD with
-momentum) in fp32 (Rajbhandari et al., SC 2020, section 3.1)."""
+STATE_BYTES = {"adam": 12.0, "sgd": 8.0}
+"""For each half-precision weight: master weight and two moments (Adam) or one (SGD with momentum) in fp32 (Rajbhandari
+et al., SC 2020, section 3.1)."""
 WORKSPACE_BYTES = 2.5e9
 """CUDA context, cuBLAS and NCCL buffers: 0.5 GB, 1 GB and 1 GB, as nvidia-smi shows them beside torch's own count."""
 
@@ -47,10 +47,9 @@ def memory(model: Model, job: Job) -> Memory:
 def _states(parameters: float, job: Job, activations: float) -> Memory:
     """Weights, gradients and optimizer states of `parameters` on one rank; ZeRO shards them over the data-parallel
     ranks from the back: stage 1 optimizer states, 2 gradients, 3 weights (Rajbhandari et al., SC 2020, section 5)."""
-    if job.precision in ("fp32", "tf32"):
-        weight, optimizer = 4.0, WEIGHT_BYTES[job.optimizer]["optimizer"] - 4.0
-    else:
-        weight, optimizer = WEIGHT_BYTES[job.optimizer]["weights"], WEIGHT_BYTES[job.optimizer]["optimizer"]
+    weight, optimizer = float(job.element_bytes), STATE_BYTES[job.optimizer]
+    if weight == 4.0:
+        optimizer -= 4.0  # the weight is its own master
     shards = [job.dp if job.zero >= stage else 1 for stage in (3, 2, 1)]
     return Memory(
         weights=weight * parameters / shards[0],
@@ -60,28 +59,15 @@ def _states(parameters: float, job: Job, activations: float) -> Memory:
     )
 
 
-def stage_parameters(model: Transformer, job: Job, stage: int) -> float:
-    """Of one rank of `stage`."""
-    layers = job.layers(model, stage)
-    experts = model.mlp_parameters / job.ep
-    count = layers * (model.attention_parameters + experts)
-    if stage == 0:
-        count += model.embedding_parameters
-    if stage == job.pp - 1:
-        own_copy = model.tied_embedding and job.pp > 1
-        count += model.vocabulary * model.hidden if own_copy else model.head_parameters
-    return count / job.tp
-
-
 def _stage_memory(model: Transformer, job: Job, stage: int) -> Memory:
-    activations = layer_activations(model, job) * job.layers(model, stage) * in_flight(job, stage)
+    activations = micro_batch_activations(model, job, stage) * in_flight(job, stage)
     if job.recompute == "full":
         # One layer at a time is whole again while its backward pass runs.
         activations += layer_activations(model, job.replace(recompute="none"))
     if stage == job.pp - 1:
         # Logits: half precision, and fp32 for the loss and its gradient.
         activations += 8.0 * job.micro_batch * job.tokens(model) * model.vocabulary / job.tp
-    return _states(stage_parameters(model, job, stage), job, activations)
+    return _states(job.stage_parameters(model, stage), job, activations)
 
 
 def micro_batch_activations(model: Model, job: Job, stage: int) -> float:
@@ -97,11 +83,9 @@ def in_flight(job: Job, stage: int) -> float:
         return 1.0
     if job.schedule == "gpipe":
         return float(job.micro_batches)
-    if job.schedule == "interleaved":
+    if job.schedule == "interleaved" and stage == 0:
         # Korthikanti et al., MLSys 2023, section 4.2.3: L (1 + (p-1)/(p m)) layers on the first stage.
-        if stage == 0:
-            return min(job.micro_batches, job.pp * (1.0 + (job.pp - 1) / (job.pp * job.virtual_stages)))
-        return float(min(job.micro_batches, job.pp - stage))
+        return min(job.micro_batches, job.pp * (1.0 + (job.pp - 1) / (job.pp * job.virtual_stages)))
     return float(min(job.micro_batches, job.pp - stage))
 
 
@@ -118,13 +102,11 @@ def layer_activations(model: Transformer, job: Job) -> float:
     inside = 8.0 * (0.5 + 0.5 * keys) + 16.0 * wide
     outside = 10.0 / (t if job.sequence_parallel else 1)
     scores = 0.0 if job.recompute == "selective" or job.flash(model) else 5.0 * model.heads * s / (h * t)
-    double = 2.0 if job.precision in ("fp32", "tf32") else 1.0
-    return double * unit * (outside + inside / t + scores)
+    return job.element_bytes / 2 * unit * (outside + inside / t + scores)
 
 
 def _table_activations(model: LayerTable, job: Job) -> float:
-    element = 4 if job.precision in ("fp32", "tf32") else 2
-    stored = element * job.micro_batch * model.elements_of
+    stored = job.element_bytes * job.micro_batch * model.elements_of
     if job.recompute == "full":
         # Checkpoints at every sqrt(layers)-th layer, and one run between two of them (Chen et al., 2016).
         return float(stored.sum()) / max(1.0, len(stored) ** 0.5) * 2

@@ -55,8 +55,7 @@ class Transformer:
             )
         if self.experts_per_token > self.experts:
             raise ConfigError(f"experts_per_token is {self.experts_per_token}, but there are {self.experts} experts")
-        if self.attention not in ("unfused", "flash"):
-            raise ConfigError(datafile.unknown("attention", self.attention, ("unfused", "flash")))
+        datafile.check_name("attention", self.attention, ("unfused", "flash"))
 
     @property
     def key_heads(self) -> int:
@@ -175,11 +174,8 @@ COLUMNS = ("layer", "parameters", "forward_flops", "activation_elements", "kerne
 
 
 def _read_layers(path: Path, name: str, about: _TableFile) -> LayerTable:
-    rows = _rows(path, COLUMNS)
-    numbers = np.array([[_number(row[key], path, line) for key in COLUMNS[1:]] for line, row in rows], np.float64).T
-    return LayerTable(
-        name, about.title, about.source, tuple(row["layer"] for _, row in rows), *numbers, unit=about.unit
-    )
+    layers, numbers = _columns(path, COLUMNS[0], COLUMNS[1:])
+    return LayerTable(name, about.title, about.source, tuple(layers), *numbers, unit=about.unit)
 
 
 DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")
@@ -188,16 +184,13 @@ DNN_COLUMNS = ("layer_index", "numel", "forward_pass_ns", "backward_pass_ns")
 def read_dnn_benchmark(path: Path) -> LayerTable:
     """The CSV that SwitchML's dnn_benchmark reads (dev_root/benchmarks/dnn_benchmark in p4lang/p4app-switchML): a
     layer a line, its elements and what its passes take on one batch."""
-    rows = _rows(path, DNN_COLUMNS)
-    _, numel, forward, backward = np.array(
-        [[_number(row[key], path, line) for key in DNN_COLUMNS] for line, row in rows]
-    ).T
-    nothing, one = np.zeros(len(rows)), np.ones(len(rows))
+    layers, (_, numel, forward, backward) = _columns(path, DNN_COLUMNS[0], DNN_COLUMNS)
+    nothing, one = np.zeros(len(layers)), np.ones(len(layers))
     return LayerTable(
         path.stem,
-        f"{path.name}, {len(rows)} layers",
+        f"{path.name}, {len(layers)} layers",
         str(path),
-        tuple(f"layer {row['layer_index']}" for _, row in rows),
+        tuple(f"layer {index}" for index in layers),
         numel,
         nothing,
         nothing,
@@ -209,19 +202,21 @@ def read_dnn_benchmark(path: Path) -> LayerTable:
     )
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> list[tuple[int, dict[str, str]]]:
+def _columns(path: Path, label: str, columns: tuple[str, ...]) -> tuple[list[str], np.ndarray]:
+    """The column `label` of a CSV file, and float64 (columns, rows) of the others. Raises ConfigError."""
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file, skipinitialspace=True)
             rows = [(reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"can't read {path}: {error}") from None
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    needed = dict.fromkeys((label, *columns))
+    missing = [name for name in needed if name not in (reader.fieldnames or ())]
     if missing or not rows:
-        raise ConfigError(
-            f"{path}: expected the columns {', '.join(columns)} and at least one layer; missing: {missing}"
-        )
-    return rows
+        expected = f"expected the columns {', '.join(needed)} and at least one layer"
+        raise ConfigError(f"{path}: {expected}; missing: {missing}")
+    numbers = [[_number(row[key], path, line) for key in columns] for line, row in rows]
+    return [row[label] for _, row in rows], np.array(numbers, np.float64).T
 
 
 def _number(text: str | None, path: Path, line: int) -> float:

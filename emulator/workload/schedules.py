@@ -8,8 +8,6 @@ import numpy as np
 
 from emulator.workload.job import Job
 
-FORWARD, MICRO_BATCH, PIECE = 0, 1, 2
-
 
 def passes(job: Job, stage: int) -> np.ndarray:
     """The order of `stage`. A message-driven stage (AxoNN) has none: it takes what has arrived; its order here is that

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,12 @@ import numpy as np
 
 from emulator.workload.models import LayerTable
 from switchml.errors import ConfigError
+
+VIEWS = re.compile(
+    "view|_unsafe_view|reshape|t|transpose|permute|expand|unsqueeze|squeeze|slice|select|detach|alias|as_strided|split|"
+    "split_with_sizes|chunk|unbind|flatten|unflatten"
+)
+"""Operators that launch no kernel."""
 
 
 def load(path: str) -> Any:
@@ -68,47 +75,28 @@ def count(
     module = copy.deepcopy(module).to("meta")
     names = {id(part): part_name for part_name, part in module.named_modules()}
     owners: dict[int, str] = {}
-    order: list[str] = []
-    flops: dict[str, float] = {}
-    elements: dict[str, float] = {}
-    kernels: dict[str, int] = {}
+    counts: dict[str, list[float]] = {}  # by part, in the order of forward: FLOPs, elements, kernels
     stack: list[str] = [""]
-    views = {
-        "view",
-        "reshape",
-        "t",
-        "transpose",
-        "permute",
-        "expand",
-        "unsqueeze",
-        "squeeze",
-        "slice",
-        "select",
-        "detach",
-        "split",
-    }
-    views |= {"_unsafe_view", "alias", "as_strided", "unbind", "chunk", "split_with_sizes", "flatten", "unflatten"}
 
-    def row(part: str) -> str:
-        if part not in flops:
-            order.append(part)
-            flops[part], elements[part], kernels[part] = 0.0, 0.0, 0
-        return part
+    def last() -> str:
+        return next(reversed(counts), "")
+
+    def row(part: str) -> list[float]:
+        return counts.setdefault(part, [0.0, 0.0, 0.0])
 
     class Counter(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
             outputs = function(*args, **(kwargs or {}))
-            part = stack[-1] or (order[-1] if order else "")
+            part = stack[-1] or last()
             packet = function._overloadpacket
             if packet in flop_registry:
-                row(part)
-                flops[part] += flop_registry[packet](*args, **(kwargs or {}), out_val=outputs)
-            elif packet.__name__ in views or not part:
+                row(part)[0] += flop_registry[packet](*args, **(kwargs or {}), out_val=outputs)
+            elif VIEWS.fullmatch(packet.__name__) or not part:
                 return outputs
-            if part in flops:
+            if part in counts:
                 tensors = outputs if isinstance(outputs, tuple | list) else (outputs,)
-                elements[part] += sum(tensor.numel() for tensor in tensors[:1] if isinstance(tensor, torch.Tensor))
-                kernels[part] += 1
+                counts[part][1] += sum(tensor.numel() for tensor in tensors[:1] if isinstance(tensor, torch.Tensor))
+                counts[part][2] += 1
             return outputs
 
     def enter(part: Any, _: Any) -> None:
@@ -129,26 +117,26 @@ def count(
         with Counter():
             module(*inputs)
     except Exception as error:
-        raise ConfigError(
-            f"{name} can't take inputs of shape {[tuple(one.shape) for one in inputs]}: {error}"
-        ) from None
+        shown = [tuple(one.shape) for one in inputs]
+        raise ConfigError(f"{name} can't take inputs of shape {shown}: {error}") from None
     finally:
         for hook in hooks:
             hook.remove()
-    parameters = dict.fromkeys(order, 0.0)
+    if not counts:
+        raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
+    parameters = dict.fromkeys(counts, 0.0)
     for parameter, numel in {key: count for every in parameters_of.values() for key, count in every}.items():
         # What no submodule of its own uses, a functional call does: counted to the last row.
-        owner = owners.get(parameter, order[-1] if order else None)
-        if owner is not None:
-            parameters[owner] += numel
-    if not order:
-        raise ConfigError(f"{name} has no parameters and does nothing that can be counted")
-    rows = np.array([(parameters[k], flops[k] / batch, elements[k] / batch, max(1, kernels[k])) for k in order]).T
+        parameters[owners.get(parameter, last())] += numel
+    flops, elements, kernels = np.array(list(counts.values())).T
     return LayerTable(
         name,
         title or name,
         f"counted on the meta device by torch {torch.__version__}",
-        tuple(part or "whole" for part in order),
-        *rows,
-        sparse_of=np.ones(len(order)),
+        tuple(part or "whole" for part in counts),
+        np.array(list(parameters.values())),
+        flops / batch,
+        elements / batch,
+        np.maximum(kernels, 1.0),
+        sparse_of=np.ones(len(counts)),
     )

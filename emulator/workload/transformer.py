@@ -37,11 +37,6 @@ def _rows(*rows: tuple[float, ...]) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, 6)
 
 
-def element_bytes(job: Job) -> int:
-    """Of one activation or weight."""
-    return 4 if job.precision in ("fp32", "tf32") else 2
-
-
 def _products(m: float, n: float, k: float, batch: float, element: int) -> tuple[tuple, tuple]:
     """A linear layer (k in, m out) on n tokens: forward, and backward to inputs and weights, adding up the
     gradient."""
@@ -54,7 +49,7 @@ def attention(model: Transformer, job: Job, traffic: float, flash_factor: float 
     """Norm, queries keys and values, scores, softmax, dropout, context, output, residual. `traffic`: memory traffic of
     the kernels on scores, over what their operands need once. `flash_factor`: how many times longer flash attention
     takes than a matrix product."""
-    e, t, b, s = element_bytes(job), job.tp, job.micro_batch, job.tokens(model)
+    e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, k = model.hidden, max(model.key_width, model.hidden // model.heads * t)
     tokens, head = b * s, h // model.heads
     whole = tokens * h / (t if job.sequence_parallel else 1)
@@ -70,12 +65,8 @@ def attention(model: Transformer, job: Job, traffic: float, flash_factor: float 
         core_back = (gemm(s, s / 2, 5 * head, heads, flash_factor), memory(8 * e * split))
     else:
         scores = traffic * heads * s * s
-        core = [
-            gemm(s, s, head, heads),
-            memory(2 * e * scores),
-            memory((2 * e + 1) * scores),
-            gemm(s, head, s, heads),
-        ]
+        softmax = [memory(2 * e * scores), memory((2 * e + 1) * scores)]
+        core = [gemm(s, s, head, heads), *softmax, gemm(s, head, s, heads)]
         core_back = [gemm(s, head, s, heads)] * 2 + [gemm(s, s, head, heads)] * 2
         core_back += [memory((2 * e + 1) * scores), memory(3 * e * scores)]
         if heads % 4:
@@ -95,7 +86,7 @@ def attention(model: Transformer, job: Job, traffic: float, flash_factor: float 
 def mlp(model: Transformer, job: Job) -> Segment:
     """Norm, up, activation, down, residual; with experts a router before and exchanges around them, tokens spread
     evenly."""
-    e, t, b, s = element_bytes(job), job.tp, job.micro_batch, job.tokens(model)
+    e, t, b, s = job.element_bytes, job.tp, job.micro_batch, job.tokens(model)
     h, f, tokens = model.hidden, model.width, b * s
     whole = tokens * h / (t if job.sequence_parallel else 1)
     local = model.experts / job.ep
@@ -103,13 +94,7 @@ def mlp(model: Transformer, job: Job) -> Segment:
     ways = 2 if model.gated else 1
     up, up_back = _products(ways * f / t, inner / local, h, local, e)
     down, down_back = _products(h, inner / local, f / t, local, e)
-    forward = [
-        memory(2 * e * whole),
-        *up,
-        memory((ways + 1) * e * inner * f / t),
-        *down,
-        memory((3 * e + 1) * whole),
-    ]
+    forward = [memory(2 * e * whole), *up, memory((ways + 1) * e * inner * f / t), *down, memory((3 * e + 1) * whole)]
     backward = [memory((2.5 * e + 2) * whole), memory(3 * e * whole), *down_back]
     backward += [memory(3 * ways * e * inner * f / t), memory(ways * e * inner * f / t), *up_back]
     backward += [memory(5 * e * whole), memory(3 * e * whole)]
@@ -118,33 +103,22 @@ def mlp(model: Transformer, job: Job) -> Segment:
         moves = memory(2 * e * inner * h)
         forward += [*routing, moves, moves]
         backward += [*routing_back, moves, moves]
-    return Segment(
-        "mlp",
-        _rows(*forward),
-        _rows(*backward),
-        _rows(),
-        reduce_bytes=e * tokens * h if t > 1 else 0.0,
-        exchange_bytes=e * inner * h / (t if job.sequence_parallel else 1) if job.ep > 1 else 0.0,
-    )
+    reduced = e * tokens * h if t > 1 else 0.0
+    exchanged = e * inner * h / (t if job.sequence_parallel else 1) if job.ep > 1 else 0.0
+    return Segment("mlp", _rows(*forward), _rows(*backward), _rows(), reduced, exchanged)
 
 
 def embedding(model: Transformer, job: Job) -> Segment:
     """Rows looked up, positions added, dropout; backward scatters."""
-    e = element_bytes(job)
-    moved = job.micro_batch * job.tokens(model) * model.hidden
-    return Segment("embedding", _rows(memory((4 * e + 1) * moved)), _rows(memory((4 * e + 1) * moved)), _rows())
+    moved = _rows(memory((4 * job.element_bytes + 1) * job.micro_batch * job.tokens(model) * model.hidden))
+    return Segment("embedding", moved, moved, _rows())
 
 
 def head(model: Transformer, job: Job, loss_bytes: float) -> Segment:
     """Projection onto the vocabulary and the loss. `loss_bytes`: memory traffic of the loss for each logit; three
     fifths of it in forward."""
-    e = element_bytes(job)
     tokens, share = job.micro_batch * job.tokens(model), model.vocabulary / job.tp
-    forward, backward = _products(share, tokens, model.hidden, 1, e)
+    product, product_back = _products(share, tokens, model.hidden, 1, job.element_bytes)
     one = loss_bytes * tokens * share / LOSS_KERNELS
-    return Segment(
-        "loss",
-        _rows(*forward, *[memory(0.6 * one)] * LOSS_KERNELS),
-        _rows(*backward[:2], *[memory(0.4 * one)] * LOSS_KERNELS),
-        _rows(),
-    )
+    forward = _rows(*product, *[memory(0.6 * one)] * LOSS_KERNELS)
+    return Segment("loss", forward, _rows(*product_back[:2], *[memory(0.4 * one)] * LOSS_KERNELS), _rows())

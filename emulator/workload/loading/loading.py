@@ -62,6 +62,10 @@ class Dataset:
         lists = [generator.permutation(self.samples)[:used] for _ in range(self.epochs)]
         return np.array(lists, np.int32).reshape(self.epochs, self.steps, self.global_batch)
 
+    def dealt(self) -> np.ndarray:
+        """int32 (steps of all epochs, global batch / ranks, ranks): sample i of a batch goes to rank i mod ranks."""
+        return self.batches().reshape(self.epochs * self.steps, -1, self.ranks)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Storage:
@@ -116,7 +120,7 @@ class Loads:
 
 
 def pytorch(dataset: Dataset, storage: Storage) -> Loads:
-    """torch's DataLoader with DistributedSampler: sample i of a batch goes to rank i mod ranks; nothing is kept."""
+    """torch's DataLoader with DistributedSampler: nothing is kept."""
     return _by_rank(dataset, lambda accesses: np.ones(len(accesses), bool))
 
 
@@ -126,30 +130,30 @@ def lru(dataset: Dataset, storage: Storage) -> Loads:
 
 
 def _by_rank(dataset: Dataset, misses_of: Callable[[np.ndarray], np.ndarray]) -> Loads:
-    steps = dataset.epochs * dataset.steps
-    dealt = dataset.batches().reshape(steps, -1, dataset.ranks)
-    misses = np.empty((steps, dataset.ranks), np.int64)
+    dealt = dataset.dealt()
+    misses = np.empty((len(dealt), dataset.ranks), np.int64)
     for rank in range(dataset.ranks):
         mine = np.ascontiguousarray(dealt[:, :, rank])
         misses[:, rank] = misses_of(mine.ravel()).reshape(mine.shape).sum(axis=1)
-    each = dataset.global_batch // dataset.ranks
-    batch = np.full((steps, dataset.ranks), each, np.int64)
-    return Loads(batch, misses, np.zeros_like(batch), misses, misses, list(range(dataset.epochs)))
+    return _one_by_one(dataset, misses, np.zeros_like(misses))
+
+
+def _one_by_one(dataset: Dataset, misses: np.ndarray, peer_hits: np.ndarray) -> Loads:
+    """Even batches, epochs in order, a read for each miss."""
+    batch = np.full_like(misses, dataset.global_batch // dataset.ranks)
+    return Loads(batch, misses, peer_hits, misses, misses, list(range(dataset.epochs)))
 
 
 def nopfs(dataset: Dataset, storage: Storage) -> Loads:
     """Like NoPFS (Dryden et al., SC 2021, arXiv 2101.08734): a rank keeps, from its first access on, the samples that
     it will access most often in all epochs; what another rank keeps it gets from there, the rest from storage."""
-    steps, ranks = dataset.epochs * dataset.steps, dataset.ranks
-    dealt = dataset.batches().reshape(steps, -1, ranks)
-    is_cached = np.zeros((ranks, dataset.samples), bool)
-    for rank in range(ranks):
+    dealt = dataset.dealt()
+    is_cached = np.zeros((dataset.ranks, dataset.samples), bool)
+    for rank in range(dataset.ranks):
         frequency = np.bincount(dealt[:, :, rank].ravel(), minlength=dataset.samples)
         often = np.argsort(-frequency, kind="stable")[: dataset.buffer_samples]
         is_cached[rank, often[frequency[often] > 0]] = True
-    misses, peer_hits = _play_nopfs(dealt, is_cached)
-    batch = np.full((steps, ranks), dealt.shape[1], np.int64)
-    return Loads(batch, misses, peer_hits, misses, misses, list(range(dataset.epochs)))
+    return _one_by_one(dataset, *_play_nopfs(dealt, is_cached))
 
 
 @kernel
@@ -226,12 +230,7 @@ def _reads(batches, rank_of, is_read, ranks, gap):
     return sizes, misses, reads, span
 
 
-LOADERS: dict[str, Callable[[Dataset, Storage], Loads]] = {
-    "pytorch": pytorch,
-    "lru": lru,
-    "nopfs": nopfs,
-    "solar": solar,
-}
+LOADERS: dict[str, Callable[[Dataset, Storage], Loads]] = dict(pytorch=pytorch, lru=lru, nopfs=nopfs, solar=solar)
 """Name → loader; what a job's option `loader` may say."""
 
 
@@ -284,17 +283,11 @@ class Loading:
 
     def to_json(self) -> dict[str, float | str]:
         """For `--json`."""
-        return dict(self.__dict__)
+        return dict(vars(self))
 
 
 def loading(
-    loader: str,
-    dataset: Dataset,
-    storage: Storage,
-    iteration_s: float,
-    *,
-    compute_s: float = 0.0,
-    prefetch: int = 2,
+    loader: str, dataset: Dataset, storage: Storage, iteration_s: float, *, compute_s: float = 0.0, prefetch: int = 2
 ) -> Loading:
     """Play `loader` beside training that takes `iteration_s` a step. `prefetch`: batches that a rank loads ahead, of
     torch's DataLoader prefetch_factor · num_workers. `compute_s` of the step grows with the local batch of the rank

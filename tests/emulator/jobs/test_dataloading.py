@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from emulator.jobs.emulate import emulate, request
 from emulator.replay.engine import replay
 from emulator.workload.checks import check
-from emulator.workload.delays import delayed
+from emulator.workload.combine import delayed
 from emulator.workload.graph import Kind, Order
 from switchml.errors import ConfigError
 from tests.support import replay_graphs as graphs

@@ -15,7 +15,7 @@ from emulator.cluster.topology import Place
 from emulator.jobs.emulate import emulate, request
 from emulator.jobs.tenants import together
 from emulator.replay.engine import replay
-from emulator.workload.repeat import repeat
+from emulator.workload.combine import repeat
 from switchml.cli.main import cli
 from switchml.errors import ConfigError
 

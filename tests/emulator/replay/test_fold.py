@@ -14,9 +14,9 @@ from emulator.replay.engine import replay
 from emulator.replay.fold import fold
 from emulator.workload.builder import GraphBuilder
 from emulator.workload.checks import check
+from emulator.workload.combine import merge
 from emulator.workload.costs import Costs
 from emulator.workload.graph import Collective, Kind, Order
-from emulator.workload.merge import merge
 from tests.support import replay_graphs as graphs
 
 

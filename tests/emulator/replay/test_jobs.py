@@ -11,8 +11,8 @@ from emulator.replay.conditions import Conditions
 from emulator.replay.engine import replay
 from emulator.replay.parts import parts
 from emulator.workload.checks import check
+from emulator.workload.combine import merge
 from emulator.workload.costs import Costs, Links
-from emulator.workload.merge import merge
 from switchml.errors import ConfigError, GraphError
 from tests.support import replay_graphs as graphs
 

@@ -2,27 +2,27 @@
 
 import pytest
 
-from emulator.workload import offload
+from emulator.jobs import memory_options
 from switchml.errors import ConfigError
 
 
 def test_axonn_quarters_the_memory():
     """AxoNN: 20 φ become 4 φ + 16 · bucket, a reduction by 4 to 5 with the default bucket of 16 million."""
-    dense = offload.DENSE_BYTES * 2.5e9
-    assert dense / offload.offload_bytes(2.5e9, 16e6) == pytest.approx(50 / (10 + 0.256))
-    assert offload.offload_bytes(1e6, 16e6) == 20e6, "a bucket never holds more than there is"
+    dense = memory_options.DENSE_BYTES * 2.5e9
+    assert dense / memory_options.offload_bytes(2.5e9, 16e6) == pytest.approx(50 / (10 + 0.256))
+    assert memory_options.offload_bytes(1e6, 16e6) == 20e6, "a bucket never holds more than there is"
 
 
 def test_samo_published_savings():
     """−78 % at 90 % sparsity, −66 % at 80 %."""
-    assert 1 - offload.samo_bytes(1e9, 0.9) / 20e9 == pytest.approx(0.78)
-    assert 1 - offload.samo_bytes(1e9, 0.8) / 20e9 == pytest.approx(0.66)
-    assert offload.samo_gradient_share(0.9) == pytest.approx(0.1)
+    assert 1 - memory_options.samo_bytes(1e9, 0.9) / 20e9 == pytest.approx(0.78)
+    assert 1 - memory_options.samo_bytes(1e9, 0.8) / 20e9 == pytest.approx(0.66)
+    assert memory_options.samo_gradient_share(0.9) == pytest.approx(0.1)
 
 
 def test_offload_pipeline_by_hand():
     """Four buckets of 100: copying takes 1.2 s each way, updating 0.5 s. In, then one bucket every 1.2 s, then out."""
-    found = offload.offload_step(400, 100, copy_bytes_per_s=1000, adam_parameters_per_s=200)
+    found = memory_options.offload_step(400, 100, copy_bytes_per_s=1000, adam_parameters_per_s=200)
     assert found.step_s == pytest.approx(1.2 + 0.5 + 1.2 + 3 * 1.2)
     assert found.exposed_s == pytest.approx(found.step_s - 4 * 0.5)
     assert not found.is_hidden
@@ -30,24 +30,24 @@ def test_offload_pipeline_by_hand():
 
 def test_offload_hides_behind_the_all_reduce():
     """12 b / PCIe ≤ max(Adam, all-reduce): only the first copy in and the last one out show."""
-    found = offload.offload_step(400, 100, copy_bytes_per_s=1000, adam_parameters_per_s=200, all_reduce_s=8)
+    found = memory_options.offload_step(400, 100, copy_bytes_per_s=1000, adam_parameters_per_s=200, all_reduce_s=8)
     assert found.is_hidden
     assert found.step_s == pytest.approx(1.2 + 0.5 + 1.2 + 3 * 2.0)
     assert found.exposed_s == pytest.approx(2.4)
 
 
 def test_comet():
-    assert offload.comet_bytes(13.5e9, 13.5) == pytest.approx(1e9)
-    assert offload.comet_bytes(10.0, 2.0, compressed_share=0.5) == 7.5
+    assert memory_options.comet_bytes(13.5e9, 13.5) == pytest.approx(1e9)
+    assert memory_options.comet_bytes(10.0, 2.0, compressed_share=0.5) == 7.5
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: offload.samo_bytes(1, 1.5),
-        lambda: offload.comet_bytes(1, 0.5),
-        lambda: offload.offload_bytes(1, 0),
-        lambda: offload.offload_step(1, 1, copy_bytes_per_s=0, adam_parameters_per_s=1),
+        lambda: memory_options.samo_bytes(1, 1.5),
+        lambda: memory_options.comet_bytes(1, 0.5),
+        lambda: memory_options.offload_bytes(1, 0),
+        lambda: memory_options.offload_step(1, 1, copy_bytes_per_s=0, adam_parameters_per_s=1),
     ],
 )
 def test_nonsense_is_refused(call):
