@@ -3,13 +3,15 @@
 A `Hash` of a name, called with bytes, returns an unsigned integer. Each calculation of a program has a
 Hash of its own, since some keep state (round_robin) or can be re-parametrised at run time (crc16_custom, toeplitz).
 CRCs of all names are one algorithm with parameters (Williams' model: width, polynomial, initial remainder, final xor,
-and whether data and remainder are reflected); names and parameters as in BMv2's crc_map.cpp."""
+and whether data and remainder are reflected); names and parameters, as in BMv2's crc_map.cpp, are in crcs.csv."""
 
 from __future__ import annotations
 
+import csv
 import functools
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 _M64 = (1 << 64) - 1
 
@@ -26,55 +28,16 @@ class Crc:
     reflect_remainder: bool
 
 
-NAMED_CRCS: dict[str, Crc] = {
-    # BMv2's own names
-    "crc16": Crc(16, 0x8005, 0, 0, True, True),
-    "crc32": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0xFFFFFFFF, True, True),
-    "crcCCITT": Crc(16, 0x1021, 0xFFFF, 0, False, False),
-    "crc8_custom": Crc(8, 0x07, 0, 0, False, False),
-    "crc16_custom": Crc(16, 0x8005, 0, 0, True, True),
-    "crc32_custom": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0xFFFFFFFF, True, True),
-    "crc64_custom": Crc(64, 0x1B, 0, 0, True, True),
-    # crcmod's predefined ones
-    "crc_8": Crc(8, 0x07, 0x00, 0x00, False, False),
-    "crc_8_darc": Crc(8, 0x39, 0x00, 0x00, True, True),
-    "crc_8_i_code": Crc(8, 0x1D, 0xFD, 0x00, False, False),
-    "crc_8_itu": Crc(8, 0x07, 0x00, 0x55, False, False),
-    "crc_8_maxim": Crc(8, 0x31, 0x00, 0x00, True, True),
-    "crc_8_rohc": Crc(8, 0x07, 0xFF, 0x00, True, True),
-    "crc_8_wcdma": Crc(8, 0x9B, 0x00, 0x00, True, True),
-    "crc_16": Crc(16, 0x8005, 0x0000, 0x0000, True, True),
-    "crc_16_buypass": Crc(16, 0x8005, 0x0000, 0x0000, False, False),
-    "crc_16_dds_110": Crc(16, 0x8005, 0x800D, 0x0000, False, False),
-    "crc_16_dect": Crc(16, 0x0589, 0x0000, 0x0001, False, False),
-    "crc_16_dnp": Crc(16, 0x3D65, 0x0000, 0xFFFF, True, True),
-    "crc_16_en_13757": Crc(16, 0x3D65, 0x0000, 0xFFFF, False, False),
-    "crc_16_genibus": Crc(16, 0x1021, 0xFFFF, 0xFFFF, False, False),
-    "crc_16_maxim": Crc(16, 0x8005, 0x0000, 0xFFFF, True, True),
-    "crc_16_mcrf4xx": Crc(16, 0x1021, 0xFFFF, 0x0000, True, True),
-    "crc_16_riello": Crc(16, 0x1021, 0xB2AA, 0x0000, True, True),
-    "crc_16_t10_dif": Crc(16, 0x8BB7, 0x0000, 0x0000, False, False),
-    "crc_16_teledisk": Crc(16, 0xA097, 0x0000, 0x0000, False, False),
-    "crc_16_usb": Crc(16, 0x8005, 0xFFFF, 0xFFFF, True, True),
-    "x_25": Crc(16, 0x1021, 0xFFFF, 0xFFFF, True, True),
-    "xmodem": Crc(16, 0x1021, 0x0000, 0x0000, False, False),
-    "modbus": Crc(16, 0x8005, 0xFFFF, 0x0000, True, True),
-    "kermit": Crc(16, 0x1021, 0x0000, 0x0000, True, True),
-    "crc_ccitt_false": Crc(16, 0x1021, 0xFFFF, 0x0000, False, False),
-    "crc_aug_ccitt": Crc(16, 0x1021, 0x1D0F, 0x0000, False, False),
-    "crc_32": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0xFFFFFFFF, True, True),
-    "crc_32_bzip2": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0xFFFFFFFF, False, False),
-    "crc_32c": Crc(32, 0x1EDC6F41, 0xFFFFFFFF, 0xFFFFFFFF, True, True),
-    "crc_32d": Crc(32, 0xA833982B, 0xFFFFFFFF, 0xFFFFFFFF, True, True),
-    "crc_32_mpeg": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0x00000000, False, False),
-    "posix": Crc(32, 0x04C11DB7, 0x00000000, 0xFFFFFFFF, False, False),
-    "crc_32q": Crc(32, 0x814141AB, 0x00000000, 0x00000000, False, False),
-    "jamcrc": Crc(32, 0x04C11DB7, 0xFFFFFFFF, 0x00000000, True, True),
-    "xfer": Crc(32, 0x000000AF, 0x00000000, 0x00000000, False, False),
-    "crc_64": Crc(64, 0x1B, 0, 0, True, True),
-    "crc_64_we": Crc(64, 0x42F0E1EBA9EA3693, _M64, _M64, False, False),
-    "crc_64_jones": Crc(64, 0xAD93D23594C935A9, _M64, 0, True, True),
-}
+def _named_crcs() -> dict[str, Crc]:
+    lines = Path(__file__).with_name("crcs.csv").read_text().splitlines()
+    crcs = {}
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        parameters = (int(row[name], 16) for name in ("polynomial", "initial", "final_xor"))
+        crcs[row["name"]] = Crc(int(row["width"]), *parameters, *[row["reflected"] == "1"] * 2)
+    return crcs
+
+
+NAMED_CRCS = _named_crcs()
 """Name → parameters."""
 
 
