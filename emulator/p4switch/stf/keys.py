@@ -23,14 +23,13 @@ def number(text: str) -> int:
 
 def ternary(text: str, width: int) -> tuple[int, int]:
     """(value, mask) of `v`, `v&&&m`, or digits with `*`."""
+    bits = BITS_OF_DIGIT.get(text[:2].lower())
     if "&&&" in text:
         value, cover = text.split("&&&")
         return number(value), number(cover)
     if "*" not in text:
-        bits = BITS_OF_DIGIT.get(text[:2].lower())
         # Omitted digits match anything, as in p4c's runner.
         return number(text), mask(width) if bits is None else mask(bits * (len(text) - 2)) & mask(width)
-    bits = BITS_OF_DIGIT.get(text[:2].lower())
     if bits is None:
         raise ConfigError(f"{text!r}: only digits after 0x, 0b or 0o can be *")
     value = cover = 0
@@ -54,11 +53,9 @@ def prefix(text: str, width: int) -> tuple[int, int]:
 
 def param(field: ir.KeyField, text: str | None) -> ir.MatchParam:
     """One field of an entry's key; None: the value that matches anything (an exact field: 0)."""
-    if field.kind == "ternary":
-        value, cover = ternary(text, field.width) if text is not None else (0, 0)
-        return ir.MatchParam("ternary", value, cover)
-    if field.kind == "lpm":
-        return ir.MatchParam("lpm", *(prefix(text, field.width) if text is not None else (0, 0)))
+    if field.kind in ("ternary", "lpm"):
+        read = ternary if field.kind == "ternary" else prefix
+        return ir.MatchParam(field.kind, *(read(text, field.width) if text is not None else (0, 0)))
     if field.kind == "range":
         if text is None:
             return ir.MatchParam("range", 0, mask(field.width))
